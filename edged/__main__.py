@@ -1,0 +1,19 @@
+"""`python -m edged` and the `edged` command."""
+
+from __future__ import annotations
+
+import os
+
+# The daemon starts children by exec, never by a bare fork: gRPC's fork handlers would only complain about it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+from edged.cli.app import app
+
+
+def main() -> None:
+    """Runs the command line; its exit status is the process's."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

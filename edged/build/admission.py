@@ -1,0 +1,46 @@
+"""Whether a model file can be served on this box, by which backends, and why not: asked before it is taken in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from edged.build.builder import REFERENCE, Builder
+from edged.errors import ModelRefused
+from edged.model import settings as model_settings
+from edged.model.inspection import Inspection
+from edged.model.model import Model
+from edged.model.repository import plain_entry
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """What was found: the model, and for each backend why it does not take it (empty when it does)."""
+
+    model: Model
+    backends: dict[str, str]
+
+    @property
+    def inspection(self) -> Inspection:
+        return self.model.inspection
+
+    @property
+    def refusal(self) -> str:
+        """Why the model cannot be served; empty when it can. Without the reference nothing could be verified."""
+        return self.backends.get(REFERENCE.backend, "ONNX Runtime, which every engine is compared with, is missing")
+
+
+async def examine(builder: Builder, path: Path, settings: Mapping[str, str], installed: Iterable[str]) -> Admission:
+    """Reads a model and asks every installed backend. ModelRefused or ConfigError when it cannot even be read."""
+    model_settings.validate(settings)
+    model = Model.of(plain_entry(path.stem, path, settings), await builder.inspect(path))
+    return Admission(model, {name: await builder.check(name, path) for name in installed})
+
+
+async def admit(builder: Builder, path: Path, settings: Mapping[str, str], installed: Iterable[str]) -> Admission:
+    """As `examine`; ModelRefused when the model cannot be served here."""
+    admission = await examine(builder, path, settings, installed)
+    if admission.refusal:
+        raise ModelRefused(f"{path.name} cannot be served here: {admission.refusal}")
+    return admission

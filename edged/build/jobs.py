@@ -1,0 +1,71 @@
+"""What a one-shot child is asked and what it answers, as messages."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edged.backend.artefact import Artefact
+from edged.backend.contract import Order
+from edged.store.record import Verdict
+
+
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `edged.model.inspect.Inspection`."""
+
+    path: str
+
+
+class Check(msgspec.Struct, frozen=True, tag=True):
+    """Whether a backend takes a model. Answered by `Done`."""
+
+    backend: str
+    path: str
+
+
+class MakeGolden(msgspec.Struct, frozen=True, tag=True):
+    """Runs the reference on golden inputs and keeps both in the file `out`. Answered by `Done`."""
+
+    order: Order
+    out: str
+    picture: tuple[int, int] | None = None  # width, height where the model's own are dynamic
+
+
+class Build(msgspec.Struct, frozen=True, tag=True):
+    """Builds into the empty directory `out`. Answered by `Built`."""
+
+    order: Order
+    out: str
+
+
+class Verify(msgspec.Struct, frozen=True, tag=True):
+    """Opens a built engine, compares it with the golden outputs in the file `golden`, times it. Answered by `Timed`."""
+
+    order: Order
+    golden: str
+
+
+class Done(msgspec.Struct, frozen=True):
+    """Nothing more to say."""
+
+
+class Built(msgspec.Struct, frozen=True):
+    artefact: Artefact
+    seconds: float
+    peak_memory_mb: float
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """`latency_ms` is the median of one inference; None when the verdict is a rejection."""
+
+    verdict: Verdict
+    latency_ms: float | None
+
+
+Job = Inspect | Check | MakeGolden | Build | Verify
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """How a child ends that could not do its job: a class of `edged.errors` and its message."""
+
+    error: str
+    message: str

@@ -1,0 +1,104 @@
+"""The one-shot child: reads one job from standard input, does it, writes the answer to standard output, ends.
+
+Runtimes print what they like; so the real standard output is kept aside for the answer alone, and file descriptor 1
+is pointed at standard error before any runtime is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from edged import errors, process
+from edged.backend import registry
+from edged.backend.artefact import Artefact
+from edged.backend.contract import Session
+from edged.build import golden, jobs
+from edged.build.verify import TOLERANCES, judge
+from edged.tensors import Array
+
+_WARM_UPS = 2
+_RUNS = (5, 60)  # at least, at most
+_RUN_SECONDS = 1.0
+
+
+def do(job: jobs.Job) -> msgspec.Struct:
+    """Does one job in this process."""
+    if isinstance(job, jobs.Inspect):
+        from edged.model.inspect import inspect  # brings the onnx package, which the other jobs do without
+
+        return inspect(Path(job.path))
+    if isinstance(job, jobs.Check):
+        registry.load(job.backend).check(Path(job.path))
+        return jobs.Done()
+    if isinstance(job, jobs.MakeGolden):
+        return _make_golden(job)
+    if isinstance(job, jobs.Build):
+        return _build(job)
+    return _verify(job)
+
+
+def _build(job: jobs.Build) -> jobs.Built:
+    started = time.monotonic()
+    registry.load(job.order.recipe.backend).build(job.order, Path(job.out))
+    seconds = time.monotonic() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return jobs.Built(Artefact.seal(Path(job.out)), round(seconds, 3), round(peak, 1))
+
+
+def _make_golden(job: jobs.MakeGolden) -> jobs.Done:
+    session = registry.load(job.order.recipe.backend).open(job.order)
+    samples = golden.make(session, job.order.signature, job.picture)
+    golden.save(Path(job.out), samples)
+    return jobs.Done()
+
+
+def _verify(job: jobs.Verify) -> jobs.Timed:
+    samples = golden.load(Path(job.golden))
+    session = registry.load(job.order.recipe.backend).open(job.order)
+    pairs = ((sample.outputs, session.infer(sample.inputs)) for sample in samples)
+    verdict = judge(pairs, TOLERANCES[job.order.recipe.precision])
+    return jobs.Timed(verdict, _median_ms(session, samples[0].inputs) if verdict.accepted else None)
+
+
+def _median_ms(session: Session, inputs: dict[str, Array]) -> float:
+    for _ in range(_WARM_UPS):
+        session.infer(inputs)
+    times: list[float] = []
+    begun = time.perf_counter()
+    while len(times) < _RUNS[0] or (len(times) < _RUNS[1] and time.perf_counter() - begun < _RUN_SECONDS):
+        started = time.perf_counter()
+        session.infer(inputs)
+        times.append(time.perf_counter() - started)
+    return round(statistics.median(times) * 1000, 4)
+
+
+def main() -> int:
+    """Exit status 0 with an answer on standard output, 3 with a Failure there; anything else is a crash."""
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    process.die_with_parent()
+    process.restrain(memory_mb=int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=jobs.Job)
+    try:
+        result, status = do(job), 0
+    except errors.EdgedError as error:
+        result, status = jobs.Failure(type(error).__name__, str(error)), 3
+    except MemoryError:
+        result, status = jobs.Failure("BuildFailed", "the child ran out of its memory limit; raise build.memory_mb"), 3
+    answer.write(msgspec.json.encode(result))
+    answer.flush()
+    return status
+
+
+if __name__ == "__main__":
+    # Runtimes may crash or hang while their libraries unload; the answer is out, so nothing is lost by leaving now.
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,91 @@
+"""`edged infer`: one picture, its detections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.table import Table
+
+from edged.cli import common
+from edged.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from edged.client.result import Result
+
+
+def infer(
+    model: Annotated[str, typer.Argument(help="The model's name; see edged models.")],
+    picture: Annotated[str, typer.Argument(help="A JPEG or PNG file.")],
+    target: common.Target = None,
+    json: common.Json = False,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Write the picture with its detections.", show_default=False)
+    ] = None,
+    score: common.Score = None,
+) -> None:
+    """Send a picture to the daemon and print what the model finds in it.
+
+    With --json in the form of Roboflow's inference API: image, and predictions with box centres in pixels.
+    """
+    from edged.client.client import Client
+    from edged.client.frames import read_picture
+
+    encoded = read_picture(picture)
+    with Client(target) as client:
+        result = client.infer(model, encoded, score=score)
+    if save is not None:
+        _save(save, encoded, result)
+    if json:
+        common.print_json(msgspec.json.encode(result.json()))
+    else:
+        _print(result)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("infer")(common.command(infer))
+
+
+def _print(result: Result) -> None:
+    if result.outputs:
+        common.out.print(_outputs(result))
+    elif result.detections:
+        common.out.print(_detections(result))
+    found = f"{len(result.outputs)} outputs" if result.outputs else f"{len(result.detections)} detections"
+    by = f" by {result.backend}" if result.backend else ""
+    common.out.print(f"{found} in {result.timings.total_ms:.1f} ms{by} ({result.width}x{result.height} pixels)")
+
+
+def _detections(result: Result) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("label", overflow="fold")
+    for name in ("score", "x1", "y1", "x2", "y2"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for found in result.detections:
+        corners = (f"{value:.0f}" for value in (found.x1, found.y1, found.x2, found.y2))
+        table.add_row(found.label, f"{found.score:.2f}", *corners)
+    return table
+
+
+def _outputs(result: Result) -> Table:
+    table = Table("output", "type", "shape", box=None, pad_edge=False)
+    for name, array in result.outputs.items():
+        table.add_row(name, str(array.dtype), "x".join(str(size) for size in array.shape) or "scalar")
+    return table
+
+
+def _save(path: Path, encoded: bytes, result: Result) -> None:
+    import cv2
+
+    from edged.vision.draw import annotate
+    from edged.vision.image import decode
+
+    painted = annotate(decode(encoded), result.boxes(), result.labels())
+    try:
+        written = cv2.imwrite(str(path), painted)
+    except cv2.error:  # a suffix that no encoder knows
+        raise InvalidInput(f"{str(path)!r} has no suffix of a picture; write to a .jpg or .png") from None
+    if not written:
+        raise InvalidInput(f"{str(path)!r} cannot be written; choose a folder that exists and is yours")

@@ -1,0 +1,42 @@
+"""The library that programs import: send pictures or cameras to a daemon, get detections.
+
+    from edged.client import Client
+
+    with Client() as client:
+        print(client.infer("shapes", "street.jpg").json())
+        for result in client.stream("shapes", open_source("rtsp://camera/stream")):
+            print(result.sequence, result.age_ms, len(result.detections))
+
+Names are imported when first used, since gRPC costs more than everything else that a command line tool may need.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edged.client.aio import AsyncClient
+    from edged.client.client import Client
+    from edged.client.frames import Captured
+    from edged.client.result import Detection, Result, Timings
+    from edged.client.sources import open_source
+
+__all__ = ["AsyncClient", "Captured", "Client", "Detection", "Result", "Timings", "open_source"]
+
+_HOME = {
+    "AsyncClient": "edged.client.aio",
+    "Captured": "edged.client.frames",
+    "Client": "edged.client.client",
+    "Detection": "edged.client.result",
+    "Result": "edged.client.result",
+    "Timings": "edged.client.result",
+    "open_source": "edged.client.sources",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

@@ -1,0 +1,59 @@
+"""Where a daemon is: what a user writes, as a gRPC target (https://github.com/grpc/grpc/blob/master/doc/naming.md)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from edged.errors import InvalidInput
+from edged.paths import SOCKET, default_socket, operate_socket
+
+DEFAULT_PORT = 8001  # Triton's gRPC port, which clients of the Open Inference Protocol expect
+_LONGEST_SOCKET = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
+_UNIX = "unix:"
+
+
+def resolve(target: str | os.PathLike[str] | None = None) -> str:
+    """The gRPC target for `unix:/path`, `/path`, `host:port`, `host` or `:port`.
+
+    None or an empty text is EDGED_TARGET, else the daemon's default socket. InvalidInput for anything else.
+    """
+    text = os.fspath(target) if target is not None else ""
+    text = text.strip() or os.environ.get("EDGED_TARGET", "").strip() or str(default_socket())
+    if text.startswith(_UNIX):
+        return _socket(text.removeprefix(_UNIX))
+    if "://" in text:
+        raise InvalidInput(f"{text!r} is a URL; give HOST:PORT or unix:/PATH of the daemon's gRPC port")
+    if "/" in text:
+        return _socket(text)
+    return _tcp(text)
+
+
+def operate_target(target: str | os.PathLike[str] | None = None) -> str:
+    """Where the same daemon takes commands: beside a socket named edged.sock, otherwise at the same address."""
+    resolved = resolve(target)
+    path = Path(resolved.removeprefix(_UNIX))
+    if resolved.startswith(_UNIX) and path.name == SOCKET:
+        return f"{_UNIX}{operate_socket(path)}"
+    return resolved
+
+
+def _socket(text: str) -> str:
+    # unix:///path is the same as unix:/path; a relative path would depend on where gRPC resolves it.
+    path = os.path.abspath("/" + text.lstrip("/") if text.startswith("//") else os.path.expanduser(text))
+    if not text:
+        raise InvalidInput("the target 'unix:' names no socket; give unix:/PATH")
+    if len(os.fsencode(path)) > _LONGEST_SOCKET:
+        raise InvalidInput(f"the socket path {path!r} is longer than the {_LONGEST_SOCKET} bytes that Linux allows")
+    return _UNIX + path
+
+
+def _tcp(text: str) -> str:
+    host, separator, port = text.rpartition(":")
+    if not separator or text.endswith("]"):  # a name, or an IPv6 address in brackets, without a port
+        host, port = text, str(DEFAULT_PORT)
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise InvalidInput(f"{text!r} is ambiguous; write an IPv6 address as [ADDRESS]:PORT")
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise InvalidInput(f"{text!r} has no usable port; give HOST:PORT with a port from 1 to 65535")
+    return f"{host or 'localhost'}:{port}"

@@ -1,0 +1,107 @@
+"""Every call the daemon offers: its path, what is sent, and how the answer is read. No IO, so that the blocking and
+the asynchronous client are the same but for waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from edged.client import operations, result
+from edged.client.frames import Picture, single, thresholds
+from edged.proto import cameras_pb2, operations_pb2
+
+Answer = TypeVar("Answer")
+
+DETECT = "/edged.v1.Cameras/Detect"
+ADD_MODEL = "/edged.v1.Operations/AddModel"
+
+# Frames and tensors of any size; backoff short enough that a client finds a restarted daemon within a second; no
+# shared connections, whose backoff would outlive the client that met it; and never the proxy of http_proxy, which
+# would even take calls to localhost.
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class _Message(Protocol):
+    def SerializeToString(self) -> bytes: ...
+
+
+def serialize(message: _Message) -> bytes:
+    return message.SerializeToString()
+
+
+@dataclass(frozen=True)
+class Call(Generic[Answer]):
+    """One request and its one answer: `read` turns the answer's bytes into a protobuf message, `parse` that into the
+    value for the user."""
+
+    path: str
+    request: _Message
+    read: Callable[[bytes], Any]
+    parse: Callable[[Any], Answer]
+
+
+def infer(
+    model: str,
+    image: Picture,
+    camera: str,
+    score: float | None,
+    iou: float | None,
+    max_detections: int | None,
+) -> Call[result.Result]:
+    """A picture on its own has no capture time; its age counts from when the daemon receives it."""
+    frame = single(model, image, camera, thresholds(score, iou, max_detections))
+    return Call("/edged.v1.Cameras/DetectOne", frame, cameras_pb2.Result.FromString, result.from_proto)
+
+
+def models() -> Call[list[operations.ModelInfo]]:
+    return Call(
+        "/edged.v1.Operations/ListModels",
+        operations_pb2.ListModelsRequest(),
+        operations_pb2.ListModelsResponse.FromString,
+        lambda answer: [operations.model_info(model) for model in answer.models],
+    )
+
+
+def engines(model: str | None) -> Call[list[operations.EngineInfo]]:
+    return Call(
+        "/edged.v1.Operations/ListEngines",
+        operations_pb2.ListEnginesRequest(model=model or ""),
+        operations_pb2.ListEnginesResponse.FromString,
+        lambda answer: [operations.engine_info(engine) for engine in answer.engines],
+    )
+
+
+def explain(model: str) -> Call[list[operations.Explanation]]:
+    return Call(
+        "/edged.v1.Operations/ExplainEngine",
+        operations_pb2.ExplainEngineRequest(model=model),
+        operations_pb2.ExplainEngineResponse.FromString,
+        lambda answer: [operations.explanation(each) for each in answer.explanations],
+    )
+
+
+def device() -> Call[operations.DeviceInfo]:
+    return Call(
+        "/edged.v1.Operations/GetDevice",
+        operations_pb2.GetDeviceRequest(),
+        operations_pb2.GetDeviceResponse.FromString,
+        operations.device_info,
+    )
+
+
+def remove_model(name: str) -> Call[None]:
+    return Call(
+        "/edged.v1.Operations/RemoveModel",
+        operations_pb2.RemoveModelRequest(name=name),
+        operations_pb2.RemoveModelResponse.FromString,
+        lambda _: None,
+    )

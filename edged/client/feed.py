@@ -1,0 +1,162 @@
+"""Ordinary and asynchronous iterables of frames as one kind of thing: requests that an event loop can await."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from edged.client.frames import Captured, FrameMaker, Picture
+from edged.client.ledger import Ledger
+from edged.client.outgoing import Outgoing
+from edged.client.result import Result
+from edged.proto import cameras_pb2 as pb
+
+Item = TypeVar("Item")
+
+
+class Feed(AsyncIterator[Item], Generic[Item]):
+    """An ordinary iterator as an asynchronous one. A thread of its own pulls, one item each time it is asked, so that
+    a camera's wait never holds up the event loop, nor a pool of threads that others need."""
+
+    def __init__(self, items: Iterator[Item]) -> None:
+        self._items = items
+        self._asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None] = queue.SimpleQueue()
+        self._started = False
+
+    async def __anext__(self) -> Item:
+        loop = asyncio.get_running_loop()
+        if not self._started:
+            self._started = True
+            threading.Thread(
+                target=_serve, args=(self._items, self._asked, loop), name="edged-frames", daemon=True
+            ).start()
+        future: asyncio.Future[list[Item]] = loop.create_future()
+        self._asked.put(future)
+        got = await future
+        if not got:
+            raise StopAsyncIteration
+        return got[0]
+
+    def close(self) -> None:
+        """Ends the thread, once the item is there that it is pulling."""
+        self._asked.put(None)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _serve(
+    items: Iterator[Item],
+    asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None],
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    while (future := asked.get()) is not None:
+        got: list[Item] = []
+        failure: Exception | None = None
+        try:
+            got.append(next(items))
+        except StopIteration:
+            pass
+        except Exception as error:
+            failure = error
+        try:
+            loop.call_soon_threadsafe(_settle, future, got, failure)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+
+def _settle(future: asyncio.Future[list[Item]], got: list[Item], failure: Exception | None) -> None:
+    if future.done():  # cancelled meanwhile
+        return
+    if failure is None:
+        future.set_result(got)
+    else:
+        future.set_exception(failure)
+
+
+class Requests(Protocol):
+    """The requests of one asynchronous stream."""
+
+    ledger: Ledger
+
+    @property
+    def failure(self) -> Exception | None: ...
+    @property
+    def exhausted(self) -> bool: ...
+    def __aiter__(self) -> AsyncIterator[pb.Frame]: ...
+    def on_result(self, result: Result) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class FromIterable:
+    """Requests from an ordinary iterable, pulled in a thread."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self.ledger = outgoing.ledger
+        self.on_result = outgoing.on_result
+        self._outgoing = outgoing
+        self._feed = Feed(outgoing)
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._outgoing.failure
+
+    @property
+    def exhausted(self) -> bool:
+        return self._outgoing.exhausted
+
+    def __aiter__(self) -> AsyncIterator[pb.Frame]:
+        return self._feed
+
+    async def stop(self) -> None:
+        self._outgoing.stop()
+        self._feed.close()
+
+
+class FromAsyncIterable:
+    """Requests from an asynchronous iterable; `edged.client.outgoing` says how failures and `lossless` behave."""
+
+    def __init__(
+        self, frames: AsyncIterable[Picture | Captured], maker: FrameMaker, ledger: Ledger, *, lossless: bool
+    ) -> None:
+        self.ledger = ledger
+        self.failure: Exception | None = None
+        self.exhausted = False
+        self._frames = aiter(frames)
+        self._maker = maker
+        self._lossless = lossless
+        self._turn = asyncio.Event()
+
+    def on_result(self, result: Result) -> None:
+        self.ledger.on_result(result)
+        self._turn.set()
+
+    def __aiter__(self) -> AsyncIterator[pb.Frame]:
+        return self
+
+    async def __anext__(self) -> pb.Frame:
+        try:
+            frame = self._maker.make(await anext(self._frames))
+        except StopAsyncIteration:
+            self.exhausted = True
+            raise
+        except Exception as error:  # the user's own, of any class
+            self.exhausted, self.failure = True, error
+            raise StopAsyncIteration from None
+        while self._lossless and self.ledger.waiting > 0:
+            self._turn.clear()
+            await self._turn.wait()
+        self.ledger.on_sent()
+        return frame
+
+    async def stop(self) -> None:
+        close = getattr(self._frames, "aclose", None)
+        if close is None:
+            return
+        try:
+            await close()
+        except Exception as error:
+            self.failure = self.failure or error

@@ -1,0 +1,84 @@
+"""From a gRPC status to the error that edged's users catch; the daemon's own table runs the other way."""
+
+from __future__ import annotations
+
+import grpc
+
+from edged.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    EdgedError,
+    InvalidInput,
+    NotFound,
+    NotReady,
+    Overloaded,
+    TooLarge,
+    Unsupported,
+)
+
+# Where the daemon gives one code to several errors, the most general; any other code is a plain EdgedError.
+_ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.UNAVAILABLE: NotReady,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.UNIMPLEMENTED: Unsupported,
+}
+_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+
+# gRPC's own words, since UNAVAILABLE may also be the daemon's and nothing else in the status tells them apart.
+_NOBODY = ("failed to connect", "connections to all backends failing", "dns resolution failed", "name resolution")
+_GONE = (
+    "stream removed",
+    "socket closed",
+    "recvmsg",
+    "sendmsg",
+    "connection reset",
+    "broken pipe",
+    "goaway",
+    "endpoint closing",
+    "transport closed",
+    "connection closed",
+)
+
+
+def code_name(code: int) -> str:
+    """The name of a gRPC status code, such as UNAVAILABLE for 14; the number as text where it has none."""
+    return _NAMES.get(code, str(code))
+
+
+def to_edged(code: grpc.StatusCode, details: str | None, target: str) -> EdgedError:
+    """The error for a failed call to `target`, in one line."""
+    message = (details or "").strip()
+    words = message.lower()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        if any(sign in words for sign in _NOBODY):
+            return NotReady(f"no edged daemon answers at {target}{_reason(words)}; start one with: edged serve")
+        if any(sign in words for sign in _GONE):
+            return NotReady(f"the edged daemon at {target} went away; start it again or wait until it is back")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and words in ("", "deadline exceeded"):
+        return DeadlineExceeded(f"the edged daemon at {target} did not answer in time; look at: edged doctor")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in words:
+        return TooLarge(f"the edged daemon at {target} takes no message this large; send a smaller picture")
+    if code is grpc.StatusCode.UNIMPLEMENTED and "method not found" in words:
+        return Unsupported(f"the server at {target} is not an edged daemon, or one of another version")
+    return _ERRORS.get(code, EdgedError)(message or f"the daemon at {target} answered {code.name} without a reason")
+
+
+def from_rpc_error(error: grpc.RpcError, target: str) -> EdgedError:
+    """The same for an exception of grpc or grpc.aio."""
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    if not callable(code) or not callable(details):
+        return EdgedError(f"the call to {target} failed: {error}")
+    return to_edged(code() or grpc.StatusCode.UNKNOWN, details(), target)
+
+
+def _reason(words: str) -> str:
+    """What the user can act on beside starting the daemon."""
+    if "permission denied" in words:
+        return " (permission denied: join the socket's group)"
+    if "resolution" in words:
+        return " (no such host)"
+    return ""

@@ -1,0 +1,242 @@
+"""The control loop: looks at the repository, decides with `reconcile`, and does what was decided, each in its task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from edged.build.builder import Builder
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.reconcile import Action, Make, Open, reconcile
+from edged.control.states import EngineState
+from edged.device.fingerprint import Fingerprint
+from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotFound, NotReady
+from edged.model.model import Model
+from edged.model.repository import ModelEntry, Repository
+from edged.serving.hosts import Hosts
+from edged.serving.link import HostLimits, HostLink
+from edged.serving.slot import ServingSession, Slot
+from edged.serving.work import EngineRef
+from edged.store.store import Store
+
+_LOG = logging.getLogger("edged.control")
+_LOOK_SECONDS = 1.0  # how often the repository is looked at when nothing else happens
+_REOPEN_SECONDS = 0.2
+
+
+class Controller:
+    """Owns the plan of every model. Everything runs on one event loop; nothing here blocks it."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        named: Mapping[str, ModelEntry],
+        store: Store,
+        builder: Builder,
+        fingerprint: Fingerprint,
+        limits: HostLimits,
+    ) -> None:
+        self.repository, self.store, self.builder, self.fingerprint = repository, store, builder, fingerprint
+        self.models: dict[str, PlannedModel] = {}
+        self.hosts = Hosts(limits, self._host_lost)
+        self._named = dict(named)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._making: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Reconciles until cancelled: at start, whenever something changed, and on a timer."""
+        while True:
+            self._wake.clear()
+            self._look()
+            self._act()
+            try:
+                await asyncio.wait_for(self._wake.wait(), _LOOK_SECONDS)
+            except asyncio.TimeoutError:
+                continue
+
+    def wake(self) -> None:
+        """Something changed: look now instead of at the next tick."""
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """Ends builds and hosts."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.hosts.stop()
+
+    def slot(self, name: str) -> Slot:
+        """The slot of a model; with an empty name the only one there is. NotFound otherwise."""
+        if not name and len(self.models) == 1:
+            return next(iter(self.models.values())).slot
+        return self.find(name).slot
+
+    def find(self, name: str) -> PlannedModel:
+        """The plan of a model, looked up anew in the repository if it is not known yet; NotFound."""
+        if name not in self.models:
+            self._look()
+        try:
+            return self.models[name]
+        except KeyError:
+            known = ", ".join(sorted(self.models)) or "none"
+            raise NotFound(f"there is no model {name!r}; there are: {known}" if name else _which(known)) from None
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Compares the repository with what is planned."""
+        entries = {**self.repository.entries(), **self._named}
+        for name in [name for name in self.models if name not in entries]:
+            self._drop(name)
+        for name, entry in entries.items():
+            planned = self.models.get(name)
+            if planned is None:
+                planned = self.models[name] = PlannedModel(entry, Slot(name))
+                self._read(planned)
+            elif planned.entry != entry:
+                planned.entry = entry
+                self._read(planned)
+
+    def _read(self, planned: PlannedModel) -> None:
+        if planned.reading is not None:
+            planned.reading.cancel()
+        planned.reading = self._spawn(self._inspect(planned))
+
+    async def _inspect(self, planned: PlannedModel) -> None:
+        entry = planned.entry
+        try:
+            inspection = await self.builder.inspect(Path(entry.path))
+            planned.plan(Model.of(entry, inspection), self.fingerprint, self.store)
+            planned.slot.reopen()
+            _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
+        except EdgedError as error:
+            self._refuse(planned, error)
+
+    def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
+        planned.model, planned.problem, planned.engines = None, error, {}
+        _LOG.warning("model %s cannot be served: %s", planned.entry.name, error)
+        self._retire(planned.slot.refuse(NotReady(f"model {planned.entry.name!r} cannot be served: {error}")))
+
+    def _drop(self, name: str) -> None:
+        planned = self.models.pop(name)
+        if planned.reading is not None:
+            planned.reading.cancel()
+        self._retire(planned.slot.refuse(NotFound(f"model {name!r} was removed")))
+        _LOG.info("model %s: removed", name)
+
+    # -- acting -----------------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        views = [planned.view() for planned in self.models.values()]
+        for action in reconcile(views, time.monotonic(), self._making is not None):
+            self._start(action)
+        for planned in self.models.values():
+            if planned.is_hopeless() and planned.problem is None:
+                reference = next(e for e in planned.engines.values() if e.recipe.is_reference)
+                self._refuse(planned, EngineUnusable(reference.reason))
+
+    def _start(self, action: Action) -> None:
+        planned = self.models[action.model]
+        engine = planned.engines[action.key]
+        if isinstance(action, Open):
+            planned.opening = self._spawn(self._open(planned, engine))
+        elif isinstance(action, Make):
+            engine.move(EngineState.QUEUED)
+            self._making = self._spawn(self._make(planned, engine))
+
+    async def _open(self, planned: PlannedModel, engine: PlannedEngine) -> None:
+        model = planned.model
+        assert model is not None
+        now = time.monotonic
+        try:
+            session = await self._session(model, engine)
+        except EngineDamaged as error:
+            _LOG.warning("engine %s of %s: %s", engine.digest[:12], model.name, error)
+            self.store.damaged(engine.digest)
+            engine.lose()
+        except (HostLost, NotReady) as error:
+            engine.open_at = now() + max(_REOPEN_SECONDS, self.hosts.retry_in(engine.recipe.backend))
+            _LOG.warning("engine %s of %s cannot be opened now: %s", engine.digest[:12], model.name, error)
+        except EdgedError as error:
+            self._cannot_open(model, engine, error)
+        else:
+            if planned.engines.get(engine.digest) is not engine:  # the model changed meanwhile
+                await session.retire()
+                return
+            previous = planned.slot.install(session)
+            _LOG.info("model %s: engine %s (%s) serves", model.name, engine.digest[:12], engine.recipe.backend)
+            self._retire(previous)
+        finally:
+            planned.opening = None
+
+    async def _session(self, model: Model, engine: PlannedEngine) -> ServingSession:
+        link = await self.hosts.get(engine.recipe.backend)
+        artefact = None if engine.recipe.is_reference else self.store.artefact(engine.digest)
+        order = model.order(engine.recipe, artefact)
+        number = await link.open(order, model.recognition)
+        return ServingSession(link, number, EngineRef(engine.digest, link.backend, model.recognition.names))
+
+    def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
+        """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again later."""
+        _LOG.warning("engine %s of %s cannot be opened: %s", engine.digest[:12], model.name, error)
+        if engine.recipe.is_reference:
+            engine.open_at, engine.reason = math.inf, str(error)
+            return
+        self.store.remove(engine.digest)
+        engine.lose()
+        engine.move(EngineState.QUEUED)
+        engine.move(EngineState.BUILDING)
+        engine.fail(error, time.monotonic())
+
+    async def _make(self, planned: PlannedModel, engine: PlannedEngine) -> None:
+        model = planned.model
+        assert model is not None
+        name, short = f"{engine.recipe.backend}/{engine.recipe.optimization}", engine.digest[:12]
+        try:
+            record = await self.builder.make(model, engine.recipe, engine.key, lambda s: engine.move(EngineState(s)))
+            engine.finish(record)
+            _LOG.info(
+                "model %s: engine %s (%s) is %s: %s ms", model.name, short, name, engine.state.value, record.latency_ms
+            )
+        except EdgedError as error:
+            engine.fail(error, time.monotonic())
+            _LOG.warning("model %s: engine %s (%s) failed: %s", model.name, short, name, error)
+        except asyncio.CancelledError:
+            engine.state = EngineState.ABSENT
+            raise
+        finally:
+            self._making = None
+
+    # -- what happens by itself -------------------------------------------------------------------------------------
+
+    def _host_lost(self, link: HostLink, why: str) -> None:
+        affected = [name for name, planned in self.models.items() if planned.slot.vacate(link)]
+        if affected:
+            _LOG.warning("engine host %s (pid %d) %s; affected: %s", link.backend, link.pid, why, ", ".join(affected))
+        self.wake()
+
+    def _retire(self, session: ServingSession | None) -> None:
+        if session is not None:
+            self._spawn(session.retire())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _LOG.error("a control task ended with an error nobody expected", exc_info=error)
+        self.wake()
+
+
+def _which(known: str) -> str:
+    return f"the request names no model, and there is not exactly one; there are: {known}"

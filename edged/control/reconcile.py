@@ -1,0 +1,107 @@
+"""What to do next, from what is. Pure and level-triggered: the same question gets the same answer, and a lost event
+costs nothing, since everything is looked at again each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from edged.backend.contract import Recipe
+from edged.control.states import EngineState
+
+# A running engine is replaced only by one that is faster by more than the noise of measuring.
+_GAIN = 0.95
+
+
+class EngineView(msgspec.Struct, frozen=True):
+    """One engine that a model should have. Times are monotonic seconds, latency milliseconds."""
+
+    key: str
+    recipe: Recipe
+    state: EngineState
+    latency_ms: float | None = None
+    retry_at: float = 0.0  # of a failed build
+    open_at: float = 0.0  # when opening it may be tried (again)
+
+
+class ModelView(msgspec.Struct, frozen=True):
+    """One model: its engines in order of preference, and what its slot does."""
+
+    name: str
+    engines: tuple[EngineView, ...]
+    serving: str | None = None  # key
+    opening: bool = False
+
+
+class Open(msgspec.Struct, frozen=True):
+    """Open an engine and install it in the model's slot."""
+
+    model: str
+    key: str
+
+
+class Make(msgspec.Struct, frozen=True):
+    """Build, verify and time an engine."""
+
+    model: str
+    key: str
+
+
+Action = Open | Make
+
+
+def reconcile(models: Iterable[ModelView], now: float, making: bool) -> list[Action]:
+    """The actions that bring the box nearer to what it should be. One engine is made at a time."""
+    models = list(models)
+    actions: list[Action] = [action for model in models if (action := _open(model, now)) is not None]
+    if not making:
+        actions += _make(models, now)
+    return actions
+
+
+def _open(model: ModelView, now: float) -> Open | None:
+    """What should serve, if it does not already."""
+    if model.opening:
+        return None
+    able = [e for e in model.engines if _can_open(e) and e.open_at <= now]
+    if not able:
+        return None
+    best = min(able, key=_rank)
+    serving = next((e for e in model.engines if e.key == model.serving), None)
+    if serving is None or (best.key != serving.key and _is_better(best, serving)):
+        return Open(model.name, best.key)
+    return None
+
+
+def _can_open(engine: EngineView) -> bool:
+    # A reference needs no build. Whether it can be opened at all is found by trying; `open_at` says when to try again.
+    return engine.state is EngineState.READY or engine.recipe.is_reference
+
+
+def _rank(engine: EngineView) -> tuple[bool, float]:
+    """Verified and fast first; a reference whose speed is unknown comes last."""
+    return engine.latency_ms is None, engine.latency_ms or 0.0
+
+
+def _is_better(candidate: EngineView, serving: EngineView) -> bool:
+    if candidate.latency_ms is None:
+        return False
+    return serving.latency_ms is None or candidate.latency_ms < serving.latency_ms * _GAIN
+
+
+def _make(models: list[ModelView], now: float) -> list[Action]:
+    """The next engine to make: the model with the fewest engines first, its engines in their order.
+
+    A model that nothing serves yet comes before all: the first thing made for it may be the first that answers.
+    """
+    for model in sorted(models, key=lambda m: (m.serving is not None, _finished(m))):
+        for engine in model.engines:
+            if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):
+                return [Make(model.name, engine.key)]
+    return []
+
+
+def _finished(model: ModelView) -> int:
+    return sum(e.state in (EngineState.READY, EngineState.REJECTED) for e in model.engines)

@@ -1,0 +1,95 @@
+"""The composition root: what the daemon consists of, in which order it starts, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from edged import paths
+from edged.build.builder import Builder
+from edged.config import Config
+from edged.control.controller import Controller
+from edged.device.fingerprint import probe
+from edged.errors import ConfigError
+from edged.ingress.server import Ingress
+from edged.model.repository import ModelEntry, Repository, check_name, plain_entry
+from edged.store.store import Store
+from edged.version import __version__
+
+_LOG = logging.getLogger("edged")
+
+
+def state_dir(config: Config) -> Path:
+    """Where models are kept."""
+    return Path(config.state) if config.state else paths.default_state_dir()
+
+
+def cache_dir(config: Config) -> Path:
+    """Where engines are kept."""
+    return Path(config.cache) if config.cache else paths.default_cache_dir()
+
+
+def repository(config: Config) -> Repository:
+    """The models below the state directory."""
+    return Repository(state_dir(config) / "models")
+
+
+async def serve(config: Config, ready: Callable[[list[str]], None] | None = None) -> None:
+    """Runs the daemon until SIGTERM or SIGINT; a second signal ends it at once.
+
+    `ready` is told the addresses once calls are answered. ConfigError when something cannot be used as configured.
+    """
+    stop = _stop_on_signals()
+    models = repository(config)
+    models.sweep()
+    try:
+        store = Store(cache_dir(config))
+        builder = Builder(store, cache_dir(config), config.build)
+    except OSError as error:
+        raise ConfigError(f"cache directory {cache_dir(config)} cannot be used: {error.strerror}") from error
+    fingerprint = await asyncio.to_thread(probe)
+    controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts)
+    ingress = Ingress(controller, config.listen or (f"unix:{paths.default_socket()}",))
+    loop = asyncio.create_task(controller.run())
+    await ingress.start()
+    _LOG.info("edged %s answers on %s", __version__, ", ".join(ingress.addresses))
+    if ready is not None:
+        ready(ingress.addresses)
+    try:
+        await asyncio.wait([loop, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if loop.done():
+            loop.result()  # the control loop never ends by itself: show why it did
+    finally:
+        _LOG.info("stopping")
+        await ingress.stop(config.stop_seconds)
+        loop.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await loop
+        await controller.stop()
+
+
+def _named(config: Config) -> dict[str, ModelEntry]:
+    """The models that the configuration names, served where they lie."""
+    for name in config.models:
+        check_name(name)
+    return {name: plain_entry(name, Path(path).absolute(), {}) for name, path in config.models.items()}
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def first(number: signal.Signals) -> None:
+        _LOG.info("%s: answering what is in flight, then leaving; once more to leave now", number.name)
+        stop.set()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, first, number)
+    return stop

@@ -1,0 +1,128 @@
+"""Facts `cpu.*` from `/proc/cpuinfo` of x86 and ARM Linux (formats: the kernel's `arch/{x86,arm64}/kernel/`).
+
+Only constants are taken: no clock speeds, no microcode, and not the serial number that some boards print.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+
+from edged.device.arm import core_name, vendor_name
+from edged.device.root import Root
+
+CPUINFO = "proc/cpuinfo"
+_LIMIT = 8 << 20  # bytes; about 2 kB for each hardware thread
+_ISA_DIGITS = 16
+
+# Flags that name instructions which a runtime generates or picks its code by. The rest of the line is left
+# out of the digest on purpose: it lists mitigations and virtualisation, and grows with the kernel, so that a
+# kernel update would make every engine look foreign.
+_INSTRUCTIONS = re.compile(
+    r"""(?x)
+    mmx | s?sse\w* | pni | avx\w* | amx\w* | fma4? | f16c | bmi[12] | abm | lzcnt | popcnt | movbe | xop
+    | cx16 | adx | aes | vaes | v?pclmulqdq | sha_ni | sha512 | sm[34] | gfni
+    | fp | fphp | asimd\w* | sve\w* | sme\w* | i8mm | e?bf16 | f8\w* | fcma | jscvt | atomics | crc32
+    | pmull | sha[123] | neon | vfp\w* | half | idiv[at] | fpmr | lut
+    """,
+    re.ASCII,
+)
+# The ones a reader asks about, in this order: they decide how fast int8 and 16-bit arithmetic is.
+_NOTABLE = (
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_vnni_int8"),
+    *("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("neon", "asimd", "asimdhp", "asimddp", "asimdfhm", "i8mm", "bf16"),
+    *("sve", "svei8mm", "svebf16", "sve2", "sme"),
+)
+
+
+def probe(root: Root) -> dict[str, str]:
+    """`cpu.arch vendor model signature isa features cores threads`, those that the file gives."""
+    found = facts(parse(root.read(CPUINFO, _LIMIT) or ""))
+    if root.is_live:
+        # Under emulation cpuinfo may still be the host's; libraries must fit what this interpreter runs as.
+        found["cpu.arch"] = os.uname().machine
+    return found
+
+
+def facts(blocks: list[dict[str, str]]) -> dict[str, str]:
+    """The facts in cpuinfo's paragraphs, of x86 or ARM; another architecture gives only counts."""
+    found = _counts(blocks) | _instructions(blocks)
+    if any("CPU implementer" in block for block in blocks):
+        found |= _arm(blocks)
+    elif any("vendor_id" in block for block in blocks):
+        found |= _x86(blocks)
+    return found
+
+
+def parse(text: str) -> list[dict[str, str]]:
+    """One mapping of key to value for each paragraph; the last value wins where a key comes twice."""
+    blocks = []
+    for paragraph in text.split("\n\n"):
+        pairs = (line.partition(":") for line in paragraph.split("\n"))
+        block = {key.strip(): value.strip() for key, colon, value in pairs if colon}
+        if block:
+            blocks.append(block)
+    return blocks
+
+
+def threads(root: Root) -> int:
+    """Hardware threads that are online, 0 when unknown."""
+    return sum("processor" in block for block in parse(root.read(CPUINFO, _LIMIT) or ""))
+
+
+def _counts(blocks: list[dict[str, str]]) -> dict[str, str]:
+    """Threads online and the cores they are on; ARM prints no core ids, and there a thread is a core."""
+    online = [block for block in blocks if "processor" in block]
+    if not online:
+        return {}
+    cores = {(block.get("physical id", ""), block.get("core id", block["processor"])) for block in online}
+    return {"cpu.threads": str(len(online)), "cpu.cores": str(len(cores))}
+
+
+def _instructions(blocks: list[dict[str, str]]) -> dict[str, str]:
+    """Digest and short list of what every core can run, since code is moved between unlike cores."""
+    lines = [block.get("flags") or block.get("Features") for block in blocks]
+    sets = [set(line.split()) for line in lines if line]
+    if not sets:
+        return {}
+    flags = set.intersection(*sets)
+    named = sorted(flag for flag in flags if _INSTRUCTIONS.fullmatch(flag))
+    digest = hashlib.sha256(" ".join(named).encode("utf-8")).hexdigest()
+    return {"cpu.isa": digest[:_ISA_DIGITS], "cpu.features": " ".join(f for f in _NOTABLE if f in flags)}
+
+
+def _x86(blocks: list[dict[str, str]]) -> dict[str, str]:
+    # A guest's model name is often just the brand ("AMD EPYC"); family and model tell the generation.
+    family, model = _join(blocks, "cpu family"), _join(blocks, "model")
+    wide = any("lm" in block.get("flags", "").split() for block in blocks)
+    return {
+        "cpu.arch": "x86_64" if wide else "i686",
+        "cpu.vendor": _join(blocks, "vendor_id"),
+        "cpu.model": _join(blocks, "model name"),
+        "cpu.signature": f"family {family} model {model}" if family and model else "",
+    }
+
+
+def _arm(blocks: list[dict[str, str]]) -> dict[str, str]:
+    """Unlike cores (big.LITTLE) are all named, but not counted: a power mode takes cores offline."""
+    codes = ((block.get("CPU implementer"), block.get("CPU part", "")) for block in blocks)
+    kinds = sorted({(implementer.lower(), part.lower()) for implementer, part in codes if implementer})
+    wide = any(block.get("CPU architecture", "").startswith(("8", "9", "AArch64")) for block in blocks)
+    return {
+        "cpu.arch": "aarch64" if wide else "armv7l",
+        "cpu.vendor": _plus(vendor_name(implementer) for implementer, _ in kinds),
+        "cpu.model": _plus(core_name(implementer, part) for implementer, part in kinds),
+        "cpu.signature": _plus(f"{implementer}/{part}" for implementer, part in kinds),
+    }
+
+
+def _join(blocks: list[dict[str, str]], key: str) -> str:
+    return _plus(sorted({block[key] for block in blocks if block.get(key)}))
+
+
+def _plus(names: Iterable[str]) -> str:
+    return " + ".join(dict.fromkeys(names))

@@ -1,0 +1,68 @@
+"""Facts `intel.gpu.N.*`, `intel.npu.N.*` and the versions of Intel's user-space drivers.
+
+Sources: sysfs's PCI attributes of DRM and accel devices (`vendor`, `device`, `uevent`),
+`/sys/module/*/version` of a driver built outside the kernel, and dpkg. Devices are numbered by PCI address,
+the integrated GPU (00:02.0) first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from edged.device import dpkg, libraries
+from edged.device.root import Root
+
+_VENDOR = "0x8086"
+# Fact -> packages that carry it: today's name first, then the one of Ubuntu 22.04's days.
+_GPU_PACKAGES = {
+    "intel.opencl": ("intel-opencl-icd",),
+    "intel.level_zero_gpu": ("libze-intel-gpu1", "intel-level-zero-gpu"),
+    "intel.graphics_compiler": ("libigc2", "intel-igc-core-2", "libigc1", "intel-igc-core"),
+}
+_NPU_PACKAGES = {
+    "intel.npu_compiler": ("intel-driver-compiler-npu",),
+    "intel.level_zero_npu": ("intel-level-zero-npu",),
+    "intel.npu_firmware": ("intel-fw-npu",),
+}
+
+
+def probe(root: Root) -> dict[str, str]:
+    """PCI device id (`0x46a6`) and kernel driver of each GPU and NPU, and versions of their drivers."""
+    gpus = _devices(root, "sys/class/drm/card[0-9]*", "intel.gpu")
+    npus = _devices(root, "sys/class/accel/accel[0-9]*", "intel.npu")
+    facts = gpus | npus
+    if gpus:
+        # Fedora and others have no dpkg; there the library's name tells.
+        library = libraries.system_version(root, "libze_intel_gpu.so.1") or ""
+        facts |= {"intel.level_zero_gpu": library} | _packages(root, _GPU_PACKAGES)
+    if npus:
+        facts |= _packages(root, _NPU_PACKAGES)
+    return facts
+
+
+def _devices(root: Root, pattern: str, prefix: str) -> dict[str, str]:
+    found: dict[str, dict[str, str]] = {}
+    for path in root.glob(f"{pattern}/device/vendor"):
+        node, device = path.split("/")[3], path.removesuffix("/vendor")
+        # "card0-HDMI-A-1" is a connector of card0.
+        if "-" in node or (root.read(path) or "").strip() != _VENDOR:
+            continue
+        event = dict(re.findall(r"^([A-Z_]+)=(.*)$", root.read(f"{device}/uevent") or "", re.MULTILINE))
+        driver = event.get("DRIVER", "")
+        found[event.get("PCI_SLOT_NAME", node)] = {
+            "device": (root.read(f"{device}/device") or "").strip(),
+            "driver": driver,
+            "driver_version": root.read(f"sys/module/{driver}/version") or "" if driver else "",
+        }
+    return {
+        f"{prefix}.{index}.{name}": value
+        for index, slot in enumerate(sorted(found))
+        for name, value in found[slot].items()
+    }
+
+
+def _packages(root: Root, wanted: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    versions = dpkg.versions(root, [name for names in wanted.values() for name in names])
+    present = {fact: next((versions[n] for n in names if n in versions), "") for fact, names in wanted.items()}
+    return {fact: version for fact, version in present.items() if version}

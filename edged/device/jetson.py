@@ -1,0 +1,109 @@
+"""Facts `jetson.*` and the integrated GPU `gpu.0.*` of NVIDIA Jetson modules.
+
+Sources: Jetson Linux's `/etc/nv_tegra_release`, its package nvidia-l4t-core, the device tree, and nvpmodel's
+files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from edged.device import dpkg
+from edged.device.root import Root
+from edged.device.system import total_memory_mb
+
+# CUDA compute capability of each Tegra SoC; a new module adds a line here.
+_CAPABILITY = {"tegra194": "7.2", "tegra234": "8.7", "tegra264": "11.0"}
+_NVPMODEL = "usr/sbin/nvpmodel"
+_NVPMODEL_SECONDS = 2.0
+
+
+def probe(root: Root) -> dict[str, str]:
+    """`jetson.l4t model module soc power_mode` and what they say about the GPU; nothing on another box."""
+    l4t = _l4t(root)
+    compatible = root.strings("proc/device-tree/compatible")
+    soc = next((name for entry in compatible if (name := entry.removeprefix("nvidia,")).startswith("tegra")), "")
+    if not (l4t or soc):
+        return {}
+    return {
+        "jetson.l4t": l4t,
+        "jetson.model": " ".join(root.strings("proc/device-tree/model")),
+        "jetson.module": _module(compatible),
+        "jetson.soc": soc,
+        "jetson.power_mode": _power_mode(root),
+        **(_gpu(root, soc) if soc else {}),
+    }
+
+
+def _l4t(root: Root) -> str:
+    """`36.4.3`, from "# R36 (release), REVISION: 4.3, ..." or from Debian's "36.4.3-20250107174145"."""
+    match = re.search(r"R([0-9]+)\b.*REVISION: ([0-9.]+)", root.read("etc/nv_tegra_release") or "")
+    if match:
+        return f"{match[1]}.{match[2]}"
+    # Newer images come without the file.
+    return dpkg.upstream(dpkg.versions(root, ["nvidia-l4t-core"]).get("nvidia-l4t-core", ""))
+
+
+def _module(compatible: tuple[str, ...]) -> str:
+    """`p3767-0005`, which holds SoC and memory: "nvidia,p3768-0000+p3767-0005" is carrier + module."""
+    for pattern in (r"\+(p[0-9]{4}-[0-9]{4})", r",(p[0-9]{4}-[0-9]{4})"):
+        for entry in compatible:
+            match = re.search(pattern, entry)
+            if match:
+                return match[1]
+    return ""
+
+
+def _gpu(root: Root, soc: str) -> dict[str, str]:
+    total = total_memory_mb(root)
+    return {
+        "gpu.0.name": f"{soc} integrated GPU",
+        "gpu.0.integrated": "yes",
+        "gpu.0.compute_capability": _CAPABILITY.get(soc, ""),
+        "gpu.0.memory_mb": str(_fitted_mb(total)) if total else "",
+    }
+
+
+def _fitted_mb(total: int) -> int:
+    """What is soldered on, the next power of two: what the kernel keeps for itself changes with every L4T."""
+    return 1 << (total - 1).bit_length()
+
+
+def _power_mode(root: Root) -> str:
+    """The mode's name, such as `MAXN_SUPER`: nvpmodel's answer on the box itself, else its files'."""
+    return (_asked_mode(root) if root.is_live else "") or _stored_mode(root)
+
+
+def _asked_mode(root: Root) -> str:
+    """From `nvpmodel -q`, which prints "NV Power Mode: 15W" and the number on the next line."""
+    if not root.exists(_NVPMODEL):
+        return ""
+    try:
+        done = subprocess.run(
+            [f"/{_NVPMODEL}", "-q"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_NVPMODEL_SECONDS,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    match = re.search(rb"NV Power Mode: (\w+)", done.stdout)
+    return match[1].decode("ascii") if match else ""
+
+
+def _stored_mode(root: Root) -> str:
+    """From "pmode:0002" in the status and "< POWER_MODEL ID=2 NAME=MAXN_SUPER >" in the configuration."""
+    match = re.search(r"pmode:([0-9]{1,9})", root.read("var/lib/nvpmodel/status") or "")
+    if not match:
+        return ""
+    number = int(match[1])
+    models = re.findall(
+        r"^\s*<\s*POWER_MODEL\s+ID=([0-9]{1,9})\s+NAME=(\S+)\s*>",
+        root.read("etc/nvpmodel.conf") or "",
+        re.MULTILINE,
+    )
+    return next((name for identity, name in models if int(identity) == number), f"mode {number}")

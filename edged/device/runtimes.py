@@ -1,0 +1,147 @@
+"""Versions of installed runtimes: `runtime.* tensorrt.version cuda.* cudnn.version`. None is imported.
+
+A Python package is its `*.dist-info` directory (PyPA, "Recording installed projects"). The directories are
+read through `Root` and not with importlib.metadata, which follows links out of a recorded tree and would wait
+at a FIFO.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from edged.device import dpkg, libraries
+from edged.device.root import Root
+
+# Fact -> the distributions that carry that runtime, the one that holds its native code first.
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "runtime.onnxruntime": ("onnxruntime",),
+    "runtime.onnxruntime_gpu": ("onnxruntime-gpu",),
+    "runtime.onnxruntime_openvino": ("onnxruntime-openvino",),
+    "runtime.openvino": ("openvino",),
+    "runtime.tensorrt": (
+        *("tensorrt-cu13-libs", "tensorrt-cu12-libs", "tensorrt-libs"),
+        *("tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "tensorrt-bindings"),
+        *("tensorrt-cu13", "tensorrt-cu12", "tensorrt"),
+    ),
+    "runtime.tensorrt_rtx": (
+        *("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu12-libs", "tensorrt-rtx-libs"),
+        *("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings", "tensorrt-rtx"),
+    ),
+    # ONNX Runtime and the TensorRT wheels load CUDA and cuDNN from these when they are there.
+    "runtime.cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
+    "runtime.cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+}
+_WANTED = frozenset(name for names in _PACKAGES.values() for name in names)
+
+# Where packages lie in a recorded tree: a service's own environment before the system's, as its sys.path
+# would say.
+_RECORDED = (
+    "opt/*/lib/python3.*/site-packages",
+    "opt/*/.venv/lib/python3.*/site-packages",
+    "opt/*/venv/lib/python3.*/site-packages",
+    ".venv/lib/python3.*/site-packages",
+    "usr/local/lib/python3.*/dist-packages",
+    "usr/local/lib/python3.*/site-packages",
+    "usr/lib/python3/dist-packages",
+    "usr/lib/python3.*/dist-packages",
+    "usr/lib/python3.*/site-packages",
+)
+
+
+class _Component(msgspec.Struct):
+    version: str = ""
+
+
+class _CudaVersions(msgspec.Struct):
+    """The part of CUDA's `version.json` that is read; the file lists every component of the toolkit."""
+
+    cuda: _Component = msgspec.field(default_factory=_Component)
+
+
+def probe(root: Root) -> dict[str, str]:
+    """Package versions as PEP 440 text; library versions as in the file name or Debian's package."""
+    installed = _distributions(root)
+    facts = {}
+    for fact, names in _PACKAGES.items():
+        version = next((installed[name] for name in names if name in installed), None)
+        if version:
+            facts[fact] = version
+    return facts | _libraries(root)
+
+
+def _distributions(root: Root) -> dict[str, str]:
+    """Normalised name -> version of the wanted distributions; the first on the path wins, as for import."""
+    found: dict[str, str] = {}
+    for directory in _directories(root):
+        for path in root.glob(f"{directory}/*-info"):
+            name, version = _name_and_version(path.rpartition("/")[2])
+            if name in _WANTED and name not in found:
+                found[name] = _metadata_version(root, path) or version
+    return found
+
+
+def _directories(root: Root) -> Iterator[str]:
+    if root.is_live:
+        yield from (entry.strip("/") for entry in sys.path if entry.startswith("/"))
+        return
+    for pattern in _RECORDED:
+        yield from root.glob(pattern)
+
+
+def _name_and_version(directory: str) -> tuple[str, str]:
+    """`onnxruntime_gpu-1.23.2.dist-info` -> `("onnxruntime-gpu", "1.23.2")`, the name as in PEP 503."""
+    stem = directory.removesuffix(".dist-info").removesuffix(".egg-info")
+    name, _, version = stem.partition("-")
+    return re.sub(r"[-_.]+", "-", name).lower(), version.partition("-")[0]
+
+
+def _metadata_version(root: Root, path: str) -> str | None:
+    """The Version header; it is the text that pip shows, the directory's name only resembles it."""
+    text = root.read(f"{path}/METADATA") or root.read(f"{path}/PKG-INFO") or root.read(path) or ""
+    match = re.search(r"^Version: *(\S+)", text.partition("\n\n")[0], re.MULTILINE)
+    return match[1] if match else None
+
+
+def _libraries(root: Root) -> dict[str, str]:
+    return {
+        "tensorrt.version": _tensorrt(root),
+        "cuda.version": _cuda_toolkit(root),
+        "cuda.runtime": libraries.newest(root, _cudart_patterns()) or "",
+        "cudnn.version": libraries.system_version(root, "libcudnn.so.*") or "",
+    }
+
+
+def _tensorrt(root: Root) -> str:
+    """The system's TensorRT. A file name has three numbers, an engine is tied to four: the package knows."""
+    version = libraries.system_version(root, "libnvinfer.so.*")
+    if version is None:
+        return ""
+    package = f"libnvinfer{version.partition('.')[0]}"
+    packaged = dpkg.upstream(dpkg.versions(root, [package]).get(package, ""))
+    # A package that disagrees with the file is about another copy.
+    return packaged if packaged.startswith(f"{version}.") else version
+
+
+def _cuda_toolkit(root: Root) -> str:
+    """The toolkit that `/usr/local/cuda` leads to, else the newest beside it."""
+    found = []
+    for path in (*root.glob("usr/local/cuda/version.json"), *root.glob("usr/local/cuda-*/version.json")):
+        try:
+            version = msgspec.json.decode(root.read(path) or "", type=_CudaVersions).cuda.version
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+        if path.startswith("usr/local/cuda/") and version:
+            return version
+        found.append(version)
+    return max(found, key=libraries.as_numbers, default="")
+
+
+def _cudart_patterns() -> Iterator[str]:
+    yield "usr/local/cuda/targets/*/lib/libcudart.so.*"
+    yield "usr/local/cuda/lib64/libcudart.so.*"
+    yield "usr/local/cuda-*/targets/*/lib/libcudart.so.*"
+    yield from (f"{directory}/libcudart.so.*" for directory in libraries.DIRECTORIES)

@@ -1,0 +1,134 @@
+"""Facts about the system: `memory.* os.* libc.version python.version board.model`, and our cgroup's limits.
+
+Sources: proc(5), os-release(5), the kernel's `cgroup-v1/` and `cgroup-v2` documents, and the device tree's
+`model`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator
+
+from edged.device import dpkg
+from edged.device.cpu import threads
+from edged.device.libraries import as_numbers
+from edged.device.root import Root
+
+_KIB_PER_MIB = 1024
+_CGROUP = "sys/fs/cgroup"
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+def probe(root: Root) -> dict[str, str]:
+    """Total memory in MiB, limits of our cgroup where they are lower than the box, versions, board name."""
+    return {
+        **_os(root),
+        **_limits(root, total_memory_mb(root)),
+        "libc.version": _libc(root),
+        "python.version": _python(root),
+        "board.model": " ".join(root.strings("proc/device-tree/model")),
+    }
+
+
+def total_memory_mb(root: Root) -> int:
+    """`MemTotal` in MiB: memory the kernel manages, a little less than what is fitted; 0 when unknown."""
+    match = re.search(r"^MemTotal:\s*([0-9]{1,15}) kB", root.read("proc/meminfo") or "", re.MULTILINE)
+    return int(match[1]) // _KIB_PER_MIB if match else 0
+
+
+def _os(root: Root) -> dict[str, str]:
+    text = root.read("etc/os-release") or root.read("usr/lib/os-release") or ""
+    fields = dict(re.findall(r"""^([A-Z_]+)=["']?([^"'\n]*)["']?$""", text, re.MULTILINE))
+    return {
+        "os.name": fields.get("ID", ""),
+        "os.version": fields.get("VERSION_ID", ""),
+        "os.kernel": root.read("proc/sys/kernel/osrelease") or "",
+    }
+
+
+def _limits(root: Root, total_mb: int) -> dict[str, str]:
+    facts = {"memory.total_mb": str(total_mb)} if total_mb else {}
+    limits = [int(text) >> 20 for text in _values(root, "memory", "memory.max", "memory.limit_in_bytes")]
+    # Without a limit version 1 says nearly 2^63 bytes, so "lower than the box" is also the test for "set".
+    if limits and min(limits) < (total_mb or 1 << 40):
+        facts["memory.limit_mb"] = str(min(limits))
+    quotas = [*_quotas_v2(root), *_quotas_v1(root)]
+    online = threads(root)
+    if quotas and min(quotas) < (online or 1 << 20):
+        facts["cpu.quota"] = f"{min(quotas):.2f}"
+    return facts
+
+
+def _values(root: Root, controller: str, *names: str) -> Iterator[str]:
+    """Whole numbers in the files `names` of our cgroup and of each above it; "max" and -1 set no limit."""
+    for directory in _directories(root, controller):
+        for name in names:
+            text = (root.read(f"{directory}/{name}") or "").strip()
+            if _NUMBER.fullmatch(text):
+                yield text
+
+
+def _quotas_v2(root: Root) -> Iterator[float]:
+    """`cpu.max` is "quota period" in microseconds: 150000 100000 is one and a half CPUs."""
+    for directory in _directories(root, "cpu"):
+        match = re.match(r"([0-9]{1,15}) ([1-9][0-9]{0,14})\b", root.read(f"{directory}/cpu.max") or "")
+        if match:
+            yield int(match[1]) / int(match[2])
+
+
+def _quotas_v1(root: Root) -> Iterator[float]:
+    """`cpu.cfs_quota_us` over `cpu.cfs_period_us`; a quota of -1 is none."""
+    for directory in _directories(root, "cpu"):
+        parts = [(root.read(f"{directory}/cpu.cfs_{name}_us") or "").strip() for name in ("quota", "period")]
+        if all(_NUMBER.fullmatch(part) for part in parts) and int(parts[1]) > 0:
+            yield int(parts[0]) / int(parts[1])
+
+
+def _directories(root: Root, controller: str) -> Iterator[str]:
+    """Where a controller's files of our cgroup may be, for both versions, up to the root of the hierarchy.
+
+    `/proc/self/cgroup` has lines `id:controllers:path`; the line of version 2 names no controller. In a
+    container the path may be the host's and not exist here: then only the directories above it answer.
+    """
+    for line in (root.read("proc/self/cgroup") or "0::/").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers == "":
+            mounts = [_CGROUP, f"{_CGROUP}/unified"]
+        elif controller in controllers.split(","):
+            mounts = [f"{_CGROUP}/{controllers}", f"{_CGROUP}/{controller}"]
+        else:
+            continue
+        for mount in mounts:
+            yield from _upwards(mount, [part for part in path.split("/") if part not in ("", ".", "..")])
+
+
+def _upwards(mount: str, parts: list[str]) -> Iterator[str]:
+    for depth in range(min(len(parts), 32), -1, -1):
+        yield "/".join((mount, *parts[:depth]))
+
+
+def _libc(root: Root) -> str:
+    """`glibc 2.36`: wheels are tagged with the lowest one that they run on."""
+    if root.is_live:
+        # None where the libc is not glibc.
+        return _confstr("CS_GNU_LIBC_VERSION") or ""
+    version = dpkg.versions(root, ["libc6"]).get("libc6", "")
+    return f"glibc {dpkg.upstream(version)}" if version else ""
+
+
+def _confstr(name: str) -> str | None:
+    try:
+        return os.confstr(name)
+    except (OSError, ValueError):
+        return None
+
+
+def _python(root: Root) -> str:
+    """`3.11`: the interpreter's, or the newest in a recorded tree. Two numbers, as these select wheels."""
+    if root.is_live:
+        return ".".join(platform.python_version_tuple()[:2])
+    found = [path.rpartition("python")[2] for path in root.glob("usr/lib/python3.[0-9]*")]
+    return max(found, key=as_numbers, default="")

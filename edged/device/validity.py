@@ -1,0 +1,111 @@
+"""Which facts an engine of each backend depends on: when one changes, it is no longer known to be valid.
+
+Left out on purpose, everywhere: the kernel and distribution (`os.*`, `libc.version`), Python, a CPU box's
+memory and cgroup limits, the number of CPUs, `cpu.features` (a reading aid to `cpu.isa`), the PCI address,
+the toolkit beside the CUDA runtime (`cuda.version`), and `nvidia.state`, which says whether to build now, not
+what was built. They change with every update of the box while the engines go on giving the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edged.errors import Unsupported
+
+_CPU = (
+    "cpu.arch",  # libraries and packed weights are of one architecture
+    "cpu.isa",  # layouts and blob headers follow it (NCHWc block of 8 or 16; OpenVINO: "isa=Intel AVX2")
+    "cpu.vendor",  # kernels of equal instructions are picked by vendor, and a guest's model may be anonymous
+    "cpu.model",  # latency and verdict were measured on it; a disk moved to another box starts again
+    "cpu.signature",  # the generation behind a model name such as "AMD EPYC"
+)
+
+_ONNXRUNTIME = (
+    "runtime.onnxruntime",  # an optimised model records no version and may hold operators only this one has
+    "runtime.onnxruntime_gpu",  # the same module from another package
+    "runtime.onnxruntime_openvino",  # likewise
+)
+
+_OPENVINO = ("runtime.openvino",)  # a blob of another version is refused
+
+_CUDA_DEVICE = (
+    "gpu.{}.name",  # stands for what only CUDA tells and TensorRT warns about: L2, shared memory, textures
+    "gpu.{}.compute_capability",  # machine code is of one capability
+    "gpu.{}.integrated",  # one of the warned-about properties
+    "gpu.{}.memory_mb",  # tactics are chosen within it
+    "gpu.{}.memory_bus_bits",  # one of the warned-about properties
+    "gpu.{}.cores",  # follows the number of multiprocessors, which is warned about
+)
+
+_NVIDIA = (
+    "nvidia.driver",  # engines are known that stopped running when only it changed (TensorRT issue 3829)
+    "nvidia.kernel_module",  # its other half; they differ until the reboot after an upgrade
+    "cuda.runtime",  # libcudart of the system: kernels are compiled and launched through it
+    "runtime.cuda",  # the same from a wheel
+    "jetson.l4t",  # driver, firmware and CUDA of a Jetson come as one
+    "jetson.module",  # tells modules of one SoC and GPU name apart: they differ in multiprocessors and memory
+    "jetson.soc",  # the GPU's generation where no driver tells
+    "jetson.power_mode",  # switches multiprocessors off, and timings were taken in it
+)
+
+_CUDNN = (
+    "cudnn.version",  # convolutions of ONNX Runtime's CUDA provider are its
+    "runtime.cudnn",  # the same from a wheel
+)
+
+_TENSORRT = (
+    "tensorrt.version",  # an engine loads in the very version (four numbers) that built it
+    "runtime.tensorrt",  # the same from a wheel, which is loaded before the system's
+    "cpu.arch",  # an engine is of one architecture of host, too
+)
+
+_TENSORRT_RTX = (
+    "runtime.tensorrt_rtx",  # a library of its own: the system's TensorRT has no part in it
+    "cpu.arch",  # as for TensorRT
+)
+
+_INTEL_GPU = (
+    "cpu.arch",  # the blob's host part
+    "intel.gpu.{}.device",  # kernels are compiled for one GPU
+    "intel.gpu.{}.driver",  # i915 or xe: other limits and other paths in the driver
+    "intel.gpu.{}.driver_version",  # of one built outside the kernel
+    "intel.opencl",  # the driver whose compiler made the kernels
+    "intel.level_zero_gpu",  # the same driver by its other interface
+    "intel.graphics_compiler",  # that compiler, packaged apart
+)
+
+_INTEL_NPU = (
+    "cpu.arch",  # the blob's host part
+    "intel.npu.{}.device",  # a blob is of one NPU generation
+    "intel.npu.{}.driver",  # the kernel's half of the driver
+    "intel.npu.{}.driver_version",  # of one built outside the kernel
+    "intel.npu_compiler",  # the compiler in the driver makes the blob
+    "intel.level_zero_npu",  # loads it
+    "intel.npu_firmware",  # runs it
+)
+
+_RELEVANT: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("onnxruntime", "cpu"): _ONNXRUNTIME + _CPU,
+    # The optimised graph keeps nodes for the CPU, hence its facts.
+    ("onnxruntime", "cuda"): _ONNXRUNTIME + _CPU + _CUDA_DEVICE + _NVIDIA + _CUDNN,
+    ("openvino", "cpu"): _OPENVINO + _CPU,
+    ("openvino", "intel-gpu"): _OPENVINO + _INTEL_GPU,
+    ("openvino", "intel-npu"): _OPENVINO + _INTEL_NPU,
+    ("tensorrt", "cuda"): _TENSORRT + _CUDA_DEVICE + _NVIDIA,
+    ("tensorrt_rtx", "cuda"): _TENSORRT_RTX + _CUDA_DEVICE + _NVIDIA,
+}
+
+
+def relevant(backend: str, device_kind: str, index: int = 0) -> tuple[str, ...]:
+    """Names of facts, for `subset`, that this backend's engines for device `index` of a kind depend on.
+
+    A fact of the list that a box lacks is absent from the key. Raises Unsupported for a pair that has no
+    list, since "depends on nothing" would be the one wrong answer; only the null backend does.
+    """
+    if backend == "null":
+        return ()
+    try:
+        names = _RELEVANT[backend, device_kind]
+    except KeyError:
+        raise Unsupported(f"backend {backend} builds no engines for devices of kind {device_kind}") from None
+    return tuple(name.format(index) for name in names)

@@ -1,0 +1,74 @@
+"""The errors edged raises on purpose, one class for each thing that can go wrong.
+
+Every message is one line: what happened, to what, and what to do next. Classes carry no protocol codes; the gRPC
+status of each is chosen in one table, `edged.ingress.status`.
+"""
+
+from __future__ import annotations
+
+
+class EdgedError(Exception):
+    """Base of everything edged raises deliberately; `str()` is the one line for the user."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class InvalidInput(EdgedError):
+    """The caller sent something wrong: a shape, a dtype, an unknown tensor, an undecodable picture."""
+
+
+class ConfigError(InvalidInput):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class ModelRefused(InvalidInput):
+    """A model file that cannot be served: unreadable, incomplete, or with operators that no runtime here has."""
+
+
+class NotFound(EdgedError):
+    """A model, version, engine or file that does not exist."""
+
+
+class AlreadyExists(EdgedError):
+    """A name that is taken."""
+
+
+class NotReady(EdgedError):
+    """A model that exists but has no engine that can answer now."""
+
+
+class Overloaded(EdgedError):
+    """A bounded queue or buffer is full."""
+
+
+class TooLarge(EdgedError):
+    """A message larger than a configured limit."""
+
+
+class DeadlineExceeded(EdgedError):
+    """The caller's deadline passed before an answer was ready."""
+
+
+class HostLost(EdgedError):
+    """The engine host died or hung while it held this work."""
+
+
+class EngineDamaged(EdgedError):
+    """A stored engine that does not match its record."""
+
+
+class EngineUnusable(EdgedError):
+    """A runtime refused to build, open or run an engine."""
+
+
+class BuildFailed(EdgedError):
+    """A build or verification child ended without an engine: an error, a time or memory limit, a crash."""
+
+
+class Unsupported(EdgedError):
+    """Something this box or this build of edged cannot do."""

@@ -1,0 +1,172 @@
+"""edged.v1.Operations: what operators ask and command."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from edged.backend import registry
+from edged.build.admission import admit
+from edged.control import report
+from edged.control.controller import Controller
+from edged.control.plan import PlannedModel
+from edged.errors import AlreadyExists, InvalidInput
+from edged.ingress.rpc import Context, Service
+from edged.model.repository import check_name
+from edged.proto import operations_pb2 as pb
+
+
+class OperationsService:
+    """Reads the controller's plans; changes go through the repository, which the controller then sees."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def service(self) -> Service:
+        service = Service("edged.v1.Operations")
+        service.unary("ListModels", pb.ListModelsRequest, self.list_models)
+        service.upload("AddModel", pb.AddModelRequest, self.add_model)
+        service.unary("RemoveModel", pb.RemoveModelRequest, self.remove_model)
+        service.unary("ListEngines", pb.ListEnginesRequest, self.list_engines)
+        service.unary("ExplainEngine", pb.ExplainEngineRequest, self.explain_engine)
+        service.unary("GetDevice", pb.GetDeviceRequest, self.get_device)
+        return service
+
+    async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        models = self._controller.models
+        return pb.ListModelsResponse(models=[_status(planned) for _, planned in sorted(models.items())])
+
+    async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
+        if request.model:
+            self._controller.find(request.model)
+        found = report.engines(self._controller.models, self._controller.store, request.model)
+        return pb.ListEnginesResponse(engines=[_engine(engine) for engine in found])
+
+    async def explain_engine(self, request: pb.ExplainEngineRequest, context: Context) -> pb.ExplainEngineResponse:
+        planned = self._controller.find(request.model)
+        found = report.explain(planned, self._controller.store)
+        return pb.ExplainEngineResponse(explanations=[_explanation(item) for item in found])
+
+    async def get_device(self, request: pb.GetDeviceRequest, context: Context) -> pb.GetDeviceResponse:
+        fingerprint = self._controller.fingerprint
+        return pb.GetDeviceResponse(facts=fingerprint.facts, digest=fingerprint.digest)
+
+    async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
+        """Takes the files in, examines the model, and only then lets it into the repository."""
+        repository = self._controller.repository
+        repository.root.mkdir(parents=True, exist_ok=True, mode=0o750)
+        # Beside the models, because that is where their bytes have to fit.
+        with tempfile.TemporaryDirectory(prefix=".adding-", dir=repository.root) as folder:
+            header, files = await _receive(parts, Path(folder), self._controller.models)
+            settings = dict(header.settings)
+            model = next(iter(files.values()))
+            await admit(self._controller.builder, model, settings, registry.installed(self._facts()))
+            repository.add(header.name, files, settings)
+        planned = self._controller.find(header.name)
+        self._controller.wake()
+        return _status(planned)
+
+    async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
+        self._controller.repository.remove(request.name)
+        self._controller.wake()
+        return pb.RemoveModelResponse()
+
+    def _facts(self) -> Mapping[str, str]:
+        return self._controller.fingerprint.facts
+
+
+async def _receive(
+    parts: AsyncIterator[pb.AddModelRequest], folder: Path, taken: Mapping[str, PlannedModel]
+) -> tuple[pb.ModelHeader, dict[str, Path]]:
+    """Writes an upload into `folder`; the first file is the model. InvalidInput when the parts make no sense."""
+    header, files, current = pb.ModelHeader(), dict[str, Path](), None
+    try:
+        async for part in parts:
+            kind = part.WhichOneof("part")
+            if kind == "header":
+                header = part.header
+                check_name(header.name)
+                if header.name in taken:
+                    raise AlreadyExists(f"model {header.name!r} is already there; remove it first")
+            elif kind == "file":
+                name = _relative(part.file.path)
+                files[name] = folder / name
+                files[name].parent.mkdir(parents=True, exist_ok=True)
+                if current is not None:
+                    current.close()
+                current = files[name].open("xb")
+            elif kind == "chunk" and current is not None:
+                current.write(part.chunk)
+            else:
+                raise InvalidInput("an upload is a header, then files, each followed by its chunks")
+    except FileExistsError as error:
+        raise InvalidInput("an upload names a file twice") from error
+    finally:
+        if current is not None:
+            current.close()
+    if not header.name or not files:
+        raise InvalidInput("the upload has no header or no file; send the model's name and its bytes")
+    return header, files
+
+
+def _relative(path: str) -> str:
+    """A path inside the model's folder, or InvalidInput."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path or str(pure) == ".":
+        raise InvalidInput(f"{path[:80]!r} is not a file name inside a model's folder")
+    return str(pure)
+
+
+def _status(planned: PlannedModel) -> pb.ModelStatus:
+    model, slot = planned.model, planned.slot
+    state = "refused" if planned.problem else "ready" if planned.serving else "loading"
+    status = pb.ModelStatus(
+        name=planned.entry.name,
+        version=planned.entry.version,
+        state=state,
+        reason=str(planned.problem or ""),
+        settings=planned.entry.settings,
+        swaps=slot.swaps,
+    )
+    if slot.current is not None:
+        status.engine, status.backend = slot.current.engine.key, slot.current.engine.backend
+    if model is not None:
+        status.digest, status.family = model.digest, model.recognition.family or ""
+        signature = model.inspection.signature
+        status.inputs.extend(pb.TensorInfo(name=s.name, datatype=s.datatype, shape=s.dims) for s in signature.inputs)
+        status.outputs.extend(pb.TensorInfo(name=s.name, datatype=s.datatype, shape=s.dims) for s in signature.outputs)
+    return status
+
+
+def _engine(engine: report.EngineReport) -> pb.Engine:
+    message = pb.Engine(
+        key=engine.key,
+        model=engine.model,
+        backend=engine.backend,
+        precision=engine.precision,
+        state=engine.state,
+        reason=engine.reason,
+        parts=engine.parts,
+        latency_ms=engine.latency_ms,
+        bytes=engine.bytes,
+        created_unix_s=engine.created_unix_s,
+        build_s=engine.build_s,
+        device=engine.device,
+    )
+    if engine.verdict is not None:
+        verdict = engine.verdict
+        message.verdict.CopyFrom(pb.Verdict(accepted=verdict.accepted, reason=verdict.reason, figures=verdict.figures))
+    return message
+
+
+def _explanation(item: report.ExplanationReport) -> pb.Explanation:
+    return pb.Explanation(
+        wanted=item.wanted,
+        backend=item.backend,
+        precision=item.precision,
+        state=item.state,
+        nearest=item.nearest,
+        changes=[pb.PartChange(part=c.part, old=c.old or "", new=c.new or "") for c in item.changes],
+        summary=item.summary,
+    )

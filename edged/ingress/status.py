@@ -1,0 +1,40 @@
+"""The one table from edged's errors to gRPC status codes."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+
+from edged import errors
+from edged.errors import EdgedError
+
+_LOG = logging.getLogger("edged.ingress")
+
+# The first class that fits decides, so the more particular come first.
+_CODES: tuple[tuple[type[EdgedError], grpc.StatusCode], ...] = (
+    (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.NotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
+    (errors.NotReady, grpc.StatusCode.UNAVAILABLE),
+    (errors.HostLost, grpc.StatusCode.UNAVAILABLE),
+    (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.TooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.Unsupported, grpc.StatusCode.UNIMPLEMENTED),
+    # A runtime that cannot run these inputs: nearly always the values (an index out of range, a division by zero).
+    (errors.EngineUnusable, grpc.StatusCode.INVALID_ARGUMENT),
+)
+
+
+def code_of(error: EdgedError) -> grpc.StatusCode:
+    """The gRPC status code of an error of edged."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+def describe(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """Code and one line for any exception. One that edged did not raise is logged, and told without its details."""
+    if isinstance(error, EdgedError):
+        return code_of(error), str(error)
+    _LOG.error("a call failed with an error nobody expected", exc_info=error)
+    return grpc.StatusCode.INTERNAL, f"edged failed on this call ({type(error).__name__}); its log tells more"

@@ -1,0 +1,198 @@
+"""Reads an ONNX file and says what is in it. Runs in a child of the daemon: a hostile file can harm only that.
+
+Format: https://github.com/onnx/onnx/blob/main/docs/IR.md (ModelProto).
+"""
+
+from __future__ import annotations
+
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+
+from edged.backend.contract import Signature
+from edged.errors import ModelRefused
+from edged.model.identity import file_digest, model_digest
+from edged.model.inspection import ExternalFile, Inspection
+from edged.tensors import Dim, TensorSpec
+
+# onnx.TensorProto.DataType -> Open Inference Protocol datatype
+_DATATYPES = {
+    onnx.TensorProto.FLOAT: "FP32",
+    onnx.TensorProto.UINT8: "UINT8",
+    onnx.TensorProto.INT8: "INT8",
+    onnx.TensorProto.UINT16: "UINT16",
+    onnx.TensorProto.INT16: "INT16",
+    onnx.TensorProto.INT32: "INT32",
+    onnx.TensorProto.INT64: "INT64",
+    onnx.TensorProto.STRING: "BYTES",
+    onnx.TensorProto.BOOL: "BOOL",
+    onnx.TensorProto.FLOAT16: "FP16",
+    onnx.TensorProto.DOUBLE: "FP64",
+    onnx.TensorProto.UINT32: "UINT32",
+    onnx.TensorProto.UINT64: "UINT64",
+    onnx.TensorProto.BFLOAT16: "BF16",
+}
+# What people hand over by mistake, by the first bytes of it.
+_MISTAKES = (
+    (b"PK\x03\x04", "a zip archive; unpack it first"),
+    (b"\x1f\x8b", "gzip-compressed; unpack it first"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself; run git lfs pull"),
+    (b"<", "a web page or XML, not an ONNX model; download the file itself"),
+)
+
+
+def inspect(path: Path) -> Inspection:
+    """Parses a model without its weights' values. ModelRefused, in one line, when it is not one or not whole."""
+    _require_file(path)
+    proto = _parse(path)
+    external = tuple(_external(proto, path.parent))
+    graph_digest = file_digest(path)
+    graphs = list(_graphs(proto.graph))
+    nodes = [node for graph in graphs for node in graph.node]
+    return Inspection(
+        digest=model_digest(path, [file.path for file in external], graph_digest=graph_digest),
+        graph_digest=graph_digest,
+        size=path.stat().st_size,
+        ir_version=proto.ir_version,
+        opsets={entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        metadata={entry.key: entry.value for entry in proto.metadata_props},
+        signature=_signature(proto.graph),
+        operators=dict(sorted(Counter(_operator(node) for node in nodes).items())),
+        subgraphs=len(graphs) - 1,
+        functions=len(proto.functions),
+        parameters=sum(_elements(tensor) for graph in graphs for tensor in graph.initializer),
+        external=external,
+    )
+
+
+def _require_file(path: Path) -> None:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelRefused(f"{path.name} cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):  # opening a FIFO would hang
+        raise ModelRefused(f"{path.name} is not a regular file; name the .onnx file itself")
+    if status.st_size == 0:
+        raise ModelRefused(f"{path.name} is empty; copy the model again")
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    with path.open("rb") as file:
+        head = file.read(64)
+    for magic, meaning in _MISTAKES:
+        if head.lstrip().startswith(magic):
+            raise ModelRefused(f"{path.name} is {meaning}")
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # the parser's errors share no base
+        raise ModelRefused(f"{path.name} is not a whole ONNX model: it cannot be parsed (truncated?)") from error
+    if not proto.graph.node or not proto.graph.output or not proto.opset_import:
+        raise ModelRefused(f"{path.name} is not an ONNX model: it has no graph with outputs")
+    return proto
+
+
+def _signature(graph: onnx.GraphProto) -> Signature:
+    # Before IR version 4 every initialiser was listed as an input as well.
+    initialisers = {tensor.name for tensor in graph.initializer}
+    inputs = tuple(_spec(value) for value in graph.input if value.name not in initialisers)
+    return Signature(inputs, tuple(_spec(value) for value in graph.output))
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise ModelRefused(
+            f"{value.name!r} is a {(kind or 'value without a type').removesuffix('_type')}: only tensors can be served"
+        )
+    tensor = value.type.tensor_type
+    datatype = _DATATYPES.get(tensor.elem_type)  # type: ignore[call-overload]  # the stub wants the enum, the file holds an int
+    if datatype is None:
+        element = onnx.TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type < 64 else tensor.elem_type
+        raise ModelRefused(f"{value.name!r} has elements of type {element}, which the inference protocol cannot carry")
+    return TensorSpec(value.name, datatype, tuple(_dim(dim) for dim in tensor.shape.dim))
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    # Some exporters write -1 for a dynamic size instead of leaving it out.
+    if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
+        return int(dim.dim_value)
+    return str(dim.dim_param) or "?"
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else str(node.op_type)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and every graph inside its nodes, without recursion: nesting can be as deep as the file likes."""
+    waiting = [graph]
+    while waiting:
+        current = waiting.pop()
+        yield current
+        for node in current.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    waiting.append(attribute.g)
+                waiting.extend(attribute.graphs)
+
+
+def _elements(tensor: onnx.TensorProto) -> int:
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    return count
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    functions = (node for function in proto.functions for node in function.node)
+    for graph in _graphs(proto.graph):
+        yield from graph.initializer
+        for node in graph.node:
+            yield from _constants(node)
+    for node in functions:
+        yield from _constants(node)
+
+
+def _constants(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+
+
+def _external(proto: onnx.ModelProto, folder: Path) -> Iterator[ExternalFile]:
+    """Every external file once, each a regular file inside the model's folder and long enough for what it holds."""
+    needed: dict[str, int] = {}
+    for tensor in _tensors(proto):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        try:
+            end = int(entries.get("offset", "0")) + int(entries.get("length", "0"))
+        except ValueError:
+            raise ModelRefused(f"tensor {tensor.name!r} has a damaged reference to external data") from None
+        needed[location] = max(needed.get(location, 0), end)
+    for location, end in sorted(needed.items()):
+        yield ExternalFile(location, _external_size(folder, location, end))
+
+
+def _external_size(folder: Path, location: str, end: int) -> int:
+    path = folder / location
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+        raise ModelRefused(f"external data {location!r} lies outside the model's folder; export it beside the model")
+    try:
+        status = path.lstat()
+    except OSError:
+        raise ModelRefused(f"external data {location!r} is missing; put it beside the model") from None
+    if not stat.S_ISREG(status.st_mode) or path.resolve().parent != (folder / location).parent.resolve():
+        raise ModelRefused(f"external data {location!r} is not a regular file; copy the file itself beside the model")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ModelRefused(f"external data {location!r} leads outside the model's folder; copy the file itself")
+    if status.st_size < end:
+        raise ModelRefused(f"external data {location!r} is truncated: {status.st_size} bytes of at least {end}")
+    return status.st_size

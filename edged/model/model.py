@@ -1,0 +1,49 @@
+"""A model that was read and can be served: what the disk has, what the file holds, what its pictures mean."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edged.backend.artefact import Artefact
+from edged.backend.contract import Order, Recipe
+from edged.errors import ConfigError, ModelRefused
+from edged.model.inspection import Inspection
+from edged.model.repository import ModelEntry
+from edged.vision.family import Recognition, recognise
+
+
+class Model(msgspec.Struct, frozen=True):
+    """An inspected model with its settings applied."""
+
+    entry: ModelEntry
+    inspection: Inspection
+    recognition: Recognition
+
+    @classmethod
+    def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
+        """ConfigError when the settings do not fit the model, ModelRefused when nothing could be asked of it."""
+        if entry.problem:
+            raise ConfigError(f"model {entry.name}: {entry.problem}")
+        signature = inspection.signature
+        if not signature.outputs:
+            raise ModelRefused(f"model {entry.name} has no outputs")
+        recognition = recognise(signature.inputs, signature.outputs, inspection.metadata, entry.settings)
+        return cls(entry, inspection, recognition)
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def digest(self) -> str:
+        return self.inspection.digest
+
+    @property
+    def picture(self) -> tuple[int, int] | None:
+        """Width and height of the pictures it takes, in pixels; None when it takes none."""
+        preprocess = self.recognition.preprocess
+        return (preprocess.width, preprocess.height) if preprocess else None
+
+    def order(self, recipe: Recipe, artefact: Artefact | None = None) -> Order:
+        """An order for one of its engines; without an artefact it is not built yet, or a reference."""
+        return Order(self.entry.path, self.inspection.signature, recipe, artefact)

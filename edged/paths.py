@@ -1,0 +1,68 @@
+"""Where edged keeps its sockets, state and cache: under systemd, as root, or as an ordinary user.
+
+systemd's RUNTIME_DIRECTORY, STATE_DIRECTORY and CACHE_DIRECTORY come first (systemd.exec(5)), then edged's own
+variables, then the system's folders for root and the XDG base directories for anyone else. Nothing is created here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SOCKET = "edged.sock"
+OPERATE_SOCKET = "operate.sock"
+_RUN = Path("/run/edged")
+
+
+def default_socket() -> Path:
+    """The socket that answers frames, of the daemon a client most likely means."""
+    managed = _systemd("RUNTIME_DIRECTORY")
+    if managed is not None:
+        return managed / SOCKET
+    if _is_root() or (_RUN / SOCKET).exists():
+        return _RUN / SOCKET
+    runtime = _absolute("XDG_RUNTIME_DIR")
+    return (runtime / "edged" if runtime else Path(f"/tmp/edged-{os.getuid()}")) / SOCKET  # noqa: S108
+
+
+def operate_socket(socket: Path) -> Path:
+    """The socket that takes commands (add, remove), beside the one that answers frames."""
+    return socket.with_name(OPERATE_SOCKET)
+
+
+def default_state_dir() -> Path:
+    """Models and settings: what must survive. EDGED_STATE overrides."""
+    return _place("STATE_DIRECTORY", "EDGED_STATE", Path("/var/lib/edged"), "XDG_DATA_HOME", ".local/share")
+
+
+def default_cache_dir() -> Path:
+    """Engines: what can be built again. EDGED_CACHE overrides."""
+    return _place("CACHE_DIRECTORY", "EDGED_CACHE", Path("/var/cache/edged"), "XDG_CACHE_HOME", ".cache")
+
+
+def _place(managed: str, own: str, system: Path, xdg: str, home: str) -> Path:
+    given = _systemd(managed)
+    if given is not None:
+        return given
+    chosen = os.environ.get(own)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    if _is_root():
+        return system
+    return (_absolute(xdg) or Path.home() / home) / "edged"
+
+
+def _systemd(variable: str) -> Path | None:
+    """A unit may name several directories, separated by colons; the first is edged's own."""
+    first = os.environ.get(variable, "").partition(":")[0]
+    return Path(first) if first else None
+
+
+def _absolute(variable: str) -> Path | None:
+    """The XDG specification says that a relative path is invalid and to be ignored."""
+    text = os.environ.get(variable, "")
+    return Path(text) if text.startswith("/") else None
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0

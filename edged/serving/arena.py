@@ -1,0 +1,111 @@
+"""Memory that the daemon and one engine host share: a picture or tensor is written once and read where it lies.
+
+The memory is anonymous (memfd): it has no name that could be left behind, and it goes with the last process that
+holds it. The daemon alone decides what is free; the host only reads and fills the spans it is told.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+
+import msgspec
+
+from edged.errors import Overloaded, TooLarge
+
+_ALIGN = 64  # a cache line, and what vector loads like best
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of the arena, in bytes."""
+
+    offset: int
+    size: int
+
+
+class FreeList:
+    """First-fit allocation in [0, capacity). Pure: no memory is touched."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._holes: list[tuple[int, int]] = [(0, capacity)]  # (offset, size), by offset, never adjacent
+        self._taken: dict[int, int] = {}
+
+    def take(self, size: int) -> int:
+        """The offset of `size` free bytes. TooLarge if they could never fit, Overloaded if they do not now."""
+        room = max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
+        if room > self.capacity:
+            raise TooLarge(f"{size} bytes do not fit into the shared memory of {self.capacity} bytes")
+        for index, (offset, free) in enumerate(self._holes):
+            if free >= room:
+                self._holes[index : index + 1] = [(offset + room, free - room)] if free > room else []
+                self._taken[offset] = room
+                return offset
+        raise Overloaded(f"the shared memory of {self.capacity} bytes is full; send less at a time")
+
+    def give(self, offset: int) -> None:
+        """Returns what `take` gave; KeyError when it was not taken."""
+        size = self._taken.pop(offset)
+        index = bisect.bisect_left(self._holes, (offset, 0))
+        if index < len(self._holes) and self._holes[index][0] == offset + size:
+            size += self._holes.pop(index)[1]
+        if index and sum(self._holes[index - 1]) == offset:
+            offset, before = self._holes[index - 1]
+            self._holes[index - 1] = (offset, before + size)
+        else:
+            self._holes.insert(index, (offset, size))
+
+    @property
+    def taken(self) -> int:
+        return sum(self._taken.values())
+
+
+class Arena:
+    """The daemon's end: makes the memory and hands out spans. Untouched pages cost nothing."""
+
+    def __init__(self, capacity: int) -> None:
+        self.handle = os.memfd_create("edged-arena", os.MFD_CLOEXEC)
+        os.ftruncate(self.handle, capacity)
+        self._map = mmap.mmap(self.handle, capacity)
+        self._view = memoryview(self._map)
+        self._free = FreeList(capacity)
+
+    def reserve(self, size: int) -> Span:
+        return Span(self._free.take(size), size)
+
+    def store(self, data: bytes | memoryview) -> Span:
+        """Copies bytes in: the one copy on their way to the engine."""
+        span = self.reserve(len(data))
+        self._view[span.offset : span.offset + span.size] = data
+        return span
+
+    def read(self, span: Span) -> memoryview:
+        """A view that is valid until the span is released."""
+        return self._view[span.offset : span.offset + span.size]
+
+    def release(self, span: Span) -> None:
+        self._free.give(span.offset)
+
+    @property
+    def taken(self) -> int:
+        return self._free.taken
+
+    def close(self) -> None:
+        self._view.release()
+        self._map.close()
+        os.close(self.handle)
+
+
+class SharedView:
+    """The host's end: the same memory by the inherited file descriptor."""
+
+    def __init__(self, handle: int) -> None:
+        self._map = mmap.mmap(handle, os.fstat(handle).st_size)
+        self.memory = memoryview(self._map)
+
+    def at(self, span: Span) -> memoryview:
+        """The bytes of a span; ValueError when it lies outside."""
+        if span.offset < 0 or span.size < 0 or span.offset + span.size > len(self.memory):
+            raise ValueError(f"span {span} is outside the arena")
+        return self.memory[span.offset : span.offset + span.size]

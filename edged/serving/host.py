@@ -1,0 +1,165 @@
+"""The engine host: a process that imports one backend, owns sessions, and does what the daemon's link tells it.
+
+Each session has two threads: one prepares (decodes pictures, fits them into the input tensor), one infers. So the
+next picture is decoded while the current one runs; and a slow model never holds up another.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from edged import errors, process
+from edged.backend import registry
+from edged.backend.contract import Backend
+from edged.serving import messages as m
+from edged.serving.arena import SharedView, Span
+from edged.serving.codec import to_array, to_bytes
+from edged.serving.pipeline import Outcome, Pipeline, Prepared
+from edged.tensors import Array
+
+Say = Callable[[m.FromHost], None]
+
+
+class _SessionThreads:
+    """One session, its two threads and the queues between them. The daemon bounds what is queued."""
+
+    def __init__(self, order: m.Open, backend: Backend, shared: SharedView, say: Say) -> None:
+        self._open, self._backend, self._shared, self._say = order, backend, shared, say
+        self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | dict[str, Array]] | None]
+        self._prepared = queue.SimpleQueue()
+        self._pipeline: Pipeline | None = None
+        threading.Thread(target=self._prepare_loop, name=f"prepare-{order.session}", daemon=True).start()
+
+    def submit(self, job: m.Infer | m.Detect | None) -> None:
+        """Takes a job; None ends the session after what was taken before."""
+        self._todo.put(job)
+
+    def _prepare_loop(self) -> None:
+        try:
+            session = self._backend.open(self._open.order)
+            self._pipeline = Pipeline(session, self._open.order.signature, self._open.recognition)
+        except Exception as error:
+            self._say(m.OpenFailed(self._open.session, *_named(error)))
+            return
+        threading.Thread(target=self._infer_loop, name=f"infer-{self._open.session}", daemon=True).start()
+        self._say(m.Opened(self._open.session))
+        while (job := self._todo.get()) is not None:
+            try:
+                self._prepared.put((job, self._prepare(self._pipeline, job)))
+            except Exception as error:
+                self._say(m.JobFailed(job.job, *_named(error)))
+        self._prepared.put(None)
+
+    def _infer_loop(self) -> None:
+        assert self._pipeline is not None
+        while (item := self._prepared.get()) is not None:
+            job, prepared = item
+            try:
+                self._say(self._run(self._pipeline, job, prepared))
+            except Exception as error:
+                self._say(m.JobFailed(job.job, *_named(error)))
+            del item, prepared  # a view into the arena must not outlive its job
+        self._pipeline.close()
+        self._say(m.Closed(self._open.session))
+
+    def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | dict[str, Array]:
+        if isinstance(job, m.Detect):
+            p = job.picture
+            return pipeline.prepare(self._shared.at(p.span), p.pixel_format, p.width, p.height, p.stride)
+        return {
+            ref.name: to_array(ref.name, ref.datatype, ref.shape, self._shared.at(ref.span) if ref.span else ref.data)
+            for ref in job.inputs
+        }
+
+    def _run(
+        self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | dict[str, Array]
+    ) -> m.Answer | m.Detected:
+        datatypes = {spec.name: spec.datatype for spec in self._open.order.signature.outputs}
+        if isinstance(job, m.Infer):
+            assert isinstance(prepared, dict)
+            outputs, times = pipeline.run(prepared, job.outputs)
+            return m.Answer(job.job, self._place(outputs, datatypes, job.reply), times)
+        assert isinstance(prepared, Prepared)
+        outcome: Outcome = pipeline.infer(prepared, job.thresholds)
+        if outcome.detections is None:
+            refs = self._place(outcome.outputs, datatypes, job.reply)
+            return m.Answer(job.job, refs, outcome.times, outcome.width, outcome.height)
+        return m.Detected(job.job, outcome.detections.pack(), outcome.times, outcome.width, outcome.height)
+
+    def _place(
+        self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None
+    ) -> tuple[m.TensorRef, ...]:
+        """Writes outputs one after the other into the reply's span; what does not fit goes into the message."""
+        position, refs = 0, []
+        for name, array in outputs.items():
+            data = to_bytes(array)
+            if reply is not None and position + len(data) <= reply.size:
+                span = Span(reply.offset + position, len(data))
+                self._shared.at(span)[:] = data
+                position += -(-len(data) // 64) * 64
+                refs.append(m.TensorRef(name, datatypes[name], array.shape, span))
+            else:
+                refs.append(m.TensorRef(name, datatypes[name], array.shape, None, bytes(data)))
+        return tuple(refs)
+
+
+def _named(error: Exception) -> tuple[str, str]:
+    """The class of `edged.errors` and the one line that stand for an exception on the link."""
+    if isinstance(error, errors.EdgedError):
+        return type(error).__name__, str(error)
+    return "EngineUnusable", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def serve(backend_name: str, inbox: str, outbox: str, arena: int) -> None:
+    """Runs until the daemon closes the link or goes."""
+    context = zmq.Context(io_threads=1)
+    orders = context.socket(zmq.PULL)
+    orders.connect(inbox)
+    answers = context.socket(zmq.PUSH)
+    answers.set_hwm(0)
+    answers.connect(outbox)
+    lock, encoder = threading.Lock(), msgspec.msgpack.Encoder()
+
+    def say(message: m.FromHost) -> None:
+        with lock:
+            answers.send(encoder.encode(message))
+
+    try:
+        backend = registry.load(backend_name)
+    except errors.EdgedError as error:
+        say(m.Unfit(str(error)))
+        context.destroy(linger=1000)
+        return
+    shared = SharedView(arena)
+    decoder = msgspec.msgpack.Decoder(m.ToHost)
+    sessions: dict[int, _SessionThreads] = {}
+    say(m.Ready(os.getpid()))
+    while True:
+        order = decoder.decode(orders.recv())
+        if isinstance(order, m.Open):
+            sessions[order.session] = _SessionThreads(order, backend, shared, say)
+        elif isinstance(order, m.Close):
+            sessions.pop(order.session).submit(None)
+        else:
+            sessions[order.session].submit(order)
+
+
+def main() -> None:
+    """`python -m edged.serving.host BACKEND INBOX OUTBOX ARENA_FD`"""
+    process.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which stops its hosts
+    backend, inbox, outbox, arena = sys.argv[1:]
+    serve(backend, inbox, outbox, int(arena))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""The daemon's end of one engine host: starts the process, talks to it, and notices when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from edged import errors
+from edged.backend.contract import Order
+from edged.errors import EdgedError, EngineUnusable, HostLost
+from edged.serving import messages as m
+from edged.serving.arena import Arena
+from edged.vision.family import Recognition
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 3.0
+
+
+class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Mebibytes of shared memory a host gets, and seconds after which an unanswered job means that it hangs."""
+
+    arena_mb: int = 512
+    job_seconds: float = 120.0
+
+
+Reply = m.Answer | m.Detected
+
+
+class HostLink:
+    """One living host. When it is lost, every waiting future fails with HostLost and `on_lost` is called once."""
+
+    def __init__(self, backend: str, limits: HostLimits, on_lost: Callable[[HostLink, str], None]) -> None:
+        self.backend = backend
+        self.pid = 0
+        self.lost = ""  # why, once it is
+        self._limits, self._on_lost = limits, on_lost
+        self._loop = asyncio.get_running_loop()
+        self.arena = Arena(limits.arena_mb << 20)
+        self._numbers = itertools.count(1)
+        self._jobs: dict[int, tuple[asyncio.Future[Reply], float]] = {}
+        self._opening: dict[int, asyncio.Future[None]] = {}
+        self._closing: dict[int, asyncio.Future[None]] = {}
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(m.FromHost)
+        self._stopping = False
+        self._process: asyncio.subprocess.Process | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts the process and waits until it has imported its backend. HostLost when it does not."""
+        # The sockets have names only until the host has connected: nothing is left behind by a killed daemon.
+        folder = Path(tempfile.mkdtemp(prefix="edged-"))
+        try:
+            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+            self._orders = context.socket(zmq.PUSH)
+            self._orders.set_hwm(0)  # what is in flight is bounded by the slots
+            self._orders.linger = 0
+            self._answers = context.socket(zmq.PULL)
+            self._answers.linger = 0
+            self._orders.bind(f"ipc://{folder}/orders")
+            self._answers.bind(f"ipc://{folder}/answers")
+            self._descriptor = int(self._answers.getsockopt(zmq.FD))
+            self._loop.add_reader(self._descriptor, self._drain)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "edged.serving.host", self.backend),
+                *(f"ipc://{folder}/orders", f"ipc://{folder}/answers", str(self.arena.handle)),
+                pass_fds=(self.arena.handle,),
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+            self.pid = self._process.pid
+            self._watch = asyncio.create_task(self._watch_process(self._process))
+            await asyncio.wait_for(asyncio.shield(self._ready), _START_SECONDS)
+        except asyncio.TimeoutError:
+            self._lose(f"did not start within {_START_SECONDS:g} s")
+            raise HostLost(f"engine host {self.backend} {self.lost}") from None
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def open(self, order: Order, recognition: Recognition) -> int:
+        """Opens an engine; its number within this host. The backend's error when it cannot be opened."""
+        self._require_alive()
+        number = next(self._numbers)
+        opened: asyncio.Future[None] = self._loop.create_future()
+        self._opening[number] = opened
+        self._send(m.Open(number, order, recognition))
+        await opened
+        return number
+
+    async def close_session(self, number: int) -> None:
+        """Closes a session after what was submitted to it before; returns at once when the host is gone."""
+        if self.lost:
+            return
+        closed: asyncio.Future[None] = self._loop.create_future()
+        self._closing[number] = closed
+        self._send(m.Close(number))
+        await closed
+
+    def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
+        """Sends a job; the future ends with the answer, the job's error, or HostLost."""
+        self._require_alive()
+        number = next(self._numbers)
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._jobs[number] = (future, time.monotonic())
+        self._send(make(number))
+        return future
+
+    async def stop(self) -> None:
+        """Ends the process; what it still held fails with HostLost."""
+        self._stopping = True
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+        self.kill("was stopped")
+        if self._watch is not None:
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+    def kill(self, why: str) -> None:
+        """Ends the process at once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        self._lose(why)
+
+    def _require_alive(self) -> None:
+        if self.lost:
+            raise HostLost(f"engine host {self.backend} {self.lost}")
+
+    def _send(self, message: m.ToHost) -> None:
+        self._orders.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def _drain(self) -> None:
+        """Reads until nothing is left: the descriptor signals once for any number of messages."""
+        while not self.lost:
+            try:
+                data = self._answers.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take(self._decoder.decode(data))
+
+    def _take(self, message: m.FromHost) -> None:
+        if isinstance(message, m.Answer | m.Detected):
+            _settle(self._jobs.pop(message.job)[0], message)
+        elif isinstance(message, m.JobFailed):
+            _fail(self._jobs.pop(message.job)[0], _rebuild(message.error, message.message))
+        elif isinstance(message, m.Opened):
+            _settle(self._opening.pop(message.session), None)
+        elif isinstance(message, m.OpenFailed):
+            _fail(self._opening.pop(message.session), _rebuild(message.error, message.message))
+        elif isinstance(message, m.Closed):
+            _settle(self._closing.pop(message.session), None)
+        elif isinstance(message, m.Ready):
+            _settle(self._ready, None)
+        else:
+            self._lose(f"cannot start: {message.message}")
+
+    async def _watch_process(self, process: asyncio.subprocess.Process) -> None:
+        """Notices the end of the process, and a job that is never answered."""
+        ended = asyncio.ensure_future(process.wait())
+        period = min(1.0, self._limits.job_seconds / 4)
+        while not ended.done():
+            await asyncio.wait([ended], timeout=period)
+            oldest = min((since for _, since in self._jobs.values()), default=time.monotonic())
+            if time.monotonic() - oldest > self._limits.job_seconds:
+                self.kill(f"hung: no answer for {self._limits.job_seconds:g} s")
+        self._lose("was stopped" if self._stopping else f"died (exit status {process.returncode})")
+
+    def _lose(self, why: str) -> None:
+        if self.lost:
+            return
+        if hasattr(self, "_answers"):
+            self._drain()  # what it answered before it went still counts
+        self.lost = why
+        error = HostLost(f"engine host {self.backend} {why}")
+        for job, _ in self._jobs.values():
+            _fail(job, error)
+        for opening in (*self._opening.values(), self._ready):
+            _fail(opening, error)
+        for closing in self._closing.values():
+            _settle(closing, None)
+        self._jobs.clear()
+        self._opening.clear()
+        self._closing.clear()
+        self._release()
+        self._on_lost(self, why)
+
+    def _release(self) -> None:
+        if hasattr(self, "_answers"):
+            self._loop.remove_reader(self._descriptor)
+            self._answers.close()
+            self._orders.close()
+        # Answers that were just settled may still be read from the arena by tasks that are due to run.
+        self._loop.call_later(1.0, self._close_arena)
+
+    def _close_arena(self) -> None:
+        try:
+            self.arena.close()
+        except BufferError:
+            self._loop.call_later(1.0, self._close_arena)
+
+
+def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None], value: Reply | None) -> None:
+    if not future.done():
+        future.set_result(value)  # type: ignore[arg-type]  # the two kinds of future share this line
+
+
+def _fail(future: asyncio.Future[Reply] | asyncio.Future[None], error: EdgedError) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _rebuild(name: str, message: str) -> EdgedError:
+    kind = getattr(errors, name, EngineUnusable)
+    error: EdgedError = kind(message)
+    return error

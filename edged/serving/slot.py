@@ -1,0 +1,180 @@
+"""What serves a model now. Work is offered to the slot; whichever engine is installed takes it, two pieces at a time.
+
+Swapping is installing another engine: new work goes to it, the old one finishes what it has and is closed. Work that
+was lost with its host is tried once more, on whatever serves by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Hashable
+from functools import partial
+
+from edged.errors import EdgedError, HostLost, NotReady
+from edged.serving import messages as m
+from edged.serving.arena import Span
+from edged.serving.link import HostLink, Reply
+from edged.serving.schedule import Schedule
+from edged.serving.work import Answered, EngineRef, OutputTensor, Work
+
+IN_FLIGHT = 2  # one is prepared while one is inferred; more would only wait inside the host
+_WAITING = 64  # tensor requests
+
+
+class ServingSession:
+    """An engine opened in a host, as its slot sees it."""
+
+    def __init__(self, link: HostLink, number: int, engine: EngineRef) -> None:
+        self.link, self.number, self.engine = link, number, engine
+        self.in_flight = 0
+        self.reply_bytes = 0  # the largest answer so far, so that the next finds room in the arena
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    async def retire(self) -> None:
+        """Finishes what it has, then closes the engine."""
+        await self.idle.wait()
+        await self.link.close_session(self.number)
+
+
+class Slot:
+    """One model's place in the daemon: its waiting work and the session that serves it."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.current: ServingSession | None = None
+        self.swaps = 0
+        self.answered = 0
+        self.failed = 0
+        self._schedule: Schedule[Work] = Schedule(_WAITING)
+        self._refusal: EdgedError | None = None
+
+    def offer(self, lane: Hashable, frame: Work) -> Work | None:
+        """Puts a camera's frame in; returns the frame that it overtook. Raises when the model cannot serve at all."""
+        self._require_open()
+        overtaken = self._schedule.offer(lane, frame)
+        self._pump()
+        return overtaken
+
+    def push(self, request: Work) -> None:
+        """Queues a request. Overloaded when too many wait; raises when the model cannot serve at all."""
+        self._require_open()
+        self._schedule.push(request)
+        self._pump()
+
+    def withdraw(self, lane: Hashable) -> Work | None:
+        """Takes back a frame that has not been chosen yet."""
+        return self._schedule.withdraw(lane)
+
+    def install(self, session: ServingSession) -> ServingSession | None:
+        """From now on `session` serves. Returns the one that did, for the caller to retire."""
+        previous, self.current = self.current, session
+        self.swaps += previous is not None
+        self._refusal = None
+        self._pump()
+        return previous
+
+    def vacate(self, link: HostLink) -> bool:
+        """Takes out the session of a host that is lost; what waits, waits on. Whether there was one."""
+        if self.current is None or self.current.link is not link:
+            return False
+        self.current = None
+        return True
+
+    def refuse(self, error: EdgedError) -> ServingSession | None:
+        """Nothing can serve the model: what waits and what comes is answered with `error`. Returns what served."""
+        previous, self.current = self.current, None
+        self._refusal = error
+        for work in self._schedule.drain():
+            work.future.set_exception(error)
+        return previous
+
+    def reopen(self) -> None:
+        """The model may serve again: work may wait for an engine."""
+        self._refusal = None
+
+    @property
+    def waiting(self) -> int:
+        return len(self._schedule)
+
+    def _require_open(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _pump(self) -> None:
+        """Hands work to the session as long as it takes some."""
+        session = self.current
+        while session is not None and session.in_flight < IN_FLIGHT and not session.link.lost:
+            work = self._schedule.choose()
+            if work is None:
+                return
+            self._dispatch(session, work)
+
+    def _dispatch(self, session: ServingSession, work: Work) -> None:
+        arena, spans = session.link.arena, list[Span]()
+        try:
+            for blob in work.blobs():
+                spans.append(arena.store(blob))
+            reply = arena.reserve(session.reply_bytes) if session.reply_bytes else None
+        except EdgedError as error:
+            for span in spans:
+                arena.release(span)
+            self.failed += 1
+            work.future.set_exception(error)
+            return
+        queued = (time.monotonic() - work.received) * 1e3
+        future = session.link.submit(lambda job: work.message(job, session.number, spans, reply))
+        session.in_flight += 1
+        session.idle.clear()
+        future.add_done_callback(partial(self._finish, session, work, spans, reply, queued))
+
+    def _finish(
+        self,
+        session: ServingSession,
+        work: Work,
+        spans: list[Span],
+        reply: Span | None,
+        queue_ms: float,
+        future: asyncio.Future[Reply],
+    ) -> None:
+        error = future.exception()
+        if error is None and not work.future.done():
+            work.future.set_result(_collect(session, future.result(), queue_ms))
+            self.answered += 1
+        elif isinstance(error, HostLost) and not work.retried and work.is_wanted:
+            work.retried = True
+            self._retry(work)
+        elif error is not None and not work.future.done():
+            work.future.set_exception(error)
+            self.failed += 1
+        for span in (*spans, *([reply] if reply else [])):
+            session.link.arena.release(span)
+        session.in_flight -= 1
+        if not session.in_flight:
+            session.idle.set()
+        self._pump()
+
+    def _retry(self, work: Work) -> None:
+        if self._refusal is not None:
+            work.future.set_exception(self._refusal)
+        else:
+            self._schedule.retry(work)
+
+
+def removed(model: str) -> NotReady:
+    """What is answered to work that waited for a model which is gone."""
+    return NotReady(f"model {model!r} was removed while the request waited")
+
+
+def _collect(session: ServingSession, reply: Reply, queue_ms: float) -> Answered:
+    """Copies the answer out of the arena: its span is given to the next request."""
+    if isinstance(reply, m.Detected):
+        return Answered(session.engine, reply.detections, (), reply.width, reply.height, queue_ms, reply.times)
+    arena, outputs, total = session.link.arena, [], 0
+    for ref in reply.outputs:
+        data = bytes(arena.read(ref.span)) if ref.span is not None else ref.data
+        outputs.append(OutputTensor(ref.name, ref.datatype, ref.shape, data))
+        total += -(-len(data) // 64) * 64
+    session.reply_bytes = max(session.reply_bytes, total)
+    return Answered(session.engine, None, tuple(outputs), reply.width, reply.height, queue_ms, reply.times)

@@ -1,0 +1,120 @@
+"""One piece of work on its way through a slot: a camera frame or a tensor request, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from edged.serving import messages as m
+from edged.serving.arena import Span
+from edged.tensors import Shape
+from edged.vision.family import Thresholds
+
+
+class EngineRef(msgspec.Struct, frozen=True):
+    """Which engine answered: its key, its backend, and the class names of its detections."""
+
+    key: str
+    backend: str
+    names: tuple[str, ...] = ()
+
+
+class OutputTensor(msgspec.Struct, frozen=True):
+    """One output as the protocol carries it; `data` is raw contents."""
+
+    name: str
+    datatype: str
+    shape: Shape
+    data: bytes
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """An answer: packed detections of a frame (None for raw outputs), or output tensors. Times in milliseconds."""
+
+    engine: EngineRef
+    detections: bytes | None
+    outputs: tuple[OutputTensor, ...]
+    width: int
+    height: int
+    queue_ms: float
+    times: m.Times
+
+
+class Work:
+    """What is common to both kinds. The future ends with an Answered or an EdgedError; cancelling it drops the work."""
+
+    __slots__ = ("future", "received", "retried")
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        self.received = time.monotonic()
+        self.retried = False
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self.future.done()
+
+    def blobs(self) -> tuple[bytes | memoryview, ...]:
+        """The bulk bytes, to be placed in the arena in this order."""
+        raise NotImplementedError
+
+    def message(self, job: int, session: int, spans: list[Span], reply: Span | None) -> m.Infer | m.Detect:
+        """The order for the host, with the blobs where they were placed."""
+        raise NotImplementedError
+
+
+class FrameWork(Work):
+    """A picture to detect on: encoded bytes, or raw pixels with their geometry."""
+
+    __slots__ = ("data", "height", "pixel_format", "stride", "thresholds", "width")
+
+    def __init__(
+        self,
+        data: bytes,
+        pixel_format: str = "",
+        width: int = 0,
+        height: int = 0,
+        stride: int = 0,
+        thresholds: Thresholds | None = None,
+    ) -> None:
+        super().__init__()
+        self.data, self.thresholds = data, thresholds
+        self.pixel_format, self.width, self.height, self.stride = pixel_format, width, height, stride
+
+    def blobs(self) -> tuple[bytes | memoryview, ...]:
+        return (self.data,)
+
+    def message(self, job: int, session: int, spans: list[Span], reply: Span | None) -> m.Infer | m.Detect:
+        picture = m.Picture(spans[0], self.pixel_format, self.width, self.height, self.stride)
+        return m.Detect(job, session, picture, self.thresholds, reply)
+
+
+class InputTensor(msgspec.Struct, frozen=True):
+    """One input of a tensor request: raw contents, checked against its shape before it gets here."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
+class TensorWork(Work):
+    """A tensor request. `outputs` None means all of them."""
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self, inputs: tuple[InputTensor, ...], outputs: tuple[str, ...] | None) -> None:
+        super().__init__()
+        self.inputs, self.outputs = inputs, outputs
+
+    def blobs(self) -> tuple[bytes | memoryview, ...]:
+        return tuple(tensor.data for tensor in self.inputs)
+
+    def message(self, job: int, session: int, spans: list[Span], reply: Span | None) -> m.Infer | m.Detect:
+        refs = tuple(
+            m.TensorRef(tensor.name, tensor.datatype, tensor.shape, span)
+            for tensor, span in zip(self.inputs, spans, strict=True)
+        )
+        return m.Infer(job, session, refs, self.outputs, reply)

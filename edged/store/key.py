@@ -1,0 +1,75 @@
+"""What decides whether an engine is valid, as named parts, and the digest of them.
+
+The format version comes first, so that a change of this file's meaning makes every older engine a miss instead of a
+mistake. What only describes a build (when, how long, how warm) belongs in the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from edged.backend.contract import Recipe
+from edged.device.fingerprint import Fingerprint
+from edged.device.validity import relevant
+
+FORMAT = "1"
+_ABSENT = "absent"
+
+
+class PartChange(msgspec.Struct, frozen=True):
+    """One part of a key that differs: its name, the old and the new value (None where there is none)."""
+
+    part: str
+    old: str | None
+    new: str | None
+
+    def __str__(self) -> str:
+        return f"{self.part.removeprefix('runtime.')} {self.old or _ABSENT} → {self.new or _ABSENT}"
+
+
+class EngineKey(msgspec.Struct, frozen=True):
+    """Named parts in a fixed order, format version first."""
+
+    parts: dict[str, str]
+
+    @classmethod
+    def of(cls, model_digest: str, recipe: Recipe, fingerprint: Fingerprint) -> EngineKey:
+        """The key of the engine that `recipe` makes of a model on a device."""
+        parts = {"format": FORMAT, "model": model_digest, **recipe.parts()}
+        kind, _, index = recipe.device.partition(":")
+        for fact in relevant(recipe.backend, kind, int(index or 0)):
+            parts[fact] = fingerprint.facts.get(fact, _ABSENT)
+        return cls(parts)
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits over every name and value, each followed by a delimiter that cannot occur in them."""
+        hasher = hashlib.sha256()
+        for name, value in self.parts.items():
+            hasher.update(name.encode() + b"\0" + value.encode() + b"\0")
+        return hasher.hexdigest()[:32]
+
+
+def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange, ...]:
+    """The parts that differ, in the order of the new key, then those that only the old one has."""
+    names = [*new, *(name for name in old if name not in new)]
+    return tuple(PartChange(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))
+
+
+def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, str]]]) -> str | None:
+    """The digest of the stored key with the fewest differing parts, preferring the same model and backend."""
+
+    def distance(item: tuple[str, Mapping[str, str]]) -> tuple[bool, bool, int, str]:
+        digest, parts = item
+        return (
+            parts.get("model") != wanted.get("model"),
+            parts.get("recipe.backend") != wanted.get("recipe.backend"),
+            len(changes(parts, wanted)),
+            digest,
+        )
+
+    best = min(stored, key=distance, default=None)
+    return best[0] if best else None

@@ -1,0 +1,45 @@
+"""What the store writes beside an engine's files: everything known about it, readable by a person."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edged.backend.artefact import FileRecord
+from edged.backend.contract import Recipe
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Outcome of comparing an engine with the reference: the figures, whether they suffice, and why not."""
+
+    accepted: bool
+    reason: str
+    figures: dict[str, float]
+
+
+class BuildFacts(msgspec.Struct, frozen=True):
+    """Describes the build and decides nothing: seconds since the epoch, seconds, mebibytes."""
+
+    created_unix_s: float
+    build_s: float
+    peak_memory_mb: float
+    edged_version: str
+
+
+class EngineRecord(msgspec.Struct, frozen=True):
+    """One engine in the store. A rejected engine has a verdict and no files: it is kept so as not to be built again."""
+
+    parts: dict[str, str]
+    model: str  # the name it was built for; the digest is among the parts
+    recipe: Recipe
+    files: dict[str, FileRecord]
+    build: BuildFacts
+    verdict: Verdict
+    latency_ms: float | None = None  # median of one inference, measured on this device beside the build
+
+    @property
+    def is_usable(self) -> bool:
+        return self.verdict.accepted
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files.values())

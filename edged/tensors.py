@@ -1,0 +1,73 @@
+"""Tensor names, dtypes and shapes, in the words of the Open Inference Protocol.
+
+A datatype is one of the protocol's names (`FP32`, `UINT8`, `BYTES`, ...). A shape is a tuple whose entries are a
+fixed size (`int`) or the name of a dynamic dimension (`str`, `"?"` where the model gives it no name).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Dim: TypeAlias = int | str
+Shape: TypeAlias = tuple[Dim, ...]
+Array: TypeAlias = npt.NDArray[np.generic]
+
+# Open Inference Protocol datatype -> numpy dtype of the same bytes. BF16 has no numpy dtype of its own: its two
+# bytes travel as uint16. BYTES elements are Python bytes objects.
+_NUMPY: dict[str, np.dtype[np.generic]] = {
+    "BOOL": np.dtype(np.bool_),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BF16": np.dtype(np.uint16),
+    "BYTES": np.dtype(np.object_),
+}
+DATATYPES = tuple(_NUMPY)
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One input or output of a model: name, datatype and shape."""
+
+    name: str
+    datatype: str
+    shape: Shape
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The shape with -1 for every dynamic dimension, as the protocol writes it."""
+        return tuple(d if isinstance(d, int) else -1 for d in self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        return all(isinstance(d, int) for d in self.shape)
+
+    def admits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a concrete shape fits: same rank, and equal wherever this one is fixed."""
+        return len(shape) == len(self.shape) and all(
+            want == got for want, got in zip(self.shape, shape, strict=True) if isinstance(want, int)
+        )
+
+
+def numpy_dtype(datatype: str) -> np.dtype[np.generic]:
+    """The numpy dtype that holds a protocol datatype; KeyError for a name the protocol does not know."""
+    return _NUMPY[datatype]
+
+
+def byte_size(datatype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a dense tensor; BYTES tensors have no fixed size and raise ValueError."""
+    if datatype == "BYTES":
+        raise ValueError("a BYTES tensor has no fixed size")
+    return math.prod(shape) * _NUMPY[datatype].itemsize

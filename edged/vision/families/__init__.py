@@ -1,0 +1,1 @@
+"""One file for each detector family; `contract` says what a family is, `lookalikes` what is not decoded."""

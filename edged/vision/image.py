@@ -1,0 +1,163 @@
+"""Pictures as cameras send them (encoded, or raw pixels) to one form: BGR, uint8, [height, width, 3].
+
+BGR because that is what OpenCV decodes to without another pass; `prepare` reorders channels where a model
+wants RGB.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import TypeAlias, cast
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from edged.errors import InvalidInput, TooLarge
+from edged.vision.header import Encoded, Header, read_header
+
+Image: TypeAlias = npt.NDArray[np.uint8]
+
+MAX_PIXELS = 64 * 1024 * 1024  # 192 MiB once decoded; beyond what any camera of an edge box sends
+
+_JPEG_END = re.compile(rb"\xff\xd9")
+_AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+
+
+class PixelFormat(enum.Enum):
+    """Layout of raw pixels; the value is the name used on the wire and in settings."""
+
+    BGR = "bgr"
+    RGB = "rgb"
+    GRAY = "gray"
+    NV12 = "nv12"
+    I420 = "i420"
+
+
+_PIXEL_BYTES = {PixelFormat.BGR: 3, PixelFormat.RGB: 3}  # of the first plane; 1 for the others
+_SUBSAMPLED = (PixelFormat.NV12, PixelFormat.I420)
+
+
+def peek_size(encoded: Encoded) -> tuple[int, int] | None:
+    """(width, height) in pixels as stored, from the header alone; None where no header can be read."""
+    header = read_header(encoded)
+    return (header.width, header.height) if header else None
+
+
+def decode(encoded: Encoded) -> Image:
+    """Decode a JPEG, PNG, WebP, BMP or GIF (first frame) into BGR uint8 [height, width, 3].
+
+    Gray and palette pictures become three channels, alpha is dropped, 16 bits become 8. The EXIF orientation
+    is ignored: detections are in the pixels as stored, so the sender can draw them on the picture it holds.
+
+    Raises TooLarge above `MAX_PIXELS`, before anything is decoded, and InvalidInput for a picture that is
+    empty, truncated, damaged or of another format.
+    """
+    header = read_header(encoded)
+    if header is None:
+        raise InvalidInput(f"{_describe(encoded)}; send a JPEG, PNG, WebP, BMP or GIF")
+    _check_encoded(encoded, header)
+    try:
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), _AS_STORED)
+    except cv2.error:
+        image = None
+    # imdecode returns None for most damage and raises for some; the stubs only know of arrays.
+    if cast("Image | None", image) is None:
+        raise InvalidInput(f"the {header.format} picture is damaged or truncated; send it again")
+    return cast(Image, image)
+
+
+def _describe(encoded: Encoded) -> str:
+    if len(encoded) == 0:
+        return "the picture is empty"
+    start = bytes(encoded[:4]).hex()
+    return f"the picture of {len(encoded)} bytes has no readable header, it begins with {start}"
+
+
+def _check_encoded(encoded: Encoded, header: Header) -> None:
+    width, height = header.width, header.height
+    if width < 1 or height < 1:
+        raise InvalidInput(f"the {header.format} header gives a size of {width}x{height} pixels")
+    if width * height > MAX_PIXELS:
+        raise TooLarge(
+            f"the {header.format} picture of {width}x{height} pixels is over the limit of {MAX_PIXELS} pixels"
+        )
+    # Some decoders fill the rest of a cut JPEG with gray and call it good. Cameras may pad after the end
+    # marker.
+    if header.format == "JPEG" and encoded[-2:] != b"\xff\xd9" and not _JPEG_END.search(encoded, header.end):
+        raise InvalidInput("the JPEG picture is truncated: its end marker is missing")
+
+
+def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, stride: int = 0) -> Image:
+    """Raw pixels to BGR uint8 [height, width, 3]; BGR input, padded or not, is a view of `data` (no copy).
+
+    `stride` is the bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12 keeps
+    that stride in its interleaved chroma rows, I420 half of it in each of its two chroma planes. YUV is
+    taken as BT.601 limited range, as OpenCV does. The padding after the very last row may be left off.
+
+    Raises InvalidInput for an impossible size or stride, or where `data` is not exactly as long as the
+    picture.
+    """
+    row = width * _PIXEL_BYTES.get(pixel_format, 1)
+    stride = stride or row
+    rows = height * 3 // 2 if pixel_format in _SUBSAMPLED else height
+    _check_geometry(pixel_format, width, height, row, stride)
+    _check_length(memoryview(data).nbytes, pixel_format, width, height, row, stride, rows)
+    match pixel_format:
+        case PixelFormat.BGR:
+            return cast(Image, np.ndarray((height, width, 3), np.uint8, data, strides=(stride, 3, 1)))
+        case PixelFormat.RGB:
+            rgb = np.ndarray((height, width, 3), np.uint8, data, strides=(stride, 3, 1))
+            return cast(Image, cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR))
+        case PixelFormat.GRAY:
+            gray = np.ndarray((height, width), np.uint8, data, strides=(stride, 1))
+            return cast(Image, cv2.cvtColor(gray, cv2.COLOR_GRAY2BGR))
+        case PixelFormat.NV12:
+            # Luma and chroma rows have the same stride, so both planes are one matrix of 3/2 the height.
+            nv12 = np.ndarray((rows, width), np.uint8, data, strides=(stride, 1))
+            return cast(Image, cv2.cvtColor(nv12, cv2.COLOR_YUV2BGR_NV12))
+        case PixelFormat.I420:
+            i420 = _packed_i420(data, width, height, stride)
+            return cast(Image, cv2.cvtColor(i420, cv2.COLOR_YUV2BGR_I420))
+
+
+def _check_geometry(pixel_format: PixelFormat, width: int, height: int, row: int, stride: int) -> None:
+    what = f"a raw {pixel_format.value} picture of {width}x{height} pixels"
+    if width < 1 or height < 1:
+        raise InvalidInput(f"{what} is impossible; give a positive width and height")
+    if width * height > MAX_PIXELS:
+        raise InvalidInput(f"{what} is over the limit of {MAX_PIXELS} pixels")
+    if stride < row:
+        raise InvalidInput(f"{what} needs a stride of at least {row} bytes, got {stride}; give 0 for packed rows")
+    if pixel_format in _SUBSAMPLED and (width % 2 or height % 2):
+        raise InvalidInput(f"{what} is impossible; {pixel_format.value} needs an even width and height")
+    if pixel_format is PixelFormat.I420 and stride % 2:
+        raise InvalidInput(f"{what} needs an even stride, got {stride}")
+
+
+def _check_length(
+    got: int, pixel_format: PixelFormat, width: int, height: int, row: int, stride: int, rows: int
+) -> None:
+    padding = (stride - row) // 2 if pixel_format is PixelFormat.I420 else stride - row
+    need = stride * rows
+    if not need - padding <= got <= need:
+        raise InvalidInput(
+            f"a raw {pixel_format.value} picture of {width}x{height} pixels with a stride of {stride} bytes"
+            f" needs {need} bytes, got {got}"
+        )
+
+
+def _packed_i420(data: Encoded, width: int, height: int, stride: int) -> Image:
+    """The three planes without padding, one after the other, as OpenCV wants them: [height * 3/2, width]."""
+    if stride == width:
+        return cast(Image, np.ndarray((height * 3 // 2, width), np.uint8, data))
+    half_w, half_h, half_stride = width // 2, height // 2, stride // 2
+    packed = np.empty(width * height * 3 // 2, np.uint8)
+    luma, chroma = packed[: width * height], packed[width * height :]
+    luma.reshape(height, width)[:] = np.ndarray((height, width), np.uint8, data, strides=(stride, 1))
+    # Both chroma planes have equal rows and follow each other: one run of 2 * half_h rows.
+    chroma.reshape(height, half_w)[:] = np.ndarray(
+        (2 * half_h, half_w), np.uint8, data, offset=stride * height, strides=(half_stride, 1)
+    )
+    return packed.reshape(height * 3 // 2, width)

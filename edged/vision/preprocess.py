@@ -1,0 +1,181 @@
+"""What a model's picture input wants: size, layout, colours, fit and numbers.
+
+It comes from three places, later ones winning: the input's own shape and datatype, the detector family (or a
+plain default for models of no family), and the model's settings `preprocess.*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, cast
+
+import msgspec
+
+from edged.errors import ConfigError
+from edged.tensors import Dim, TensorSpec
+from edged.vision import settings as keys
+from edged.vision.placement import Fit
+
+Layout: TypeAlias = Literal["NCHW", "NHWC"]
+Datatype: TypeAlias = Literal["FP32", "FP16", "UINT8"]
+Color: TypeAlias = Literal["rgb", "bgr", "gray"]
+Triple: TypeAlias = tuple[float, float, float]
+
+MAX_SIDE = 16384
+
+
+class Preprocess(msgspec.Struct, frozen=True):
+    """From BGR uint8 pixels to one input.
+
+    value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; width and height in pixels;
+    pad is a pixel value (0..255), before scale and mean. UINT8 inputs take pixels as they are, whatever
+    scale, mean and std say.
+    """
+
+    width: int
+    height: int
+    channels: int = 3
+    layout: Layout = "NCHW"
+    datatype: Datatype = "FP32"
+    color: Color = "rgb"
+    fit: Fit = Fit.STRETCH
+    pad: int = 114
+    scale: float = 1 / 255
+    mean: Triple = (0.0, 0.0, 0.0)
+    std: Triple = (1.0, 1.0, 1.0)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of one picture in the batch."""
+        if self.layout == "NCHW":
+            return self.channels, self.height, self.width
+        return self.height, self.width, self.channels
+
+
+class PictureInput(msgspec.Struct, frozen=True):
+    """A 4-D input that takes pictures; None for a width or height the model leaves open."""
+
+    name: str
+    datatype: Datatype
+    layout: Layout
+    channels: int
+    width: int | None
+    height: int | None
+
+
+def find_picture(inputs: tuple[TensorSpec, ...]) -> tuple[PictureInput | None, str]:
+    """The input that takes pictures, or None and the reason why there is none."""
+    found = [p for p in map(_as_picture, inputs) if p is not None]
+    if len(found) == 1:
+        return found[0], f"{found[0].name} takes a picture"
+    if found:
+        return None, f"{len(found)} inputs could take a picture: {', '.join(p.name for p in found)}"
+    return None, "no input takes a picture: none is 4-D with 1 or 3 channels in FP32, FP16 or UINT8"
+
+
+def _as_picture(spec: TensorSpec) -> PictureInput | None:
+    if len(spec.shape) != 4 or spec.datatype not in ("FP32", "FP16", "UINT8"):
+        return None
+    datatype = cast(Datatype, spec.datatype)
+    _, second, third, fourth = spec.shape
+    # Channels first is asked first: a picture 1 or 3 pixels wide is no input that anyone builds.
+    if second in (1, 3):
+        return PictureInput(spec.name, datatype, "NCHW", second, _size(fourth), _size(third))
+    if fourth in (1, 3):
+        return PictureInput(spec.name, datatype, "NHWC", fourth, _size(third), _size(second))
+    return None
+
+
+def _size(dim: Dim) -> int | None:
+    return dim if isinstance(dim, int) and 0 < dim <= MAX_SIDE else None
+
+
+def input_size(
+    picture: PictureInput, settings: Mapping[str, str], exported: tuple[int, int] | None = None
+) -> tuple[int, int] | None:
+    """(width, height): as the model fixes it, else from the settings, else as exported, else None."""
+    width = keys.integer(settings, "preprocess.width", 1, MAX_SIDE)
+    height = keys.integer(settings, "preprocess.height", 1, MAX_SIDE)
+    for key, wanted, fixed in (
+        ("preprocess.width", width, picture.width),
+        ("preprocess.height", height, picture.height),
+    ):
+        if wanted is not None and fixed is not None and wanted != fixed:
+            raise ConfigError(f"{key}={wanted}, but the model fixes it to {fixed}; remove the setting")
+    width = picture.width or width or (exported[0] if exported else None)
+    height = picture.height or height or (exported[1] if exported else None)
+    return (width, height) if width and height else None
+
+
+def plain(picture: PictureInput, size: tuple[int, int]) -> Preprocess:
+    """The default for a picture input: stretched, RGB (gray for one channel), 0..1, or 0..255 for UINT8."""
+    return Preprocess(
+        width=size[0],
+        height=size[1],
+        channels=picture.channels,
+        layout=picture.layout,
+        datatype=picture.datatype,
+        color="gray" if picture.channels == 1 else "rgb",
+        scale=1.0 if picture.datatype == "UINT8" else 1 / 255,
+    )
+
+
+def raw_preprocess(
+    inputs: tuple[TensorSpec, ...], settings: Mapping[str, str], exported: tuple[int, int] | None = None
+) -> tuple[Preprocess | None, str]:
+    """How to feed pictures to a model of no known family, or None; with the reason. `preprocess.*` apply.
+
+    `exported` is the (width, height) that the exporter wrote in the model, if any. Raises ConfigError for an
+    unknown key, also where the model takes no picture, and for a bad value.
+    """
+    keys.check(settings)
+    picture, reason = find_picture(inputs)
+    if picture is None:
+        return None, reason
+    if len(inputs) != 1:
+        return None, f"besides {picture.name} the model has inputs that no picture can fill"
+    size = input_size(picture, settings, exported)
+    if size is None:
+        return None, f"{picture.name} leaves its size open; set preprocess.width and preprocess.height"
+    preprocess = override(plain(picture, size), settings)
+    return preprocess, describe(picture, preprocess)
+
+
+def describe(picture: PictureInput, preprocess: Preprocess) -> str:
+    """One sentence on how pictures reach the input."""
+    what = f"{picture.name} takes a picture ({picture.layout}, {picture.datatype})"
+    return f"{what}, fitted by {preprocess.fit.value} as {preprocess.color}"
+
+
+def override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
+    """`base` with the settings `preprocess.*` on top, except width and height (see `input_size`)."""
+    scale, mean, std = _numbers(base, settings)
+    fit = keys.choice(settings, "preprocess.fit", tuple(f.value for f in Fit))
+    pad = keys.integer(settings, "preprocess.pad", 0, 255)
+    return msgspec.structs.replace(
+        base,
+        color=_color(base, settings),
+        fit=base.fit if fit is None else Fit(fit),
+        pad=base.pad if pad is None else pad,
+        scale=base.scale if scale is None else scale,
+        mean=base.mean if mean is None else mean,
+        std=base.std if std is None else std,
+    )
+
+
+def _color(base: Preprocess, settings: Mapping[str, str]) -> Color:
+    offered = ("gray",) if base.channels == 1 else ("rgb", "bgr")
+    chosen = keys.choice(settings, "preprocess.color", offered)
+    return base.color if chosen is None else cast(Color, chosen)
+
+
+def _numbers(base: Preprocess, settings: Mapping[str, str]) -> tuple[float | None, Triple | None, Triple | None]:
+    scale = keys.number(settings, "preprocess.scale")
+    mean = keys.triple(settings, "preprocess.mean")
+    std = keys.triple(settings, "preprocess.std")
+    if std is not None and 0.0 in std:
+        raise ConfigError("preprocess.std has a zero; every value is divided by it")
+    given = [k for k in ("scale", "mean", "std") if f"preprocess.{k}" in settings]
+    if given and base.datatype == "UINT8":
+        raise ConfigError(f"preprocess.{given[0]} has no effect: the input is UINT8 and takes pixels as they are")
+    return scale, mean, std

@@ -1,0 +1,101 @@
+"""The settings of a model that this room understands, and typed reading of their text.
+
+Keys of other rooms pass by unseen; an unknown key under `preprocess.` or `thresholds.` is a ConfigError that
+names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+
+from edged.errors import ConfigError
+
+PREPROCESS = tuple(f"preprocess.{k}" for k in ("color", "fit", "scale", "mean", "std", "width", "height", "pad"))
+THRESHOLDS = tuple(f"thresholds.{k}" for k in ("score", "iou", "max_detections", "class_agnostic"))
+KNOWN = ("family", "names", *PREPROCESS, *THRESHOLDS)
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def check(settings: Mapping[str, str]) -> None:
+    """ConfigError for a key under our prefixes that does not exist."""
+    for key in settings:
+        if key.startswith(("preprocess.", "thresholds.")) and key not in KNOWN:
+            raise ConfigError(f"unknown setting {key}; {nearest(key, KNOWN)}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of an error line: what the user may have meant, or else all there is."""
+    offered = tuple(known)
+    close = difflib.get_close_matches(word, offered, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(offered)}"
+
+
+def choice(settings: Mapping[str, str], key: str, offered: tuple[str, ...]) -> str | None:
+    value = settings.get(key)
+    if value is None or value in offered:
+        return value
+    raise ConfigError(f"{key}={value} is not possible; {nearest(value, offered)}")
+
+
+def number(settings: Mapping[str, str], key: str, low: float = -math.inf, high: float = math.inf) -> float | None:
+    """A finite decimal number or a fraction such as 1/255, in low..high."""
+    value = settings.get(key)
+    return None if value is None else _number(key, value, low, high)
+
+
+def integer(settings: Mapping[str, str], key: str, low: int, high: int) -> int | None:
+    value = settings.get(key)
+    if value is None:
+        return None
+    # isdecimal alone admits other scripts, and a very long run of digits makes int() raise.
+    if not (value.isascii() and value.isdecimal() and len(value) < 12 and low <= int(value) <= high):
+        raise ConfigError(f"{key}={value} is not a whole number in {low}..{high}")
+    return int(value)
+
+
+def boolean(settings: Mapping[str, str], key: str) -> bool | None:
+    value = settings.get(key)
+    if value is None:
+        return None
+    if value.lower() not in _TRUE + _FALSE:
+        raise ConfigError(f"{key}={value} is neither true nor false")
+    return value.lower() in _TRUE
+
+
+def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] | None:
+    """Three comma separated numbers, or one that holds for all channels."""
+    value = settings.get(key)
+    if value is None:
+        return None
+    numbers = [_number(key, part.strip(), -math.inf, math.inf) for part in value.split(",")]
+    if len(numbers) == 1:
+        numbers *= 3
+    if len(numbers) != 3:
+        raise ConfigError(f"{key}={value} needs one number, or three, one for each channel")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def words(settings: Mapping[str, str], key: str) -> tuple[str, ...] | None:
+    """Comma separated, stripped, none empty."""
+    value = settings.get(key)
+    if value is None:
+        return None
+    parts = tuple(part.strip() for part in value.split(","))
+    if not all(parts):
+        raise ConfigError(f"{key} has an empty entry; separate the entries by single commas")
+    return parts
+
+
+def _number(key: str, value: str, low: float, high: float) -> float:
+    above, _, below = value.partition("/")
+    try:
+        parsed = float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        parsed = math.nan
+    if not math.isfinite(parsed) or not low <= parsed <= high:
+        limits = "" if math.isinf(low) and math.isinf(high) else f" in {low:g}..{high:g}"
+        raise ConfigError(f"{key}={value} is not a number{limits}")
+    return parsed

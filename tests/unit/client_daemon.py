@@ -1,0 +1,247 @@
+"""A small daemon that speaks edged.v1 as protos/ document it, for the client's tests. The model's name says how it
+behaves. Runs in a thread, or as a program: client_daemon.py TARGET.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc import aio
+
+from edged.proto import cameras_pb2 as cam
+from edged.proto import operations_pb2 as ops
+
+TENSORS: dict[str, np.ndarray] = {
+    "BOOL": np.array([[True, False]]),
+    "INT8": np.array([-128, 127], np.int8),
+    "INT16": np.array([-5, 5], np.int16),
+    "INT32": np.array([-(2**31)], np.int32),
+    "INT64": np.array([2**62], np.int64),
+    "UINT8": np.arange(6, dtype=np.uint8).reshape(1, 2, 3),
+    "UINT16": np.array([65535], np.uint16),
+    "UINT32": np.array([2**32 - 1], np.uint32),
+    "UINT64": np.array([2**64 - 1], np.uint64),
+    "FP16": np.array([0.5, -2], np.float16),
+    "FP32": np.array(3.25, np.float32),
+    "FP64": np.zeros((0, 4), np.float64),
+    "BF16": np.array([0x3F80], np.uint16),
+    "BYTES": np.array([[b"one"], [b""]], object),
+}
+
+
+def encode(array: np.ndarray) -> bytes:
+    if array.dtype == object:
+        return b"".join(len(item).to_bytes(4, "little") + item for item in array.reshape(-1))
+    return array.tobytes()
+
+
+class Daemon:
+    """`frames` and `uploads` are what came; `ended` counts Detect calls that are over, for whatever reason."""
+
+    def __init__(self) -> None:
+        self.frames: list[cam.Frame] = []
+        self.uploads: list[tuple[ops.ModelHeader, dict[str, bytes]]] = []
+        self.ended = 0
+        self.removed: list[str] = []
+
+    async def detect(self, frames: AsyncIterator[cam.Frame], context: Any) -> AsyncIterator[cam.Result]:
+        waiting: dict[str, tuple[cam.Frame, int]] = {}
+        changed = asyncio.Event()
+        ended = False
+
+        async def read() -> None:
+            nonlocal ended
+            async for frame in frames:
+                self.frames.append(frame)
+                skipped = waiting[frame.camera][1] + 1 if frame.camera in waiting else 0
+                waiting[frame.camera] = (frame, skipped)
+                changed.set()
+            ended = True
+            changed.set()
+
+        reader = asyncio.create_task(read())
+        try:
+            while waiting or not ended:
+                changed.clear()
+                if not waiting:
+                    await changed.wait()
+                    continue
+                frame, skipped = waiting.pop(next(iter(waiting)))
+                await behave(frame, context)
+                yield answer(frame, skipped)
+                if frame.model == "quits":
+                    return
+        finally:
+            self.ended += 1
+            reader.cancel()
+
+    async def detect_one(self, frame: cam.Frame, context: Any) -> cam.Result:
+        self.frames.append(frame)
+        await behave(frame, context)
+        if frame.encoded == b"bad":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the picture is damaged; send it again")
+        return answer(frame, 0)
+
+    async def add_model(self, parts: AsyncIterator[ops.AddModelRequest], context: Any) -> ops.ModelStatus:
+        header, files, name = ops.ModelHeader(), {}, ""
+        async for part in parts:
+            kind = part.WhichOneof("part")
+            if kind == "header":
+                header = part.header
+                if header.name == "taken":
+                    await context.abort(grpc.StatusCode.ALREADY_EXISTS, "model 'taken' is already there")
+            elif kind == "file":
+                name = part.file.path
+                files[name] = b""
+            else:
+                files[name] += part.chunk
+        self.uploads.append((header, files))
+        return ops.ModelStatus(name=header.name, state="loading", settings=header.settings)
+
+    async def remove_model(self, request: ops.RemoveModelRequest, _: Any) -> ops.RemoveModelResponse:
+        self.removed.append(request.name)
+        return ops.RemoveModelResponse()
+
+    async def list_models(self, *_: Any) -> ops.ListModelsResponse:
+        shape = ops.TensorInfo(name="images", datatype="FP32", shape=[-1, 3, 64, 64])
+        model = ops.ModelStatus(name="shapes", state="ready", inputs=[shape], settings={"family": "yolo"}, swaps=2)
+        return ops.ListModelsResponse(models=[model])
+
+    async def list_engines(self, request: ops.ListEnginesRequest, _: Any) -> ops.ListEnginesResponse:
+        verdict = ops.Verdict(accepted=True, figures={"cosine": 0.999})
+        full = ops.Engine(key="abc", model="shapes", state="serving", parts={"a": "1"}, latency_ms=2.5, verdict=verdict)
+        bare = ops.Engine(key="def", model="other", state="queued")
+        return ops.ListEnginesResponse(engines=[e for e in (full, bare) if request.model in ("", e.model)])
+
+    async def explain(self, request: ops.ExplainEngineRequest, _: Any) -> ops.ExplainEngineResponse:
+        change = ops.PartChange(part="driver", old="1", new="2")
+        return ops.ExplainEngineResponse(explanations=[ops.Explanation(wanted="abc", changes=[change], summary="new")])
+
+    async def device(self, *_: Any) -> ops.GetDeviceResponse:
+        return ops.GetDeviceResponse(facts={"cpu.model": "x"}, digest="d1")
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        both, one = grpc.stream_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
+        cameras = {"Detect": (both, self.detect, cam.Frame), "DetectOne": (one, self.detect_one, cam.Frame)}
+        operations = {
+            "AddModel": (grpc.stream_unary_rpc_method_handler, self.add_model, ops.AddModelRequest),
+            "RemoveModel": (one, self.remove_model, ops.RemoveModelRequest),
+            "ListModels": (one, self.list_models, ops.ListModelsRequest),
+            "ListEngines": (one, self.list_engines, ops.ListEnginesRequest),
+            "ExplainEngine": (one, self.explain, ops.ExplainEngineRequest),
+            "GetDevice": (one, self.device, ops.GetDeviceRequest),
+        }
+        return [_service("edged.v1.Cameras", cameras), _service("edged.v1.Operations", operations)]
+
+
+async def behave(frame: cam.Frame, context: Any) -> None:
+    match frame.model:
+        case "missing":
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no model 'missing'")
+        case "building":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "model 'building' has no engine yet; wait")
+        case "slow":
+            await asyncio.sleep(0.02)
+        case "hung":
+            await asyncio.sleep(60)
+        case "dies" if frame.sequence >= 3:
+            os._exit(9)
+
+
+def answer(frame: cam.Frame, skipped: int) -> cam.Result:
+    result = cam.Result(
+        camera=frame.camera,
+        sequence=frame.sequence,
+        model=frame.model,
+        captured_unix_ns=frame.captured_unix_ns,
+        captured_mono_ns=frame.captured_mono_ns,
+        width=frame.raw.width or 640,
+        height=frame.raw.height or 480,
+        age_ms=12.5,
+        timings=cam.Timings(infer_ms=1.5, total_ms=3.5),
+        engine="abc",
+        backend="null",
+        skipped=skipped,
+    )
+    if (frame.model == "flaky" and frame.sequence % 3 == 0) or frame.model == "failing":
+        result.error.code, result.error.message = 14, "the engine host died; send the next frame"
+    elif frame.model == "tensors":
+        for name, array in TENSORS.items():
+            result.outputs.add(name=name, datatype=name, shape=array.shape, data=encode(array))
+    elif frame.model != "empty":
+        result.detections.add(x1=10, y1=20, x2=30, y2=60, score=0.75, class_id=3, label="a [red] dot")
+        result.detections.add(x1=0, y1=0, x2=5, y2=5, score=0.5, class_id=0, label="square")
+    return result
+
+
+class Running:
+    """The daemon in a thread, listening on `target`, or on a free port of the loopback for None."""
+
+    def __init__(self, target: str | None) -> None:
+        self.daemon = Daemon()
+        self.target = target or ""
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        made, port = server(self.daemon, self.target or "127.0.0.1:0")
+        self.target = self.target or f"127.0.0.1:{port}"
+        await made.start()
+        self._ready.set()
+        await self._stop.wait()
+        await made.stop(0)
+
+
+def server(daemon: Daemon, target: str) -> tuple[aio.Server, int]:
+    unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    made = aio.server(options=unlimited)
+    made.add_generic_rpc_handlers(tuple(daemon.handlers()))
+    return made, made.add_insecure_port(target)
+
+
+def _service(name: str, methods: dict[str, tuple[Any, Any, Any]]) -> grpc.GenericRpcHandler:
+    made = {
+        method: kind(handler, request_deserializer=request.FromString, response_serializer=_serialize)
+        for method, (kind, handler, request) in methods.items()
+    }
+    return grpc.method_handlers_generic_handler(name, made)
+
+
+def _serialize(message: Any) -> bytes:
+    return message.SerializeToString()
+
+
+async def _main(target: str) -> None:
+    made, _ = server(Daemon(), target)
+    await made.start()
+    print("ready", flush=True)
+    await made.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1]))

@@ -1,0 +1,345 @@
+"""Single pictures, operations, addresses, and what comes back as values."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import grpc
+import numpy as np
+import onnx
+import pytest
+from client_daemon import TENSORS, Running, encode
+from onnx import TensorProto, helper
+
+from edged.client import Client
+from edged.client.address import operate_target, resolve
+from edged.client.result import to_array
+from edged.client.status import code_name, to_edged
+from edged.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    EdgedError,
+    InvalidInput,
+    ModelRefused,
+    NotFound,
+    NotReady,
+    TooLarge,
+    Unsupported,
+)
+from edged.proto import cameras_pb2 as cam
+from edged.vision.image import PixelFormat, from_raw
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(f"unix:{tmp_path}/edged.sock") as running:
+        yield running
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[Client]:
+    with Client(running.target, timeout=10) as client:
+        yield client
+
+
+def picture(height: int = 6, width: int = 8) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def test_an_encoded_picture_travels_untouched(client: Client, running: Running, tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    assert cv2.imwrite(str(path), picture())
+    encoded = path.read_bytes()
+    for image in (path, str(path), encoded, bytearray(encoded), memoryview(encoded)):
+        client.infer("shapes", image)
+    assert {frame.encoded for frame in running.daemon.frames} == {encoded}
+    assert {frame.captured_unix_ns for frame in running.daemon.frames} == {0}
+
+
+@pytest.mark.parametrize(
+    "image",
+    [picture(), picture()[:, ::-1], picture()[::2, 1:4], picture()[..., 0], picture()[..., :1], np.zeros((1, 1), "u1")],
+)
+def test_an_array_travels_as_pixels(client: Client, running: Running, image: np.ndarray) -> None:
+    result = client.infer("shapes", image, camera="door", score=0.1, iou=0.2)
+    (frame,) = running.daemon.frames
+    raw = frame.raw
+    layout = {cam.BGR: PixelFormat.BGR, cam.GRAY: PixelFormat.GRAY}[raw.format]
+    seen = from_raw(raw.data, layout, raw.width, raw.height, raw.stride)
+    expected = image if image.ndim == 3 and image.shape[2] == 3 else cv2.cvtColor(image.copy(), cv2.COLOR_GRAY2BGR)
+    np.testing.assert_array_equal(seen, expected)
+    assert (result.width, result.height) == (image.shape[1], image.shape[0])
+    assert frame.camera == "door"
+    assert (frame.thresholds.score, frame.thresholds.iou) == pytest.approx((0.1, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "words"),
+    [
+        (b"", InvalidInput, "empty"),
+        ("none.jpg", NotFound, "no picture 'none.jpg'"),
+        (Path("/"), InvalidInput, "cannot be read"),
+        (np.zeros((4, 4, 4), np.uint8), InvalidInput, "shape"),
+        (np.zeros((0, 4, 3), np.uint8), InvalidInput, "shape"),
+        (np.zeros((4, 4, 3)), InvalidInput, "float64"),
+        (17, InvalidInput, "int is no picture"),
+    ],
+)
+def test_what_is_no_picture(client: Client, running: Running, image: object, kind: type, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        client.infer("shapes", image)
+    assert running.daemon.frames == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"score": 1.5}, {"iou": -0.1}, {"score": float("nan")}, {"max_detections": 0}, {"max_detections": 2**32}]
+)
+def test_thresholds_out_of_range(client: Client, wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match="out of range"):
+        client.infer("shapes", picture(), **wrong)
+
+
+def test_a_picture_larger_than_grpc_usually_takes(client: Client, running: Running) -> None:
+    big = np.zeros((2000, 3000, 3), np.uint8)
+    assert client.infer("shapes", big).width == 3000
+    assert len(running.daemon.frames[0].raw.data) == big.nbytes
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_holds_what_the_daemon_said(client: Client) -> None:
+    result = client.infer("shapes", b"x", camera="door")
+    first = result.detections[0]
+    assert (first.x1, first.y1, first.x2, first.y2) == (10, 20, 30, 60)
+    assert (first.score, first.class_id, first.label) == (0.75, 3, "a [red] dot")
+    assert (result.camera, result.model, result.engine, result.backend) == ("door", "shapes", "abc", "null")
+    assert (result.age_ms, result.timings.infer_ms, result.timings.total_ms) == (12.5, 1.5, 3.5)
+    assert result.error is None
+    with pytest.raises(AttributeError):
+        result.age_ms = 0  # type: ignore[misc]
+
+
+def test_json_is_roboflows(client: Client) -> None:
+    json = client.infer("shapes", b"x").json()
+    assert json["image"] == {"width": 640, "height": 480}
+    first, second = json["predictions"]
+    assert len(first.pop("detection_id")) == 36
+    assert first == {
+        "x": 20, "y": 40, "width": 20, "height": 40, "confidence": 0.75, "class": "a [red] dot", "class_id": 3,
+    }  # fmt: skip
+    assert (second["class"], second["class_id"]) == ("square", 0)
+    assert client.infer("empty", b"x").json()["predictions"] == []
+
+
+def test_labels_stay_small_whatever_the_class_id(client: Client) -> None:
+    labels = client.infer("shapes", b"x").labels()
+    assert list(labels) == labels[:] == ["square", "1", "2", "a [red] dot"]
+    with pytest.raises(IndexError):
+        labels[4]
+
+
+def test_supervision_missing_is_one_line(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "supervision", None)
+    with pytest.raises(Unsupported, match="pip install supervision"):
+        client.infer("shapes", b"x").supervision()
+
+
+def test_supervision_gets_the_json(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        class Detections:
+            from_inference = staticmethod(lambda json: json)
+
+    monkeypatch.setitem(sys.modules, "supervision", Fake)
+    assert client.infer("shapes", b"x").supervision()["image"] == {"width": 640, "height": 480}
+
+
+def test_tensors_of_every_datatype(client: Client) -> None:
+    outputs = client.infer("tensors", b"x").outputs
+    assert list(outputs) == list(TENSORS)
+    for name, expected in TENSORS.items():
+        assert outputs[name].dtype == expected.dtype, name
+        assert outputs[name].shape == expected.shape, name
+        np.testing.assert_array_equal(outputs[name], expected)
+        assert not outputs[name].flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data"),
+    [
+        ("FP32", [2], b"1234567"),
+        ("FP32", [-1], b"1234"),
+        ("BYTES", [1], b"\x05\0\0\0abc"),
+        ("BYTES", [2], encode(np.array([b"one"], object))),
+        ("BYTES", [1], b"\1\0"),
+    ],
+)
+def test_torn_tensors(datatype: str, shape: list[int], data: bytes) -> None:
+    with pytest.raises(EdgedError, match="do not fit"):
+        to_array(cam.Tensor(name="t", datatype=datatype, shape=shape, data=data))
+
+
+def test_a_datatype_of_the_future() -> None:
+    with pytest.raises(Unsupported, match="FP8"):
+        to_array(cam.Tensor(name="t", datatype="FP8", shape=[1], data=b"1"))
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_daemons_refusal_becomes_the_right_error(client: Client) -> None:
+    with pytest.raises(NotFound, match="no model 'missing'"):
+        client.infer("missing", b"x")
+    with pytest.raises(InvalidInput, match="damaged"):
+        client.infer("shapes", b"bad")
+    with pytest.raises(NotReady, match="has no engine yet"):
+        client.infer("building", b"x")
+
+
+def test_a_deadline(running: Running) -> None:
+    with Client(running.target, timeout=0.2) as client, pytest.raises(DeadlineExceeded, match="did not answer in time"):
+        client.infer("hung", b"x")
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind", "words"),
+    [
+        ("UNAVAILABLE", "failed to connect to all addresses; last error: x", NotReady, "start one with: edged serve"),
+        ("UNAVAILABLE", "failed to connect to all addresses; Permission denied", NotReady, "group"),
+        ("UNAVAILABLE", "DNS resolution failed for nowhere", NotReady, "no such host"),
+        ("UNAVAILABLE", "Socket closed", NotReady, "went away"),
+        ("UNIMPLEMENTED", "Method not found!", Unsupported, "not an edged daemon"),
+        ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (5 vs. 4)", TooLarge, "smaller picture"),
+        ("INTERNAL", "two\nlines", EdgedError, "two lines"),
+        ("PERMISSION_DENIED", None, EdgedError, "PERMISSION_DENIED without a reason"),
+    ],
+)
+def test_one_line_for_every_status(code: str, details: str | None, kind: type, words: str) -> None:
+    error = to_edged(grpc.StatusCode[code], details, "unix:/x")
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_code_names() -> None:
+    assert (code_name(14), code_name(0), code_name(99)) == ("UNAVAILABLE", "OK", "99")
+
+
+# --- operations -----------------------------------------------------------------------------------------------------
+
+
+def test_operations(client: Client, running: Running) -> None:
+    (model,) = client.models()
+    assert (model.name, model.state, model.swaps, model.settings) == ("shapes", "ready", 2, {"family": "yolo"})
+    assert model.inputs[0].shape == (-1, 3, 64, 64)
+    assert client.explain("shapes")[0].changes[0].json() == {"part": "driver", "old": "1", "new": "2"}
+    assert client.device().facts == {"cpu.model": "x"}
+    client.remove_model("shapes")
+    assert running.daemon.removed == ["shapes"]
+
+
+def test_engines(client: Client) -> None:
+    full, bare = client.engines()
+    assert [engine.key for engine in client.engines("other")] == ["def"]
+    assert (bare.latency_ms, bare.build_s, bare.verdict) == (None, None, None)
+    assert " ".join(full.json()) == (
+        "key model backend precision state reason parts latency_ms bytes created_unix_s build_s device verdict"
+    )
+    assert full.json()["verdict"] == {"accepted": True, "reason": "", "figures": {"cosine": 0.999}}
+
+
+def model_file(folder: Path, *, external: bool) -> Path:
+    weights = onnx.numpy_helper.from_array(np.ones((700, 1000), np.float32), "w")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 700])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1000])
+    model = helper.make_model(helper.make_graph([node], "g", [x], [y], [weights]))
+    path = folder / "m.onnx"
+    onnx.save(model, str(path), save_as_external_data=external, location="weights.bin")
+    return path
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_model_is_uploaded_whole(client: Client, running: Running, tmp_path: Path, external: bool) -> None:
+    path = model_file(tmp_path, external=external)
+    info = client.add_model("new", path, {"threads": "1"})
+    assert (info.name, info.state, info.settings) == ("new", "loading", {"threads": "1"})
+    ((_, files),) = running.daemon.uploads
+    assert list(files) == (["m.onnx", "weights.bin"] if external else ["m.onnx"])
+    assert all(data == (tmp_path / name).read_bytes() for name, data in files.items())
+
+
+def test_what_is_no_model_is_not_uploaded(client: Client, running: Running, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="cannot be opened"):
+        client.add_model("new", tmp_path / "none.onnx")
+    path = model_file(tmp_path, external=True)
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelRefused, match="missing"):
+        client.add_model("new", path)
+    assert running.daemon.uploads == []
+
+
+def test_a_taken_name(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(AlreadyExists, match="already there"):
+        client.add_model("taken", model_file(tmp_path, external=True))
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("unix:/run/x.sock", "unix:/run/x.sock"),
+        ("unix:///run/x.sock", "unix:/run/x.sock"),
+        ("/run/x.sock", "unix:/run/x.sock"),
+        (Path("/run/x.sock"), "unix:/run/x.sock"),
+        ("localhost:8001", "localhost:8001"),
+        (":9000", "localhost:9000"),
+        ("box", "box:8001"),
+        ("10.0.0.7:80", "10.0.0.7:80"),
+        ("[::1]", "[::1]:8001"),
+        ("[::1]:5", "[::1]:5"),
+    ],
+)
+def test_targets(text: str, target: str) -> None:
+    assert resolve(text) == target
+
+
+def test_relative_sockets_are_below_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve("./x.sock") == resolve("unix:x.sock") == f"unix:{tmp_path}/x.sock"
+
+
+@pytest.mark.parametrize("text", ["http://box:1", "box:", "box:0", "box:99999", "::1:5", "unix:", "/" + "x" * 200])
+def test_what_is_no_target(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        resolve(text)
+
+
+def test_the_default_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/mine")
+    monkeypatch.delenv("EDGED_TARGET", raising=False)
+    assert resolve() == resolve("") == "unix:/run/mine/edged.sock"
+    assert operate_target() == "unix:/run/mine/operate.sock"
+    assert operate_target("box:1") == "box:1"
+    assert operate_target("unix:/run/other.sock") == "unix:/run/other.sock"
+    monkeypatch.setenv("EDGED_TARGET", "box:1")
+    assert resolve() == "box:1"
+
+
+def test_importing_the_library_is_cheap_and_free_of_runtimes() -> None:
+    code = (
+        "import sys, edged.client; assert 'grpc' not in sys.modules; edged.client.Client; edged.client.AsyncClient;"
+        "edged.client.open_source; heavy = {'onnx', 'onnxruntime', 'av', 'typer', 'zmq'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -1,0 +1,72 @@
+"""Where sockets, state and cache are, for root, for a user and under systemd."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edged import paths
+
+VARIABLES = (
+    "RUNTIME_DIRECTORY STATE_DIRECTORY CACHE_DIRECTORY EDGED_STATE EDGED_CACHE "
+    "XDG_RUNTIME_DIR XDG_DATA_HOME XDG_CACHE_HOME"
+).split()
+
+
+@pytest.fixture(autouse=True)
+def user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An ordinary user without any variable set, on a box without a daemon."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(paths, "_RUN", tmp_path / "run")
+
+
+def test_a_user() -> None:
+    assert paths.default_socket() == Path("/tmp/edged-1000/edged.sock")
+    assert paths.default_state_dir() == Path("/home/me/.local/share/edged")
+    assert paths.default_cache_dir() == Path("/home/me/.cache/edged")
+
+
+def test_a_user_with_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/invalid")
+    assert paths.default_socket() == Path("/run/user/1000/edged/edged.sock")
+    assert paths.default_state_dir() == Path("/data/edged")
+    assert paths.default_cache_dir() == Path("/home/me/.cache/edged")
+
+
+def test_a_user_on_a_box_with_a_system_daemon(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "edged.sock").touch()
+    assert paths.default_socket() == tmp_path / "run" / "edged.sock"
+
+
+def test_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert paths.default_socket() == tmp_path / "run" / "edged.sock"
+    assert paths.default_state_dir() == Path("/var/lib/edged")
+    assert paths.default_cache_dir() == Path("/var/cache/edged")
+
+
+def test_edgeds_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGED_STATE", "~/state")
+    monkeypatch.setenv("EDGED_CACHE", "/big/disk")
+    assert paths.default_state_dir() == Path("/home/me/state")
+    assert paths.default_cache_dir() == Path("/big/disk")
+
+
+def test_systemd_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGED_STATE", "/other")
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/edged:/var/lib/more")
+    monkeypatch.setenv("CACHE_DIRECTORY", "/var/cache/edged")
+    monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/edged")
+    assert paths.default_state_dir() == Path("/var/lib/edged")
+    assert paths.default_cache_dir() == Path("/var/cache/edged")
+    assert paths.default_socket() == Path("/run/edged/edged.sock")
+    assert paths.operate_socket(paths.default_socket()) == Path("/run/edged/operate.sock")

@@ -1,0 +1,265 @@
+"""The blocking client over real sockets: every frame is accounted for, and every end is a clean one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import client_daemon
+import numpy as np
+import pytest
+from client_daemon import Running
+
+from edged.client import Captured, Client
+from edged.errors import DeadlineExceeded, InvalidInput, NotFound, NotReady
+
+pytestmark = pytest.mark.timeout(60)
+JPEG = b"\xff\xd8 a picture"
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
+    with Running(f"unix:{tmp_path}/edged.sock" if request.param == "unix" else None) as running:
+        yield running
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[Client]:
+    with Client(running.target, timeout=10) as client:
+        yield client
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+class Frames:
+    """An endless generator that knows whether it was closed, and by which thread it was pulled."""
+
+    def __init__(self, gap: float = 0.0, count: int | None = None, failure: Exception | None = None) -> None:
+        self.closed = threading.Event()
+        self.puller = ""
+        self._gap, self._count, self._failure = gap, count, failure
+
+    def __iter__(self) -> Iterator[bytes]:
+        number = 0
+        try:
+            while self._count is None or number < self._count:
+                self.puller = threading.current_thread().name
+                number += 1
+                time.sleep(self._gap)
+                yield JPEG
+            if self._failure:
+                raise self._failure
+        finally:
+            self.closed.set()
+
+
+@pytest.mark.parametrize("model", ["shapes", "slow", "flaky"])
+def test_sent_is_answered_skipped_and_failed(client: Client, running: Running, model: str) -> None:
+    stream = client.stream(model, Frames(gap=0.002, count=100), camera="door")
+    results = list(stream)
+    failed = [result for result in results if result.error]
+    assert stream.ledger.sent == 100 == len(results) + sum(result.skipped for result in results)
+    assert (stream.ledger.answered, stream.ledger.failed) == (len(results) - len(failed), len(failed))
+    assert stream.ledger.waiting == 0
+    sequences = [result.sequence for result in results]
+    assert sequences == sorted(set(sequences))
+    assert sequences[-1] == 100
+    assert {result.camera for result in results} == {"door"}
+    if model == "slow":
+        assert stream.ledger.skipped > 0
+    if model == "flaky":
+        assert failed[0].error == ("UNAVAILABLE", "the engine host died; send the next frame")
+
+
+def test_lossless_skips_nothing(client: Client) -> None:
+    stream = client.stream("slow", [JPEG] * 20, lossless=True)
+    assert [result.sequence for result in stream] == list(range(1, 21))
+    assert (stream.ledger.skipped, stream.ledger.answered) == (0, 20)
+
+
+def test_capture_times_and_thresholds_reach_the_daemon(client: Client, running: Running) -> None:
+    before = time.time_ns()
+    results = list(client.stream("shapes", [Captured(JPEG, 7, 9), JPEG], score=0.25, max_detections=3, lossless=True))
+    first, second = running.daemon.frames
+    assert (first.captured_unix_ns, first.captured_mono_ns) == (7, 9)
+    assert (results[0].captured_unix_ns, results[0].captured_mono_ns) == (7, 9)
+    assert before <= second.captured_unix_ns <= time.time_ns()
+    assert first.thresholds.score == 0.25
+    assert not first.thresholds.HasField("iou")
+    assert first.thresholds.max_detections == 3
+
+
+def test_closing_early_cancels_the_call_and_closes_the_frames(client: Client, running: Running) -> None:
+    frames = Frames(gap=0.005)
+    stream = client.stream("shapes", frames)
+    assert next(stream).sequence >= 1
+    assert frames.puller != threading.current_thread().name
+    stream.close()
+    assert frames.closed.wait(5)
+    assert list(stream) == []
+    assert eventually(lambda: running.daemon.ended == 1)
+
+
+def test_leaving_a_loop_ends_the_stream(client: Client, running: Running) -> None:
+    frames = Frames(gap=0.005)
+    for _ in client.stream("shapes", frames):
+        break
+    gc.collect()
+    assert frames.closed.wait(5)
+    assert eventually(lambda: running.daemon.ended == 1)
+
+
+def test_close_from_another_thread_wakes_the_reader(client: Client) -> None:
+    stream = client.stream("hung", Frames(gap=0.01))
+    threading.Timer(0.3, stream.close).start()
+    assert list(stream) == []
+
+
+def test_close_while_a_lossless_frame_waits_for_its_turn(client: Client) -> None:
+    frames = Frames()
+    stream = client.stream("hung", frames, lossless=True)
+    assert eventually(lambda: stream.ledger.sent == 1)
+    time.sleep(0.1)
+    stream.close()
+    assert frames.closed.wait(5)
+    assert stream.ledger.sent == 1
+
+
+def test_an_exception_in_the_frames_surfaces_after_the_answers(client: Client) -> None:
+    stream = client.stream("shapes", Frames(count=3, failure=KeyError("lens cap")))
+    results = []
+    with pytest.raises(KeyError, match="lens cap"):
+        for result in stream:
+            results.append(result)
+    assert results[-1].sequence == 3
+    assert stream.ledger.waiting == 0
+    assert list(stream) == []
+
+
+def test_a_bad_picture_in_the_frames_surfaces(client: Client) -> None:
+    with pytest.raises(InvalidInput, match="float32"):
+        list(client.stream("shapes", [JPEG, np.zeros((4, 4, 3), np.float32)]))
+
+
+def test_no_frames_no_results(client: Client) -> None:
+    assert list(client.stream("shapes", [])) == []
+
+
+def test_a_missing_model_ends_the_stream_and_the_frames(client: Client) -> None:
+    frames = Frames(gap=0.01)
+    with pytest.raises(NotFound, match="no model 'missing'"):
+        list(client.stream("missing", frames))
+    assert frames.closed.wait(5)
+
+
+def test_the_daemon_ending_the_stream_early_is_told(client: Client) -> None:
+    with pytest.raises(NotReady, match="ended the stream"):
+        list(client.stream("quits", Frames(gap=0.01)))
+
+
+def test_silence_is_an_error_and_no_hang(running: Running) -> None:
+    frames = Frames(gap=0.01)
+    with Client(running.target, timeout=0.4) as client, pytest.raises(DeadlineExceeded, match=r"no frame for 0\.4 s"):
+        list(client.stream("hung", frames))
+    assert frames.closed.wait(5)
+
+
+def test_a_quiet_camera_is_no_silence(running: Running) -> None:
+    with Client(running.target, timeout=0.3) as client:
+        assert len(list(client.stream("shapes", Frames(gap=0.5, count=2)))) == 2
+
+
+def test_many_streams_share_a_client(client: Client) -> None:
+    counts: list[int] = []
+
+    def run(camera: str) -> None:
+        stream = client.stream("slow", Frames(gap=0.002, count=50), camera=camera)
+        assert {result.camera for result in stream} == {camera}
+        counts.append(stream.ledger.sent - stream.ledger.answered - stream.ledger.skipped)
+
+    threads = [threading.Thread(target=run, args=(f"camera-{n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert counts == [0] * 6
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    with Client(f"unix:{tmp_path}/none.sock") as client:
+        expected = rf"no edged daemon answers at unix:{tmp_path}/none.sock; start one with: edged serve"
+        with pytest.raises(NotReady, match=expected):
+            client.models()
+        frames = Frames(gap=0.01)
+        with pytest.raises(NotReady, match=expected):
+            list(client.stream("shapes", frames))
+        assert frames.closed.wait(5)
+
+
+def test_nobody_listens_on_the_port() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(NotReady, match="no edged daemon answers at 127"):
+        client.device()
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_the_daemon_dies_in_the_middle(tmp_path: Path, how: str) -> None:
+    target = f"unix:{tmp_path}/edged.sock"
+    with spawned(target) as process, Client(target) as client:
+        frames = Frames(gap=0.02)
+        stream = client.stream("dies" if how == "exit" else "shapes", frames)
+        next(stream)
+        if how == "kill":
+            process.send_signal(signal.SIGKILL)
+        with pytest.raises(NotReady, match="went away") as caught:
+            list(stream)
+        assert "\n" not in str(caught.value)
+        assert frames.closed.wait(5)
+
+
+def test_a_client_outlives_a_restart(tmp_path: Path) -> None:
+    target = f"unix:{tmp_path}/edged.sock"
+    with Client(target) as client:
+        with spawned(target):
+            assert client.device().digest == "d1"
+        with pytest.raises(NotReady):
+            client.device()
+        with spawned(target):
+            assert eventually(lambda: _answers(client))
+
+
+def _answers(client: Client) -> bool:
+    try:
+        return client.device().digest == "d1"
+    except NotReady:
+        return False
+
+
+class spawned:  # noqa: N801 - used like a function
+    """The daemon as a process of its own, which can be killed."""
+
+    def __init__(self, target: str) -> None:
+        self._command = [sys.executable, client_daemon.__file__, target]
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, env=os.environ)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()

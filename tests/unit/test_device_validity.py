@@ -1,0 +1,103 @@
+"""Which facts are part of an engine's key: each that must change it, and those that must not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edged.device.fingerprint import Fingerprint, probe
+from edged.device.validity import relevant
+from edged.errors import Unsupported
+
+BOXES = Path(__file__).parents[1] / "fixtures" / "devices"
+PAIRS = [
+    ("onnxruntime", "cpu"),
+    ("onnxruntime", "cuda"),
+    ("openvino", "cpu"),
+    ("openvino", "intel-gpu"),
+    ("openvino", "intel-npu"),
+    ("tensorrt", "cuda"),
+    ("tensorrt_rtx", "cuda"),
+]
+# What changes with ordinary updates and settings of a box, and never makes an engine wrong.
+HARMLESS = [
+    *(
+        "os.kernel",
+        "os.name",
+        "os.version",
+        "libc.version",
+        "python.version",
+        "memory.total_mb",
+        "memory.limit_mb",
+    ),
+    *("cpu.quota", "cpu.cores", "cpu.threads", "cpu.features", "gpu.0.pci", "cuda.version", "cuda.driver"),
+    *("nvidia.state", "board.model", "jetson.model"),
+]
+
+
+def key(box: Fingerprint, backend: str, kind: str, index: int = 0) -> str:
+    return box.subset(relevant(backend, kind, index)).digest
+
+
+def with_fact(box: Fingerprint, name: str, value: str = "changed") -> Fingerprint:
+    return Fingerprint(box.facts | {name: value})
+
+
+@pytest.mark.parametrize(("backend", "kind"), PAIRS)
+def test_each_relevant_fact_changes_the_key(backend: str, kind: str) -> None:
+    box = probe(BOXES / "jetson-orin-nano")
+    for name in relevant(backend, kind):
+        assert key(with_fact(box, name), backend, kind) != key(box, backend, kind), name
+
+
+@pytest.mark.parametrize(("backend", "kind"), PAIRS)
+def test_harmless_facts_do_not(backend: str, kind: str) -> None:
+    box = probe(BOXES / "jetson-orin-nano")
+    for name in HARMLESS:
+        assert key(with_fact(box, name), backend, kind) == key(box, backend, kind), name
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "name", "changes"),
+    [
+        ("onnxruntime", "cpu", "runtime.openvino", False),
+        ("onnxruntime", "cpu", "nvidia.driver", False),
+        ("openvino", "cpu", "runtime.onnxruntime", False),
+        ("openvino", "cpu", "cpu.isa", True),
+        ("tensorrt", "cuda", "runtime.openvino", False),
+        ("tensorrt", "cuda", "cpu.isa", False),
+        ("tensorrt", "cuda", "nvidia.driver", True),
+        ("tensorrt", "cuda", "jetson.power_mode", True),
+        ("tensorrt", "cuda", "gpu.1.name", False),
+        ("tensorrt_rtx", "cuda", "tensorrt.version", False),
+        ("openvino", "intel-gpu", "intel.opencl", True),
+        ("openvino", "intel-gpu", "intel.npu_firmware", False),
+    ],
+)
+def test_one_backend_is_not_bothered_by_another(backend: str, kind: str, name: str, changes: bool) -> None:
+    box = probe(BOXES / "desktop-rtx-4070")
+    assert (key(with_fact(box, name), backend, kind) != key(box, backend, kind)) is changes
+
+
+def test_each_device_has_its_own_facts() -> None:
+    assert "gpu.1.name" in relevant("tensorrt", "cuda", 1)
+    assert "gpu.0.name" not in relevant("tensorrt", "cuda", 1)
+    assert "intel.npu.2.device" in relevant("openvino", "intel-npu", 2)
+
+
+def test_names_come_once() -> None:
+    for backend, kind in PAIRS:
+        names = relevant(backend, kind)
+        assert len(set(names)) == len(names)
+
+
+def test_the_null_backend_depends_on_nothing() -> None:
+    assert relevant("null", "cpu") == ()
+    assert relevant("null", "cuda", 3) == ()
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("tensorrt", "cpu"), ("openvino", "cuda"), ("", ""), ("new", "cpu")])
+def test_an_unknown_pair_is_refused_rather_than_free_of_conditions(backend: str, kind: str) -> None:
+    with pytest.raises(Unsupported, match="builds no engines"):
+        relevant(backend, kind)

@@ -1,0 +1,240 @@
+"""Holding, packing, suppressing and painting detections."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edged.vision.detections import RECORD, Detections, roboflow
+from edged.vision.draw import annotate, class_color, encode_jpeg
+from edged.vision.image import decode
+from edged.vision.nms import nms
+
+RNG = np.random.default_rng(5)
+
+
+def some(n: int) -> Detections:
+    corner = RNG.uniform(0, 500, (n, 2))
+    boxes = np.concatenate([corner, corner + RNG.uniform(1, 90, (n, 2))], axis=1)
+    return Detections.of(boxes, RNG.uniform(0, 1, n), RNG.integers(0, 80, n))
+
+
+@pytest.mark.parametrize("n", [0, 1, 1000])
+def test_pack_and_unpack(n):
+    detections = some(n)
+    packed = detections.pack()
+    assert len(packed) == n * RECORD.itemsize
+    for back in (Detections.unpack(packed), Detections.unpack(memoryview(packed))):
+        assert len(back) == n
+        for field in ("boxes", "scores", "class_ids"):
+            got, want = getattr(back, field), getattr(detections, field)
+            assert got.dtype == want.dtype
+            assert got.shape == want.shape
+            assert np.array_equal(got, want)
+
+
+def test_unpacked_detections_do_not_look_into_the_buffer():
+    buffer = bytearray(some(1).pack())
+    back = Detections.unpack(memoryview(buffer))
+    before = back.boxes.copy()
+    buffer[:] = bytes(len(buffer))
+    assert np.array_equal(back.boxes, before)
+
+
+def test_torn_or_uneven_detections_are_refused():
+    with pytest.raises(ValueError):
+        Detections.unpack(bytes(RECORD.itemsize + 1))
+    with pytest.raises(ValueError, match="2 scores"):
+        Detections.of([[0, 0, 1, 1]], [0.1, 0.2], [0])
+
+
+def test_select():
+    detections = some(10)
+    assert np.array_equal(detections.select(detections.scores > 2).boxes, np.empty((0, 4)))
+    assert np.array_equal(detections.select(np.array([3, 1])).scores, detections.scores[[3, 1]])
+    assert len(detections.select(slice(0, 4))) == 4
+
+
+def test_roboflow_json_is_exact():
+    detections = Detections.of([[10, 20, 40, 100], [0, 0, 1, 1]], [0.5, 0.25], [1, 7])
+    result = roboflow(detections, ("cat", "dog"), 640, 480, ids=("a", "b"))
+    assert result == {
+        "image": {"width": 640, "height": 480},
+        "predictions": [
+            {
+                "x": 25.0,
+                "y": 60.0,
+                "width": 30.0,
+                "height": 80.0,
+                "confidence": 0.5,
+                "class": "dog",
+                "class_id": 1,
+                "detection_id": "a",
+            },
+            {
+                "x": 0.5,
+                "y": 0.5,
+                "width": 1.0,
+                "height": 1.0,
+                "confidence": 0.25,
+                "class": "7",
+                "class_id": 7,
+                "detection_id": "b",
+            },
+        ],
+    }
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_roboflow_ids_are_fresh_uuids():
+    ids = [p["detection_id"] for p in roboflow(some(50), (), 640, 480)["predictions"]]
+    assert len({uuid.UUID(i) for i in ids}) == 50
+    assert all(uuid.UUID(i).version == 4 for i in ids)
+    assert roboflow(Detections.empty(), (), 1, 1)["predictions"] == []
+
+
+def test_supervision_reads_it():
+    supervision = pytest.importorskip("supervision")
+    detections = some(20)
+    read = supervision.Detections.from_inference(roboflow(detections, [f"c{i}" for i in range(80)], 640, 480))
+    np.testing.assert_allclose(read.xyxy, detections.boxes, atol=1e-3)
+    assert np.array_equal(read.class_id, detections.class_ids)
+    assert list(read.data["class_name"]) == [f"c{i}" for i in detections.class_ids]
+
+
+# --- nms
+
+
+def keep(boxes, scores, class_ids, iou=0.5, limit=300, agnostic=False, **more):
+    found = nms(
+        np.array(boxes, np.float32).reshape(-1, 4),
+        np.array(scores, np.float32),
+        np.array(class_ids, np.int32),
+        iou,
+        limit,
+        agnostic,
+        **more,
+    )
+    return found.tolist()
+
+
+def by_the_book(boxes, scores, class_ids, iou, agnostic):
+    """One pair at a time, in double precision."""
+    kept: list[int] = []
+    for i in sorted((i for i in range(len(scores)) if scores[i] == scores[i]), key=lambda i: (-scores[i], i)):
+        for j in kept:
+            width = min(boxes[i][2], boxes[j][2]) - max(boxes[i][0], boxes[j][0])
+            height = min(boxes[i][3], boxes[j][3]) - max(boxes[i][1], boxes[j][1])
+            shared = max(width, 0) * max(height, 0)
+            areas = sum((b[2] - b[0]) * (b[3] - b[1]) for b in (boxes[i], boxes[j]))
+            if shared > iou * (areas - shared) and (agnostic or class_ids[i] == class_ids[j]):
+                break
+        else:
+            kept.append(i)
+    return kept
+
+
+BOX = [0, 0, 100, 100]
+NEAR = [5, 5, 105, 105]
+FAR = [300, 300, 400, 400]
+
+
+def test_the_better_of_two_stays():
+    assert keep([BOX, NEAR, FAR], [0.5, 0.9, 0.3], [0, 0, 0]) == [1, 2]
+
+
+def test_classes_are_apart_unless_agnostic():
+    assert keep([BOX, NEAR], [0.5, 0.9], [0, 1]) == [1, 0]
+    assert keep([BOX, NEAR], [0.5, 0.9], [0, 1], agnostic=True) == [1]
+
+
+def test_classes_stay_apart_at_large_coordinates():
+    far = [[1e7 + v for v in BOX], [1e7 + v for v in NEAR]]
+    assert keep(far, [0.5, 0.9], [0, 70000]) == [1, 0]
+
+
+def test_nothing_nan_ties_limit_and_empty_boxes():
+    assert keep([], [], []) == []
+    assert keep([BOX, FAR], [np.nan, 0.4], [0, 0]) == [1]
+    assert keep([BOX, FAR], [np.nan, np.nan], [0, 0]) == []
+    assert keep([BOX, BOX, BOX], [0.5, 0.5, 0.5], [0, 0, 0]) == [0]
+    assert keep([FAR, BOX], [0.5, 0.5], [0, 0]) == [0, 1]
+    assert keep([[7, 7, 7, 7]] * 3, [0.3, 0.2, 0.1], [0, 0, 0]) == [0, 1, 2]
+    assert keep([[200 * i, 0, 200 * i + 9, 9] for i in range(9)], np.arange(9) / 9, [0] * 9, limit=2) == [
+        8,
+        7,
+    ]
+    boxes = [[200 * i, 0, 200 * i + 9, 9] for i in range(9)]
+    assert keep(boxes, np.arange(9) / 9, [0] * 9, max_candidates=3) == [8, 7, 6]
+
+
+def test_touching_the_threshold_is_not_over_it():
+    half = [0, 0, 100, 50]
+    assert keep([BOX, half], [0.9, 0.8], [0, 0], iou=0.5) == [0, 1]
+    assert keep([BOX, half], [0.9, 0.8], [0, 0], iou=0.49) == [0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 700), st.integers(1, 4), st.booleans(), st.integers(0, 2**31))
+def test_as_by_the_book(n, classes, agnostic, seed):
+    rng = np.random.default_rng(seed)
+    corner = rng.integers(0, 400, (n, 2))
+    boxes = np.concatenate([corner, corner + rng.integers(1, 120, (n, 2))], axis=1)
+    scores = np.round(rng.uniform(0, 1, n), 2).astype(np.float32)
+    scores[rng.uniform(size=n) < 0.05] = np.nan
+    class_ids = rng.integers(0, classes, n)
+    expected = by_the_book(boxes.tolist(), scores.tolist(), class_ids.tolist(), 0.45, agnostic)
+    assert keep(boxes, scores, class_ids, 0.45, 10**6, agnostic) == expected
+
+
+def test_ten_thousand_candidates_that_do_not_overlap_are_bounded():
+    boxes = [[20 * (i % 100), 20 * (i // 100), 20 * (i % 100) + 9, 20 * (i // 100) + 9] for i in range(10_000)]
+    scores = RNG.permutation(10_000) / 10_000
+    assert keep(boxes, scores, [0] * 10_000) == np.argsort(-scores)[:300].tolist()
+
+
+# --- drawing
+
+
+@pytest.mark.parametrize("width", [1, 32, 320, 1280, 1920])
+def test_annotate_returns_a_new_picture_of_the_same_size(width):
+    image = np.full((max(1, width * 9 // 16), width, 3), 90, np.uint8)
+    before = image.copy()
+    high = image.shape[0]
+    detections = Detections.of(
+        [[width * 0.1, high * 0.2, width * 0.6, high * 0.9], [0, 0, width, high]], [0.9, 0.3], [0, 400]
+    )
+    painted = annotate(image, detections, ("naïve · name " * 9,), caption="front door · 12 ms")
+    assert painted.shape == image.shape
+    assert painted.dtype == np.uint8
+    assert np.array_equal(image, before)
+    assert not np.array_equal(painted, before)
+
+
+def test_a_box_is_painted_where_it_is_and_nowhere_else():
+    image = np.zeros((480, 640, 3), np.uint8)
+    painted = annotate(image, Detections.of([[200, 200, 400, 300]], [0.9], [3]), ())
+    assert painted[200, 300].any()
+    assert painted[300, 300].any()
+    assert painted[250, 200].any()
+    assert not painted[310:, :].any()
+    assert not painted[:, 420:].any()
+    assert not painted[:150].any()
+    assert np.array_equal(annotate(image, Detections.empty(), ()), image)
+
+
+def test_classes_have_their_own_colours():
+    assert len({class_color(i) for i in range(80)}) == 80
+
+
+def test_encode_jpeg():
+    image = cv2.resize(RNG.integers(0, 255, (6, 8, 3), dtype=np.uint8), (320, 240))
+    good, small = encode_jpeg(image, 95), encode_jpeg(image, 30)
+    assert len(small) < len(good)
+    assert np.abs(decode(good).astype(int) - image).mean() < 4

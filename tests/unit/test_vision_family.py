@@ -1,0 +1,401 @@
+"""Which models are recognised, which are not, and what the reasons and settings say."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from edged.errors import ConfigError, Unsupported
+from edged.tensors import TensorSpec
+from edged.vision.detections import Detections
+from edged.vision.family import Recognition, Thresholds, open_family, raw_preprocess, recognise
+from edged.vision.placement import Fit, place
+from edged.vision.preprocess import Preprocess
+
+COCO = {i: f"class {i}" for i in range(80)}
+DETECT = {
+    "task": "detect",
+    "names": str(COCO),
+    "stride": "32",
+    "imgsz": "[640, 640]",
+    "end2end": "False",
+    "args": "{'batch': 1, 'half': False, 'opset': None, 'conf': 1e-05, 'nms': False}",
+}
+
+
+def image(*shape, datatype="FP32", name="images"):
+    return (TensorSpec(name, datatype, shape or (1, 3, 640, 640)),)
+
+
+def output(*shape, name="output0", datatype="FP32"):
+    return TensorSpec(name, datatype, shape)
+
+
+YOLO = (output(1, 84, 8400),)
+
+
+def see(outputs=YOLO, metadata=None, settings=None, inputs=None) -> Recognition:
+    return recognise(inputs or image(), tuple(outputs), metadata or {}, settings or {})
+
+
+def without(*keys, **more):
+    return {**{k: v for k, v in DETECT.items() if k not in keys}, **more}
+
+
+# --- recognised
+
+
+@pytest.mark.parametrize("drop", [(), ("args",), ("end2end", "args"), ("imgsz",), ("stride",)])
+def test_metadata_of_a_detector(drop):
+    found = see(metadata=without(*drop))
+    assert found.family == "ultralytics"
+    assert "task=detect" in found.reason
+    assert found.names[:2] == ("class 0", "class 1")
+    assert len(found.names) == 80
+    assert found.preprocess == Preprocess(640, 640, 3, "NCHW", "FP32", "rgb", Fit.LETTERBOX, 114, 1 / 255)
+    assert "letterbox" in found.picture
+    assert (found.input, found.output, found.thresholds) == (
+        "images",
+        "output0",
+        Thresholds(0.25, 0.7, 300, False),
+    )
+
+
+def test_yolov9_has_names_and_stride_only():
+    assert see(metadata={"names": str(COCO), "stride": "32"}).family == "ultralytics"
+
+
+def test_dynamic_inputs_take_the_exported_size_or_the_settings():
+    dynamic = image("batch", 3, "height", "width")
+    outputs = (output("batch", 84, "anchors"),)
+    found = see(outputs, {**DETECT, "imgsz": "[384, 672]"}, inputs=dynamic)
+    assert found.preprocess
+    assert (found.preprocess.width, found.preprocess.height) == (672, 384)
+    sized = {"preprocess.width": "320", "preprocess.height": "256"}
+    found = see(outputs, DETECT, sized, inputs=dynamic)
+    assert found.preprocess
+    assert (found.preprocess.width, found.preprocess.height) == (320, 256)
+    found = see(outputs, without("imgsz"), inputs=dynamic)
+    assert found.family is None
+    assert found.preprocess is None
+    assert "preprocess.width" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "cells"), [(320, 320, 2100), (640, 640, 8400), (384, 640, 5040), (736, 1280, 19320)]
+)
+def test_row_arithmetic(height, width, cells):
+    found = see((output(1, 7, cells),), inputs=image(1, 3, height, width))
+    assert found.family == "ultralytics"
+    assert "arithmetic" in found.reason
+    assert "3 classes" in found.reason
+    assert see((output(1, 7, cells + 1),), inputs=image(1, 3, height, width)).family is None
+
+
+@pytest.mark.parametrize(("datatype", "scale"), [("FP16", 1 / 255), ("UINT8", 1.0)])
+def test_datatypes_of_the_input(datatype, scale):
+    found = see(metadata=DETECT, inputs=image(1, 3, 640, 640, datatype=datatype))
+    assert found.preprocess
+    assert (found.preprocess.datatype, found.preprocess.scale) == (datatype, scale)
+
+
+def test_larger_heads_have_their_own_cell_counts():
+    p6 = sum((1280 // s) ** 2 for s in (8, 16, 32, 64))
+    found = see((output(1, 84, p6),), without("imgsz"), inputs=image(1, 3, 1280, 1280))
+    assert found.family == "ultralytics"
+
+
+def test_opening_and_decoding_end_to_end():
+    found = msgspec.json.decode(msgspec.json.encode(see(metadata=DETECT)), type=Recognition)
+    assert found == see(metadata=DETECT)
+    family = open_family(found)
+    assert (family.name, family.names, family.preprocess) == ("ultralytics", found.names, found.preprocess)
+    tensor = np.zeros((1, 84, 8400), np.float32)
+    tensor[0, :4, 9] = 320, 320, 100, 50
+    tensor[0, 4 + 2, 9] = 0.5
+    boxes = family.decode({"output0": tensor}, 0, place(640, 640, 640, 640, Fit.LETTERBOX), found.thresholds)
+    assert isinstance(boxes, Detections)
+    assert np.array_equal(boxes.boxes, [[270, 295, 370, 345]])
+    assert boxes.class_ids.tolist() == [2]
+
+
+# --- known but not decoded
+
+SIX = (output(1, 300, 6),)
+SIZES = TensorSpec("orig_target_sizes", "INT64", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "metadata", "word"),
+    [
+        (SIX, {**DETECT, "end2end": "True"}, "NMS-free"),
+        (SIX, {**DETECT, "args": "{'nms': True}"}, "NMS in the graph"),
+        (SIX, without("end2end", "args"), "rows of six"),
+        (SIX, {}, "rows of six"),
+        (SIX, {**DETECT, "head": "RTDETRDecoder"}, "RT-DETR"),
+        ((output(1, 300, 84),), DETECT, "300 queries"),
+        ((output(1, 56, 8400),), {**DETECT, "task": "pose", "names": "{0: 'person'}"}, "pose"),
+        ((output(1, 56, 8400),), {}, "keypoints"),
+        (
+            (output(1, 20, 8400),),
+            {"names": str(dict.fromkeys(range(15), "x")), "stride": "32"},
+            "metadata names 15",
+        ),
+        (
+            (output(1, 116, 8400), output(1, 32, 160, 160, name="output1")),
+            {**DETECT, "task": "segment"},
+            "segment",
+        ),
+        ((output(1, 116, 8400), output(1, 32, 160, 160, name="output1")), {}, "family=ultralytics"),
+        ((output(1, 25200, 85),), {"names": str(COCO), "stride": "32"}, "YOLOv5"),
+        ((output(1, 25200, 85, name="output"),), {}, "YOLOv5 or YOLOv7"),
+        ((output(1, 8400, 85, name="output"),), {}, "YOLOX"),
+        ((output(1, 8400, 6, name="output"),), {}, "DeepStream"),
+        (tuple(output(1, 3, s, s, 85, name=f"o{s}") for s in (80, 40, 20)), {}, "raw heads"),
+        ((output("n", 7, name="output"),), {}, "YOLO-NAS"),
+        ((output(1, 300, 4, name="dets"), output(1, 300, 91, name="labels")), {}, "RF-DETR"),
+        (
+            tuple(output(1, 100, name=n) for n in ("num_dets", "det_boxes", "det_scores", "det_classes")),
+            {},
+            "YOLOv7",
+        ),
+        (
+            tuple(output(1, 100, name=n) for n in ("num_predictions", "pred_boxes", "pred_scores", "pred_classes")),
+            {},
+            "YOLO-NAS",
+        ),
+        ((output(1, 1, 200, 7),), {}, "SSD"),
+        ((output(1, 1000),), {}, "classifiers"),
+        ((output(1, 3, 640, 640),), {}, "family=ultralytics"),
+        ((output(1, 84, 8401),), DETECT, "family=ultralytics"),
+    ],
+)
+def test_others_are_not_mistaken(outputs, metadata, word):
+    found = see(outputs, metadata)
+    assert found.family is None
+    assert word in found.reason, found.reason
+    assert found.preprocess is not None
+    with pytest.raises(Unsupported):
+        open_family(found)
+
+
+def test_rtdetr_repositories_have_a_second_input():
+    outputs = tuple(output(1, 300, name=n) for n in ("labels", "boxes", "scores"))
+    found = see(outputs, inputs=(*image(), SIZES))
+    assert found.family is None
+    assert "orig_target_sizes" in found.reason
+    assert found.preprocess is None
+    assert "besides images" in found.picture
+
+
+def test_a_detector_with_a_second_input_cannot_be_fed():
+    found = see(metadata=DETECT, inputs=(*image(), TensorSpec("scale", "FP32", (1,))))
+    assert found.family is None
+    assert "besides images" in found.reason
+
+
+def test_models_without_pictures():
+    found = see((output(1, 2),), inputs=(TensorSpec("ids", "INT64", (1, 128)),))
+    assert (found.family, found.preprocess, found.input) == (None, None, "")
+    assert "no input takes a picture" in found.picture
+
+
+# --- settings
+
+
+def test_family_by_setting():
+    assert see(metadata=DETECT, settings={"family": "raw"}).family is None
+    found = see((output(1, 56, 8400),), settings={"family": "ultralytics"})
+    assert found.family == "ultralytics"
+    assert found.names == ()
+    assert "setting" in found.reason
+    with pytest.raises(ConfigError, match="did you mean ultralytics"):
+        see(settings={"family": "ultralitics"})
+    with pytest.raises(ConfigError, match="known: ultralytics, raw"):
+        see(settings={"family": "qqq"})
+    with pytest.raises(ConfigError, match="family=raw"):
+        see((output(1, 1000),), settings={"family": "ultralytics"})
+    with pytest.raises(ConfigError, match="has 4"):
+        see((output(1, 4, 8400),), settings={"family": "ultralytics"})
+
+
+def test_names_by_setting():
+    found = see((output(1, 6, 8400),), settings={"names": "cat, big dog"})
+    assert found.names == ("cat", "big dog")
+    with pytest.raises(ConfigError, match="3 classes, the model has 80"):
+        see(metadata=DETECT, settings={"names": "a,b,c"})
+    with pytest.raises(ConfigError, match="empty"):
+        see(metadata=DETECT, settings={"names": "a,,c"})
+
+
+def test_thresholds_by_setting():
+    given = {"score": "0.5", "iou": "0.45", "max_detections": "10", "class_agnostic": "yes"}
+    found = see(metadata=DETECT, settings={f"thresholds.{k}": v for k, v in given.items()})
+    assert found.thresholds == Thresholds(0.5, 0.45, 10, True)
+
+
+def test_preprocess_by_setting():
+    given = {
+        "preprocess.color": "bgr",
+        "preprocess.fit": "top_left",
+        "preprocess.pad": "0",
+        "preprocess.scale": "1/128",
+        "preprocess.mean": "0.485, 0.456, 0.406",
+        "preprocess.std": "0.5",
+        "preprocess.width": "640",
+        "other.room": "is not looked at",
+    }
+    for metadata in ({}, DETECT):
+        found = see(metadata=metadata, settings=given).preprocess
+        assert found == Preprocess(
+            width=640,
+            height=640,
+            color="bgr",
+            fit=Fit.TOP_LEFT,
+            pad=0,
+            scale=1 / 128,
+            mean=(0.485, 0.456, 0.406),
+            std=(0.5, 0.5, 0.5),
+        )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("preprocess.colour", "rgb", "did you mean preprocess.color?"),
+        ("thresholds.scores", "1", "did you mean thresholds.score?"),
+        ("preprocess.color", "gray", "is not possible"),
+        ("preprocess.fit", "leterbox", "did you mean letterbox?"),
+        ("preprocess.pad", "256", "0..255"),
+        ("preprocess.pad", "-1", "0..255"),
+        ("preprocess.pad", "\u0661", "0..255"),
+        ("preprocess.scale", "1/0", "not a number"),
+        ("preprocess.scale", "nan", "not a number"),
+        ("preprocess.mean", "1,2", "three"),
+        ("preprocess.mean", "1,x,2", "not a number"),
+        ("preprocess.std", "1,0,1", "zero"),
+        ("preprocess.width", "320", "fixes it to 640"),
+        ("preprocess.height", "9" * 5000, "1..16384"),
+        ("thresholds.score", "1.5", "0..1"),
+        ("thresholds.iou", "much", "0..1"),
+        ("thresholds.max_detections", "0", "1..4096"),
+        ("thresholds.class_agnostic", "maybe", "neither true nor false"),
+    ],
+)
+def test_bad_settings_are_named(key, value, says):
+    for metadata in ({}, DETECT):
+        with pytest.raises(ConfigError) as error:
+            see(metadata=metadata, settings={key: value})
+        assert says in error.value.message
+        assert key in error.value.message
+
+
+def test_numbers_mean_nothing_to_uint8_inputs():
+    with pytest.raises(ConfigError, match="UINT8"):
+        raw_preprocess(image(1, 3, 64, 64, datatype="UINT8"), {"preprocess.scale": "2"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (image(1, 3, 48, 64), Preprocess(64, 48)),
+        (image("n", 48, 64, 3), Preprocess(64, 48, layout="NHWC")),
+        (
+            image(1, 48, 64, 3, datatype="UINT8"),
+            Preprocess(64, 48, layout="NHWC", datatype="UINT8", scale=1.0),
+        ),
+        (image(1, 1, 28, 28), Preprocess(28, 28, 1, color="gray")),
+        (image(1, 28, 28, 1, datatype="FP16"), Preprocess(28, 28, 1, "NHWC", "FP16", "gray")),
+    ],
+)
+def test_plain_picture_inputs(spec, expected):
+    found, reason = raw_preprocess(spec, {})
+    assert found == expected
+    assert "stretch" in reason
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (image(1, 4, 64, 64), "no input takes a picture"),
+        (image(1, 3, 64, 64, datatype="INT8"), "no input takes a picture"),
+        (image(3, 64, 64), "no input takes a picture"),
+        ((*image(), *image(name="other")), "2 inputs could"),
+        (image(1, 3, "h", "w"), "set preprocess.width and preprocess.height"),
+        ((*image(1, 3, 64, 64), TensorSpec("k", "FP32", (1,))), "besides images"),
+        ((), "no input takes a picture"),
+    ],
+)
+def test_no_picture_input_has_a_reason(spec, says):
+    assert raw_preprocess(spec, {})[0] is None
+    assert says in raw_preprocess(spec, {})[1]
+
+
+# --- hostile metadata
+
+HOSTILE = [
+    "[" * 100_000 + "]" * 100_000,
+    "-" * 1_000_000 + "1",
+    "1" + "+1" * 400_000,
+    "1-1" * 1000,
+    "(" * 50 + ")" * 50,
+    "{0: 'a'" * 5000,
+    "'" * 400_001,
+    "'" + "a\\'" * 150_000,
+    "' \n" * 150_000,
+    "'\\\n" * 150_000,
+    "'''' '''" + "-" * 300_000 + "1",
+    "0" * 500_000,
+    "1." * 200_000,
+    "[1," * 100_000,
+    "1," * 200_000,
+    " " * 500_000 + "x",
+    "'a' " * 200_000,
+    "9" * 1_000_000,
+    "{" + "0: 'x', " * 100_000 + "}",
+    "{1: 'starts at one'}",
+    "{'0': 'text key'}",
+    "{True: 'x'}",
+    "{0: 5}",
+    "{[]: 'unhashable'}",
+    "{0: '" + "n" * 300 + "'}",
+    "__import__('os').system('true')",
+    "lambda: 0",
+    "x" * 5_000_000,
+    "\0",
+    "",
+    "b'bytes'",
+    "None",
+    "(,)",
+    "1.2.3",
+    "\ud800",
+    5,
+    None,
+]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_metadata_counts_as_absent(text):
+    for key in DETECT:
+        found = see(metadata={**DETECT, key: text})
+        assert len(found.reason) < 1000
+        assert len(found.names) in (0, 80)
+        if key == "names":
+            # The shape still speaks for itself; only the names are gone.
+            assert found.family == "ultralytics"
+            assert "arithmetic" in found.reason
+            assert found.names == ()
+
+
+def test_unreadable_keys_are_named_in_the_reason():
+    assert see(metadata={**DETECT, "names": "[["}).reason.endswith("; unreadable metadata: names")
+    found = see(metadata={**DETECT, "imgsz": "[0, 99999999]", "args": "[]"})
+    assert found.family == "ultralytics"
+    assert "unreadable metadata: imgsz, args" in found.reason
+
+
+def test_names_may_be_a_list_and_are_flattened_to_one_line():
+    found = see((output(1, 6, 8400),), {**DETECT, "names": "['a\\nb', \"it's {odd: [\"]"})
+    assert found.names == ("a b", "it's {odd: [")

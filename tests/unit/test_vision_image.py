@@ -1,0 +1,216 @@
+"""Decoding encoded and raw pictures, with OpenCV's own conversions as the oracle."""
+
+from __future__ import annotations
+
+import struct
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edged.errors import InvalidInput, TooLarge
+from edged.vision.image import Image, PixelFormat, decode, from_raw, peek_size
+
+RNG = np.random.default_rng(7)
+
+
+def picture(width: int, height: int) -> Image:
+    coarse = RNG.integers(0, 256, (max(2, height // 8), max(2, width // 8), 3), dtype=np.uint8)
+    return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC).astype(np.uint8)
+
+
+def encode(extension: str, image: Image) -> bytes:
+    return cv2.imencode(extension, image)[1].tobytes()
+
+
+def with_exif_orientation(jpeg: bytes, orientation: int) -> bytes:
+    tiff = b"II*\0" + struct.pack("<IHHHII", 8, 1, 0x0112, 3, 1, orientation) + b"\0\0\0\0"
+    body = b"Exif\0\0" + tiff
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
+
+
+@pytest.mark.parametrize("extension", [".png", ".bmp"])
+@pytest.mark.parametrize("wrap", [bytes, memoryview])
+def test_lossless_pictures_come_back_exactly(extension, wrap):
+    image = picture(61, 37)
+    assert np.array_equal(decode(wrap(encode(extension, image))), image)
+
+
+@pytest.mark.parametrize("extension", [".jpg", ".png", ".webp", ".bmp"])
+def test_size_is_read_from_the_header(extension):
+    encoded = encode(extension, picture(61, 37))
+    assert peek_size(encoded) == (61, 37)
+    assert peek_size(memoryview(encoded)) == (61, 37)
+    assert decode(encoded).shape == (37, 61, 3)
+
+
+def test_progressive_jpeg_and_fill_bytes():
+    encoded = cv2.imencode(".jpg", picture(40, 24), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    assert peek_size(encoded[:2] + b"\xff\xff" + encoded[2:]) == (40, 24)
+    assert decode(encoded).shape == (24, 40, 3)
+
+
+def test_gray_alpha_and_sixteen_bits_become_three_channels_of_eight():
+    gray = picture(20, 10)[:, :, 0]
+    assert np.array_equal(decode(encode(".png", gray)), cv2.cvtColor(gray, cv2.COLOR_GRAY2BGR))
+    alpha = np.dstack([picture(20, 10), np.full((10, 20), 9, np.uint8)])
+    assert np.array_equal(decode(encode(".png", alpha)), alpha[:, :, :3])
+    deep = picture(20, 10).astype(np.uint16) << 8
+    assert decode(encode(".png", deep)).dtype == np.uint8
+
+
+def test_exif_orientation_is_ignored():
+    jpeg = encode(".jpg", picture(64, 32))
+    turned = with_exif_orientation(jpeg, 6)
+    assert cv2.imdecode(np.frombuffer(turned, np.uint8), cv2.IMREAD_COLOR).shape == (64, 32, 3)
+    assert peek_size(turned) == (64, 32)
+    assert np.array_equal(decode(turned), decode(jpeg))
+
+
+@pytest.mark.parametrize("extension", [".jpg", ".png", ".webp", ".bmp"])
+@pytest.mark.parametrize("part", [0.03, 0.3, 0.6, 0.95])
+def test_truncated_pictures_are_refused(extension, part):
+    encoded = encode(extension, picture(320, 240))
+    with pytest.raises(InvalidInput) as error:
+        decode(encoded[: int(len(encoded) * part)])
+    assert "\n" not in error.value.message
+
+
+def test_jpeg_cut_in_the_scan_says_truncated_even_with_a_thumbnail_end_marker_before_it():
+    jpeg = encode(".jpg", picture(320, 240))
+    thumbnail = b"\xff\xe1\x00\x06\xff\xd9\xff\xd9"
+    with pytest.raises(InvalidInput, match="truncated"):
+        decode((jpeg[:2] + thumbnail + jpeg[2:])[:-200])
+
+
+def test_padding_after_the_end_of_a_jpeg_is_allowed():
+    jpeg = encode(".jpg", picture(32, 32))
+    assert decode(jpeg + bytes(4096)).shape == (32, 32, 3)
+
+
+@pytest.mark.parametrize("junk", [b"", b"x", b"\xff\xd8\xff", b"GIF8", b"hello world" * 40, bytes(5000)])
+def test_junk_is_refused(junk):
+    assert peek_size(junk) is None
+    with pytest.raises(InvalidInput, match="empty" if not junk else "no readable header"):
+        decode(junk)
+
+
+def test_absurd_sizes_are_refused_before_decoding(monkeypatch):
+    monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("decoded"))
+    jpeg = bytearray(encode(".jpg", picture(32, 32)))
+    at = jpeg.index(b"\xff\xc0")
+    jpeg[at + 5 : at + 9] = struct.pack(">HH", 60000, 60000)
+    with pytest.raises(TooLarge, match="60000x60000"):
+        decode(bytes(jpeg))
+    png = bytearray(encode(".png", picture(32, 32)))
+    png[16:24] = struct.pack(">II", 2**31 - 1, 2**31 - 1)
+    with pytest.raises(TooLarge):
+        decode(bytes(png))
+    png[16:24] = struct.pack(">II", 0, 5)
+    with pytest.raises(InvalidInput, match="0x5"):
+        decode(bytes(png))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.binary(max_size=80),
+    st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"RIFF0000WEBP"]),
+)
+def test_header_reading_never_raises(tail, magic):
+    peek_size(magic + tail)
+
+
+def test_a_hostile_jpeg_header_ends_soon():
+    assert peek_size(b"\xff\xd8\xff" + b"\xff" * 5_000_000) is None
+    assert peek_size(b"\xff\xd8" + b"\xff\xd0" * 2_000_000) is None
+
+
+# --- raw
+
+
+def padded(plane: np.ndarray, stride: int) -> bytes:
+    """Rows of `plane` (bytes) widened to `stride` with junk."""
+    rows = np.full((plane.shape[0], stride), 0xA5, np.uint8)
+    rows[:, : plane.shape[1]] = plane
+    return rows.tobytes()
+
+
+def raw(pixel_format: PixelFormat, image: Image, extra: int) -> tuple[bytes, int, Image]:
+    """(bytes, stride, expected BGR) of a picture with `extra` bytes of padding a row."""
+    height, width = image.shape[:2]
+    if pixel_format is PixelFormat.BGR:
+        return padded(image.reshape(height, -1), width * 3 + extra), width * 3 + extra, image
+    if pixel_format is PixelFormat.RGB:
+        rgb = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        return padded(rgb.reshape(height, -1), width * 3 + extra), width * 3 + extra, image
+    if pixel_format is PixelFormat.GRAY:
+        gray = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+        return padded(gray, width + extra), width + extra, cv2.cvtColor(gray, cv2.COLOR_GRAY2BGR)
+    i420 = cv2.cvtColor(image, cv2.COLOR_BGR2YUV_I420)
+    expected = cv2.cvtColor(i420, cv2.COLOR_YUV2BGR_I420)
+    luma = i420[:height]
+    u, v = i420[height:].reshape(2, height // 2, width // 2)
+    if pixel_format is PixelFormat.I420:
+        chroma = padded(u, (width + extra) // 2) + padded(v, (width + extra) // 2)
+    else:
+        chroma = padded(np.stack([u, v], axis=2).reshape(height // 2, width), width + extra)
+    return padded(luma, width + extra) + chroma, width + extra, expected
+
+
+@pytest.mark.parametrize("pixel_format", list(PixelFormat))
+@pytest.mark.parametrize("extra", [0, 2, 34])
+@pytest.mark.parametrize("size", [(2, 2), (64, 48), (322, 182), (66, 50)])
+def test_every_raw_format_and_stride(pixel_format, extra, size):
+    data, stride, expected = raw(pixel_format, picture(*size), extra)
+    for given_stride in {stride, 0 if extra == 0 else stride}:
+        assert np.array_equal(from_raw(data, pixel_format, *size, given_stride), expected)
+    assert np.array_equal(from_raw(memoryview(data), pixel_format, *size, stride), expected)
+
+
+@pytest.mark.parametrize("pixel_format", list(PixelFormat))
+def test_the_last_row_may_lack_its_padding_but_no_byte_more(pixel_format):
+    data, stride, expected = raw(pixel_format, picture(64, 48), 16)
+    spare = 8 if pixel_format is PixelFormat.I420 else 16
+    assert np.array_equal(from_raw(data[:-spare], pixel_format, 64, 48, stride), expected)
+    for wrong in (data[: -spare - 1], data + b"\0", b""):
+        with pytest.raises(InvalidInput, match=f"needs {len(data)} bytes, got {len(wrong)}"):
+            from_raw(wrong, pixel_format, 64, 48, stride)
+
+
+def test_bgr_is_a_view_tight_or_padded():
+    for stride in (0, 40):
+        data = bytearray((stride or 30) * 8)
+        image = from_raw(memoryview(data), PixelFormat.BGR, 10, 8, stride)
+        data[0] = 77
+        assert image[0, 0, 0] == 77
+
+
+@pytest.mark.parametrize("size", [(0, 4), (4, 0), (-2, 4), (2**31, 2**31), (2**63, 2), (100_000, 1000)])
+@pytest.mark.parametrize("pixel_format", list(PixelFormat))
+def test_impossible_sizes(pixel_format, size):
+    with pytest.raises(InvalidInput, match=r"impossible|over the limit"):
+        from_raw(b"1234", pixel_format, *size)
+
+
+@pytest.mark.parametrize("pixel_format", [PixelFormat.NV12, PixelFormat.I420])
+@pytest.mark.parametrize("size", [(3, 4), (4, 3)])
+def test_odd_sizes_of_subsampled_formats(pixel_format, size):
+    with pytest.raises(InvalidInput, match="even"):
+        from_raw(bytes(100), pixel_format, *size)
+
+
+def test_bad_strides():
+    with pytest.raises(InvalidInput, match="at least 30 bytes, got 29"):
+        from_raw(bytes(1000), PixelFormat.BGR, 10, 4, 29)
+    with pytest.raises(InvalidInput, match="stride"):
+        from_raw(bytes(1000), PixelFormat.GRAY, 10, 4, -10)
+    with pytest.raises(InvalidInput, match="even stride"):
+        from_raw(bytes(1000), PixelFormat.I420, 10, 4, 11)
+    with pytest.raises(InvalidInput, match="needs"):
+        from_raw(bytes(1000), PixelFormat.GRAY, 10, 4, 2**62)
+
+
+def test_pixel_formats_are_named_as_on_the_wire():
+    assert [f.value for f in PixelFormat] == ["bgr", "rgb", "gray", "nv12", "i420"]
