@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _LIVE = ("rtsp://", "rtsps://")
 _WEBCAM = "webcam:"
-_SECRET = re.compile(r"//[^/@]*@")
+_SECRET = re.compile(r"//[^/]*@")
 
 
 class Source(Iterator[Captured]):

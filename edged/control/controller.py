@@ -199,7 +199,7 @@ class Controller:
         assert model is not None
         name, short = f"{engine.recipe.backend}/{engine.recipe.optimization}", engine.digest[:12]
         try:
-            record = await self.builder.make(model, engine.recipe, engine.key, lambda s: engine.move(EngineState(s)))
+            record = await self.builder.make(model, engine.recipe, engine.key, engine.phase)
             engine.finish(record)
             _LOG.info(
                 "model %s: engine %s (%s) is %s: %s ms", model.name, short, name, engine.state.value, record.latency_ms

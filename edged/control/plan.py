@@ -45,6 +45,10 @@ class PlannedEngine:
         self.state = states.check(self.state, state)
         self.reason = reason
 
+    def phase(self, name: str) -> None:
+        """What the builder says it is doing now."""
+        self.move(EngineState(name))
+
     def finish(self, record: EngineRecord) -> None:
         """The outcome of making it."""
         self.record, self.failures = record, 0

@@ -23,6 +23,7 @@ from edged.store.record import EngineRecord
 
 _RECORD = "record.json"
 _LOCK = ".owner"
+_SWEEP = ".sweep"
 
 
 class Counts(msgspec.Struct):
@@ -38,6 +39,7 @@ class Store:
     """Engines by the digest of their key. Not thread-safe; the file system is the truth, memory only an index."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self._engines = root / "engines"
         self._staging = root / "staging"
         self.counts = Counts()
@@ -78,10 +80,11 @@ class Store:
     @contextmanager
     def stage(self) -> Iterator[Path]:
         """An empty directory to build in, removed afterwards with whatever is left in it."""
-        home = Path(tempfile.mkdtemp(dir=self._staging))
-        lock = os.open(home / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
+        with self._sweeping(fcntl.LOCK_SH):  # until it is locked, a new stage looks like a stray
+            home = Path(tempfile.mkdtemp(dir=self._staging))
+            lock = os.open(home / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
             out = home / "engine"
             out.mkdir()
             yield out
@@ -120,10 +123,21 @@ class Store:
         shutil.rmtree(grave, ignore_errors=True)
 
     def _sweep(self) -> None:
-        for stray in self._staging.iterdir():
-            if not _is_owned(stray):
-                self.counts.strays += 1
-                shutil.rmtree(stray, ignore_errors=True)
+        with self._sweeping(fcntl.LOCK_EX):
+            for stray in self._staging.iterdir():
+                if stray.is_dir() and not _is_owned(stray):
+                    self.counts.strays += 1
+                    shutil.rmtree(stray, ignore_errors=True)
+
+    @contextmanager
+    def _sweeping(self, mode: int) -> Iterator[None]:
+        """Held shared while a stage is being made, exclusively while strays are removed."""
+        lock = os.open(self._staging / _SWEEP, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, mode)
+            yield
+        finally:
+            os.close(lock)
 
 
 def _read(folder: Path) -> EngineRecord | None:

@@ -102,6 +102,7 @@ class Daemon:
                 files[name] = b""
             else:
                 files[name] += part.chunk
+        await asyncio.sleep(0.05)  # grpc.aio shows a cancelled call as an end of the parts first, then cancels the handler
         self.uploads.append((header, files))
         return ops.ModelStatus(name=header.name, state="loading", settings=header.settings)
 

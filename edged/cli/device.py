@@ -1,0 +1,62 @@
+"""`edged device`: the facts about this box that decide whether an engine is valid on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+
+from edged.cli import common
+from edged.errors import NotFound
+
+
+def device(
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", help="Read the facts of a recorded device below this directory.", show_default=False),
+    ] = None,
+    target: common.Target = None,
+    json: common.Json = False,
+) -> None:
+    """Show the named facts about hardware, drivers and runtimes: of this box, or of the daemon's with --target."""
+    facts = _remote(target) if target else _local(root or Path("/"))
+    if json:
+        common.print_json(msgspec.json.encode(facts))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts["facts"].items():
+        table.add_row(name, value)
+    for found in facts.get("devices", ()):
+        memory = f", {found['memory_mb']} MiB" if found["memory_mb"] else ""
+        table.add_row(f"device {found['name']}", f"{found['description']}{memory}")
+    table.add_row("digest", facts["digest"])
+    common.out.print(table)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("device")(common.command(device))
+
+
+def _local(root: Path) -> dict[str, Any]:
+    from edged.device.devices import devices
+    from edged.device.fingerprint import probe
+
+    if not root.is_dir():
+        raise NotFound(f"there is no directory {root}")
+    fingerprint = probe(root)
+    found = [msgspec.to_builtins(item) for item in devices(fingerprint)]
+    return {"facts": fingerprint.facts, "devices": found, "digest": fingerprint.digest}
+
+
+def _remote(target: str) -> dict[str, Any]:
+    from edged.client.client import Client
+    from edged.device.devices import devices
+    from edged.device.fingerprint import Fingerprint
+
+    with Client(target) as client:
+        said = client.device()
+    found = [msgspec.to_builtins(item) for item in devices(Fingerprint(said.facts))]
+    return {"facts": dict(sorted(said.facts.items())), "devices": found, "digest": said.digest}

@@ -1,0 +1,106 @@
+"""The box itself, for commands that find no daemon: its models, its store, its facts, read from disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from edged import paths
+from edged.backend import registry
+from edged.build.admission import Admission, admit, examine
+from edged.build.builder import Builder
+from edged.build.child import Limits
+from edged.client.operations import EngineInfo, Explanation
+from edged.control import offline, report
+from edged.control.plan import PlannedModel
+from edged.device.fingerprint import probe
+from edged.errors import NotFound
+from edged.model.inspection import Inspection
+from edged.model.repository import Repository
+from edged.store.store import Store
+
+State = Annotated[
+    Path | None,
+    typer.Option("--state", help="Directory for models; then no daemon is asked.", show_default=False),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option("--cache", help="Directory for engines; then no daemon is asked.", show_default=False),
+]
+
+
+def daemon_is_meant(target: str | None, *folders: Path | None) -> bool:
+    """Whether a command goes to a daemon: one is named, or no folder is and one answers on the default socket."""
+    if target or os.environ.get("EDGED_TARGET"):
+        return True
+    if any(folders):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe_socket:
+        probe_socket.settimeout(1.0)
+        try:
+            probe_socket.connect(str(paths.default_socket()))
+        except OSError:
+            return False
+    return True
+
+
+class Box:
+    """The folders of this box, as a daemon with the same settings would use them."""
+
+    def __init__(self, state: Path | None = None, cache: Path | None = None) -> None:
+        self.repository = Repository((state or paths.default_state_dir()) / "models")
+        self._cache = cache or paths.default_cache_dir()
+        self.fingerprint = probe()
+
+    def add(self, name: str, file: Path, settings: Mapping[str, str]) -> Inspection:
+        """Examines a model and takes it in with its external data. ModelRefused leaves nothing behind."""
+        admission = asyncio.run(admit(self._builder(), file, settings, self._installed()))
+        files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
+        self.repository.add(name, files, settings)
+        return admission.inspection
+
+    def examine(self, file: Path, settings: Mapping[str, str]) -> Admission:
+        """Everything about a model file, and which backends take it."""
+        return asyncio.run(examine(self._builder(), file, settings, self._installed()))
+
+    def plans(self) -> dict[str, PlannedModel]:
+        """What every model of the repository should have on this box."""
+        return asyncio.run(offline.plans(self.repository, self._store(), self._builder(), self.fingerprint))
+
+    def engines(self, model: str) -> list[EngineInfo]:
+        """Engines as `edged engines list` shows them."""
+        found = report.engines(self.plans(), self._store(), model)
+        return [msgspec.convert(msgspec.to_builtins(engine), EngineInfo) for engine in found]
+
+    def explain(self, model: str) -> list[Explanation]:
+        """Why the engines of a model are there or not."""
+        planned = self.plans().get(model)
+        if planned is None:
+            raise NotFound(f"there is no model {model!r} in {self.repository.root}")
+        if planned.problem is not None:
+            raise planned.problem
+        found = report.explain(planned, self._store())
+        return [_plain(item) for item in found]
+
+    def _store(self) -> Store:
+        return Store(self._cache)
+
+    def _builder(self) -> Builder:
+        return Builder(self._store(), self._cache, Limits(seconds=600))
+
+    def _installed(self) -> tuple[str, ...]:
+        return registry.installed(self.fingerprint.facts)
+
+
+def _plain(item: report.ExplanationReport) -> Explanation:
+    plain = msgspec.to_builtins(item)
+    for change in plain["changes"]:
+        change["old"], change["new"] = change["old"] or "", change["new"] or ""
+    return msgspec.convert(plain, Explanation)

@@ -1,0 +1,119 @@
+"""`edged models`: which models there are, adding one, removing one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from edged.cli import common, local
+from edged.client.operations import ModelInfo, TensorInfo
+from edged.control.plan import PlannedModel
+
+_NAME = typer.Argument(help="The name it serves under: letters, digits, '.', '_' and '-'.")
+
+
+def add(
+    name: Annotated[str, _NAME],
+    file: Annotated[Path, typer.Argument(help="The ONNX file; external data is taken from beside it.")],
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A model setting, such as thresholds.score=0.4; repeatable."),
+    ] = None,
+    target: common.Target = None,
+    state: local.State = None,
+    json: common.Json = False,
+) -> None:
+    """Take a model in, if it can be served here: into a running daemon, or into the folder of models.
+
+    Settings: family, names, backends, threads, thresholds.{score,iou,max_detections,class_agnostic},
+    preprocess.{width,height,color,fit,scale,mean,std,pad}.
+    """
+    from edged.model.settings import parse_assignments
+
+    settings = parse_assignments(setting or [])
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=common.err, transient=True) as progress:
+        progress.add_task(f"examining {file.name}")
+        if local.daemon_is_meant(target, state):
+            from edged.client.client import Client
+
+            with Client(target) as client:
+                digest = client.add_model(name, file, settings).digest
+        else:
+            digest = local.Box(state).add(name, file, settings).digest
+    if json:
+        common.print_json(msgspec.json.encode({"name": name, "digest": digest, "settings": settings}))
+    else:
+        common.out.print(f"model {name} added, digest {digest[:12]}")
+
+
+def list_(target: common.Target = None, state: local.State = None, json: common.Json = False) -> None:
+    """Show the models and what serves them."""
+    if local.daemon_is_meant(target, state):
+        from edged.client.client import Client
+
+        with Client(target) as client:
+            models = client.models()
+    else:
+        models = [_offline(name, planned) for name, planned in sorted(local.Box(state).plans().items())]
+    if json:
+        common.print_json(msgspec.json.encode({"models": [model.json() for model in models]}))
+    else:
+        common.out.print(_table(models) if models else "no models yet; add one: edged models add NAME FILE.onnx")
+
+
+def remove(
+    name: Annotated[str, typer.Argument(help="The model's name.")],
+    target: common.Target = None,
+    state: local.State = None,
+) -> None:
+    """Take a model out; its engines stay in the store until space is needed."""
+    if local.daemon_is_meant(target, state):
+        from edged.client.client import Client
+
+        with Client(target) as client:
+            client.remove_model(name)
+    else:
+        local.Box(state).repository.remove(name)
+    common.out.print(f"model {name} removed")
+
+
+def register(app: typer.Typer) -> None:
+    models = typer.Typer(no_args_is_help=True, help="Which models there are; add one, remove one.")
+    models.command("add")(common.command(add))
+    models.command("list")(common.command(list_))
+    models.command("remove")(common.command(remove))
+    app.add_typer(models, name="models")
+
+
+def _offline(name: str, planned: PlannedModel) -> ModelInfo:
+    """A model as the disk has it: no daemon serves it."""
+    model = planned.model
+    signature = model.inspection.signature if model else None
+    return ModelInfo(
+        name=name,
+        version=planned.entry.version,
+        digest=model.digest if model else "",
+        state="refused" if planned.problem else "stored",
+        reason=str(planned.problem or ""),
+        family=(model.recognition.family or "") if model else "",
+        engine="",
+        backend="",
+        inputs=tuple(TensorInfo(s.name, s.datatype, s.dims) for s in signature.inputs) if signature else (),
+        outputs=tuple(TensorInfo(s.name, s.datatype, s.dims) for s in signature.outputs) if signature else (),
+        settings=planned.entry.settings,
+        swaps=0,
+    )
+
+
+def _table(models: list[ModelInfo]) -> Table:
+    table = Table("model", "state", "family", "backend", "engine", "inputs", box=None, pad_edge=False)
+    for model in models:
+        inputs = ", ".join(f"{t.name} {t.datatype}{list(t.shape)}" for t in model.inputs)
+        family = model.family or ("raw tensors" if model.digest else "")
+        table.add_row(model.name, model.state, family, model.backend, model.engine[:12], model.reason or inputs)
+    return table

@@ -1,0 +1,29 @@
+"""The same plans as a daemon has, made without one: what the models and the store on disk amount to on this box."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edged.build.builder import Builder
+from edged.control.plan import PlannedModel
+from edged.device.fingerprint import Fingerprint
+from edged.errors import EdgedError
+from edged.model.model import Model
+from edged.model.repository import Repository
+from edged.serving.slot import Slot
+from edged.store.store import Store
+
+
+async def plans(
+    repository: Repository, store: Store, builder: Builder, fingerprint: Fingerprint
+) -> dict[str, PlannedModel]:
+    """Every model of the repository with the engines it should have here. Nothing is built or opened."""
+    planned: dict[str, PlannedModel] = {}
+    for name, entry in repository.entries().items():
+        planned[name] = PlannedModel(entry, Slot(name))
+        try:
+            inspection = await builder.inspect(Path(entry.path))
+            planned[name].plan(Model.of(entry, inspection), fingerprint, store)
+        except EdgedError as error:
+            planned[name].problem = error
+    return planned

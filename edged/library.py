@@ -1,0 +1,192 @@
+"""edged without a daemon: the verified engine of a model, opened in this process, from the same store.
+
+import edged
+
+model = edged.load("model.onnx")
+print(model.infer("street.jpg").json())
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from edged import paths
+from edged.backend import registry
+from edged.build.builder import Builder
+from edged.build.child import Limits
+from edged.client.frames import Picture, read_picture
+from edged.client.result import Detection, Result, Timings
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.states import EngineState
+from edged.device.fingerprint import probe
+from edged.errors import EdgedError, EngineUnusable, InvalidInput
+from edged.model.model import Model
+from edged.model.repository import plain_entry
+from edged.serving.pipeline import Outcome, Pipeline
+from edged.serving.slot import Slot
+from edged.store.store import Store
+from edged.tensors import Array
+from edged.vision.detections import Detections, class_name
+
+T = TypeVar("T")
+
+
+class LoadedModel:
+    """A model with its engine open in this process. One thread at a time; close it, or use it in a `with`."""
+
+    def __init__(self, model: Model, engine: PlannedEngine, pipeline: Pipeline) -> None:
+        self.name = model.name
+        self.engine = engine.digest
+        self.backend = engine.recipe.backend
+        self.latency_ms = engine.record.latency_ms if engine.record else None
+        self._pipeline = pipeline
+
+    def infer(self, image: Picture) -> Result:
+        """Detections, or raw outputs for a model of no known family.
+
+        `image` is a path, the bytes of a JPEG or PNG, or uint8 pixels: BGR [height, width, 3] or gray [height, width].
+        InvalidInput for a picture that cannot be decoded, or a model that takes none.
+        """
+        started = time.perf_counter()
+        if isinstance(image, np.ndarray):
+            prepared = self._pipeline.prepare(*_raw(image))
+        else:
+            prepared = self._pipeline.prepare(read_picture(image), "", 0, 0, 0)
+        outcome = self._pipeline.infer(prepared)
+        return self._result(outcome, (time.perf_counter() - started) * 1e3)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Tensors in, tensors out, by name; EngineUnusable when the runtime refuses them."""
+        outputs, _ = self._pipeline.run(inputs, None)
+        return outputs
+
+    def close(self) -> None:
+        """Frees the engine."""
+        self._pipeline.close()
+
+    def __enter__(self) -> LoadedModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _result(self, outcome: Outcome, total_ms: float) -> Result:
+        times = outcome.times
+        return Result(
+            camera="",
+            sequence=0,
+            model=self.name,
+            width=outcome.width,
+            height=outcome.height,
+            detections=_detections(outcome.detections, self._pipeline.recognition.names),
+            outputs=outcome.outputs,
+            age_ms=total_ms,
+            timings=Timings(0.0, times.decode_ms, times.prepare_ms, times.infer_ms, times.postprocess_ms, total_ms),
+            engine=self.engine,
+            backend=self.backend,
+            skipped=0,
+            error=None,
+        )
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    settings: Mapping[str, str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    build: bool = True,
+) -> LoadedModel:
+    """Opens the fastest verified engine of an ONNX model.
+
+    Engines that the store does not hold are built and verified first, in child processes; that takes seconds to
+    minutes, once. With `build=False` the model is opened as it is when the store has no engine for it. `settings` are
+    the model's, as for `edged models add --set`; `cache` is the store's folder, the daemon's own by default.
+
+    ModelRefused when the file cannot be served, ConfigError for a wrong setting.
+    """
+    file = Path(path)
+    store = Store(Path(cache) if cache else paths.default_cache_dir())
+    builder = Builder(store, store.root, Limits())
+    entry = plain_entry(file.stem, file.absolute(), settings or {})
+    planned = PlannedModel(entry, Slot(entry.name))
+    model = Model.of(entry, _run(builder.inspect(file)))
+    planned.plan(model, probe(), store)
+    if build:
+        _run(_make_missing(builder, model, planned))
+    return _open(model, planned, store)
+
+
+async def _make_missing(builder: Builder, model: Model, planned: PlannedModel) -> None:
+    for engine in planned.engines.values():
+        if engine.state is not EngineState.ABSENT:
+            continue
+        engine.move(EngineState.QUEUED)
+        try:
+            engine.finish(await builder.make(model, engine.recipe, engine.key, engine.phase))
+        except EdgedError as error:
+            engine.fail(error, 0.0)
+
+
+def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
+    """The fastest engine that opens, the reference last."""
+    ready = [e for e in planned.engines.values() if e.state is EngineState.READY]
+    ready.sort(key=lambda e: e.record.latency_ms or 0.0 if e.record else 0.0)
+    reference = [e for e in planned.engines.values() if e.recipe.is_reference and e not in ready]
+    refusal: EdgedError = EngineUnusable("no backend is installed")
+    for engine in [*ready, *reference]:
+        artefact = None if engine.recipe.is_reference else store.artefact(engine.digest)
+        try:
+            session = registry.load(engine.recipe.backend).open(model.order(engine.recipe, artefact))
+        except EdgedError as error:
+            refusal = error
+        else:
+            return LoadedModel(model, engine, Pipeline(session, model.inspection.signature, model.recognition))
+    raise refusal
+
+
+def _detections(found: Detections | None, names: Sequence[str]) -> tuple[Detection, ...]:
+    if found is None:
+        return ()
+    rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
+    return tuple(Detection(x1, y1, x2, y2, score, n, class_name(names, n)) for (x1, y1, x2, y2), score, n in rows)
+
+
+def _raw(image: Array) -> tuple[memoryview, str, int, int, int]:
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
+        raise InvalidInput(f"{image.dtype}{list(image.shape)} is no picture; give uint8 [height, width, 3] or [h, w]")
+    height, width = image.shape[:2]
+    pixels = np.ascontiguousarray(image)
+    return memoryview(pixels.reshape(-1).data), "bgr" if image.ndim == 3 else "gray", width, height, 0
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine to its end, also where a loop is running already (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    outcome: list[T | BaseException] = []
+
+    def call() -> None:
+        try:
+            outcome.append(asyncio.run(work))
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
