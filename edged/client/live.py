@@ -17,7 +17,9 @@ from edged.errors import InvalidInput, NotFound
 
 _BACKOFF_S = (1.0, 5.0, 10.0, 60.0)  # seconds; a camera that was just switched on takes about ten
 _OPEN_S, _READ_S = 10.0, 10.0
-_RTSP = {"rtsp_transport": "tcp", "fflags": "nobuffer", "flags": "low_delay"}  # UDP loses packets on a busy LAN
+# UDP loses packets on a busy LAN. FFmpeg's "nobuffer" is left off: it throws the frames away that it looked at to learn
+# the format, the first key frame among them, and the next may be seconds off. What is kept is overtaken at once.
+_RTSP = {"rtsp_transport": "tcp"}
 
 _log = logging.getLogger("edged.client")
 

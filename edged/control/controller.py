@@ -26,7 +26,9 @@ from edged.store.store import Store
 
 _LOG = logging.getLogger("edged.control")
 _LOOK_SECONDS = 1.0  # how often the repository is looked at when nothing else happens
-_REOPEN_SECONDS = 0.2
+_REOPEN_SECONDS = 0.2  # after its host was lost
+_RETRY_SECONDS = 10.0  # after an error that nobody expected
+_READERS = 2  # children that inspect models at the same time
 
 
 class Controller:
@@ -47,6 +49,7 @@ class Controller:
         self._named = dict(named)
         self._tasks: set[asyncio.Task[None]] = set()
         self._making: asyncio.Task[None] | None = None
+        self._readers = asyncio.Semaphore(_READERS)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -111,7 +114,8 @@ class Controller:
     async def _inspect(self, planned: PlannedModel) -> None:
         entry = planned.entry
         try:
-            inspection = await self.builder.inspect(Path(entry.path))
+            async with self._readers:
+                inspection = await self.builder.inspect(Path(entry.path))
             planned.plan(Model.of(entry, inspection), self.fingerprint, self.store)
             planned.slot.reopen()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
@@ -153,19 +157,22 @@ class Controller:
     async def _open(self, planned: PlannedModel, engine: PlannedEngine) -> None:
         model = planned.model
         assert model is not None
-        now = time.monotonic
+        # Until it is known how this ends: an error that nobody expected must not be tried again at once.
+        engine.open_at = time.monotonic() + _RETRY_SECONDS
         try:
             session = await self._session(model, engine)
         except EngineDamaged as error:
             _LOG.warning("engine %s of %s: %s", engine.digest[:12], model.name, error)
             self.store.damaged(engine.digest)
             engine.lose()
+            engine.open_at = 0.0
         except (HostLost, NotReady) as error:
-            engine.open_at = now() + max(_REOPEN_SECONDS, self.hosts.retry_in(engine.recipe.backend))
+            engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self.hosts.retry_in(engine.recipe.backend))
             _LOG.warning("engine %s of %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
             self._cannot_open(model, engine, error)
         else:
+            engine.open_at = 0.0
             if planned.engines.get(engine.digest) is not engine:  # the model changed meanwhile
                 await session.retire()
                 return

@@ -58,7 +58,11 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str) -> list[En
 
 def explain(planned: PlannedModel, store: Store) -> list[ExplanationReport]:
     """For every engine the model should have: is it there, and if not, what differs from the nearest one."""
-    return [_explain(engine, planned.serving, store) for engine in planned.engines.values()]
+    name = planned.entry.name
+    digest = planned.model.digest if planned.model else ""
+    # Engines of other models explain nothing: only this model's, by its content or by its name.
+    kin = {k: r for k, r in store.records().items() if r.model == name or r.parts.get("model") == digest}
+    return [_explain(engine, planned.serving, kin) for engine in planned.engines.values()]
 
 
 def _planned(model: str, engine: PlannedEngine, serving: str | None) -> EngineReport:
@@ -98,8 +102,7 @@ def _report(
     )
 
 
-def _explain(engine: PlannedEngine, serving: str | None, store: Store) -> ExplanationReport:
-    records = store.records()
+def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, EngineRecord]) -> ExplanationReport:
     wanted, state = engine.key.parts, _state(engine, serving)
     differing: tuple[PartChange, ...] = ()
     if engine.digest in records:
@@ -116,7 +119,7 @@ def _explain(engine: PlannedEngine, serving: str | None, store: Store) -> Explan
 
 def _summary(state: str, differing: tuple[PartChange, ...], near: str) -> str:
     if not near:
-        return f"{state}: the store has no engine yet"
+        return f"{state}: the store holds none of this model and backend yet"
     told = "; ".join(str(change) for change in differing if change.part not in ("model",))
     if any(change.part == "model" for change in differing):
         told = f"the model's content changed{'; ' if told else ''}{told}"

@@ -57,18 +57,23 @@ class Hosts:
 
     async def stop(self) -> None:
         """Ends all hosts."""
-        for task in self._starting.values():
+        starting = list(self._starting.values())
+        for task in starting:
             task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
         await asyncio.gather(*(link.stop() for link in self._links.values()), return_exceptions=True)
 
     async def _start(self, backend: str, record: _Record) -> HostLink:
         link = HostLink(backend, self._limits, self._lost)
         record.started = time.monotonic()
-        self._links[backend] = link
         try:
             await link.start()
+        except asyncio.CancelledError:
+            await link.stop()
+            raise
         finally:
             self._starting.pop(backend, None)
+        self._links[backend] = link  # only now: nobody may talk to a host that is not there yet
         return link
 
     def _lost(self, link: HostLink, why: str) -> None:

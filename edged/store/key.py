@@ -17,6 +17,7 @@ from edged.device.validity import relevant
 
 FORMAT = "1"
 _ABSENT = "absent"
+_BACKEND = "recipe.backend"
 
 
 class PartChange(msgspec.Struct, frozen=True):
@@ -60,16 +61,12 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange,
 
 
 def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, str]]]) -> str | None:
-    """The digest of the stored key with the fewest differing parts, preferring the same model and backend."""
+    """The digest of the stored key of the same backend with the fewest differing parts, the same model first."""
+    rivals = ((digest, parts) for digest, parts in stored if parts.get(_BACKEND) == wanted.get(_BACKEND))
 
-    def distance(item: tuple[str, Mapping[str, str]]) -> tuple[bool, bool, int, str]:
+    def distance(item: tuple[str, Mapping[str, str]]) -> tuple[bool, int, str]:
         digest, parts = item
-        return (
-            parts.get("model") != wanted.get("model"),
-            parts.get("recipe.backend") != wanted.get("recipe.backend"),
-            len(changes(parts, wanted)),
-            digest,
-        )
+        return parts.get("model") != wanted.get("model"), len(changes(parts, wanted)), digest
 
-    best = min(stored, key=distance, default=None)
+    best = min(rivals, key=distance, default=None)
     return best[0] if best else None
