@@ -17,6 +17,9 @@ Dim: TypeAlias = int | str
 Shape: TypeAlias = tuple[Dim, ...]
 Array: TypeAlias = npt.NDArray[np.generic]
 
+# Of a tensor that may have any number of dimensions.
+ANY_SHAPE: Shape = ("...",)
+
 # Open Inference Protocol datatype -> numpy dtype of the same bytes. BF16 has no numpy dtype of its own: its two
 # bytes travel as uint16. BYTES elements are Python bytes objects.
 _NUMPY: dict[str, np.dtype[np.generic]] = {
@@ -56,6 +59,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
     def admits(self, shape: tuple[int, ...]) -> bool:
         """Whether a concrete shape fits: same rank, and equal wherever this one is fixed."""
+        if self.shape == ANY_SHAPE:
+            return True
         return len(shape) == len(self.shape) and all(
             want == got for want, got in zip(self.shape, shape, strict=True) if isinstance(want, int)
         )

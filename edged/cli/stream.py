@@ -63,7 +63,8 @@ def register(app: typer.Typer) -> None:
 
 def _follow(results: Stream, source: Source, meter: Meter, json: bool) -> None:
     """To the end of the stream, however it ends; the summary is always printed."""
-    display = _json_lines() if json else _live_line(meter) if common.out.is_terminal else _plain_lines(meter)
+    redraws = common.out.is_terminal and not common.out.is_dumb_terminal
+    display = _json_lines() if json else _live_line(meter) if redraws else _plain_lines(meter)
     try:
         with display as show:
             for result in results:

@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 from edged.client import address, calls, operations
+from edged.client.aio_status import Statuses
 from edged.client.aio_stream import AsyncStream
 from edged.client.feed import Feed, FromAsyncIterable, FromIterable, Requests
 from edged.client.frames import Captured, FrameMaker, Picture, thresholds
@@ -109,10 +110,12 @@ class AsyncClient:
             response_deserializer=operations_pb2.ModelStatus.FromString,
         )
         parts = Feed(upload)
+        call = send(parts, timeout=timeout)
+        statuses = Statuses(call)
         try:
-            answer = await send(parts, timeout=timeout)
+            answer = await call
         except grpc.RpcError as error:
-            raise upload.failure or from_rpc_error(error, self.target) from None
+            raise upload.failure or await statuses.error(error, self.target) from None
         except asyncio.CancelledError:
             if upload.failure is not None:  # which made gRPC cancel the call
                 raise upload.failure from None

@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 from edged.client import ending
+from edged.client.aio_status import Statuses
 from edged.client.calls import DETECT, serialize
 from edged.client.feed import Requests
 from edged.client.ledger import Ledger
@@ -38,6 +39,7 @@ class AsyncStream(AsyncIterator[Result]):
         self._over = False
         detect = channel.stream_stream(DETECT, request_serializer=serialize, response_deserializer=pb.Result.FromString)
         self._call: _Call = detect()
+        self._statuses = Statuses(self._call)
         # The tasks know nothing of this object, so that dropping the last reference still ends the stream.
         self._tasks = [asyncio.ensure_future(_send(self._call, requests))]
         if patience > 0:
@@ -53,8 +55,9 @@ class AsyncStream(AsyncIterator[Result]):
             message: Any = await self._call.read()
             result = None if message is aio.EOF else from_proto(message)
         except grpc.RpcError as error:
+            reason = await self._statuses.error(error, self._target)
             await self.aclose()
-            raise ending.of_failure(error, self.ledger, self._target, self._patience) from None
+            raise reason from None
         except asyncio.CancelledError:
             if self._over:  # closed by another task while this one waited
                 raise StopAsyncIteration from None
@@ -104,12 +107,11 @@ class AsyncStream(AsyncIterator[Result]):
 
 
 async def _send(call: _Call, requests: Requests) -> None:
-    """Whatever goes wrong with the call is met by the receiving side; here it only ends the sending."""
     try:
         async for frame in requests:
             await call.write(frame)
         await call.done_writing()
-    except (grpc.RpcError, asyncio.InvalidStateError):
+    except Exception:  # noqa: S110 - of the call, and met by the receiving side; `requests` keeps the user's own
         pass
     finally:
         await requests.stop()

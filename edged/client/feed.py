@@ -24,7 +24,8 @@ class Feed(AsyncIterator[Item], Generic[Item]):
     def __init__(self, items: Iterator[Item]) -> None:
         self._items = items
         self._asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None] = queue.SimpleQueue()
-        self._started = False
+        self._started = self._closed = False
+        self._waiting: asyncio.Future[list[Item]] | None = None
 
     async def __anext__(self) -> Item:
         loop = asyncio.get_running_loop()
@@ -33,7 +34,10 @@ class Feed(AsyncIterator[Item], Generic[Item]):
             threading.Thread(
                 target=_serve, args=(self._items, self._asked, loop), name="edged-frames", daemon=True
             ).start()
+        if self._closed:  # grpc.aio asks once more after a call is over
+            raise StopAsyncIteration
         future: asyncio.Future[list[Item]] = loop.create_future()
+        self._waiting = future
         self._asked.put(future)
         got = await future
         if not got:
@@ -41,11 +45,14 @@ class Feed(AsyncIterator[Item], Generic[Item]):
         return got[0]
 
     def close(self) -> None:
-        """Ends the thread, once the item is there that it is pulling."""
+        """Tells whoever waits that there is no more, and the thread to end once it has the item that it is pulling."""
+        self._closed = True
+        if self._waiting is not None:
+            _settle(self._waiting, [], None)
         self._asked.put(None)
 
     def __del__(self) -> None:
-        self.close()
+        self._asked.put(None)
 
 
 def _serve(

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+import onnx.shape_inference
 
 from edged.backend.contract import Signature
 from edged.errors import ModelRefused
 from edged.model.identity import file_digest, model_digest
 from edged.model.inspection import ExternalFile, Inspection
-from edged.tensors import Dim, TensorSpec
+from edged.tensors import ANY_SHAPE, Dim, TensorSpec
 
 # onnx.TensorProto.DataType -> Open Inference Protocol datatype
 _DATATYPES = {
@@ -60,7 +61,7 @@ def inspect(path: Path) -> Inspection:
         opsets={entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
         producer=f"{proto.producer_name} {proto.producer_version}".strip(),
         metadata={entry.key: entry.value for entry in proto.metadata_props},
-        signature=_signature(proto.graph),
+        signature=_signature(_with_shapes(proto)),
         operators=dict(sorted(Counter(_operator(node) for node in nodes).items())),
         subgraphs=len(graphs) - 1,
         functions=len(proto.functions),
@@ -95,6 +96,16 @@ def _parse(path: Path) -> onnx.ModelProto:
     return proto
 
 
+def _with_shapes(proto: onnx.ModelProto) -> onnx.GraphProto:
+    """The graph, with output shapes worked out where the exporter left them away."""
+    if all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
+        return proto.graph
+    try:
+        return onnx.shape_inference.infer_shapes(proto).graph
+    except Exception:  # an aid only: whatever stops it says nothing about the model
+        return proto.graph
+
+
 def _signature(graph: onnx.GraphProto) -> Signature:
     # Before IR version 4 every initialiser was listed as an input as well.
     initialisers = {tensor.name for tensor in graph.initializer}
@@ -113,7 +124,8 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     if datatype is None:
         element = onnx.TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type < 64 else tensor.elem_type
         raise ModelRefused(f"{value.name!r} has elements of type {element}, which the inference protocol cannot carry")
-    return TensorSpec(value.name, datatype, tuple(_dim(dim) for dim in tensor.shape.dim))
+    shape = tuple(_dim(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else ANY_SHAPE
+    return TensorSpec(value.name, datatype, shape)
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:

@@ -1,0 +1,115 @@
+"""`edged demo`: everything at once, in a scratch folder that is gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from edged.cli import common
+from edged.errors import EdgedError, InvalidInput
+
+if TYPE_CHECKING:
+    from edged.demo.runner import Outcome, Plan
+
+
+def demo(
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1.0, help="Stream so long before the restart; 4 s more follow it.")
+    ] = 14.0,
+    cameras: Annotated[int, typer.Option("--cameras", min=1, max=64, help="Cameras at once.")] = 4,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures.", show_default=False)
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--snapshot", metavar="FILE.jpg", help="Write what the cameras see, annotated.", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", metavar="FILE.onnx", help="Your model instead of the embedded one.", show_default=False
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source",
+            help="Your frames instead of drawn ones: rtsp://..., /dev/video0, a video, a folder of pictures.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Start a daemon in a scratch folder, stream cameras through it, and show what happens.
+
+    It answers at once, builds and verifies faster engines beneath, swaps them in, is restarted, and finds its engine
+    in the store. Engines that are still being built are waited for, up to two minutes longer than --seconds.
+    Nothing is left but the files named by --json and --snapshot. Exit status 1 when something did not hold.
+    """
+    from edged.demo import summary
+    from edged.demo.runner import Plan
+
+    if model is not None and not model.is_file():
+        raise InvalidInput(f"there is no model file {str(model)!r}")
+    if snapshot is not None and snapshot.suffix.lower() not in (".jpg", ".jpeg"):
+        raise InvalidInput(f"{str(snapshot)!r} will be a JPEG; name it .jpg")
+    for path in (json, snapshot):
+        if path is not None:
+            _require_writable(path)
+    outcome = asyncio.run(_run(Plan(cameras, seconds, model, source, snapshot)))
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(outcome.report)) + b"\n")
+    files = tuple(path for path in (snapshot, json) if path is not None and path.exists())
+    common.out.print(summary.render(outcome, files), soft_wrap=True)
+    if outcome.report.problems:
+        raise EdgedError(outcome.report.problems[0])
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(common.command(demo))
+
+
+async def _run(plan: Plan) -> Outcome:
+    """Ctrl-C and the signals that end a process end the demonstration in order; its own cleaning up is not
+    interrupted, since it takes seconds at most. KeyboardInterrupt then."""
+    from edged.demo.runner import run
+    from edged.demo.view import open_view
+
+    with open_view(common.out) as view:
+        view.heading(_heading(plan))
+        work = asyncio.ensure_future(run(plan, view))
+        stopped = False
+
+        def stop() -> None:
+            nonlocal stopped
+            if not stopped:
+                stopped = work.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+def _heading(plan: Plan) -> str:
+    count = f"{plan.cameras} camera{'' if plan.cameras == 1 else 's'}"
+    return f"edged demo: {count} of {plan.source or 'drawn scenes'}, {plan.model or 'the embedded detector'}"
+
+
+def _require_writable(path: Path) -> None:
+    """Before anything runs: whoever waits for a picture gets one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"the folder {str(path.parent)!r} cannot be made: {error.strerror}") from None
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidInput(f"{str(path)!r} cannot be written; name a file in a folder that is yours")

@@ -1,0 +1,93 @@
+"""One life of the daemon as seen from outside: which engines there are, and when each first answered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edged.backend.contract import UNOPTIMISED
+from edged.client.operations import EngineInfo, ModelInfo
+
+_UNDER_WAY = ("absent", "queued", "building", "verifying")
+_SERVING = "serving"
+_OPENING_S = 10.0  # an engine that is ready and faster is opened within this long; then what serves is final
+
+
+class Life:
+    """From a launch to the stop that follows. Times are seconds since the launch."""
+
+    def __init__(self) -> None:
+        self.first_by: dict[str, float] = {}  # engine key: when it first answered, in order
+        self.engines: tuple[EngineInfo, ...] = ()
+        self.model: ModelInfo | None = None
+        self.streamed_s = 0.0
+        self.problem = ""  # what ended it before its time
+        self._quiet_since: float | None = None
+
+    @property
+    def first_answer_s(self) -> float | None:
+        return next(iter(self.first_by.values()), None)
+
+    @property
+    def serving(self) -> EngineInfo | None:
+        """The engine that served when the daemon was last asked."""
+        return next((engine for engine in self.engines if engine.state == _SERVING), None)
+
+    @property
+    def served_s(self) -> float | None:
+        """When the engine that serves at the end first answered."""
+        return self.first_by.get(self.serving.key) if self.serving else None
+
+    @property
+    def swaps(self) -> int:
+        return self.model.swaps if self.model else 0
+
+    def engine(self, key: str) -> EngineInfo | None:
+        return next((engine for engine in self.engines if engine.key == key), None)
+
+    def answer(self, key: str, now: float) -> None:
+        """An engine answered."""
+        self.first_by.setdefault(key, now)
+
+    def look(self, model: ModelInfo | None, engines: Iterable[EngineInfo], now: float) -> None:
+        """What the daemon says now."""
+        self.model, self.engines = model, tuple(engines)
+        if not self.engines or any(engine.state in _UNDER_WAY for engine in self.engines):
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = now
+
+    def is_settled(self, now: float) -> bool:
+        """Nothing is being built any more, and the fastest engine serves and has answered."""
+        if self._quiet_since is None or self.served_s is None or self.serving is None:
+            return False
+        rivals = [e.latency_ms for e in self.engines if e.state == "ready" and e.latency_ms is not None]
+        latency = self.serving.latency_ms
+        fastest = latency is not None and all(latency <= rival for rival in rivals)
+        return fastest or now - self._quiet_since > _OPENING_S
+
+
+def is_reference(engine: EngineInfo) -> bool:
+    """Whether it is the model as it was written, which needs no build."""
+    return engine.parts.get("recipe.optimization") == UNOPTIMISED
+
+
+def title(engine: EngineInfo) -> str:
+    """What people call an engine: its backend, and what is unusual about it."""
+    words = [engine.backend]
+    words += [engine.precision] if engine.precision not in ("", "fp32") else []
+    words += [engine.device] if engine.device not in ("", "cpu") else []
+    words += ["unoptimised"] if is_reference(engine) else []
+    return " ".join(words)
+
+
+def cosine(engine: EngineInfo) -> float | None:
+    """How well its answers agree with the reference's, -1..1; None where it was not verified."""
+    return engine.verdict.figures.get("cosine") if engine.verdict else None
+
+
+def is_cache_hit(before: Life, after: Life) -> bool:
+    """Whether what serves after the restart came from the store, and nothing that was there was built again."""
+    stored = {engine.key: engine.created_unix_s for engine in before.engines if engine.created_unix_s > 0}
+    found = {engine.key: engine.created_unix_s for engine in after.engines}
+    serving = after.serving
+    return serving is not None and serving.key in stored and all(found.get(key) == at for key, at in stored.items())

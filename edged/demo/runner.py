@@ -1,0 +1,207 @@
+"""Runs a demonstration: a daemon's first life, in which engines are built, and a second one that finds them stored."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edged.client.aio import AsyncClient
+from edged.client.result import Result
+from edged.demo import report, snapshot
+from edged.demo.cameras import DemoCamera, open_camera
+from edged.demo.daemon_process import DaemonProcess, running, scratch
+from edged.demo.life import Life
+from edged.demo.story import Story
+from edged.demo.tally import CameraTally, Tally
+from edged.demo.view import View
+from edged.errors import EdgedError
+from edged.shapes import MODEL_PATH, Prediction
+
+AFTER_RESTART_S = 4.0  # streaming in the second life
+_PATIENCE_S = 120.0  # beyond the time asked for: a busy box takes long to build, and then there is something to see
+_DRAIN_S = 30.0
+_CALL_S = 60.0
+_LOOK_S = 0.25
+_HOPELESS = 20  # frames that fail before any is answered
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be shown. `seconds` of streaming before the restart; None for the embedded model, drawn cameras,
+    and no picture."""
+
+    cameras: int
+    seconds: float
+    model: Path | None = None
+    source: str | None = None
+    snapshot: Path | None = None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the truth is known."""
+        return self.model is None and self.source is None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The report, and the two lives it is about."""
+
+    report: report.Report
+    cold: Life
+    warm: Life
+
+
+Done = Callable[[float, float], bool]
+"""Whether a life has shown what it should, by seconds since the launch and seconds of streaming."""
+
+
+async def run(plan: Plan, view: View) -> Outcome:
+    """The whole demonstration. EdgedError where it cannot even begin; what goes wrong later is in the report.
+
+    Whatever happens, cancellation included, no process and no file but the snapshot is left.
+    """
+    tally = Tally((f"cam{n}" for n in range(1, plan.cameras + 1)), judged=plan.is_judged)
+    cold, warm = Life(), Life()
+
+    def is_shown(now: float, streamed: float) -> bool:
+        return streamed >= plan.seconds and (cold.is_settled(now) or streamed >= plan.seconds + _PATIENCE_S)
+
+    def is_back(_: float, streamed: float) -> bool:
+        return streamed >= AFTER_RESTART_S and (warm.served_s is not None or streamed >= _PATIENCE_S)
+
+    with scratch() as folder:
+        await _live(_Stage(plan, tally, cold, Story(cold), view), folder, is_shown)
+        if not cold.problem:
+            view.heading("restart, with what is in the store")
+            await _live(_Stage(plan, tally, warm, Story(warm, cold), view, plan.snapshot), folder, is_back)
+    return Outcome(report.make(tally, cold, warm, swap_due=plan.model is None), cold, warm)
+
+
+async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
+    """One life of the daemon. What ends it early is noted, so that what was seen until then is still reported."""
+    model = stage.plan.model or MODEL_PATH
+    try:
+        async with (
+            running(folder, stage.name, model.absolute()) as daemon,
+            AsyncClient(daemon.address, timeout=_CALL_S) as client,
+        ):
+            await stage.stream(daemon, client, is_done)
+    except EdgedError as error:
+        if not stage.tally.answered:
+            raise
+        stage.life.problem = stage.life.problem or str(error)
+
+
+@dataclass
+class _Stage:
+    """What is filled in while one daemon lives."""
+
+    plan: Plan
+    tally: Tally
+    life: Life
+    story: Story
+    view: View
+    snapshot: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return "shapes" if self.plan.model is None else "model"
+
+    async def stream(self, daemon: DaemonProcess, client: AsyncClient, is_done: Done) -> None:
+        """All cameras until `is_done`, then to the last answer."""
+        count = self.plan.cameras
+        cameras = [await asyncio.to_thread(open_camera, n, count, self.plan.source) for n in range(1, count + 1)]
+        started = time.monotonic()
+        streams = [
+            asyncio.create_task(self._stream(client, camera, tally, daemon.launched))
+            for camera, tally in zip(cameras, self.tally.cameras, strict=True)
+        ]
+        try:
+            while not all(stream.done() for stream in streams):
+                await self._look(daemon, client)
+                if self.life.problem or is_done(time.monotonic() - daemon.launched, time.monotonic() - started):
+                    break
+                await asyncio.sleep(_LOOK_S)
+            await self._drain(cameras, streams)
+            await self._look(daemon, client)
+            if self.snapshot is not None:
+                await self._paint(client, cameras, self.snapshot)
+        finally:
+            self.life.streamed_s = time.monotonic() - started
+            await _end(cameras, streams)
+
+    async def _stream(self, client: AsyncClient, camera: DemoCamera, tally: CameraTally, launched: float) -> None:
+        """One camera. Frames that are never heard of again are accounted for as failed."""
+        stream = client.stream(self.name, camera, camera=camera.name)
+        try:
+            async with stream:
+                async for result in stream:
+                    self._on_result(result, camera, tally, launched)
+        except EdgedError as error:
+            self.life.problem = self.life.problem or f"{camera.name}: {error}"
+        finally:
+            tally.on_closed(stream.ledger.sent)
+
+    def _on_result(self, result: Result, camera: DemoCamera, tally: CameraTally, launched: float) -> None:
+        truth = camera.truth(result.sequence)
+        if result.error is not None:
+            self.tally.error = f"{result.error[1]} ({result.error[0]})"
+            tally.on_failure(result.skipped)
+            return
+        self.life.answer(result.engine, time.monotonic() - launched)
+        tally.on_answer(result.age_ms, result.skipped)
+        self.tally.ages.append(result.age_ms)
+        if truth is not None and self.plan.is_judged:
+            found = [Prediction(d.class_id, d.score, d.x1, d.y1, d.x2, d.y2) for d in result.detections]
+            self.tally.judge(found, truth)
+
+    async def _look(self, daemon: DaemonProcess, client: AsyncClient) -> None:
+        """Asks the daemon how it is, and shows it. EdgedError when there is nothing to wait for."""
+        try:
+            models, engines = await client.models(), await client.engines(self.name)
+        except EdgedError:
+            await asyncio.sleep(_LOOK_S)  # its end is seen a moment after its silence, and says more
+            daemon.check()
+            raise
+        model = next((model for model in models if model.name == self.name), None)
+        now = time.monotonic() - daemon.launched
+        self.life.look(model, engines, now)
+        for line in self.story.tell(now):
+            self.view.event(line)
+        self.view.show(now, self.tally, self.life)
+        if model is not None and model.state in ("refused", "failed"):
+            raise EdgedError(model.reason)
+        if not self.tally.answered and self.tally.failed >= _HOPELESS:
+            raise EdgedError(self.tally.error)
+
+    async def _drain(self, cameras: Sequence[DemoCamera], streams: Sequence[asyncio.Task[None]]) -> None:
+        """Ends the frames, and waits for what is still answered."""
+        for camera in cameras:
+            camera.interrupt()
+        _, waiting = await asyncio.wait(streams, timeout=_DRAIN_S)
+        if waiting:
+            self.life.problem = self.life.problem or f"frames waited for {_DRAIN_S:g} s without an answer"
+
+    async def _paint(self, client: AsyncClient, cameras: Sequence[DemoCamera], path: Path) -> None:
+        """The newest picture of each camera, asked for once more and painted."""
+        seen = []
+        for camera in cameras[: snapshot.MOST]:
+            if camera.newest is not None:
+                seen.append((camera.newest, await client.infer(self.name, camera.newest, camera=camera.name)))
+        if seen:
+            jpeg = await asyncio.to_thread(snapshot.paint, seen)
+            path.write_bytes(jpeg)
+
+
+async def _end(cameras: Sequence[DemoCamera], streams: Sequence[asyncio.Task[None]]) -> None:
+    for camera in cameras:
+        camera.interrupt()
+    for stream in streams:
+        stream.cancel()
+    ended = await asyncio.gather(*streams, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception):
+            raise error

@@ -1,0 +1,30 @@
+"""One daemon for the tests that only ask it things."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from edged.shapes import MODEL_PATH
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    """Serves the embedded detector as `shapes`, an identity model of every dtype, and some that cannot be served."""
+    daemon = Daemon("--model", f"shapes={MODEL_PATH}")
+    for datatype in onnx_files.DTYPES:
+        onnx_files.identity(daemon.models / f"id_{datatype}.onnx", datatype)
+    whole = MODEL_PATH.read_bytes()
+    (daemon.models / "truncated.onnx").write_bytes(whole[: len(whole) // 2])
+    (daemon.models / "text.onnx").write_text("This is not a model.\n")
+    onnx_files.identity(daemon.models / "unknown_operator.onnx", "FP32", "Frobnicate", "com.example")
+    folder = daemon.models / "lost_weights" / "1"
+    folder.mkdir(parents=True)
+    onnx_files.convolutions(folder / "model.onnx", external=True)
+    (folder / "weights.bin").unlink()
+    with daemon:
+        daemon.ready("shapes")
+        yield daemon

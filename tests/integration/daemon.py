@@ -1,0 +1,153 @@
+"""A real daemon process on real sockets, for tests; started and stopped like systemd would."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import edged
+
+T = TypeVar("T")
+
+
+def wait_for(what: str, probe: Callable[[], T], seconds: float = 60.0) -> T:
+    """Polls until `probe` answers something true; fails with `what` when it never does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := probe():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+class Daemon:
+    """`edged serve` in folders of its own. Use in a `with`; may be started again after it was stopped or killed."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        # Not pytest's tmp_path: a socket's path must stay below 108 bytes.
+        self.home = Path(tempfile.mkdtemp(prefix="edt-"))
+        self.state, self.cache = self.home / "state", self.home / "cache"
+        self.models = self.state / "models"
+        self.models.mkdir(parents=True)
+        self.log = self.home / "log"
+        self._arguments, self._environment = arguments, environment
+        self._process: subprocess.Popen[str] | None = None
+        self.addresses: list[str] = []
+
+    def start(self) -> Daemon:
+        command = [sys.executable, "-m", "edged", "serve", "--state", str(self.state), "--cache", str(self.cache)]
+        command += ["--listen", f"unix:{self.home}/edged.sock", "--listen", "localhost:0", *self._arguments]
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment
+            )
+        assert self._process.stdout is not None
+        lines = [self._process.stdout.readline() for _ in range(2)]
+        assert all(line.startswith("listening on ") for line in lines), self.log.read_text()
+        self.addresses = [line.split()[-1] for line in lines]
+        return self
+
+    @property
+    def unix(self) -> str:
+        return self.addresses[0]
+
+    @property
+    def tcp(self) -> str:
+        return self.addresses[1]
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def client(self) -> edged.Client:
+        return edged.Client(self.unix)
+
+    def children(self) -> dict[int, str]:
+        """Command lines of the daemon's children by pid."""
+        return children(self.pid)
+
+    def hosts(self) -> list[int]:
+        return [pid for pid, line in self.children().items() if "edged.serving.host" in line]
+
+    def ready(self, model: str) -> None:
+        """Waits until a model is served."""
+        with self.client() as client:
+            wait_for(
+                f"model {model} is ready", lambda: any(m.name == model and m.state == "ready" for m in client.models())
+            )
+
+    def settled(self, model: str, seconds: float = 90.0) -> list[edged.client.operations.EngineInfo]:
+        """Waits until every engine of a model has its outcome and the fastest serves; returns them."""
+        ends = ("ready", "serving", "failed", "rejected", "stale")
+        with self.client() as client:
+
+            def done() -> list[edged.client.operations.EngineInfo] | None:
+                engines = list(client.engines(model))
+                return engines if engines and all(e.state in ends for e in engines) else None
+
+            wait_for(f"engines of {model} are made", done, seconds)
+            time.sleep(1.2)  # one more look of the control loop: a swap may follow the last outcome
+            return list(client.engines(model))
+
+    def stop(self, seconds: float = 20.0) -> int:
+        """SIGTERM, as systemd does; returns the exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        status = self._process.wait(seconds)
+        self._close()
+        return status
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+        self._close()
+
+    def _close(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None
+
+    def __enter__(self) -> Daemon:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.stop()
+        if self._process is not None:
+            self.kill()
+        if error is not None and self.log.exists():
+            print(self.log.read_text()[-6000:])
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def children(pid: int) -> dict[int, str]:
+    """Command lines of a process's children by pid."""
+    found: dict[int, str] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                line = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(stat.parent.name)] = line
+    return found
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    return False

@@ -1,0 +1,162 @@
+"""Models come and go: by command, by upload, by dropping a file; what serves follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edged
+from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
+from edged.proto import open_inference_pb2 as pb
+from edged.shapes import MODEL_PATH, Scene
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon, wait_for
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as daemon:
+        yield daemon
+
+
+def edged_command(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **(environment or {})}
+    return subprocess.run([sys.executable, "-m", "edged", *words], capture_output=True, text=True, timeout=90, env=env)
+
+
+def scaled(daemon: Daemon, model: str) -> float:
+    """What a `scale` model answers to one."""
+    import grpc
+
+    request = pb.ModelInferRequest(
+        model_name=model,
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])],
+        raw_input_contents=[np.ones(4, np.float32).tobytes()],
+    )
+    with grpc.insecure_channel(daemon.unix) as channel:
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelInferResponse.FromString,
+        )
+        return float(np.frombuffer(call(request, timeout=20).raw_output_contents[0], np.float32)[0])
+
+
+def test_add_list_infer_remove_by_command(daemon: Daemon, tmp_path: Path) -> None:
+    target = {"EDGED_TARGET": daemon.unix}
+    added = edged_command("models", "add", "mine", str(MODEL_PATH), "--set", "thresholds.score=0.4", environment=target)
+    assert added.returncode == 0, added.stderr
+    daemon.ready("mine")
+    listed = json.loads(edged_command("models", "list", "--json", environment=target).stdout)
+    mine = next(m for m in listed["models"] if m["name"] == "mine")
+    assert mine["family"] == "ultralytics"
+    assert mine["settings"] == {"thresholds.score": "0.4"}
+    picture = tmp_path / "scene.png"
+    import cv2
+
+    cv2.imwrite(str(picture), Scene(5).frame(0)[0])
+    found = edged_command("infer", "mine", str(picture), "--json", "--target", daemon.unix)
+    assert found.returncode == 0, found.stderr
+    assert len(json.loads(found.stdout)["predictions"]) >= 1
+    assert edged_command("models", "remove", "mine", environment=target).returncode == 0
+    with daemon.client() as client:
+        wait_for("it is gone", lambda: all(m.name != "mine" for m in client.models()))
+    gone = edged_command("infer", "mine", str(picture), "--target", daemon.unix)
+    assert gone.returncode == 1
+    assert gone.stderr.count("\n") == 1
+    assert "'mine'" in gone.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"This is not a model.\n", "not a whole ONNX model"), (MODEL_PATH.read_bytes()[:5000], "truncated")],
+    ids=["text", "truncated"],
+)
+def test_a_refused_upload_leaves_nothing_behind(daemon: Daemon, tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "bad.onnx"
+    file.write_bytes(content)
+    with daemon.client() as client, pytest.raises(EdgedError, match=words):
+        client.add_model("bad", file)
+    assert not [path for path in daemon.models.iterdir() if "bad" in path.name or path.name.startswith(".")]
+
+
+def test_an_upload_that_no_runtime_takes_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    file = onnx_files.identity(tmp_path / "odd.onnx", "FP32", "Frobnicate", "com.example")
+    with daemon.client() as client, pytest.raises(InvalidInput, match="Frobnicate"):
+        client.add_model("odd", file)
+
+
+def test_a_name_is_taken_once_and_must_be_a_name(daemon: Daemon, tmp_path: Path) -> None:
+    file = onnx_files.scale(tmp_path / "two.onnx", 2)
+    with daemon.client() as client:
+        client.add_model("two", file)
+        with pytest.raises(AlreadyExists):
+            client.add_model("two", file)
+        for name in ("../two", "", ".two", "a/b", "x" * 200):
+            with pytest.raises(EdgedError):
+                client.add_model(name, file)
+        with pytest.raises(NotFound):
+            client.remove_model("nobody")
+
+
+def test_a_model_with_external_data_is_uploaded_whole(daemon: Daemon, tmp_path: Path) -> None:
+    file = onnx_files.convolutions(tmp_path / "big.onnx", external=True)
+    assert (tmp_path / "weights.bin").exists()
+    with daemon.client() as client:
+        client.add_model("external", file)
+    daemon.ready("external")
+    assert (daemon.models / "external" / "1" / "weights.bin").read_bytes() == (tmp_path / "weights.bin").read_bytes()
+
+
+def test_a_dropped_file_is_served_and_a_replaced_one_takes_over(daemon: Daemon) -> None:
+    place = daemon.models / "dropped.onnx"
+    onnx_files.scale(daemon.home / "next.onnx", 2).rename(place)
+    daemon.ready("dropped")
+    assert scaled(daemon, "dropped") == 2
+    onnx_files.scale(daemon.home / "next.onnx", 3).rename(place)
+    wait_for("the new file answers", lambda: scaled(daemon, "dropped") == 3)
+    place.unlink()
+    with daemon.client() as client:
+        wait_for("it is gone", lambda: all(m.name != "dropped" for m in client.models()))
+
+
+def test_the_highest_version_of_tritons_layout_serves(daemon: Daemon) -> None:
+    for version, factor in (("2", 2.0), ("10", 10.0), ("9", 9.0)):
+        folder = daemon.models / "versions" / version
+        folder.mkdir(parents=True)
+        onnx_files.scale(folder / "model.onnx", factor)
+    daemon.ready("versions")
+    wait_for("version 10 answers", lambda: scaled(daemon, "versions") == 10)
+
+
+def test_without_a_daemon_the_folders_are_read(tmp_path: Path) -> None:
+    state, cache = str(tmp_path / "state"), str(tmp_path / "cache")
+    added = edged_command("models", "add", "local", str(MODEL_PATH), "--state", state)
+    assert added.returncode == 0, added.stderr
+    listed = edged_command("models", "list", "--state", state, "--json")
+    assert [m["name"] for m in json.loads(listed.stdout)["models"]] == ["local"]
+    engines = edged_command("engines", "list", "--state", state, "--cache", cache, "--json")
+    assert {e["state"] for e in json.loads(engines.stdout)["engines"]} == {"absent"}
+    again = edged_command("models", "add", "local", str(MODEL_PATH), "--state", state)
+    assert again.returncode == 1
+    assert "already there" in again.stderr
+
+
+def test_in_process_use_needs_three_lines_and_shares_the_store(tmp_path: Path) -> None:
+    picture, truth = Scene(5).frame(3)
+    with edged.load(MODEL_PATH, cache=tmp_path) as model:
+        result = model.infer(picture)
+    assert len(result.detections) >= len(truth) - 1
+    assert result.json()["image"] == {"width": 640, "height": 480}
+    built = {path.name for path in (tmp_path / "engines").iterdir()}
+    assert model.engine in built
+    with edged.load(MODEL_PATH, cache=tmp_path) as again:
+        assert again.engine == model.engine
+    assert {path.name for path in (tmp_path / "engines").iterdir()} == built

@@ -1,0 +1,81 @@
+"""NVIDIA's own client, in its own process, against a running daemon."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon
+
+# The client has no numpy dtype for BF16.
+DATATYPES = [name for name in onnx_files.DTYPES if name != "BF16"]
+
+
+@pytest.fixture(scope="module")
+def seen(daemon: Daemon) -> Any:
+    for datatype in DATATYPES:
+        daemon.ready(f"id_{datatype}")
+    # A process of its own: two definitions of the protocol's messages cannot live in one.
+    peer = Path(__file__).with_name("triton_peer.py")
+    done = subprocess.run(
+        [sys.executable, str(peer), daemon.tcp, *DATATYPES], capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_reads_server_metadata(seen: Any) -> None:
+    assert seen["live"] is True
+    assert seen["server"]["name"] == "edged"
+
+
+def test_reads_model_metadata(seen: Any) -> None:
+    assert seen["ready"] is True
+    assert seen["metadata"]["inputs"] == [{"name": "images", "datatype": "FP32", "shape": ["1", "3", "320", "320"]}]
+    assert seen["metadata"]["outputs"] == [{"name": "output0", "datatype": "FP32", "shape": ["1", "9", "2100"]}]
+    assert seen["metadata"]["versions"] == ["1"]
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_unary_inference_is_bit_equal(seen: Any, datatype: str) -> None:
+    assert seen["unary"][datatype]
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_streamed_inference_is_bit_equal_and_in_order(seen: Any, datatype: str) -> None:
+    assert seen["stream"][datatype]
+
+
+_COMPARE = """
+import json, sys
+from tritonclient.grpc import service_pb2
+def fields(message):
+    nested = {n.name: fields(n) for n in message.nested_types if not n.GetOptions().map_entry}
+    return [[[f.name, f.number, f.type, f.is_repeated] for f in message.fields], nested]
+print(json.dumps({name: fields(m) for name, m in service_pb2.DESCRIPTOR.message_types_by_name.items()}))
+"""
+
+
+def test_our_messages_have_the_names_numbers_and_types_of_tritons() -> None:
+    from edged.proto import open_inference_pb2
+
+    done = subprocess.run([sys.executable, "-c", _COMPARE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    theirs = json.loads(done.stdout)
+
+    def fields(message: Any) -> Any:
+        nested = {n.name: fields(n) for n in message.nested_types if not n.GetOptions().map_entry}
+        return [[[f.name, f.number, f.type, f.is_repeated] for f in message.fields], nested]
+
+    ours = open_inference_pb2.DESCRIPTOR.message_types_by_name
+    assert len(ours) == 15
+    for name, message in ours.items():
+        mine, reference = fields(message), theirs[name]
+        assert sorted(mine[0]) == sorted(reference[0]), name
+        assert {k: sorted(v[0]) for k, v in mine[1].items()} == {k: sorted(v[0]) for k, v in reference[1].items()}, name
