@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edged import paths
@@ -16,7 +18,7 @@ from edged.control.controller import Controller
 from edged.device.fingerprint import probe
 from edged.errors import ConfigError
 from edged.ingress.server import Ingress
-from edged.model.repository import ModelEntry, Repository, check_name, plain_entry
+from edged.model.repository import Repository, check_name
 from edged.store.store import Store
 from edged.version import __version__
 
@@ -43,6 +45,11 @@ async def serve(config: Config, ready: Callable[[list[str]], None] | None = None
 
     `ready` is told the addresses once calls are answered. ConfigError when something cannot be used as configured.
     """
+    with _alone(state_dir(config)):
+        await _serve(config, ready)
+
+
+async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> None:
     stop = _stop_on_signals()
     models = repository(config)
     models.sweep()
@@ -72,11 +79,28 @@ async def serve(config: Config, ready: Callable[[list[str]], None] | None = None
         await controller.stop()
 
 
-def _named(config: Config) -> dict[str, ModelEntry]:
+def _named(config: Config) -> dict[str, Path]:
     """The models that the configuration names, served where they lie."""
     for name in config.models:
         check_name(name)
-    return {name: plain_entry(name, Path(path).absolute(), {}) for name, path in config.models.items()}
+    return {name: Path(path).absolute() for name, path in config.models.items()}
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds the state directory: two daemons on one would clean up after each other. ConfigError when it is taken."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise ConfigError(f"state directory {folder} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ConfigError(f"another daemon uses the state directory {folder}; choose another with --state") from None
+    finally:
+        os.close(lock)
 
 
 def _stop_on_signals() -> asyncio.Event:

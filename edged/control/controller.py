@@ -17,7 +17,7 @@ from edged.control.states import EngineState
 from edged.device.fingerprint import Fingerprint
 from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotFound, NotReady
 from edged.model.model import Model
-from edged.model.repository import ModelEntry, Repository
+from edged.model.repository import ModelEntry, Repository, plain_entry
 from edged.serving.hosts import Hosts
 from edged.serving.link import HostLimits, HostLink
 from edged.serving.slot import ServingSession, Slot
@@ -37,7 +37,7 @@ class Controller:
     def __init__(
         self,
         repository: Repository,
-        named: Mapping[str, ModelEntry],
+        named: Mapping[str, Path],
         store: Store,
         builder: Builder,
         fingerprint: Fingerprint,
@@ -94,7 +94,7 @@ class Controller:
 
     def _look(self) -> None:
         """Compares the repository with what is planned."""
-        entries = {**self.repository.entries(), **self._named}
+        entries = {**self.repository.entries(), **self._named_entries()}
         for name in [name for name in self.models if name not in entries]:
             self._drop(name)
         for name, entry in entries.items():
@@ -105,6 +105,10 @@ class Controller:
             elif planned.entry != entry:
                 planned.entry = entry
                 self._read(planned)
+
+    def _named_entries(self) -> dict[str, ModelEntry]:
+        """The models that the configuration names, as their files are now."""
+        return {name: plain_entry(name, path, {}) for name, path in self._named.items()}
 
     def _read(self, planned: PlannedModel) -> None:
         if planned.reading is not None:
@@ -123,9 +127,15 @@ class Controller:
             self._refuse(planned, error)
 
     def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
-        planned.model, planned.problem, planned.engines = None, error, {}
-        _LOG.warning("model %s cannot be served: %s", planned.entry.name, error)
-        self._retire(planned.slot.refuse(NotReady(f"model {planned.entry.name!r} cannot be served: {error}")))
+        """A model that cannot be served as it is on disk now. What serves from before its change goes on serving."""
+        planned.problem, planned.engines = error, {}
+        name = planned.entry.name
+        if planned.serving:
+            _LOG.warning("model %s was changed and cannot be served: %s; the one before it goes on", name, error)
+            return
+        _LOG.warning("model %s cannot be served: %s", name, error)
+        planned.model = None
+        planned.slot.refuse(NotReady(f"model {name!r} cannot be served: {error}"))
 
     def _drop(self, name: str) -> None:
         planned = self.models.pop(name)
@@ -141,9 +151,11 @@ class Controller:
         for action in reconcile(views, time.monotonic(), self._making is not None):
             self._start(action)
         for planned in self.models.values():
-            if planned.is_hopeless() and planned.problem is None:
+            if planned.is_hopeless():
                 reference = next(e for e in planned.engines.values() if e.recipe.is_reference)
                 self._refuse(planned, EngineUnusable(reference.reason))
+            elif planned.problem is not None and not planned.serving and planned.model is not None:
+                self._refuse(planned, planned.problem)  # its host is gone, and with it the last that could serve
 
     def _start(self, action: Action) -> None:
         planned = self.models[action.model]

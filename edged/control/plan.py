@@ -100,8 +100,8 @@ class PlannedModel:
         return ModelView(self.entry.name, engines, self.serving, self.opening is not None)
 
     def is_hopeless(self) -> bool:
-        """Nothing serves, and nothing that could be opened may ever be: the reference itself was refused."""
-        if self.serving or self.opening is not None or not self.engines:
+        """Nothing that could be opened may ever be: the reference itself was refused, and no engine is there."""
+        if self.serving in self.engines or self.opening is not None or not self.engines:
             return False
         reference = next(e for e in self.engines.values() if e.recipe.is_reference)
         ready = any(e.state is EngineState.READY and e.open_at < math.inf for e in self.engines.values())

@@ -160,3 +160,38 @@ def test_in_process_use_needs_three_lines_and_shares_the_store(tmp_path: Path) -
     with edged.load(MODEL_PATH, cache=tmp_path) as again:
         assert again.engine == model.engine
     assert {path.name for path in (tmp_path / "engines").iterdir()} == built
+
+
+def test_a_broken_replacement_does_not_take_down_what_serves(daemon: Daemon) -> None:
+    place = daemon.models / "steady.onnx"
+    onnx_files.scale(daemon.home / "next.onnx", 5).rename(place)
+    daemon.ready("steady")
+    (daemon.home / "next.onnx").write_bytes(b"\x08\x09 broken")
+    (daemon.home / "next.onnx").rename(place)
+    wait_for("the change is seen", lambda: "model steady was changed" in daemon.log.read_text())
+    assert scaled(daemon, "steady") == 5
+    onnx_files.scale(daemon.home / "next.onnx", 7).rename(place)
+    wait_for("the mended file answers", lambda: scaled(daemon, "steady") == 7)
+
+
+def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
+    second = edged_command("serve", "--state", str(daemon.state), "--listen", "localhost:0")
+    assert second.returncode == 2
+    assert "another daemon uses the state directory" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("0.0.0.0:0", "reachable from other machines"),
+        ("nonsense", "neither unix:PATH nor HOST:PORT"),
+        ("unix:/" + "x" * 120, "longer than the 107 bytes"),
+        ("unix:/etc/hostname", "not a socket"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_explained(tmp_path: Path, address: str, words: str) -> None:
+    folders = ("--state", str(tmp_path / "s"), "--cache", str(tmp_path / "c"))
+    refused = edged_command("serve", "--listen", address, *folders)
+    assert refused.returncode == 2
+    assert words in refused.stderr
+    assert refused.stderr.strip().count("\n") == 0
