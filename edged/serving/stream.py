@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from edged.errors import EdgedError
 from edged.serving.slot import Slot
@@ -21,7 +22,8 @@ _UNDER_WAY = 4
 Tag = TypeVar("Tag")
 
 
-class Delivery(NamedTuple, Generic[Tag]):
+@dataclass(frozen=True, slots=True)
+class Delivery(Generic[Tag]):
     """One frame's outcome, with what the caller put in as its tag, and the frames skipped since the one before."""
 
     tag: Tag
@@ -30,7 +32,8 @@ class Delivery(NamedTuple, Generic[Tag]):
     skipped: int
 
 
-class _Entry(NamedTuple, Generic[Tag]):
+@dataclass(frozen=True, slots=True)
+class _Entry(Generic[Tag]):
     tag: Tag
     work: FrameWork
     slot: Slot | None  # None for a frame that was answered before it reached one

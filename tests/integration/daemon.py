@@ -52,7 +52,9 @@ class Daemon:
             )
         assert self._process.stdout is not None
         lines = [self._process.stdout.readline() for _ in range(2)]
-        assert all(line.startswith("listening on ") for line in lines), self.log.read_text()
+        if not all(line.startswith("listening on ") for line in lines):
+            self.kill()
+            raise AssertionError(self.log.read_text())
         self.addresses = [line.split()[-1] for line in lines]
         return self
 
