@@ -35,7 +35,7 @@ $(VENV)/.dev: $(BIN)/python $(SOURCES)
 	@touch $@ $(VENV)/.run
 
 demo: $(VENV)/.run  ## Start a daemon in a scratch folder, stream cameras through it and show what happens (ARGS="--seconds 40").
-	$(BIN)/edged demo $(ARGS)
+	$(BIN)/edged demo --json .demo/demo.json --snapshot .demo/demo.jpg $(ARGS)
 
 test: lint types architecture unit integration system  ## Everything that must hold before a change lands.
 

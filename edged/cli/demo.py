@@ -69,7 +69,7 @@ def demo(
     files = tuple(path for path in (snapshot, json) if path is not None and path.exists())
     common.out.print(summary.render(outcome, files), soft_wrap=True)
     if outcome.report.problems:
-        raise EdgedError(outcome.report.problems[0])
+        raise EdgedError("; ".join(outcome.report.problems))
 
 
 def register(app: typer.Typer) -> None:

@@ -1,6 +1,6 @@
 """The library that programs import: send pictures or cameras to a daemon, get detections.
 
-    from edged.client import Client
+    from edged.client import Client, open_source
 
     with Client() as client:
         print(client.infer("shapes", "street.jpg").json())

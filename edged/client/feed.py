@@ -28,14 +28,14 @@ class Feed(AsyncIterator[Item], Generic[Item]):
         self._waiting: asyncio.Future[list[Item]] | None = None
 
     async def __anext__(self) -> Item:
+        if self._closed:  # grpc.aio asks once more after a call is over
+            raise StopAsyncIteration
         loop = asyncio.get_running_loop()
         if not self._started:
             self._started = True
             threading.Thread(
                 target=_serve, args=(self._items, self._asked, loop), name="edged-frames", daemon=True
             ).start()
-        if self._closed:  # grpc.aio asks once more after a call is over
-            raise StopAsyncIteration
         future: asyncio.Future[list[Item]] = loop.create_future()
         self._waiting = future
         self._asked.put(future)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Sequence
 from typing import Any, overload
 
 import msgspec
-import numpy as np
 
+from edged import raw_contents
 from edged.client.status import code_name
-from edged.errors import EdgedError, Unsupported
+from edged.errors import Unsupported
 from edged.proto import cameras_pb2 as pb
-from edged.tensors import Array, byte_size, numpy_dtype
+from edged.tensors import DATATYPES, Array
 from edged.vision.detections import Detections, RoboflowResult, roboflow
 
 
@@ -112,7 +111,7 @@ class _Labels(Sequence[str]):
 
 
 def from_proto(message: pb.Result) -> Result:
-    """EdgedError where a tensor's bytes do not fit its shape, Unsupported for a datatype that is not known here."""
+    """InvalidInput where a tensor's bytes do not fit its shape, Unsupported for a datatype that is not known here."""
     timings = message.timings
     return Result(
         camera=message.camera,
@@ -134,35 +133,9 @@ def from_proto(message: pb.Result) -> Result:
 
 
 def to_array(tensor: pb.Tensor) -> Array:
-    """A read-only array over the tensor's bytes, without a copy."""
-    shape = tuple(tensor.shape)
-    try:
-        dtype = numpy_dtype(tensor.datatype)
-    except KeyError:
-        raise Unsupported(f"tensor {tensor.name!r} has datatype {tensor.datatype!r}; update this client") from None
-    data = tensor.data
-    if tensor.datatype == "BYTES":
-        return _elements(tensor.name, shape, data)
-    if min(shape, default=0) < 0 or len(data) != byte_size(tensor.datatype, shape):
-        raise _torn(tensor.name, shape, len(data))
-    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape)
-
-
-def _elements(name: str, shape: tuple[int, ...], data: bytes) -> Array:
-    """BYTES: each element behind its length, uint32 little-endian, as Triton writes it in raw contents."""
-    elements: list[bytes] = []
-    at = 0
-    while at + 4 <= len(data):
-        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
-        elements.append(data[at + 4 : end])
-        at = end
-    if at != len(data) or min(shape, default=0) < 0 or len(elements) != math.prod(shape):
-        raise _torn(name, shape, len(data))
-    array = np.empty(len(elements), np.object_)
-    array[:] = elements
+    """A read-only array over the tensor's bytes, without a copy. InvalidInput where they do not fit its shape."""
+    if tensor.datatype not in DATATYPES:
+        raise Unsupported(f"tensor {tensor.name!r} has datatype {tensor.datatype!r}; update this client")
+    array = raw_contents.to_array(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
     array.flags.writeable = False
-    return array.reshape(shape)
-
-
-def _torn(name: str, shape: tuple[int, ...], size: int) -> EdgedError:
-    return EdgedError(f"tensor {name!r} of shape {list(shape)} came with {size} bytes, which do not fit it")
+    return array

@@ -35,8 +35,9 @@ class Upload:
         yield AddModelRequest(header=self._header)
         try:
             for relative, path in self._files:
-                yield AddModelRequest(file=ModelFile(path=relative))
                 with path.open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    yield AddModelRequest(file=ModelFile(path=relative, size=size))
                     while chunk := file.read(CHUNK):
                         yield AddModelRequest(chunk=chunk)
         except OSError as error:

@@ -51,6 +51,7 @@ class Controller:
         self._making: asyncio.Task[None] | None = None
         self._readers = asyncio.Semaphore(_READERS)
         self._wake = asyncio.Event()
+        self._stopping = False
 
     async def run(self) -> None:
         """Reconciles until cancelled: at start, whenever something changed, and on a timer."""
@@ -69,6 +70,7 @@ class Controller:
 
     async def stop(self) -> None:
         """Ends builds and hosts."""
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -236,7 +238,7 @@ class Controller:
 
     def _host_lost(self, link: HostLink, why: str) -> None:
         affected = [name for name, planned in self.models.items() if planned.slot.vacate(link)]
-        if affected:
+        if affected and not self._stopping:
             _LOG.warning("engine host %s (pid %d) %s; affected: %s", link.backend, link.pid, why, ", ".join(affected))
         self.wake()
 

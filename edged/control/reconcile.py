@@ -68,7 +68,10 @@ def _open(model: ModelView, now: float) -> Open | None:
     able = [e for e in model.engines if _can_open(e) and e.open_at <= now]
     if not able:
         return None
-    best = min(able, key=_rank)
+    best = able[0]
+    for engine in able[1:]:  # the same rule as while running, so that a restart ends at the same engine
+        if _is_better(engine, best):
+            best = engine
     serving = next((e for e in model.engines if e.key == model.serving), None)
     if serving is None or (best.key != serving.key and _is_better(best, serving)):
         return Open(model.name, best.key)
@@ -78,11 +81,6 @@ def _open(model: ModelView, now: float) -> Open | None:
 def _can_open(engine: EngineView) -> bool:
     # A reference needs no build. Whether it can be opened at all is found by trying; `open_at` says when to try again.
     return engine.state is EngineState.READY or engine.recipe.is_reference
-
-
-def _rank(engine: EngineView) -> tuple[bool, float]:
-    """Verified and fast first; a reference whose speed is unknown comes last."""
-    return engine.latency_ms is None, engine.latency_ms or 0.0
 
 
 def _is_better(candidate: EngineView, serving: EngineView) -> bool:

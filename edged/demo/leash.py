@@ -3,11 +3,10 @@ so that a demonstration that is itself killed leaves no daemon running."""
 
 from __future__ import annotations
 
-from edged import process
+import runpy
+
+from edged.process import die_with_parent
 
 if __name__ == "__main__":
-    process.die_with_parent()
-
-    from edged.__main__ import main
-
-    main()
+    die_with_parent()
+    runpy.run_module("edged", run_name="__main__", alter_sys=True)

@@ -75,7 +75,7 @@ def make(tally: Tally, cold: Life, warm: Life, *, swap_due: bool) -> Report:
 
 
 def _problems(tally: Tally, cold: Life, warm: Life, swap_due: bool) -> list[str]:
-    """The first is the one to tell: what comes after it may follow from it."""
+    """The cause first, what may follow from it after it."""
     found = [life.problem for life in (cold, warm) if life.problem]
     if tally.failed:
         found.append(f"{tally.failed} of {tally.sent} frames failed{f': {tally.error}' if tally.error else ''}")

@@ -23,7 +23,7 @@ from edged.shapes import MODEL_PATH, Prediction
 AFTER_RESTART_S = 4.0  # streaming in the second life
 _PATIENCE_S = 120.0  # beyond the time asked for: a busy box takes long to build, and then there is something to see
 _DRAIN_S = 30.0
-_CALL_S = 60.0
+_CALL_S = 180.0  # the first answer may wait for a large model to be read and opened
 _LOOK_S = 0.25
 _HOPELESS = 20  # frames that fail before any is answered
 
@@ -92,7 +92,7 @@ async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
     except EdgedError as error:
         if not stage.tally.answered:
             raise
-        stage.life.problem = stage.life.problem or str(error)
+        stage.life.problem = str(error)  # says more than a camera that lost its stream
 
 
 @dataclass

@@ -23,6 +23,7 @@ class Story:
     def __init__(self, life: Life, before: Life | None = None) -> None:
         self._life, self._before = life, before
         self._answering: set[str] = set()
+        self._told: set[str] = set()  # how it was made
         self._decided = {engine.key for engine in before.engines if _is_decided(engine)} if before else set()
 
     def tell(self, now: float) -> list[Line]:
@@ -32,11 +33,12 @@ class Story:
             if engine.key not in self._decided and _is_decided(engine):
                 self._decided.add(engine.key)
                 if is_reference(engine) or engine.key not in self._life.first_by:  # else its taking over tells it
+                    self._told.add(engine.key)
                     lines.append(Line(now, outcome(engine)))
         for key, at in self._life.first_by.items():
             if key not in self._answering and self._life.engine(key) is not None:
                 self._answering.add(key)
-                lines.append(Line(at, answering(self._life, key, self._before)))
+                lines.append(Line(at, answering(self._life, key, self._before, brief=key in self._told)))
         return sorted(lines)
 
 
@@ -48,15 +50,16 @@ def outcome(engine: EngineInfo) -> str:
     return f"{title(engine)} {making}: {_latency(engine)} an inference"
 
 
-def answering(life: Life, key: str, before: Life | None = None) -> str:
-    """How an engine came to answer for the first time in a life."""
+def answering(life: Life, key: str, before: Life | None = None, *, brief: bool = False) -> str:
+    """How an engine came to answer for the first time in a life; `brief` where it is known how it was made."""
     engine, keys = life.engine(key), list(life.first_by)
     if engine is None:
         return f"answered by engine {key[:12]}, which is gone"
     if keys[0] != key:
         previous = life.engine(keys[keys.index(key) - 1])
         instead = f" instead of {_latency(previous)}" if previous is not None and previous.latency_ms else ""
-        return f"{title(engine)} {_making(engine)} and swapped in: {_latency(engine)}{instead}"
+        made = "" if brief else f"{_making(engine)} and "
+        return f"{title(engine)} {made}swapped in: {_latency(engine)}{instead}"
     if before is not None:
         stored = any(e.key == key and e.created_unix_s > 0 for e in before.engines)
         return f"first answer, by {title(engine)} {'from the store' if stored else 'and not from the store'}"

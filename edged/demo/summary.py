@@ -17,16 +17,17 @@ _LABEL = 9  # characters
 
 
 def render(outcome: Outcome, files: tuple[Path, ...]) -> Text:
-    """What was seen in both lives, the figures, and whether everything held. `files` are those that were written."""
+    """What was seen in both lives, the figures, and that everything held unless there are problems, which are told as
+    errors are. `files` are those that were written."""
+    report = outcome.report
     lines = [
         Text(),
         *_events("start", outcome.cold, None),
         *_events("restart", outcome.warm, outcome.cold),
         *_others(outcome.warm if outcome.warm.engines else outcome.cold),
-        *_figures(outcome.report),
+        *_figures(report),
         *(_line("wrote", str(path)) for path in files),
-        Text(),
-        *_verdict(outcome.report),
+        *([] if report.problems else [Text(), _verdict(report)]),
     ]
     return Text("\n").join(lines)
 
@@ -60,12 +61,9 @@ def _figures(report: Report) -> Iterator[Text]:
         yield _line("found", f"{found} (IoU {IOU:g}, score {SCORE:g})")
 
 
-def _verdict(report: Report) -> Iterator[Text]:
-    for problem in report.problems:
-        yield Text(f"Did not hold: {problem}", "bold red")
-    if not report.problems:
-        swaps = f"{_many(report.swaps, 'swap')} without a failed frame" if report.swaps else "no frame failed"
-        yield Text(f"Everything held: {swaps}, and the restart built nothing.", "bold green")
+def _verdict(report: Report) -> Text:
+    swaps = f"{_many(report.swaps, 'swap')} without a failed frame" if report.swaps else "no frame failed"
+    return Text(f"Everything held: {swaps}, and the restart built nothing.", "bold green")
 
 
 def _line(label: str, words: Text | str) -> Text:

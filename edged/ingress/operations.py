@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import BinaryIO
 
 from edged.backend import registry
 from edged.build.admission import admit
@@ -80,8 +82,8 @@ async def _receive(
     parts: AsyncIterator[pb.AddModelRequest], folder: Path, taken: Mapping[str, PlannedModel]
 ) -> tuple[pb.ModelHeader, dict[str, Path]]:
     """Writes an upload into `folder`; the first file is the model. InvalidInput when the parts make no sense."""
-    header, files, current = pb.ModelHeader(), dict[str, Path](), None
-    try:
+    header, upload = pb.ModelHeader(), _Upload(folder)
+    with upload:
         async for part in parts:
             kind = part.WhichOneof("part")
             if kind == "header":
@@ -90,24 +92,57 @@ async def _receive(
                 if header.name in taken:
                     raise AlreadyExists(f"model {header.name!r} is already there; remove it first")
             elif kind == "file":
-                name = _relative(part.file.path)
-                files[name] = folder / name
-                files[name].parent.mkdir(parents=True, exist_ok=True)
-                if current is not None:
-                    current.close()
-                current = files[name].open("xb")
-            elif kind == "chunk" and current is not None:
-                current.write(part.chunk)
-            else:
-                raise InvalidInput("an upload is a header, then files, each followed by its chunks")
-    except FileExistsError as error:
-        raise InvalidInput("an upload names a file twice") from error
-    finally:
-        if current is not None:
-            current.close()
-    if not header.name or not files:
+                upload.begin(part.file)
+            elif kind == "chunk":
+                upload.write(part.chunk)
+    if not header.name or not upload.files:
         raise InvalidInput("the upload has no header or no file; send the model's name and its bytes")
-    return header, files
+    return header, upload.files
+
+
+class _Upload:
+    """The files of an upload as they arrive, one after the other, each of the size that was announced."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files: dict[str, Path] = {}
+        self._folder = folder
+        self._file: BinaryIO | None = None
+        self._missing = 0
+
+    def begin(self, announced: pb.ModelFile) -> None:
+        self._finish()
+        name = _relative(announced.path)
+        if name in self.files:
+            raise InvalidInput(f"the upload names {name!r} twice")
+        place = self.files[name] = self._folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._file, self._missing = place.open("xb"), announced.size
+
+    def write(self, chunk: bytes) -> None:
+        if self._file is None:
+            raise InvalidInput("an upload is a header, then files, each followed by its chunks")
+        self._file.write(chunk)
+        self._missing -= len(chunk)
+
+    def _finish(self) -> None:
+        """A client that goes away ends its stream as one that is done does; only the size tells them apart."""
+        self.close()
+        if self._missing:
+            raise InvalidInput(f"the upload is {self._missing} bytes short of what was announced; send it again")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> _Upload:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if error is None:
+            self._finish()
 
 
 def _relative(path: str) -> str:

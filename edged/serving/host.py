@@ -19,9 +19,9 @@ import zmq
 from edged import errors, process
 from edged.backend import registry
 from edged.backend.contract import Backend
+from edged.raw_contents import to_array, to_bytes
 from edged.serving import messages as m
 from edged.serving.arena import SharedView, Span
-from edged.serving.codec import to_array, to_bytes
 from edged.serving.pipeline import Outcome, Pipeline, Prepared
 from edged.tensors import Array
 

@@ -102,7 +102,9 @@ class Daemon:
                 files[name] = b""
             else:
                 files[name] += part.chunk
-        await asyncio.sleep(0.05)  # grpc.aio shows a cancelled call as an end of the parts first, then cancels the handler
+        await asyncio.sleep(
+            0.05
+        )  # grpc.aio shows a cancelled call as an end of the parts first, then cancels the handler
         self.uploads.append((header, files))
         return ops.ModelStatus(name=header.name, state="loading", settings=header.settings)
 
@@ -188,9 +190,8 @@ class Running:
     def __init__(self, target: str | None) -> None:
         self.daemon = Daemon()
         self.target = target or ""
-        self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def __enter__(self) -> Running:
         self._thread.start()
@@ -202,14 +203,8 @@ class Running:
         self._thread.join(10)
         assert not self._thread.is_alive()
 
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._loop.close()
-
     async def _serve(self) -> None:
-        self._stop = asyncio.Event()
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         made, port = server(self.daemon, self.target or "127.0.0.1:0")
         self.target = self.target or f"127.0.0.1:{port}"
         await made.start()

@@ -63,7 +63,8 @@ class RtspCamera:
                     headers[name.lower()] = value.strip()
                 connection.sendall(self._reply(method, headers).encode())
                 if method == "PLAY":
-                    return self._play(connection)
+                    self._play(connection)
+                    return
 
     def _reply(self, method: str, headers: dict[str, str]) -> str:
         lines, body = ["RTSP/1.0 200 OK", f"CSeq: {headers['cseq']}"], ""

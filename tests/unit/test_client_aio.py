@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from client_daemon import Running
 from onnx import TensorProto, helper
 
 from edged.client import AsyncClient
 from edged.client.upload import Upload
 from edged.errors import AlreadyExists, DeadlineExceeded, InvalidInput, NotFound, NotReady
+from tests.unit.client_daemon import Running
 
 pytestmark = pytest.mark.timeout(60)
 JPEG = b"\xff\xd8 a picture"
@@ -45,11 +45,17 @@ class Frames:
     """The same frames as an ordinary or as an asynchronous generator."""
 
     def __init__(self, gap: float = 0.0, count: int | None = None, failure: Exception | None = None) -> None:
+        self.started = False
         self.closed = threading.Event()
         self._gap, self._count, self._failure = gap, count, failure
 
+    def over(self) -> bool:
+        """Closed in time, or never begun, as when the call fails before the first frame is pulled."""
+        return not self.started or self.closed.wait(5)
+
     def ordinary(self) -> Iterator[bytes]:
         number = 0
+        self.started = True
         try:
             while self._count is None or number < self._count:
                 number += 1
@@ -62,6 +68,7 @@ class Frames:
 
     async def asynchronous(self) -> AsyncIterator[bytes]:
         number = 0
+        self.started = True
         try:
             while self._count is None or number < self._count:
                 number += 1
@@ -111,7 +118,7 @@ def test_leaving_the_block_closes_everything(running: Running, kind: str) -> Non
         async with AsyncClient(running.target) as client, client.stream("shapes", frames.of(kind)) as stream:
             async for _ in stream:
                 break
-        assert await asyncio.to_thread(frames.closed.wait, 5)
+        assert await asyncio.to_thread(frames.over)
         assert [result async for result in stream] == []
         for _ in range(200):
             await asyncio.sleep(0.01 if running.daemon.ended == 0 else 0)
@@ -128,7 +135,7 @@ def test_a_cancelled_wait_closes_everything(running: Running, kind: str) -> None
             stream = client.stream("hung", frames.of(kind))
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(anext(stream), 0.3)
-            assert await asyncio.to_thread(frames.closed.wait, 5)
+            assert await asyncio.to_thread(frames.over)
             assert [result async for result in stream] == []
 
     run(work())
@@ -141,7 +148,7 @@ def test_a_dropped_stream_ends(running: Running, kind: str) -> None:
         async with AsyncClient(running.target) as client:
             async for _ in client.stream("shapes", frames.of(kind)):
                 break
-            assert await asyncio.to_thread(frames.closed.wait, 5)
+            assert await asyncio.to_thread(frames.over)
 
     run(work())
 
@@ -152,9 +159,13 @@ def test_an_exception_in_the_frames_surfaces_after_the_answers(running: Running,
         async with AsyncClient(running.target) as client:
             stream = client.stream("shapes", Frames(count=3, failure=KeyError("lens cap")).of(kind))
             seen = []
-            with pytest.raises(KeyError, match="lens cap"):
+
+            async def follow() -> None:
                 async for result in stream:
                     seen.append(result.sequence)
+
+            with pytest.raises(KeyError, match="lens cap"):
+                await follow()
             assert (seen[-1], stream.ledger.waiting) == (3, 0)
 
     run(work())
@@ -169,7 +180,20 @@ def test_failures_end_the_stream(running: Running, kind: str) -> None:
                 with pytest.raises(kind_of_error):
                     async for _ in client.stream(model, frames.of(kind)):
                         pass
-                assert await asyncio.to_thread(frames.closed.wait, 5)
+                assert await asyncio.to_thread(frames.over)
+
+    run(work())
+
+
+@kinds
+def test_the_daemons_reason_survives_a_write_that_fails_with_it(running: Running, kind: str) -> None:
+    """Many times, since grpc.aio loses the reason in a race."""
+
+    async def work() -> None:
+        async with AsyncClient(running.target) as client:
+            for _ in range(40):
+                with pytest.raises(NotFound, match="no model 'missing'"):
+                    await anext(client.stream("missing", Frames().of(kind)))
 
     run(work())
 
@@ -184,7 +208,7 @@ def test_nobody_answers(tmp_path: Path, kind: str) -> None:
             with pytest.raises(NotReady, match="start one with: edged serve"):
                 async for _ in client.stream("shapes", frames.of(kind)):
                     pass
-            assert await asyncio.to_thread(frames.closed.wait, 5)
+            assert await asyncio.to_thread(frames.over)
 
     run(work())
 

@@ -12,13 +12,13 @@ import grpc
 import numpy as np
 import onnx
 import pytest
-from client_daemon import TENSORS, Running, encode
 from onnx import TensorProto, helper
 
 from edged.client import Client
 from edged.client.address import operate_target, resolve
 from edged.client.result import to_array
 from edged.client.status import code_name, to_edged
+from edged.client.upload import _files
 from edged.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -32,6 +32,7 @@ from edged.errors import (
 )
 from edged.proto import cameras_pb2 as cam
 from edged.vision.image import PixelFormat, from_raw
+from tests.unit.client_daemon import TENSORS, Running, encode
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -184,7 +185,7 @@ def test_tensors_of_every_datatype(client: Client) -> None:
     ],
 )
 def test_torn_tensors(datatype: str, shape: list[int], data: bytes) -> None:
-    with pytest.raises(EdgedError, match="do not fit"):
+    with pytest.raises(EdgedError, match="tensor 't'"):
         to_array(cam.Tensor(name="t", datatype=datatype, shape=shape, data=data))
 
 
@@ -283,6 +284,18 @@ def test_what_is_no_model_is_not_uploaded(client: Client, running: Running, tmp_
     path = model_file(tmp_path, external=True)
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ModelRefused, match="missing"):
+        client.add_model("new", path)
+    assert running.daemon.uploads == []
+
+
+def test_a_file_that_breaks_off_is_never_taken_for_a_model(
+    client: Client, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_file(tmp_path, external=True)
+    files = _files(path)
+    (tmp_path / "weights.bin").unlink()
+    monkeypatch.setattr("edged.client.upload._files", lambda _: files)
+    with pytest.raises(InvalidInput, match="No such file"):
         client.add_model("new", path)
     assert running.daemon.uploads == []
 

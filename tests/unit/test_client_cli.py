@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -16,11 +17,11 @@ import cv2
 import numpy as np
 import pytest
 import typer
-from client_daemon import Running
 from typer.testing import CliRunner, Result
 
-from edged.cli import common, infer, stream
+from edged.cli import infer, stream
 from edged.cli.meter import Meter
+from tests.unit.client_daemon import Running
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -126,7 +127,9 @@ def test_infer_fails_in_one_line(
 def test_infer_without_a_daemon(picture: str, tmp_path: Path) -> None:
     result = call("infer", "shapes", picture, "-t", f"{tmp_path}/none.sock")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == f"edged: no edged daemon answers at unix:{tmp_path}/none.sock; start one with: edged serve\n"
+    assert (
+        result.stderr == f"edged: no edged daemon answers at unix:{tmp_path}/none.sock; start one with: edged serve\n"
+    )
 
 
 def test_infer_with_a_wrong_target(picture: str) -> None:
@@ -233,13 +236,21 @@ def test_the_daemon_going_away_ends_the_stream(tmp_path: Path, video: str) -> No
     assert "Traceback" not in err
 
 
-def test_the_live_line_on_a_terminal(running: Running, video: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(common.out, "_force_terminal", True)
-    result = call("stream", "shapes", video, "--seconds", "1", "-t", running.target)
-    assert result.exit_code == 0, result.output
-    assert "2 detections  null" in result.stdout
-    assert "frames sent" in result.stdout.splitlines()[-1]
+def test_the_live_line_on_a_terminal(running: Running, video: str) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", PROGRAM, "stream", "shapes", video, "-t", running.target]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    text = b""
+    with open(master, "rb", buffering=0) as terminal:
+        try:
+            while chunk := terminal.read(4096):
+                text += chunk
+        except OSError:  # how Linux reports that the other end is closed
+            pass
+    assert process.wait(20) == 0
+    assert re.search(rb"fps  age .*2 detections  null.*40 frames sent", text, re.DOTALL), text
 
 
 def test_help_is_there_without_a_daemon() -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from client_daemon import Running
-from client_rtsp import RtspCamera
 
 from edged.client import Client
 from edged.client.live import Camera
 from edged.client.sources import open_source, redact
 from edged.errors import InvalidInput, NotFound, Unsupported
+from tests.unit.client_daemon import Running
+from tests.unit.client_rtsp import RtspCamera
 
 av = pytest.importorskip("av")
 pytestmark = pytest.mark.timeout(60)
@@ -53,7 +53,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_in_order_and_untouched(folder: Path) -> None:
     with open_source(folder) as source:
-        assert [frame.image for frame in source] == [(folder / name).read_bytes() for name in ("a.jpg", "b.png", "c.JPG")]
+        assert [frame.image for frame in source] == [
+            (folder / name).read_bytes() for name in ("a.jpg", "b.png", "c.JPG")
+        ]
         assert (source.paced, source.damaged) == (False, 0)
 
 

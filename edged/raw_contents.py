@@ -1,4 +1,7 @@
-"""Tensors to bytes and back, as the inference protocol's raw contents have them: little-endian, C order."""
+"""Tensors to bytes and back, as the Open Inference Protocol's raw contents have them: little-endian, C order.
+
+A BYTES tensor is, per element, its length as uint32 and then that many bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ def to_array(name: str, datatype: str, shape: tuple[int, ...], data: memoryview 
     if datatype == "BYTES":
         elements = _split(name, bytes(data))
         if len(elements) != math.prod(shape):
-            raise InvalidInput(f"input {name!r} holds {len(elements)} BYTES elements, shape {list(shape)} wants others")
+            wanted = math.prod(shape)
+            raise InvalidInput(f"tensor {name!r} holds {len(elements)} elements, BYTES{list(shape)} takes {wanted}")
         return np.array(elements, dtype=np.object_).reshape(shape)
     dtype = numpy_dtype(datatype)
     if math.prod(shape) * dtype.itemsize != len(data):
         wanted = math.prod(shape) * dtype.itemsize
-        raise InvalidInput(f"input {name!r} holds {len(data)} bytes, {datatype}{list(shape)} takes {wanted}")
+        raise InvalidInput(f"tensor {name!r} holds {len(data)} bytes, {datatype}{list(shape)} takes {wanted}")
     return np.frombuffer(data, dtype=dtype).reshape(shape)
 
 
@@ -37,11 +41,11 @@ def _split(name: str, data: bytes) -> list[bytes]:
     elements, position = [], 0
     while position < len(data):
         if position + 4 > len(data):
-            raise InvalidInput(f"input {name!r} ends inside a BYTES length")
+            raise InvalidInput(f"tensor {name!r} ends inside a BYTES length")
         (size,) = struct.unpack_from("<I", data, position)
         position += 4
         if position + size > len(data):
-            raise InvalidInput(f"input {name!r} ends inside a BYTES element")
+            raise InvalidInput(f"tensor {name!r} ends inside a BYTES element")
         elements.append(data[position : position + size])
         position += size
     return elements

@@ -1,0 +1,224 @@
+"""`edged demo` as a user runs it: what it shows, what it writes, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import msgspec
+import pytest
+
+from tests.waiting import is_running, wait
+
+_DEMO = (sys.executable, "-m", "edged", "demo")
+_FIELDS = {
+    *("cameras", "seconds", "frames_sent", "frames_answered", "frames_skipped", "frames_failed", "fps"),
+    *("p50_ms", "p99_ms", "precision", "recall", "first_answer_s", "engine", "swaps"),
+    *("cold_start_s", "warm_start_s", "cache_hit"),
+}
+
+pytestmark = pytest.mark.timeout(240)  # a busy machine may take long to build
+
+
+class Shown(NamedTuple):
+    status: int
+    out: str
+    err: str
+    figures: dict[str, Any]
+    snapshot: Path
+    temporary: Path
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """The folder for temporary files of one demonstration; short, since sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="edt-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    """One whole demonstration."""
+    place = tmp_path_factory.mktemp("demo")
+    figures, snapshot = place / "new" / "demo.json", place / "demo.jpg"
+    with tempfile.TemporaryDirectory(prefix="edt-", ignore_cleanup_errors=True) as folder:
+        options = ["--seconds", "6", "--cameras", "2", "--json", str(figures), "--snapshot", str(snapshot)]
+        done = subprocess.run(
+            [*_DEMO, *options], env=_environment(folder), capture_output=True, text=True, timeout=220, check=False
+        )
+        read = msgspec.json.decode(figures.read_bytes()) if figures.exists() else {}
+        yield Shown(done.returncode, done.stdout, done.stderr, read, snapshot, Path(folder))
+
+
+def _environment(temporary: Path | str) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(temporary)}
+
+
+def _using(folder: Path) -> list[int]:
+    """Processes that were started with this folder for their temporary files, or one in it."""
+    mark = f"TMPDIR={folder}".encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (place / "environ").read_bytes()
+        except OSError:
+            continue
+        if any(word.startswith(mark) for word in environment.split(b"\0")):
+            found.append(int(place.name))
+    return [pid for pid in found if is_running(pid)]
+
+
+def test_everything_held(shown: Shown) -> None:
+    assert (shown.status, shown.err) == (0, "")
+    assert "Everything held" in shown.out
+
+
+def test_the_figures_are_all_there_and_add_up(shown: Shown) -> None:
+    figures = shown.figures
+    assert set(figures) >= _FIELDS
+    assert figures["cameras"] == 2
+    assert figures["seconds"] >= 6
+    parts = figures["frames_answered"], figures["frames_skipped"], figures["frames_failed"]
+    assert figures["frames_sent"] == sum(parts)
+    assert figures["frames_failed"] == 0
+    assert figures["frames_answered"] > 50
+    assert figures["fps"] == pytest.approx(figures["frames_answered"] / figures["seconds"], abs=0.1)
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+
+
+def test_the_detector_finds_what_was_drawn(shown: Shown) -> None:
+    assert shown.figures["precision"] >= 0.95
+    assert shown.figures["recall"] >= 0.95
+
+
+def test_it_answered_before_the_engine_was_built_and_found_it_again(shown: Shown) -> None:
+    figures = shown.figures
+    assert figures["swaps"] >= 1
+    assert figures["cache_hit"] is True
+    assert 0 < figures["first_answer_s"] < figures["cold_start_s"]
+    assert 0 < figures["warm_start_s"] < figures["cold_start_s"]
+    engine = figures["engine"]
+    assert engine["state"] == "serving"
+    assert engine["key"]
+    assert engine["backend"] in ("onnxruntime", "openvino", "tensorrt")
+
+
+def test_it_tells_what_happens_while_it_happens(shown: Shown) -> None:
+    lines = shown.out.splitlines()
+    for words in ("first answer, by onnxruntime unoptimised", "swapped in:", "from the store", "cam2", "fps"):
+        assert any(words in line for line in lines), words
+    assert "\x1b" not in shown.out
+
+
+def test_the_snapshot_is_a_picture_of_both_cameras(shown: Shown) -> None:
+    assert shown.snapshot.read_bytes().startswith(b"\xff\xd8\xff")
+    picture = cv2.imread(str(shown.snapshot))
+    assert picture is not None
+    assert picture.shape == (480, 1280, 3)
+
+
+def test_nothing_is_left(shown: Shown) -> None:
+    assert list(shown.temporary.iterdir()) == []
+    assert _using(shown.temporary) == []
+
+
+@pytest.mark.parametrize("when", ["as it starts", "as it streams"])
+def test_ctrl_c_leaves_nothing(when: str, temporary: Path) -> None:
+    demo = subprocess.Popen(
+        [*_DEMO, "--seconds", "60"],
+        env=_environment(temporary),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if when == "as it starts":
+        wait(lambda: any(temporary.iterdir()), "the scratch folder", seconds=60)
+    else:
+        assert demo.stdout is not None
+        while "first answer" not in demo.stdout.readline():
+            assert demo.poll() is None
+    demo.send_signal(signal.SIGINT)
+    _, err = demo.communicate(timeout=60)
+    assert (demo.returncode, err) == (130, "")
+    assert list(temporary.iterdir()) == []
+    assert _using(temporary) == []
+
+
+def test_a_killed_demonstration_leaves_no_process(temporary: Path) -> None:
+    demo = subprocess.Popen([*_DEMO], env=_environment(temporary), stdout=subprocess.PIPE, text=True)
+    assert demo.stdout is not None
+    with demo.stdout:
+        while "first answer" not in demo.stdout.readline():
+            assert demo.poll() is None
+        demo.kill()
+        demo.wait()
+    wait(lambda: not _using(temporary), "the end of its processes", seconds=30)
+
+
+def test_a_daemon_that_dies_is_told_and_what_it_held_is_accounted_for(tmp_path: Path, temporary: Path) -> None:
+    figures = tmp_path / "demo.json"
+    demo = subprocess.Popen(
+        [*_DEMO, "--seconds", "60", "--cameras", "1", "--json", str(figures)],
+        env=_environment(temporary),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stdout is not None
+    while "first answer" not in demo.stdout.readline():
+        assert demo.poll() is None
+    time.sleep(0.5)
+    daemon = next(pid for pid in _using(temporary) if "serve" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
+    os.kill(daemon, signal.SIGKILL)
+    _, err = demo.communicate(timeout=100)
+    assert demo.returncode == 1
+    assert "the daemon ended by itself" in err
+    assert len(err.splitlines()) == 1
+    read = msgspec.json.decode(figures.read_bytes())
+    parts = read["frames_answered"], read["frames_skipped"], read["frames_failed"]
+    assert read["frames_sent"] == sum(parts)
+    assert read["problems"]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_model_that_cannot_be_served_is_one_line(tmp_path: Path, temporary: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    done = subprocess.run(
+        [*_DEMO, "--model", str(broken)],
+        env=_environment(temporary),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "broken.onnx" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--model", "nowhere.onnx"], "nowhere.onnx"),
+        (["--snapshot", "picture.png"], "picture.png"),
+        (["--json", "/proc/none/of/this.json"], "/proc/none"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_anything_runs(options: list[str], what: str, temporary: Path) -> None:
+    done = subprocess.run(
+        [*_DEMO, *options], env=_environment(temporary), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert what in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""

@@ -1,0 +1,57 @@
+"""What the unit tests share: a disk that can be filled, and examples that are the same in every run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "edged",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("edged")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB of its own, which a test may fill or make read-only."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def make_read_only() -> Callable[[Path], None]:
+    """Makes a mounted file system refuse every write, as one does after an error on its card."""
+
+    def remount(place: Path) -> None:
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+
+    return remount
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Callable[[], None]]:
+    """Gives root's rights away until the test ends: root may read everything."""
+    if os.geteuid() != 0:
+        yield lambda: None
+        return
+    yield lambda: os.seteuid(65534)
+    os.seteuid(0)

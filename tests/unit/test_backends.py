@@ -1,0 +1,363 @@
+"""The runtimes behind the contract: what they answer, and what they say about files that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from edged.backend import registry
+from edged.backend.artefact import Artefact
+from edged.backend.contract import UNOPTIMISED, Backend, Order, Recipe, Session, Signature, one_line
+from edged.errors import EngineDamaged, EngineUnusable, InvalidInput, Unsupported
+from edged.tensors import Array, TensorSpec, numpy_dtype
+from tests import models
+
+REAL = ("onnxruntime", "openvino")
+BLOBS = {"onnxruntime": "model.onnx", "openvino": "engine.blob", "null": "engine.null"}
+EXACT_ON_OPENVINO = ("FP32", "FP16", "INT32", "UINT8", "INT8", "BOOL")
+RANDOM = np.random.default_rng(11)
+
+uncaught = pytest.mark.xfail(
+    strict=True, reason="ONNX Runtime's exceptions derive from Exception itself, not from what the backend catches"
+)
+
+
+def order(folder: Path, proto: onnx.ModelProto, recipe: Recipe) -> Order:
+    return Order(str(models.save(proto, folder / "model.onnx")), models.signature(proto), recipe)
+
+
+def build(folder: Path, proto: onnx.ModelProto, recipe: Recipe) -> Order:
+    """Builds and seals an engine; the order to open it."""
+    wanted = order(folder, proto, recipe)
+    out = folder / "engine"
+    out.mkdir(parents=True)
+    registry.load(recipe.backend).build(wanted, out)
+    return Order(wanted.model, wanted.signature, recipe, Artefact.seal(out))
+
+
+def engine(folder: Path, proto: onnx.ModelProto, backend: str, **recipe: object) -> Session:
+    built = build(folder / backend, proto, Recipe(backend, **recipe))  # type: ignore[arg-type]
+    return registry.load(backend).open(built)
+
+
+def reference(folder: Path, proto: onnx.ModelProto) -> Session:
+    recipe = Recipe("onnxruntime", optimization=UNOPTIMISED)
+    return registry.load("onnxruntime").open(order(folder, proto, recipe))
+
+
+def values(spec: TensorSpec) -> Array:
+    dtype = numpy_dtype(spec.datatype)
+    shape = tuple(d if isinstance(d, int) else 5 for d in spec.shape)
+    if dtype == np.object_:
+        return np.array([["", "ä€😀".encode(), b"x" * 300, b"0", b"a\0b"][i % 5] or b"" for i in range(5)], dtype)
+    if dtype == np.bool_:
+        return RANDOM.integers(0, 2, shape).astype(np.bool_)
+    return np.frombuffer(RANDOM.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("backend", REAL)
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("make", [models.conv, models.matmul, models.several, models.dynamic, models.loop])
+def test_what_was_built_sealed_and_opened_answers_as_the_reference(
+    tmp_path: Path, backend: str, make: object, threads: int
+) -> None:
+    proto = make()  # type: ignore[operator]
+    inputs = {
+        spec.name: RANDOM.standard_normal([d if isinstance(d, int) else 6 for d in spec.shape]).astype(np.float32)
+        if spec.datatype == "FP32"
+        else np.array(3, numpy_dtype(spec.datatype))
+        for spec in models.signature(proto).inputs
+    }
+    expected = reference(tmp_path, proto).infer(inputs)
+    answer = engine(tmp_path, proto, backend, threads=threads).infer(inputs)
+    assert answer.keys() == expected.keys()
+    for name, array in expected.items():
+        assert answer[name].dtype == array.dtype
+        np.testing.assert_allclose(answer[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimised_conv_is_not_the_model_as_it_was_written(tmp_path: Path) -> None:
+    built = build(tmp_path, models.conv(), Recipe("onnxruntime"))
+    assert built.artefact is not None
+    assert built.artefact.load("model.onnx") != Path(built.model).read_bytes()
+
+
+@pytest.mark.parametrize("datatype", models.ONNX_TYPES)
+@pytest.mark.parametrize("shape", [[5], ["n"]])
+def test_every_datatype_passes_through_onnx_runtime_bit_for_bit(
+    tmp_path: Path, datatype: str, shape: list[int | str]
+) -> None:
+    proto = models.identity(datatype, shape)
+    array = values(models.signature(proto).inputs[0])
+    for session in (reference(tmp_path, proto), engine(tmp_path, proto, "onnxruntime")):
+        answer = session.infer({"x": array})["y"]
+        assert answer.dtype == array.dtype
+        assert answer.tolist() == array.tolist() if datatype == "BYTES" else answer.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("datatype", EXACT_ON_OPENVINO)
+def test_what_openvino_takes_passes_through_bit_for_bit(tmp_path: Path, datatype: str) -> None:
+    proto = models.identity(datatype, [7])
+    array = values(models.signature(proto).inputs[0])
+    answer = engine(tmp_path, proto, "openvino").infer({"x": array})["y"]
+    assert answer.dtype == array.dtype
+    assert answer.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("datatype", sorted(set(models.ONNX_TYPES) - set(EXACT_ON_OPENVINO)))
+def test_what_openvino_would_narrow_it_does_not_build(tmp_path: Path, datatype: str) -> None:
+    with pytest.raises(EngineUnusable, match=datatype):
+        build(tmp_path, models.identity(datatype), Recipe("openvino"))
+    assert list((tmp_path / "engine").iterdir()) == []
+
+
+@pytest.mark.parametrize("backend", REAL)
+@pytest.mark.parametrize(("declared", "given"), [((), ()), ((0, 4), (0, 4)), (("n", 4), (0, 4)), (("n", 4), (3, 4))])
+def test_scalars_and_empty_tensors_keep_their_shape(
+    tmp_path: Path, backend: str, declared: tuple[int | str, ...], given: tuple[int, ...]
+) -> None:
+    session = engine(tmp_path, models.identity(shape=declared), backend)
+    array = np.full(given, 2.5, np.float32)
+    answer = session.infer({"x": array})["y"]
+    assert answer.shape == given
+    assert answer.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("backend", REAL)
+def test_a_branch_follows_its_condition_in_every_run(tmp_path: Path, backend: str) -> None:
+    session = engine(tmp_path, models.branches(), backend)
+    for up in (True, False, True, True, False):
+        x = RANDOM.standard_normal(2).astype(np.float32)
+        answer = session.infer({"up": np.array(up), "x": x})["y"]
+        np.testing.assert_array_equal(answer, x + 1 if up else x * 10)
+
+
+@pytest.mark.parametrize("backend", REAL)
+def test_a_loop_that_runs_zero_times_gives_its_input_and_not_the_answer_before(tmp_path: Path, backend: str) -> None:
+    session = engine(tmp_path, models.loop(), backend)
+    for times in (3, 0, 1, 0, 0, 2):
+        x = RANDOM.standard_normal(2).astype(np.float32)
+        answer = session.infer({"times": np.array(times, np.int32), "x": x})["y"]
+        np.testing.assert_array_equal(answer, x * 2**times)
+
+
+@pytest.mark.parametrize("backend", REAL)
+def test_outputs_come_as_asked_for(tmp_path: Path, backend: str) -> None:
+    session = engine(tmp_path, models.several(), backend)
+    a, b = np.float32([[1, 2, 3]]), np.float32([[10, 20, 30]])
+    assert list(session.infer({"a": a, "b": b})) == ["sum", "diff", "prod"]
+    answer = session.infer({"b": b, "a": a}, ["prod", "diff"])
+    assert list(answer) == ["prod", "diff"]
+    np.testing.assert_array_equal(answer["diff"], a - b)
+    np.testing.assert_array_equal(answer["prod"], a * b)
+
+
+@pytest.mark.parametrize("backend", [*REAL, "null"])
+def test_an_answer_stays_as_it_is_while_the_next_one_is_made(tmp_path: Path, backend: str) -> None:
+    session = engine(tmp_path, models.identity(shape=[1, 1000]), backend)
+    x = np.ones((1, 1000), np.float32)
+    first = session.infer({"x": x})["y"]
+    copy = first.copy()
+    x[:] = 7
+    for _ in range(3):
+        session.infer({"x": x})
+    np.testing.assert_array_equal(first, copy)
+
+
+@pytest.mark.parametrize("backend", REAL)
+def test_read_only_inputs_are_taken_and_not_written_to(tmp_path: Path, backend: str) -> None:
+    session = engine(tmp_path, models.several(), backend)
+    data = np.float32([[1, 2, 3]]).tobytes()
+    inputs = {name: np.frombuffer(data, np.float32).reshape(1, 3) for name in "ab"}
+    np.testing.assert_array_equal(session.infer(inputs)["sum"], [[2, 4, 6]])
+    assert inputs["a"].tobytes() == data
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(
+            "onnxruntime",
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="the optimised model still refers to the weights beside the original, which are not in the engine",
+            ),
+        ),
+        "openvino",
+    ],
+)
+@pytest.mark.parametrize("columns", [3, 5000])
+def test_weights_beside_the_model_are_part_of_the_engine(tmp_path: Path, backend: str, columns: int) -> None:
+    proto = models.matmul(columns=columns, seed=1)
+    path = models.external(tmp_path / "first", seed=1, columns=columns)
+    out = tmp_path / "out"
+    out.mkdir()
+    order = Order(str(path), models.signature(proto), Recipe(backend))
+    registry.load(backend).build(order, out)
+    x = np.float32([[1, 2, 3, 4]])
+    expected = reference(tmp_path, proto).infer({"x": x})["y"]
+    (path.parent / "weights.bin").write_bytes(bytes(16 * columns))  # what is there later must not matter
+    session = registry.load(backend).open(Order(order.model, order.signature, order.recipe, Artefact.seal(out)))
+    np.testing.assert_allclose(session.infer({"x": x})["y"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", [*REAL, "null"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_an_altered_engine_file_is_damaged_and_is_not_opened(tmp_path: Path, backend: str, damage: str) -> None:
+    built = build(tmp_path, models.conv(), Recipe(backend))
+    blob = tmp_path / "engine" / BLOBS[backend]
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    if damage == "gone":
+        blob.unlink()
+    else:
+        blob.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
+    with pytest.raises(EngineDamaged):
+        registry.load(backend).open(built)
+
+
+@pytest.mark.parametrize("backend", REAL)
+def test_an_engine_without_files_is_not_opened(tmp_path: Path, backend: str) -> None:
+    with pytest.raises(EngineUnusable, match="not been built"):
+        registry.load(backend).open(order(tmp_path, models.conv(), Recipe(backend)))
+
+
+def wrong_models(folder: Path) -> dict[str, Path]:
+    unknown = models.model(
+        [onnx.helper.make_node("NoSuchOperator", ["x"], ["y"], domain="nowhere")],
+        [models.value("x", "FP32", [1])],
+        [models.value("y", "FP32", [1])],
+        domains={"nowhere": 1},
+    )
+    garbage = folder / "garbage.onnx"
+    garbage.write_bytes(b"\x08\x0agarbage" * 20)
+    future = models.identity(ir_version=999)
+    broken = models.matmul()
+    broken.graph.initializer[0].dims[0] = 5
+    return {
+        "garbage": garbage,
+        "an operator that nobody has": models.save(unknown, folder / "unknown.onnx"),
+        "a future format": models.save(future, folder / "future.onnx"),
+        "shapes that do not fit": models.save(broken, folder / "broken.onnx"),
+        "no file": folder / "none.onnx",
+    }
+
+
+@uncaught
+@pytest.mark.parametrize("what", ["garbage", "an operator that nobody has", "a future format", "no file"])
+def test_a_model_that_onnx_runtime_refuses_is_unusable_in_one_line(tmp_path: Path, what: str) -> None:
+    backend, path = registry.load("onnxruntime"), wrong_models(tmp_path)[what]
+    _is_refused(backend, path, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["garbage", "an operator that nobody has", "no file"])
+def test_a_model_that_openvino_refuses_is_unusable_in_one_line(tmp_path: Path, what: str) -> None:
+    backend, path = registry.load("openvino"), wrong_models(tmp_path)[what]
+    _is_refused(backend, path, tmp_path)
+
+
+def _is_refused(backend: Backend, path: Path, folder: Path) -> None:
+    with pytest.raises(EngineUnusable) as raised:
+        backend.check(path)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 500
+    (folder / "out").mkdir()
+    wanted = Order(str(path), models.signature(models.identity()), Recipe(backend.name))
+    with pytest.raises(EngineUnusable):
+        backend.build(wanted, folder / "out")
+
+
+@pytest.mark.parametrize("backend", REAL)
+def test_a_model_that_a_runtime_takes_passes_its_check(tmp_path: Path, backend: str) -> None:
+    registry.load(backend).check(models.save(models.conv(), tmp_path / "model.onnx"))
+
+
+@uncaught
+def test_an_inference_that_onnx_runtime_cannot_finish_is_unusable_in_one_line(tmp_path: Path) -> None:
+    session = engine(tmp_path, models.gather(), "onnxruntime")
+    with pytest.raises(EngineUnusable, match="out of data bounds") as raised:
+        session.infer({"index": np.array([0, 1, 99])})
+    assert "\n" not in str(raised.value)
+
+
+def test_after_an_inference_that_failed_the_next_one_is_right(tmp_path: Path) -> None:
+    session = engine(tmp_path, models.gather(), "onnxruntime")
+    with pytest.raises(Exception, match="out of data bounds"):
+        session.infer({"index": np.array([0, 1, 99])})
+    answer = session.infer({"index": np.array([0, 1, 2])})["y"]
+    np.testing.assert_array_equal(answer, [[0, 1], [2, 3], [4, 5]])
+
+
+def test_an_inference_with_a_wrong_shape_is_unusable_on_openvino(tmp_path: Path) -> None:
+    session = engine(tmp_path, models.matmul(), "openvino")
+    with pytest.raises(EngineUnusable, match="inference failed") as raised:
+        session.infer({"x": np.ones((1, 7), np.float32)})
+    assert "\n" not in str(raised.value)
+    assert session.infer({"x": np.ones((1, 4), np.float32)})["y"].shape == (1, 3)
+
+
+def test_bytes_that_are_no_text_are_the_callers_mistake(tmp_path: Path) -> None:
+    session = engine(tmp_path, models.text(), "onnxruntime")
+    with pytest.raises(InvalidInput, match="'x'.*UTF-8"):
+        session.infer({"x": np.array([b"fine", b"\xff\xfe"], np.object_)})
+
+
+def test_strings_of_any_rank_come_back(tmp_path: Path) -> None:
+    session = engine(tmp_path, models.identity("BYTES", ["n", "m"]), "onnxruntime")
+    array = np.array([[b"a", "ö".encode()], [b"", b"long" * 100]], np.object_)
+    assert session.infer({"x": array})["y"].tolist() == array.tolist()
+    assert session.infer({"x": np.empty((0, 2), np.object_)})["y"].shape == (0, 2)
+
+
+# -- the backend without a runtime ----------------------------------------------------------------------------------
+
+
+def test_null_answers_with_the_mean_of_all_bytes_in_the_declared_shapes() -> None:
+    signature = Signature(
+        (TensorSpec("a", "UINT8", (4,)), TensorSpec("b", "FP32", ("n",))),
+        tuple(TensorSpec(name, name, ("n", 2)) for name in models.ONNX_TYPES),
+    )
+    session = registry.load("null").open(Order("", signature, Recipe("null")))
+    answer = session.infer({"a": np.array([2, 4, 6, 8], np.uint8), "b": np.zeros(0, np.float32)})
+    for name in models.ONNX_TYPES:
+        assert answer[name].shape == (1, 2)
+        assert answer[name].dtype == numpy_dtype(name)
+    assert answer["FP32"].tolist() == [[5.0, 5.0]]
+    assert answer["INT64"].tolist() == [[0, 0]]
+    assert answer["BYTES"].tolist() == [[b"", b""]]
+    assert list(session.infer({"a": np.zeros(4, np.uint8)}, ["FP32"])) == ["FP32"]
+
+
+@pytest.mark.xfail(strict=True, reason="null answers in the order of the signature")
+def test_null_gives_outputs_in_the_order_asked_for_as_real_runtimes_do(tmp_path: Path) -> None:
+    session = engine(tmp_path, models.several(), "null")
+    inputs = {name: np.zeros((1, 3), np.float32) for name in "ab"}
+    assert list(session.infer(inputs, ["prod", "diff"])) == ["prod", "diff"]
+
+
+def test_null_refuses_a_model_that_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnusable):
+        registry.load("null").check(tmp_path)
+
+
+# -- which there are ------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_backend_is_unsupported_and_the_known_ones_are_named() -> None:
+    with pytest.raises(Unsupported, match="onnxruntime, openvino, null"):
+        registry.load("tensorflow")
+
+
+def test_only_runtimes_that_the_facts_show_are_offered_and_never_null() -> None:
+    assert registry.installed({}) == ()
+    assert registry.installed({"runtime.openvino": "1"}) == ("openvino",)
+    everything = {f"runtime.{name}": "1" for name in registry.NAMES}
+    assert registry.installed(everything) == ("onnxruntime", "openvino")
+
+
+def test_a_runtimes_message_becomes_one_short_line() -> None:
+    assert one_line(RuntimeError("a\n  b\tc ")) == "a b c"
+    assert len(one_line(RuntimeError("x" * 5000))) == 400

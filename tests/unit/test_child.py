@@ -1,0 +1,206 @@
+"""One-shot children: their limits, how their ends are told, and that none of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edged.backend.artefact import Artefact, FileRecord
+from edged.backend.contract import Order, Recipe, Signature
+from edged.build import golden, jobs
+from edged.build.child import Limits
+from edged.build.child import run as do
+from edged.build.golden import Sample
+from edged.errors import BuildFailed, EdgedError, EngineDamaged, EngineUnusable, ModelRefused, Unsupported
+from edged.model.inspection import Inspection
+from edged.store.record import Verdict
+from edged.tensors import TensorSpec
+from tests import models
+from tests.waiting import children, descriptors, is_running, run, until, wait
+
+ENOUGH = Limits(seconds=30, memory_mb=4096)
+SLOW = 60_000  # the null backend takes its threads as milliseconds
+
+_PARENT = """
+import asyncio, sys
+import msgspec
+from edged.build import jobs
+from edged.build.child import Limits, run
+job = msgspec.json.decode(sys.argv[1], type=jobs.Job)
+asyncio.run(run(job, jobs.Timed, Limits()))
+"""
+
+
+def order(folder: Path, *, milliseconds: int = 0, artefact: Artefact | None = None) -> Order:
+    proto = models.identity()
+    path = models.save(proto, folder / "model.onnx")
+    return Order(str(path), models.signature(proto), Recipe("null", threads=milliseconds), artefact)
+
+
+def verification(folder: Path, *, milliseconds: int = 0, artefact: Artefact | None = None) -> jobs.Verify:
+    """Of the null backend, which answers the mean: right for zeros."""
+    zeros = np.zeros((1, 4), np.float32)
+    golden.save(folder / "golden", [Sample({"x": zeros}, {"y": zeros})])
+    return jobs.Verify(order(folder, milliseconds=milliseconds, artefact=artefact), str(folder / "golden"))
+
+
+def leaves_nothing(work: Callable[[], object]) -> None:
+    work()  # what a first run opens for good (the loop's child watcher, say) is not a leak
+    before = descriptors(), children()
+    work()
+    assert children() == before[1]
+    assert descriptors() == before[0]
+
+
+def test_a_job_is_done_and_answered(tmp_path: Path) -> None:
+    timed = run(do(verification(tmp_path), jobs.Timed, ENOUGH))
+    assert timed.verdict.accepted
+    assert timed.latency_ms is not None
+    (tmp_path / "out").mkdir()
+    built = run(do(jobs.Build(order(tmp_path), str(tmp_path / "out")), jobs.Built, ENOUGH))
+    assert built.artefact.load("engine.null") == b"all"
+    assert built.peak_memory_mb > 1
+
+
+def test_a_rejection_is_an_answer_and_has_no_latency(tmp_path: Path) -> None:
+    ones = np.ones((1, 4), np.float32)
+    golden.save(tmp_path / "golden", [Sample({"x": ones}, {"y": ones * 9})])
+    timed = run(do(jobs.Verify(order(tmp_path), str(tmp_path / "golden")), jobs.Timed, ENOUGH))
+    assert isinstance(timed.verdict, Verdict)
+    assert not timed.verdict.accepted
+    assert timed.latency_ms is None
+
+
+def test_what_a_runtime_prints_does_not_reach_the_answer(tmp_path: Path) -> None:
+    proto = models.conv()
+    path = models.save(proto, tmp_path / "model.onnx")
+    (tmp_path / "out").mkdir()
+    job = jobs.Build(Order(str(path), models.signature(proto), Recipe("onnxruntime")), str(tmp_path / "out"))
+    assert "model.onnx" in run(do(job, jobs.Built, ENOUGH)).artefact.files  # it warns while it saves
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ModelRefused, "gone.onnx cannot be opened"),
+        (EngineUnusable, "is not a file"),
+        (EngineDamaged, "engine.null"),
+        (Unsupported, "no backend"),
+        (BuildFailed, "golden answers"),
+    ],
+)
+def test_the_childs_error_comes_through_as_what_it_is(tmp_path: Path, error: type[EdgedError], words: str) -> None:
+    altered = Artefact(str(tmp_path), {"engine.null": FileRecord("0" * 64, 5)})
+    work: dict[type[EdgedError], tuple[jobs.Job, type[msgspec.Struct]]] = {
+        ModelRefused: (jobs.Inspect(str(tmp_path / "gone.onnx")), Inspection),
+        EngineUnusable: (jobs.Check("null", str(tmp_path / "gone.onnx")), jobs.Done),
+        EngineDamaged: (verification(tmp_path, artefact=altered), jobs.Timed),
+        Unsupported: (jobs.Check("tensorflow", "model"), jobs.Done),
+        BuildFailed: (jobs.Verify(order(tmp_path), str(tmp_path / "no-golden")), jobs.Timed),
+    }
+    with pytest.raises(error, match=words) as raised:
+        run(do(*work[error], ENOUGH))
+    assert type(raised.value) is error
+
+
+def test_a_child_that_takes_too_long_is_stopped_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    job = verification(tmp_path, milliseconds=SLOW)
+
+    def work() -> None:
+        with pytest.raises(BuildFailed, match="verify child took longer than 0.5 s"):
+            run(do(job, jobs.Timed, Limits(seconds=0.5)))
+
+    leaves_nothing(work)
+
+
+def test_a_child_that_wants_too_much_memory_fails_and_says_so() -> None:
+    big = TensorSpec("x", "FP64", (1 << 27,))  # a gibibyte
+    job = jobs.MakeGolden(Order("", Signature((big,), (TensorSpec("y", "FP32", (1,)),)), Recipe("null")), "never")
+    with pytest.raises(BuildFailed, match="memory"):
+        run(do(job, jobs.Done, Limits(seconds=30, memory_mb=400)))
+    assert not Path("never").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_child_that_dies_of_a_signal_is_reported_by_its_name(tmp_path: Path, number: signal.Signals) -> None:
+    async def work() -> None:
+        before = children()
+        task = asyncio.create_task(do(verification(tmp_path, milliseconds=SLOW), jobs.Timed, ENOUGH))
+        await until(lambda: len(children() - before) == 1, "the child")
+        (pid,) = children() - before
+        os.kill(pid, number)
+        with pytest.raises(BuildFailed, match=f"verify child was killed by {number.name}"):
+            await task
+        assert children() == before
+
+    run(work())
+
+
+def test_cancelling_kills_the_child_and_leaves_nothing(tmp_path: Path) -> None:
+    job = verification(tmp_path, milliseconds=SLOW)
+
+    async def cancelled() -> None:
+        before = children()
+        task = asyncio.create_task(do(job, jobs.Timed, ENOUGH))
+        await until(lambda: len(children() - before) == 1, "the child")
+        (pid,) = children() - before
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not is_running(pid)
+
+    leaves_nothing(lambda: run(cancelled()))
+
+
+def test_a_child_goes_with_its_parent_even_when_that_is_killed(tmp_path: Path) -> None:
+    job = msgspec.json.encode(verification(tmp_path, milliseconds=SLOW)).decode()
+    with subprocess.Popen([sys.executable, "-c", _PARENT, job]) as parent:
+        try:
+            wait(lambda: bool(children(parent.pid)), "the child")
+            (child,) = children(parent.pid)
+            # Until it has asked to die with its parent it may outlive it: it has once it lowered its priority.
+            wait(lambda: os.getpriority(os.PRIO_PROCESS, child) >= 10, "the child's first steps")
+        finally:
+            parent.kill()
+    wait(lambda: not is_running(child), "the end of the child")
+
+
+def test_children_yield_to_serving(tmp_path: Path) -> None:
+    async def work() -> None:
+        before = children()
+        task = asyncio.create_task(do(verification(tmp_path, milliseconds=SLOW), jobs.Timed, ENOUGH))
+        await until(lambda: len(children() - before) == 1, "the child")
+        (pid,) = children() - before
+        await until(lambda: os.getpriority(os.PRIO_PROCESS, pid) >= 10, "a low priority")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(work())
+
+
+def test_an_unforeseen_error_in_the_child_is_told_by_its_last_words(tmp_path: Path) -> None:
+    unknown = Order(str(tmp_path), Signature((TensorSpec("x", "NO_SUCH", (1,)),), ()), Recipe("null"))
+    with pytest.raises(BuildFailed, match="makegolden child ended with status 1: KeyError"):
+        run(do(jobs.MakeGolden(unknown, str(tmp_path / "out")), jobs.Done, ENOUGH))
+
+
+def test_a_worker_that_is_asked_nonsense_ends_and_answers_nothing() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "edged.build.worker", "0"], input=b"nonsense", capture_output=True, check=False
+    )
+    assert ended.returncode not in (0, 3)
+    assert ended.stdout == b""
+
+
+def test_limits_refuse_unknown_names() -> None:
+    with pytest.raises(msgspec.ValidationError, match="second"):
+        msgspec.toml.decode("second = 1", type=Limits)

@@ -1,0 +1,113 @@
+"""The configuration file: what it may say, and one line for everything that is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edged.build.child import Limits
+from edged.config import Config, load
+from edged.errors import ConfigError
+from edged.serving.link import HostLimits
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "edged.toml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    assert load(written(tmp_path, "")) == Config()
+
+
+def test_everything_can_be_set(tmp_path: Path) -> None:
+    text = """
+        listen = ["unix:/run/x.sock", "127.0.0.1:8001"]
+        state = "/s"
+        cache = "/c"
+        stop_seconds = 2.5
+        [models]
+        yolo = "/m/yolo.onnx"
+        [build]
+        seconds = 10.0
+        memory_mb = 100
+        [hosts]
+        arena_mb = 64
+        job_seconds = 3.0
+    """
+    config = load(written(tmp_path, text))
+    assert config.listen == ("unix:/run/x.sock", "127.0.0.1:8001")
+    assert (config.state, config.cache, config.stop_seconds) == ("/s", "/c", 2.5)
+    assert config.models == {"yolo": "/m/yolo.onnx"}
+    assert config.build == Limits(10.0, 100)
+    assert config.hosts == HostLimits(64, 3.0)
+
+
+def test_whole_numbers_are_seconds_too(tmp_path: Path) -> None:
+    assert load(written(tmp_path, "stop_seconds = 3")).stop_seconds == 3
+
+
+def test_the_configuration_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Config().state = "/elsewhere"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lisen = []", "did you mean `listen`"),
+        ("[hosts]\narena = 5", "did you mean `arena_mb`"),
+        ("[build]\nsecond = 5", "did you mean `seconds`"),
+        ("qqqqqqqq = 1", "there are listen, state"),
+        ("stop-seconds = 1", "stop-seconds"),
+        ("listen = 5", "listen"),
+        ("listen = [5]", "listen"),
+        ('stop_seconds = "5"', "stop_seconds"),
+        ("[models]\nyolo = 5", "models"),
+        ("models = []", "models"),
+        ("listen = [", "not valid TOML"),
+        ("a = 1\na = 2", "not valid TOML"),
+        (b"state = \"\xff\"", "not valid TOML"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_file_and_the_place(tmp_path: Path, text: str | bytes, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(written(tmp_path, text))
+    assert "edged.toml" in str(raised.value)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("what", ["missing", "folder"])
+def test_a_file_that_cannot_be_read_says_so(tmp_path: Path, what: str) -> None:
+    path = tmp_path if what == "folder" else tmp_path / "none.toml"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(path)
+
+
+@pytest.mark.xfail(strict=True, reason="types are checked, ranges are not")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stop_seconds = -1.0",
+        "stop_seconds = nan",
+        "[hosts]\narena_mb = 0",
+        "[hosts]\narena_mb = -1",
+        "[hosts]\njob_seconds = 0.0",
+        "[hosts]\njob_seconds = nan",
+        "[build]\nseconds = 0.0",
+        "[build]\nmemory_mb = -1",
+    ],
+)
+def test_a_value_out_of_range_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        load(written(tmp_path, text))
+
+
+def test_every_part_refuses_unknown_names() -> None:
+    for kind in (Config, Limits, HostLimits):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.toml.decode("no_such_name = 1", type=kind)

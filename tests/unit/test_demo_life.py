@@ -1,0 +1,183 @@
+"""What a demonstration makes of a daemon's answers: when it has seen enough, what it tells, what it calls a failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from edged.client.operations import EngineInfo, ModelInfo, Verdict
+from edged.demo import report
+from edged.demo.life import Life, is_cache_hit, title
+from edged.demo.runner import Outcome
+from edged.demo.story import Story
+from edged.demo.summary import render
+from edged.demo.tally import Tally
+
+
+def engine(key: str, state: str, latency: float | None = None, **changes: Any) -> EngineInfo:
+    """The engine `ref` is the reference, any other one an optimised one; it was made when it has a latency."""
+    made = latency is not None
+    found = EngineInfo(
+        key=key,
+        model="shapes",
+        backend="onnxruntime" if key == "ref" else key,
+        precision="fp32",
+        state=state,
+        reason="",
+        parts={"recipe.optimization": "none" if key == "ref" else "all"},
+        latency_ms=latency,
+        bytes=10 if made else 0,
+        created_unix_s=1000.0 if made else 0.0,
+        build_s=0.5 if made else None,
+        device="cpu",
+        verdict=Verdict(True, "", {"cosine": 1.0}) if made else None,
+    )
+    return msgspec.structs.replace(found, **changes)
+
+
+def model(swaps: int) -> ModelInfo:
+    return ModelInfo("shapes", "1", "d", "ready", "", "ultralytics", "", "", (), (), {}, swaps)
+
+
+def shown() -> tuple[Tally, Life, Life]:
+    """A demonstration in which all went well."""
+    tally = Tally(["cam1"], judged=False)
+    tally.ages = [10.0, 20.0]
+    for _ in tally.ages:
+        tally.cameras[0].on_answer(10.0, 1)
+    tally.cameras[0].on_closed(4)
+    cold, warm = Life(), Life()
+    engines = [engine("ref", "ready", 9.0), engine("openvino", "serving", 4.0)]
+    for key, at in (("ref", 0.9), ("openvino", 3.4)):
+        cold.answer(key, at)
+    cold.look(model(1), engines, 5.0)
+    warm.answer("openvino", 0.8)
+    warm.look(model(0), engines, 2.0)
+    cold.streamed_s, warm.streamed_s = 6.0, 4.0
+    return tally, cold, warm
+
+
+def test_the_figures_of_a_good_run() -> None:
+    made = report.make(*shown(), swap_due=True)
+    assert made.problems == ()
+    assert (made.first_answer_s, made.cold_start_s, made.warm_start_s) == (0.9, 3.4, 0.8)
+    assert (made.swaps, made.cache_hit, made.fps, made.p50_ms, made.p99_ms) == (1, True, 0.2, 10.0, 20.0)
+    assert made.engine == report.EngineFigures("openvino", "openvino", "serving")
+    assert (made.frames_sent, made.frames_answered, made.frames_skipped, made.frames_failed) == (4, 2, 2, 0)
+
+
+def test_a_failed_frame_is_a_problem_and_says_why() -> None:
+    tally, cold, warm = shown()
+    tally.cameras[0].on_failure(0)
+    tally.cameras[0].on_closed(1)
+    tally.error = "the host died (INTERNAL)"
+    assert report.make(tally, cold, warm, swap_due=True).problems == ("1 of 5 frames failed: the host died (INTERNAL)",)
+
+
+def test_an_account_that_does_not_add_up_is_a_problem() -> None:
+    tally, cold, warm = shown()
+    tally.cameras[0].answered += 1
+    assert report.make(tally, cold, warm, swap_due=True).problems == ("4 frames were sent, but 5 came back",)
+
+
+@pytest.mark.parametrize(
+    ("openvino", "why"),
+    [
+        (engine("openvino", "failed", reason="no memory"), "openvino failed: no memory"),
+        (engine("openvino", "building"), "openvino is building still"),
+        (engine("openvino", "ready", 9.5), "measured fastest"),
+    ],
+)
+def test_without_a_swap_it_says_why_there_was_none(openvino: EngineInfo, why: str) -> None:
+    tally, cold, warm = shown()
+    engines = [engine("ref", "serving", 9.0), openvino]
+    cold.look(model(0), engines, 5.0)
+    warm.look(model(0), engines, 2.0)
+    (problem,) = report.make(tally, cold, warm, swap_due=True).problems
+    assert why in problem
+    assert report.make(tally, cold, warm, swap_due=False).problems == ()
+
+
+def test_an_engine_made_again_is_no_cache_hit() -> None:
+    tally, cold, warm = shown()
+    again = engine("openvino", "serving", 4.0, created_unix_s=2000.0)
+    warm.look(model(0), [engine("ref", "ready", 9.0), again], 2.0)
+    assert not is_cache_hit(cold, warm)
+    assert "not served from the store" in report.make(tally, cold, warm, swap_due=True).problems[0]
+
+
+def test_an_engine_that_was_not_there_before_is_no_cache_hit() -> None:
+    _, cold, warm = shown()
+    engines = [engine("ref", "ready", 9.0), engine("openvino", "ready", 4.0)]
+    warm.look(model(0), [*engines, engine("tensorrt", "serving", 1.0)], 2.0)
+    assert not is_cache_hit(cold, warm)
+    warm.look(model(0), engines, 2.0)  # nothing serves
+    assert not is_cache_hit(cold, warm)
+
+
+def test_a_life_is_settled_when_the_fastest_serves_and_nothing_is_being_made() -> None:
+    life = Life()
+    assert not life.is_settled(0.0)
+    life.answer("ref", 0.9)
+    life.look(model(0), [engine("ref", "serving"), engine("openvino", "absent")], 1.0)
+    assert not life.is_settled(1.0)
+    life.look(model(0), [engine("ref", "serving", 9.0), engine("openvino", "ready", 4.0)], 3.0)
+    assert not life.is_settled(3.0)  # it is about to be opened
+    life.look(model(1), [engine("ref", "ready", 9.0), engine("openvino", "serving", 4.0)], 4.0)
+    assert not life.is_settled(4.0)  # it has not answered yet
+    life.answer("openvino", 4.1)
+    assert life.is_settled(4.2)
+
+
+def test_an_engine_that_is_hardly_faster_is_not_waited_for_without_end() -> None:
+    life = Life()
+    life.answer("onnx", 1.0)
+    for now in (2.0, 13.0):
+        life.look(model(1), [engine("onnx", "serving", 4.1), engine("openvino", "ready", 4.0)], now)
+        assert life.is_settled(now) is (now > 12.0)
+
+
+def test_the_story_tells_everything_once_and_in_order() -> None:
+    life = Life()
+    story = Story(life)
+    life.answer("ref", 0.9)
+    life.look(model(0), [engine("ref", "serving"), engine("openvino", "building")], 1.0)
+    assert story.tell(1.0) == [(0.9, "first answer, by onnxruntime unoptimised; nothing is built yet")]
+    life.look(model(0), [engine("ref", "serving", 9.0), engine("openvino", "ready", 4.0)], 3.0)
+    assert [line.text for line in story.tell(3.0)] == [
+        "onnxruntime unoptimised measured: 9.0 ms an inference",
+        "openvino built in 0.5 s, verified (cosine 1.0000): 4.0 ms an inference",
+    ]
+    life.answer("openvino", 3.4)
+    assert story.tell(4.0) == [(3.4, "openvino swapped in: 4.0 ms instead of 9.0 ms")]
+    assert story.tell(5.0) == []
+
+
+def test_a_swap_seen_only_afterwards_is_one_line() -> None:
+    _, cold, _ = shown()
+    swap = "openvino built in 0.5 s, verified (cosine 1.0000) and swapped in: 4.0 ms instead of 9.0 ms"
+    assert (3.4, swap) in Story(cold).tell(5.0)
+    assert not any(line.text.startswith("openvino built") and line.text != swap for line in Story(cold).tell(5.0))
+
+
+def test_after_a_restart_only_what_is_new_is_told() -> None:
+    _, cold, warm = shown()
+    assert Story(warm, cold).tell(2.0) == [(0.8, "first answer, by openvino from the store")]
+
+
+def test_a_title_names_what_is_unusual() -> None:
+    assert title(engine("ref", "ready")) == "onnxruntime unoptimised"
+    assert title(engine("tensorrt", "ready", precision="fp16", device="gpu0")) == "tensorrt fp16 gpu0"
+
+
+def test_the_summary_tells_failures_apart_from_success() -> None:
+    tally, cold, warm = shown()
+    good = render(Outcome(report.make(tally, cold, warm, swap_due=True), cold, warm), ()).plain
+    assert "Everything held: 1 swap without a failed frame" in good
+    assert "4 sent = 2 answered + 2 skipped" in good
+    tally.cameras[0].on_closed(1)
+    bad = render(Outcome(report.make(tally, cold, warm, swap_due=True), cold, warm), ()).plain
+    assert "Everything held" not in bad
+    assert "1 failed" in bad

@@ -1,0 +1,370 @@
+"""What is read of a model file, and what is said about files that are none or not whole."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from edged.errors import ModelRefused
+from edged.model.inspect import inspect
+from edged.model.inspection import ExternalFile
+from edged.tensors import TensorSpec
+from tests import models
+from tests.waiting import ends_despite_fifo
+
+WHOLE = models.conv().SerializeToString()
+
+
+def saved(tmp_path: Path, proto: onnx.ModelProto) -> Path:
+    return models.save(proto, tmp_path / "model.onnx")
+
+
+def test_a_small_model_is_told_in_full(tmp_path: Path) -> None:
+    path = saved(tmp_path, models.conv())
+    found = inspect(path)
+    assert found.digest == found.graph_digest
+    assert found.size == path.stat().st_size
+    assert found.ir_version == models.IR_VERSION
+    assert found.opsets == {"ai.onnx": models.OPSET}
+    assert found.producer == "edged-tests 1"
+    assert found.signature == models.signature(models.conv())
+    assert found.operators == {"Conv": 1, "GlobalAveragePool": 1, "Relu": 1}
+    assert (found.subgraphs, found.functions) == (0, 0)
+    assert found.parameters == 4 * 3 * 3 * 3 + 4
+    assert found.external == ()
+
+
+@pytest.mark.parametrize("datatype", models.ONNX_TYPES)
+def test_every_datatype_of_the_protocol_is_known(tmp_path: Path, datatype: str) -> None:
+    found = inspect(saved(tmp_path, models.identity(datatype, ["n", 2])))
+    assert found.signature.inputs == (TensorSpec("x", datatype, ("n", 2)),)
+
+
+def test_metadata_is_read(tmp_path: Path) -> None:
+    found = inspect(saved(tmp_path, models.identity(metadata={"names": "{0: 'cat'}", "imgsz": "[640, 640]"})))
+    assert found.metadata == {"names": "{0: 'cat'}", "imgsz": "[640, 640]"}
+
+
+def test_dynamic_dimensions_keep_their_names_and_nameless_ones_are_marked(tmp_path: Path) -> None:
+    proto = models.identity(shape=["batch", 3, 4])
+    proto.graph.input[0].type.tensor_type.shape.dim.add()
+    proto.graph.input[0].type.tensor_type.shape.dim.add().dim_value = -1
+    spec = inspect(saved(tmp_path, proto)).signature.inputs[0]
+    assert spec.shape == ("batch", 3, 4, "?", "?")
+    assert spec.dims == (-1, 3, 4, -1, -1)
+
+
+def test_scalars_have_no_dimensions(tmp_path: Path) -> None:
+    spec = inspect(saved(tmp_path, models.identity(shape=[]))).signature.inputs[0]
+    assert spec.shape == ()
+    assert spec.admits(())
+    assert not spec.admits((1,))
+
+
+def test_an_input_without_a_declared_shape_is_not_taken_for_a_scalar(tmp_path: Path) -> None:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    proto = models.model([node], [models.value("x", "FP32", None)], [models.value("y", "FP32", None)])
+    for spec in (inspect(saved(tmp_path, proto)).signature.inputs[0], inspect(tmp_path / "model.onnx").signature.outputs[0]):
+        assert spec.admits((2, 3))
+        assert spec.admits(())
+
+
+def test_initialisers_that_old_files_list_as_inputs_are_none(tmp_path: Path) -> None:
+    proto = models.matmul()
+    proto.ir_version = 3
+    proto.graph.input.append(models.value("w", "FP32", [4, 3]))
+    found = inspect(saved(tmp_path, proto))
+    assert [spec.name for spec in found.signature.inputs] == ["x"]
+    assert found.ir_version == 3
+
+
+def test_subgraphs_are_counted_with_what_is_in_them(tmp_path: Path) -> None:
+    found = inspect(saved(tmp_path, models.branches()))
+    assert found.subgraphs == 2
+    assert found.operators == {"Add": 1, "If": 1, "Mul": 1}
+    assert inspect(saved(tmp_path, models.loop())).subgraphs == 1
+
+
+def test_functions_and_operators_of_other_domains_are_told(tmp_path: Path) -> None:
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    function = helper.make_function("mine", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", models.OPSET)])
+    proto = models.model(
+        [helper.make_node("Twice", ["x"], ["y"], domain="mine")],
+        [models.value("x", "FP32", [1])],
+        [models.value("y", "FP32", [1])],
+        domains={"mine": 1},
+        functions=[function],
+    )
+    found = inspect(saved(tmp_path, proto))
+    assert found.functions == 1
+    assert found.operators == {"mine.Twice": 1}
+    assert found.opsets == {"ai.onnx": models.OPSET, "mine": 1}
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """One length-delimited field of a protobuf message."""
+    size, length = len(content), b""
+    while size >= 0x80:
+        length += bytes([size & 0x7F | 0x80])
+        size >>= 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + content
+
+
+@pytest.mark.parametrize("depth", [20, 5000])
+def test_graphs_nested_in_graphs_are_read_or_refused_and_never_crash(tmp_path: Path, depth: int) -> None:
+    graph = models.identity().graph.SerializeToString()
+    for _ in range(depth):
+        attribute = _field(6, graph) + b"\xa0\x01\x05"  # its type: a graph
+        graph = _field(1, _field(5, attribute))
+    whole = models.identity().SerializeToString() + _field(7, graph)
+    (tmp_path / "model.onnx").write_bytes(whole)
+    if depth > 100:
+        with pytest.raises(ModelRefused):
+            inspect(tmp_path / "model.onnx")
+    else:
+        assert inspect(tmp_path / "model.onnx").subgraphs == depth
+
+
+# -- not a model ----------------------------------------------------------------------------------------------------
+
+
+def _zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.onnx", WHOLE)
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda p: None, "cannot be opened"),
+    "empty": (lambda p: p.write_bytes(b""), "is empty"),
+    "text": (lambda p: p.write_text("this is not a model\n" * 20), "not .*ONNX model"),
+    "json": (lambda p: p.write_text('{"irVersion": "8"}'), "not .*ONNX model"),
+    "zip": (_zip, "zip archive"),
+    "gzip": (lambda p: p.write_bytes(gzip.compress(WHOLE)), "gzip"),
+    "LFS pointer": (
+        lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"),
+        "git lfs pull",
+    ),
+    "web page": (lambda p: p.write_text("\n  <!DOCTYPE html><html>Not found</html>"), "web page"),
+    "folder": (lambda p: p.mkdir(), "regular file"),
+    "FIFO": (_fifo, "regular file"),
+    "dangling link": (lambda p: p.symlink_to("nowhere"), "cannot be opened"),
+    "link to itself": (lambda p: p.symlink_to(p), "cannot be opened"),
+    "zeros": (lambda p: p.write_bytes(bytes(4096)), "not .*ONNX model"),
+    "a model without nodes": (lambda p: p.write_bytes(onnx.ModelProto(ir_version=8).SerializeToString()), "not an ONNX"),
+}
+
+
+@pytest.mark.parametrize("what", NO_MODELS)
+def test_what_is_no_model_is_refused_in_one_line_that_says_what_it_is(tmp_path: Path, what: str) -> None:
+    make, words = NO_MODELS[what]
+    path = tmp_path / "model.onnx"
+    make(path)
+    with pytest.raises(ModelRefused, match=words) as raised:
+        inspect(path)
+    assert "model.onnx" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_fifo_is_never_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    _fifo(path)
+
+    def read() -> None:
+        with pytest.raises(ModelRefused):
+            inspect(path)
+
+    assert ends_despite_fifo(read, path, seconds=10)
+
+
+@pytest.mark.parametrize("part", [0.01, 0.3, 0.5, 0.9, 0.999])
+def test_a_truncated_model_is_refused(tmp_path: Path, part: float) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(WHOLE[: int(len(WHOLE) * part)])
+    with pytest.raises(ModelRefused):
+        inspect(path)
+
+
+def test_values_that_are_no_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    proto = models.identity()
+    proto.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("many", TensorProto.FLOAT, [1]))
+    with pytest.raises(ModelRefused, match="'many' is a sequence"):
+        inspect(saved(tmp_path, proto))
+    proto.graph.output[0].ClearField("type")
+    with pytest.raises(ModelRefused, match="'many'"):
+        inspect(saved(tmp_path, proto))
+
+
+@pytest.mark.parametrize("element", [TensorProto.COMPLEX64, TensorProto.FLOAT8E4M3FN, TensorProto.UNDEFINED, 200])
+def test_elements_that_the_protocol_cannot_carry_are_refused_by_name(tmp_path: Path, element: int) -> None:
+    proto = models.identity()
+    proto.graph.input[0].type.tensor_type.elem_type = element
+    with pytest.raises(ModelRefused, match="'x'"):
+        inspect(saved(tmp_path, proto))
+
+
+@pytest.mark.xfail(strict=True, reason="a type below 64 that this onnx does not know has no name to look up")
+@pytest.mark.parametrize("element", [50, -1])
+def test_elements_of_a_type_nobody_knows_are_refused_by_name(tmp_path: Path, element: int) -> None:
+    proto = models.identity()
+    proto.graph.input[0].type.tensor_type.elem_type = element
+    with pytest.raises(ModelRefused, match="'x'"):
+        inspect(saved(tmp_path, proto))
+
+
+@pytest.mark.xfail(strict=True, reason="names are decoded only after parsing, where nothing catches what is no UTF-8")
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(models.several().SerializeToString().replace(b"prod", b"\xff\xfe\xfd\xfc"))
+    with pytest.raises(ModelRefused):
+        inspect(path)
+
+
+# -- external data --------------------------------------------------------------------------------------------------
+
+
+def test_external_data_is_found_and_part_of_the_digest(tmp_path: Path) -> None:
+    path = models.external(tmp_path)
+    found = inspect(path)
+    assert found.external == (ExternalFile("weights.bin", 48),)
+    assert found.digest != found.graph_digest
+    assert found.parameters == 12
+    weights = tmp_path / "weights.bin"
+    weights.write_bytes(bytes(48))
+    altered = inspect(path)
+    assert altered.graph_digest == found.graph_digest
+    assert altered.digest != found.digest
+
+
+def test_external_data_may_lie_in_a_folder_below(tmp_path: Path) -> None:
+    assert inspect(models.external(tmp_path, "data/weights.bin")).external[0].path == "data/weights.bin"
+
+
+@pytest.mark.parametrize("location", ["/etc/passwd", "../weights.bin", "data/../../weights.bin", ""])
+def test_external_data_outside_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "weights.bin").write_bytes(bytes(48))
+    (tmp_path / "m" / "data").mkdir(parents=True)
+    with pytest.raises(ModelRefused, match="outside the model's folder"):
+        inspect(models.external(tmp_path / "m", location, write=False))
+
+
+def test_missing_external_data_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"weights\.bin.*missing"):
+        inspect(models.external(tmp_path, write=False))
+
+
+def test_truncated_external_data_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    path = models.external(tmp_path)
+    (tmp_path / "weights.bin").write_bytes(bytes(47))
+    with pytest.raises(ModelRefused, match="47 bytes of at least 48"):
+        inspect(path)
+
+
+def test_external_data_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(bytes(48))
+    path = models.external(tmp_path / "m", write=False)
+    (tmp_path / "m" / "weights.bin").symlink_to(tmp_path / "secret")
+    with pytest.raises(ModelRefused, match="regular file"):
+        inspect(path)
+
+
+def test_external_data_behind_a_linked_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "weights.bin").write_bytes(bytes(48))
+    path = models.external(tmp_path / "m", "data/weights.bin", write=False)
+    (tmp_path / "m" / "data").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelRefused, match="outside"):
+        inspect(path)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_external_data_that_is_no_file_is_refused_without_waiting(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    path = models.external(tmp_path, write=False)
+    make(tmp_path / "weights.bin")
+    with pytest.raises(ModelRefused, match="regular file"):
+        inspect(path)
+
+
+def test_a_damaged_reference_to_external_data_is_refused(tmp_path: Path) -> None:
+    proto = onnx.load(models.external(tmp_path), load_external_data=False)
+    proto.graph.initializer[0].external_data[1].value = "zero"
+    with pytest.raises(ModelRefused, match="damaged reference"):
+        inspect(saved(tmp_path, proto))
+
+
+@pytest.mark.xfail(strict=True, reason="a file name with a zero byte raises ValueError, which is not OSError")
+def test_a_location_with_a_zero_byte_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused):
+        inspect(models.external(tmp_path, "weights\0.bin", write=False))
+
+
+def _outside(tensor: onnx.TensorProto, location: str) -> onnx.TensorProto:
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    return tensor
+
+
+def test_external_data_of_constants_and_subgraphs_is_found(tmp_path: Path) -> None:
+    constant = _outside(numpy_helper.from_array(np.ones(2, np.float32), "c"), "constant.bin")
+    proto = models.branches()
+    proto.graph.node.append(helper.make_node("Constant", [], ["k"], value=constant))
+    branch = proto.graph.node[0].attribute[0].g
+    branch.initializer.append(_outside(numpy_helper.from_array(np.ones(2, np.float32), "s"), "branch.bin"))
+    for name in ("constant.bin", "branch.bin"):
+        (tmp_path / name).write_bytes(bytes(8))
+    found = inspect(saved(tmp_path, proto))
+    assert [file.path for file in found.external] == ["branch.bin", "constant.bin"]
+
+
+@pytest.mark.xfail(strict=True, reason="graphs inside the nodes of a function are not walked")
+def test_external_data_inside_the_branches_of_a_function_is_found(tmp_path: Path) -> None:
+    one = _outside(numpy_helper.from_array(np.ones(1, np.float32), "one"), "inner.bin")
+    out = [models.value("t", "FP32", [1])]
+    branch = helper.make_graph([helper.make_node("Add", ["a", "one"], ["t"])], "g", [], out, [one])
+    body = [helper.make_node("If", ["up"], ["b"], then_branch=branch, else_branch=branch)]
+    imports = [helper.make_opsetid("", models.OPSET)]
+    proto = models.model(
+        [helper.make_node("F", ["up", "x"], ["y"], domain="mine")],
+        [models.value("up", "BOOL", []), models.value("x", "FP32", [1])],
+        [models.value("y", "FP32", [1])],
+        domains={"mine": 1},
+        functions=[helper.make_function("mine", "F", ["up", "a"], ["b"], body, imports)],
+    )
+    (tmp_path / "inner.bin").write_bytes(bytes(4))
+    assert [file.path for file in inspect(saved(tmp_path, proto)).external] == ["inner.bin"]
+
+
+# -- hostile bytes --------------------------------------------------------------------------------------------------
+
+# Bytes that are no UTF-8 and types that nobody knows have tests of their own above.
+_TAME = st.integers(0, 8)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_bytes_changed_anywhere_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    content = bytearray(WHOLE)
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(_TAME)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    try:
+        found = inspect(path)
+    except ModelRefused as error:
+        assert "\n" not in str(error)
+    else:
+        assert found.digest

@@ -1,0 +1,192 @@
+"""Every part of a key is there for a reason: one test for each that must change it, and for what must not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.backend.contract import Recipe
+from edged.device.fingerprint import Fingerprint
+from edged.errors import Unsupported
+from edged.store import key as key_module
+from edged.store.key import EngineKey, PartChange, changes, nearest
+
+FACTS = {
+    "cpu.arch": "x86_64",
+    "cpu.isa": "avx2",
+    "cpu.vendor": "GenuineIntel",
+    "cpu.model": "N100",
+    "cpu.signature": "6-190-0",
+    "cpu.threads": "4",
+    "cpu.features": "avx avx2",
+    "memory.total_mb": "8192",
+    "os.kernel": "6.1",
+    "libc.version": "2.36",
+    "nvidia.driver": "550.1",
+    "runtime.onnxruntime": "1.23.0",
+    "runtime.openvino": "2026.1",
+}
+RECIPE = Recipe("onnxruntime")
+DECIDING = ("runtime.onnxruntime", "cpu.arch", "cpu.isa", "cpu.vendor", "cpu.model", "cpu.signature")
+OTHER_RECIPES = {
+    "backend": "openvino",
+    "device": "cuda:0",
+    "precision": "fp16",
+    "optimization": "basic",
+    "threads": 2,
+}
+
+
+def key(model: str = "m" * 64, recipe: Recipe = RECIPE, **facts: str) -> EngineKey:
+    return EngineKey.of(model, recipe, Fingerprint(FACTS | {name.replace("__", "."): v for name, v in facts.items()}))
+
+
+def test_the_same_question_has_the_same_digest_of_32_hexadecimal_digits() -> None:
+    assert key().digest == key().digest
+    assert len(key().digest) == 32
+    assert int(key().digest, 16) >= 0
+
+
+def test_the_format_comes_first_and_changes_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = key()
+    assert next(iter(old.parts)) == "format"
+    monkeypatch.setattr(key_module, "FORMAT", "next")
+    assert key().digest != old.digest
+    assert [change.part for change in changes(old.parts, key().parts)] == ["format"]
+
+
+def test_the_content_of_the_model_changes_the_digest() -> None:
+    assert key(model="n" * 64).digest != key().digest
+
+
+@pytest.mark.parametrize("name", OTHER_RECIPES)
+def test_every_part_of_the_recipe_changes_the_digest(name: str) -> None:
+    other = msgspec.structs.replace(RECIPE, **{name: OTHER_RECIPES[name]})
+    assert key(recipe=other).digest != key().digest
+    assert f"recipe.{name}" in [change.part for change in changes(key().parts, key(recipe=other).parts)]
+
+
+def test_no_part_of_the_recipe_is_left_out_of_these_tests() -> None:
+    assert set(OTHER_RECIPES) == set(Recipe.__struct_fields__)
+
+
+@pytest.mark.parametrize("fact", DECIDING)
+def test_a_fact_that_decides_changes_the_digest_when_it_changes_and_when_it_goes(fact: str) -> None:
+    changed = EngineKey.of("m" * 64, RECIPE, Fingerprint(FACTS | {fact: "another"}))
+    gone = EngineKey.of("m" * 64, RECIPE, Fingerprint({n: v for n, v in FACTS.items() if n != fact}))
+    assert len({key().digest, changed.digest, gone.digest}) == 3
+    assert changes(key().parts, changed.parts) == (PartChange(fact, FACTS[fact], "another"),)
+
+
+@pytest.mark.parametrize("fact", sorted(set(FACTS) - set(DECIDING)))
+def test_a_fact_that_decides_nothing_does_not_change_the_digest(fact: str) -> None:
+    changed = EngineKey.of("m" * 64, RECIPE, Fingerprint(FACTS | {fact: "another"}))
+    gone = EngineKey.of("m" * 64, RECIPE, Fingerprint({n: v for n, v in FACTS.items() if n != fact}))
+    assert changed.digest == gone.digest == key().digest
+
+
+def test_another_gpu_of_the_box_is_another_key_and_only_its_own_facts_count() -> None:
+    gpus = {"gpu.0.name": "A", "gpu.1.name": "B", "gpu.1.compute_capability": "8.7"}
+
+    def on(device: str, **more: str) -> EngineKey:
+        return EngineKey.of("m", Recipe("onnxruntime", device=device), Fingerprint(FACTS | gpus | more))
+
+    assert on("cuda:0").digest != on("cuda:1").digest
+    assert on("cuda:1", **{"gpu.0.name": "C"}).digest == on("cuda:1").digest
+    assert on("cuda:1", **{"gpu.1.name": "C"}).digest != on("cuda:1").digest
+
+
+def test_a_backend_on_a_device_that_it_does_not_know_has_no_key() -> None:
+    with pytest.raises(Unsupported):
+        key(recipe=Recipe("openvino", device="cuda:0"))
+
+
+PARTS = st.dictionaries(st.text("ab=\n;", max_size=3), st.text("ab=\n;", max_size=3), max_size=4)
+
+
+@given(PARTS, PARTS)
+def test_two_different_sets_of_parts_never_have_one_digest(one: dict[str, str], other: dict[str, str]) -> None:
+    same = list(one.items()) == list(other.items())
+    assert (EngineKey(one).digest == EngineKey(other).digest) == same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": "bc"}, {"ab": "c"}),
+        ({"a": "b", "c": "d"}, {"a": "bcd"}),
+        ({"a": "", "b": ""}, {"a": "b", "": ""}),
+        ({"a": "b"}, {"a": "b", "": ""}),
+        ({"a": "b", "c": "d"}, {"c": "d", "a": "b"}),
+        ({}, {"": ""}),
+    ],
+)
+def test_moving_a_letter_from_one_part_to_another_changes_the_digest(
+    one: dict[str, str], other: dict[str, str]
+) -> None:
+    assert EngineKey(one).digest != EngineKey(other).digest
+
+
+def test_a_key_that_was_written_and_read_again_has_its_digest() -> None:
+    stored = msgspec.json.decode(msgspec.json.encode(key()), type=EngineKey)
+    assert stored.digest == key().digest
+
+
+NAMED = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("xyz"), max_size=6)
+
+
+@given(NAMED, NAMED)
+def test_changes_are_exactly_the_way_from_one_to_the_other(old: dict[str, str], new: dict[str, str]) -> None:
+    walked = dict(old)
+    for change in changes(old, new):
+        assert change.old != change.new
+        assert walked.get(change.part) == change.old
+        if change.new is None:
+            del walked[change.part]
+        else:
+            walked[change.part] = change.new
+    assert walked == new
+    assert len(changes(old, new)) == len(changes(new, old))
+    assert changes(old, old) == ()
+
+
+def test_changes_come_in_the_order_of_the_new_key_then_what_only_the_old_one_has() -> None:
+    found = changes({"a": "1", "gone": "x", "b": "1"}, {"b": "2", "new": "y", "a": "2"})
+    assert [change.part for change in found] == ["b", "new", "a", "gone"]
+
+
+def test_a_change_reads_as_one_line() -> None:
+    assert str(PartChange("runtime.openvino", "2026.1", "2026.2")) == "openvino 2026.1 → 2026.2"
+    assert str(PartChange("cpu.isa", None, "avx2")) == "cpu.isa absent → avx2"
+    assert str(PartChange("cpu.isa", "avx2", None)) == "cpu.isa avx2 → absent"
+
+
+STORED = st.dictionaries(
+    st.text("0123456789abcdef", min_size=4, max_size=4),
+    st.fixed_dictionaries(
+        {"model": st.sampled_from("MN"), "recipe.backend": st.sampled_from("BC"), "x": st.sampled_from("123")},
+        optional={"y": st.sampled_from("12")},
+    ),
+    max_size=6,
+)
+
+
+@given(STORED)
+def test_the_nearest_key_is_of_the_same_backend_then_the_same_model_then_with_the_fewest_changes(
+    stored: dict[str, dict[str, str]],
+) -> None:
+    wanted = {"model": "M", "recipe.backend": "B", "x": "1", "y": "1"}
+
+    def apart(parts: dict[str, str]) -> tuple[bool, int]:
+        return parts["model"] != "M", sum(parts.get(name) != wanted.get(name) for name in {*parts, *wanted})
+
+    rivals = {digest: parts for digest, parts in stored.items() if parts["recipe.backend"] == "B"}
+    found = nearest(wanted, stored.items())
+    if not rivals:
+        assert found is None
+    else:
+        assert found is not None
+        assert apart(rivals[found]) == min(map(apart, rivals.values()))
+        assert found == nearest(wanted, reversed(stored.items()))

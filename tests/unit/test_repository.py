@@ -1,0 +1,304 @@
+"""Models on disk: read as they lie, added whole or not at all, removed without a trace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
+from edged.model.repository import Repository, check_name, plain_entry
+from tests.waiting import ends_despite_fifo
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "upload"
+    path.write_bytes(b"model")
+    return path
+
+
+def lay(root: Path, name: str, *versions: str, settings: str | None = None) -> Path:
+    for version in versions:
+        (root / name / version).mkdir(parents=True)
+        (root / name / version / "model.onnx").write_text(f"{name} {version}")
+    if settings is not None:
+        (root / name / "edged.toml").write_text(settings)
+    return root / name
+
+
+def test_tritons_layout_is_read_as_it_is(root: Path) -> None:
+    folder = lay(root, "yolo", "1", settings='threads = 2\n[thresholds]\nscore = "0.3"\n')
+    (entry,) = Repository(root).entries().values()
+    assert (entry.name, entry.version, entry.path) == ("yolo", "1", str(folder / "1" / "model.onnx"))
+    assert entry.settings == {"threads": "2", "thresholds.score": "0.3"}
+    assert entry.problem == ""
+
+
+def test_a_plain_file_serves_under_its_name(root: Path) -> None:
+    (root / "face.v2.onnx").write_bytes(b"x")
+    (entry,) = Repository(root).entries().values()
+    assert (entry.name, entry.version, entry.settings) == ("face.v2", "1", {})
+
+
+def test_the_highest_number_serves_and_not_the_last_name(root: Path) -> None:
+    lay(root, "yolo", "9", "10", "2")
+    assert Repository(root).entries()["yolo"].version == "10"
+
+
+@pytest.mark.parametrize("other", ["latest", "v11", "-1", "1.5", "", "²", "11x"])
+def test_folders_that_are_no_version_are_passed_over(root: Path, other: str) -> None:
+    lay(root, "yolo", "3", *([other] if other else []))
+    assert Repository(root).entries()["yolo"].version == "3"
+
+
+def test_a_file_named_like_a_version_is_none(root: Path) -> None:
+    (lay(root, "yolo", "3") / "4").write_text("not a folder")
+    assert Repository(root).entries()["yolo"].version == "3"
+
+
+def test_what_is_no_model_is_passed_over(root: Path) -> None:
+    (root / "empty").mkdir()
+    (root / "notes.txt").write_text("x")
+    (root / ".hidden.onnx").write_text("x")
+    (root / ".adding-xyz" / "1").mkdir(parents=True)
+    (root / "no-version" / "latest").mkdir(parents=True)
+    os.mkfifo(root / "pipe")
+    (root / "dangling").symlink_to("nowhere")
+    assert Repository(root).entries() == {}
+
+
+def test_a_root_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    assert Repository(tmp_path / "none").entries() == {}
+
+
+def test_a_version_without_a_model_says_so(root: Path) -> None:
+    (root / "yolo" / "2").mkdir(parents=True)
+    assert Repository(root).entries()["yolo"].problem == "version 2 has no model.onnx"
+
+
+@pytest.mark.parametrize("settings", ["threads =", "thread = 1", 'backends = "x"', "threads = -1"])
+def test_settings_that_are_wrong_are_the_models_problem_and_not_the_repositorys(root: Path, settings: str) -> None:
+    lay(root, "bad", "1", settings=settings)
+    lay(root, "good", "1")
+    entries = Repository(root).entries()
+    assert entries["bad"].problem.startswith("edged.toml: ")
+    assert entries["good"].problem == ""
+
+
+def test_settings_that_are_a_folder_are_the_models_problem(root: Path) -> None:
+    (lay(root, "bad", "1") / "edged.toml").mkdir()
+    assert "cannot be read" in Repository(root).entries()["bad"].problem
+
+
+@pytest.mark.xfail(strict=True, reason="edged.toml is read without looking whether it is a regular file")
+def test_settings_that_are_a_fifo_do_not_hold_up_the_daemon(root: Path) -> None:
+    fifo = lay(root, "bad", "1") / "edged.toml"
+    os.mkfifo(fifo)
+    assert ends_despite_fifo(Repository(root).entries, fifo)
+
+
+@pytest.mark.xfail(strict=True, reason="Python converts no more than 4300 digits, and that ValueError passes through")
+def test_settings_with_endless_digits_do_not_end_the_daemon(root: Path) -> None:
+    lay(root, "bad", "1", settings=f'threads = "{"9" * 5000}"')
+    assert Repository(root).entries()["bad"].problem
+
+
+@pytest.mark.xfail(strict=True, reason="the parser's RecursionError passes through")
+def test_settings_nested_without_end_do_not_end_the_daemon(root: Path) -> None:
+    lay(root, "bad", "1", settings="a = " + "[" * 5000)
+    assert Repository(root).entries()["bad"].problem
+
+
+@pytest.fixture
+def open_root() -> Iterator[Path]:
+    """A repository that anyone may reach, as pytest's own folders may not be."""
+    place = Path(tempfile.mkdtemp())
+    place.chmod(0o755)
+    yield place
+    shutil.rmtree(place)
+
+
+@pytest.mark.xfail(strict=True, reason="a folder that may not be listed raises PermissionError for the whole repository")
+def test_a_folder_that_may_not_be_read_is_passed_over(open_root: Path, as_nobody: Callable[[], None]) -> None:
+    lay(open_root, "good", "1")
+    lay(open_root, "secret", "1").chmod(0)
+    as_nobody()
+    assert "good" in Repository(open_root).entries()
+
+
+@pytest.mark.xfail(strict=True, reason="a folder that goes between being seen and being listed raises")
+def test_a_model_that_goes_while_it_is_looked_at_is_passed_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lay(root, "good", "1")
+    going = lay(root, "going", "1")
+    real = Path.is_dir
+
+    def is_dir(path: Path, **more: bool) -> bool:
+        answer = real(path, **more)
+        if path == going:
+            shutil.rmtree(going, ignore_errors=True)
+        return answer
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    assert "good" in Repository(root).entries()
+
+
+# -- the sign of change ---------------------------------------------------------------------------------------------
+
+
+def test_the_stamp_is_the_same_while_nothing_changes(root: Path) -> None:
+    lay(root, "yolo", "1", settings="threads = 1")
+    assert Repository(root).entries() == Repository(root).entries()
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "the model": lambda folder: (folder / "1" / "model.onnx").write_text("longer than before"),
+    "its weights": lambda folder: (folder / "1" / "weights.bin").write_bytes(b"other"),
+    "weights in a folder": lambda folder: (folder / "1" / "data" / "more.bin").write_bytes(b"changed"),
+    "the settings": lambda folder: (folder / "edged.toml").write_text("threads = 12"),
+    "no settings": lambda folder: (folder / "edged.toml").unlink(),
+    "no weights": lambda folder: (folder / "1" / "weights.bin").unlink(),
+    "a newer version": lambda folder: lay(folder.parent, folder.name, "2"),
+    "the same size later": lambda folder: os.utime(folder / "1" / "model.onnx", ns=(1, 1)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_the_entry_changes_with_every_file_of_the_model(root: Path, what: str) -> None:
+    folder = lay(root, "yolo", "1", settings="threads = 1")
+    (folder / "1" / "data").mkdir()
+    for name in ("weights.bin", "data/more.bin"):
+        (folder / "1" / name).write_bytes(b"weights!")
+    before = Repository(root).entries()["yolo"]
+    CHANGES[what](folder)
+    assert Repository(root).entries()["yolo"] != before
+
+
+def test_a_file_that_was_replaced_by_one_of_equal_size_and_time_is_another(root: Path) -> None:
+    path = lay(root, "yolo", "1") / "1" / "model.onnx"
+    before, status = Repository(root).entries()["yolo"].stamp, path.stat()
+    fresh = path.with_name("fresh")
+    fresh.write_bytes(path.read_bytes())
+    os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
+    fresh.rename(path)
+    assert Repository(root).entries()["yolo"].stamp != before
+
+
+def test_a_plain_entry_changes_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    missing = plain_entry("m", path, {})
+    path.write_bytes(b"1")
+    assert plain_entry("m", path, {}).stamp != missing.stamp
+
+
+# -- adding and removing --------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_added_with_its_weights_and_settings(root: Path, source: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "w"
+    weights.write_bytes(b"weights")
+    repository = Repository(root)
+    path = repository.add("yolo", {"model.onnx": source, "data/w.bin": weights}, {"threads": "2"})
+    entry = repository.entries()["yolo"]
+    assert entry.path == str(path)
+    assert entry.settings == {"threads": "2"}
+    assert path.read_bytes() == b"model"
+    assert (path.parent / "data" / "w.bin").read_bytes() == b"weights"
+    assert [p.name for p in root.iterdir()] == ["yolo"]
+
+
+def test_a_name_that_is_taken_is_refused_and_nothing_changes(root: Path, source: Path) -> None:
+    lay(root, "yolo", "1")
+    (root / "face.onnx").write_bytes(b"x")
+    (root / "gone").symlink_to("nowhere")
+    for name in ("yolo", "face", "gone"):
+        with pytest.raises(AlreadyExists, match=name):
+            Repository(root).add(name, {"m": source}, {})
+    assert (root / "yolo" / "1" / "model.onnx").read_text() == "yolo 1"
+
+
+HOSTILE = ["", ".", "..", ".hidden", "a/b", "../up", "/etc", "a b", "a\n", "a\0", "-x", "ä", "a" * 129, "a/", "x\\y"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_refused_everywhere(root: Path, source: Path, name: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        check_name(name)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(InvalidInput):
+        Repository(root).add(name, {"m": source}, {})
+    with pytest.raises(InvalidInput):
+        Repository(root).remove(name)
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a", "yolo11n", "A-b_c.d", "7", "x" * 128])
+def test_ordinary_names_are_accepted(name: str) -> None:
+    check_name(name)
+
+
+def test_wrong_settings_are_refused_before_anything_is_copied(root: Path, source: Path) -> None:
+    with pytest.raises(ConfigError):
+        Repository(root).add("yolo", {"m": source}, {"thread": "1"})
+    assert list(root.iterdir()) == []
+
+
+def test_an_add_that_fails_leaves_nothing(root: Path, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="could not be stored"):
+        Repository(root).add("yolo", {"m": source, "w.bin": tmp_path / "gone"}, {})
+    assert list(root.iterdir()) == []
+
+
+def test_an_add_onto_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes(2 << 20))
+    with pytest.raises(InvalidInput, match="No space"):
+        Repository(small_disk / "models").add("yolo", {"m": large}, {})
+    assert list((small_disk / "models").iterdir()) == []
+
+
+def test_a_model_is_seen_whole_or_not_at_all_while_it_is_added(
+    root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, seen = Repository(root), []
+    real = shutil.copyfile
+
+    def copy(*arguments: Path) -> object:
+        seen.append(repository.entries())
+        return real(*arguments)
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    repository.add("yolo", {"m": source, "w.bin": source}, {})
+    assert seen == [{}, {}]
+    assert list(repository.entries()) == ["yolo"]
+
+
+def test_removing_takes_the_folder_or_the_plain_file(root: Path) -> None:
+    lay(root, "yolo", "1", "2", settings="threads = 1")
+    (root / "face.onnx").write_bytes(b"x")
+    repository = Repository(root)
+    repository.remove("yolo")
+    repository.remove("face")
+    assert list(root.iterdir()) == []
+    for name in ("yolo", "face"):
+        with pytest.raises(NotFound, match=name):
+            repository.remove(name)
+
+
+def test_what_an_interrupted_add_or_remove_left_is_swept_and_nothing_else(root: Path) -> None:
+    lay(root, "yolo", "1")
+    for name in (".adding-1", ".removing-2", ".other"):
+        (root / name / "1").mkdir(parents=True)
+    Repository(root).sweep()
+    assert sorted(p.name for p in root.iterdir()) == [".other", "yolo"]
+    Repository(root / "none").sweep()

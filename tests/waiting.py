@@ -1,0 +1,69 @@
+"""Waiting for things that happen by themselves, always with an end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+_PATIENCE = 30.0
+
+
+def run(work: Coroutine[Any, Any, Value], seconds: float = _PATIENCE) -> Value:
+    """Runs a coroutine to its end in a loop of its own; TimeoutError rather than a hang."""
+
+    async def bounded() -> Value:
+        return await asyncio.wait_for(work, seconds)
+
+    return asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool], what: str = "what was waited for", seconds: float = _PATIENCE) -> None:
+    """Lets the loop run until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen"
+        await asyncio.sleep(0.005)
+
+
+def wait(condition: Callable[[], bool], what: str = "what was waited for", seconds: float = _PATIENCE) -> None:
+    """As `until`, without a loop: nothing else runs meanwhile."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not happen"
+        time.sleep(0.005)
+
+
+def ends_despite_fifo(function: Callable[[], object], fifo: Path, seconds: float = 1.0) -> bool:
+    """Whether a function that may read a FIFO ends by itself; one that waits there is freed afterwards."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    hung = thread.is_alive()
+    if hung:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        thread.join(_PATIENCE)
+    return not hung
+
+
+def children(pid: int | None = None) -> set[int]:
+    """The living and the unreaped children of a process."""
+    tasks = Path(f"/proc/{pid or os.getpid()}/task")
+    return {int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()}
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended yet (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
