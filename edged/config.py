@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -33,7 +34,7 @@ class Config(_Strict, frozen=True):
     models: dict[str, str] = {}
     build: Limits = Limits()
     hosts: HostLimits = HostLimits()
-    stop_seconds: float = 5.0
+    stop_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 5.0
 
 
 def load(path: Path) -> Config:

@@ -70,5 +70,9 @@ class BuildFailed(EdgedError):
     """A build or verification child ended without an engine: an error, a time or memory limit, a crash."""
 
 
+class Superseded(EdgedError):
+    """The libraries on disk changed under a piece of work: its outcome belongs to no known device and is void."""
+
+
 class Unsupported(EdgedError):
     """Something this box or this build of edged cannot do."""

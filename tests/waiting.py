@@ -15,12 +15,23 @@ _PATIENCE = 30.0
 
 
 def run(work: Coroutine[Any, Any, Value], seconds: float = _PATIENCE) -> Value:
-    """Runs a coroutine to its end in a loop of its own; TimeoutError rather than a hang."""
+    """Runs a coroutine to its end in a loop of its own; TimeoutError rather than a hang.
+
+    An error in a callback, which asyncio only logs, fails the test. An error that no one awaited does not.
+    """
+    unexpected: list[dict[str, Any]] = []
+
+    def heed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "never retrieved" not in context["message"]:
+            unexpected.append(context)
 
     async def bounded() -> Value:
+        asyncio.get_running_loop().set_exception_handler(heed)
         return await asyncio.wait_for(work, seconds)
 
-    return asyncio.run(bounded())
+    result = asyncio.run(bounded())
+    assert not unexpected, unexpected
+    return result
 
 
 async def until(condition: Callable[[], bool], what: str = "what was waited for", seconds: float = _PATIENCE) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edged.errors import EngineDamaged
+from edged.files import read_regular
 
 _CHUNK = 1 << 20
 
@@ -45,7 +46,7 @@ class Artefact(msgspec.Struct, frozen=True):
         """
         record = self._record(name)
         try:
-            data = (Path(self.root) / name).read_bytes()
+            data = read_regular(Path(self.root) / name)
         except OSError as error:
             raise EngineDamaged(f"engine file {name} cannot be read: {error.strerror}; it will be rebuilt") from error
         if len(data) != record.size or hashlib.sha256(data).hexdigest() != record.sha256:
@@ -71,6 +72,8 @@ class Artefact(msgspec.Struct, frozen=True):
 
 def _digest(path: Path) -> FileRecord:
     digest, size = hashlib.sha256(), 0
+    if not path.is_file():  # a FIFO would never end
+        raise FileNotFoundError(2, "not a regular file", str(path))
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)

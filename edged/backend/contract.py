@@ -59,6 +59,7 @@ class Order(msgspec.Struct, frozen=True):
     signature: Signature
     recipe: Recipe
     artefact: Artefact | None = None
+    external: bool = False  # whether the model keeps weights in files beside it
 
 
 class Session(Protocol):
@@ -79,6 +80,9 @@ class Backend(Protocol):
     """A runtime that can build and open engines."""
 
     name: str
+
+    def version(self) -> str:
+        """The version of the runtime that this process really loaded, as its package names it."""
 
     def build(self, order: Order, out: Path) -> None:
         """Writes the engine's files into the empty directory `out`; EngineUnusable when the runtime refuses."""

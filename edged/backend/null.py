@@ -16,6 +16,7 @@ import numpy as np
 from edged.backend.contract import Backend, Order, Session
 from edged.errors import EngineUnusable
 from edged.tensors import Array, TensorSpec, numpy_dtype
+from edged.version import __version__
 
 _BLOB = "engine.null"
 
@@ -31,7 +32,8 @@ class _NullSession:
         views = [np.frombuffer(array.data, np.uint8) for array in inputs.values() if array.dtype != np.object_]
         total, count = sum(int(v.sum(dtype=np.int64)) for v in views), sum(v.size for v in views)
         mean = total / count if count else 0.0
-        return {o.name: self._answer(o, mean) for o in self._outputs if outputs is None or o.name in outputs}
+        answers = {spec.name: self._answer(spec, mean) for spec in self._outputs}
+        return {name: answers[name] for name in outputs or answers}
 
     def close(self) -> None:
         pass
@@ -47,6 +49,9 @@ class _NullSession:
 
 class _Null:
     name = "null"
+
+    def version(self) -> str:
+        return __version__
 
     def build(self, order: Order, out: Path) -> None:
         self.check(Path(order.model))

@@ -30,9 +30,6 @@ _LEVELS = {
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
-# What the runtime raises derives from these; there is no common base of its own.
-_ERRORS = (RuntimeError, ValueError, TypeError, NotImplementedError)
-
 ort.set_default_logger_severity(4)
 
 
@@ -53,7 +50,7 @@ class _OrtSession:
             feeds[name] = _to_text(name, feeds[name])
         try:
             values = self._run_bfloat(names, feeds) if self._bfloat else self._session.run(names, feeds)
-        except _ERRORS as error:
+        except Exception as error:  # the runtime's errors have no common base of their own
             raise EngineUnusable(f"inference failed: {one_line(error)}") from error
         answer = dict(zip(names, values, strict=True))
         for name in self._text_outputs & answer.keys():
@@ -112,17 +109,21 @@ def _options(optimization: str, threads: int) -> ort.SessionOptions:
 def _create(source: str | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
-    except _ERRORS as error:
+    except Exception as error:  # as above
         raise EngineUnusable(f"ONNX Runtime refuses the model: {one_line(error)}") from error
 
 
 class _OnnxRuntime:
     name = "onnxruntime"
 
+    def version(self) -> str:
+        return str(ort.__version__)
+
     def build(self, order: Order, out: Path) -> None:
         options = _options(order.recipe.optimization, order.recipe.threads)
         options.optimized_model_filepath = str(out / _BLOB)
-        if Path(order.model).stat().st_size > _LARGE or _external_size(order.model) > _LARGE:
+        # Without a place of its own for them, the saved graph would go on pointing at the model's external weights.
+        if order.external or _size(order.model) > _LARGE:
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
         _create(order.model, options)
 
@@ -143,10 +144,11 @@ class _OnnxRuntime:
         _create(str(model), _options(UNOPTIMISED, 1))
 
 
-def _external_size(model: str) -> int:
-    """Upper bound of the external data: everything else in the model's folder."""
-    folder = Path(model).parent
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.suffix != ".onnx")
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0  # the runtime has better words for it
 
 
 BACKEND: Backend = _OnnxRuntime()

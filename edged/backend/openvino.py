@@ -21,7 +21,6 @@ from edged.errors import EngineUnusable
 from edged.tensors import Array
 
 _BLOB = "engine.blob"
-_ERRORS = (RuntimeError, ValueError, TypeError)
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 # Operators that hold a body of their own. Where one runs zero times, a reused request shows the previous answer.
 _BODIES = frozenset({"Loop", "TensorIterator", "If"})
@@ -46,7 +45,7 @@ class _OvSession:
             request = self._request or self._compiled.create_infer_request()
             request.infer({self._inputs[name]: array for name, array in inputs.items()}, share_inputs=True)
             return {name: np.array(request.get_output_tensor(self._outputs[name]).data) for name in names}
-        except _ERRORS as error:
+        except Exception as error:  # the runtime's errors have no common base
             raise EngineUnusable(f"inference failed: {one_line(error)}") from error
 
     def close(self) -> None:
@@ -57,6 +56,9 @@ class _OvSession:
 class _OpenVino:
     name = "openvino"
 
+    def version(self) -> str:
+        return str(ov.__version__).partition("-")[0]  # the build's number and branch follow
+
     def build(self, order: Order, out: Path) -> None:
         inexact = {s.datatype for s in (*order.signature.inputs, *order.signature.outputs)} - _EXACT
         if inexact:
@@ -64,7 +66,7 @@ class _OpenVino:
         try:
             compiled = ov.Core().compile_model(order.model, order.recipe.device.upper(), _properties(order))
             (out / _BLOB).write_bytes(compiled.export_model().getbuffer())
-        except _ERRORS as error:
+        except Exception as error:  # the runtime's errors have no common base
             raise EngineUnusable(f"OpenVINO refuses the model: {one_line(error)}") from error
 
     def open(self, order: Order) -> Session:
@@ -74,14 +76,14 @@ class _OpenVino:
         try:
             compiled = ov.Core().import_model(blob, order.recipe.device.upper(), _properties(order))
             return _OvSession(compiled, order.signature)
-        except _ERRORS as error:
+        except Exception as error:  # the runtime's errors have no common base
             raise EngineUnusable(f"OpenVINO refuses the engine: {one_line(error)}") from error
 
     def check(self, model: Path) -> None:
         core = ov.Core()
         try:
             supported = core.query_model(core.read_model(str(model)), "CPU")
-        except _ERRORS as error:
+        except Exception as error:  # the runtime's errors have no common base
             raise EngineUnusable(f"OpenVINO refuses the model: {one_line(error)}") from error
         if not supported:
             raise EngineUnusable("OpenVINO's CPU device has none of the model's operators")

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from edged.backend.contract import Backend
 from edged.errors import Unsupported
 
-# name -> (module, fact that says the runtime is installed; None for a backend that needs no runtime)
-_BACKENDS: dict[str, tuple[str, str | None]] = {
-    "onnxruntime": ("edged.backend.onnxruntime", "runtime.onnxruntime"),
-    "openvino": ("edged.backend.openvino", "runtime.openvino"),
-    "null": ("edged.backend.null", None),
+# name -> (module, facts that say that the runtime is installed and in which version; none where it needs no runtime)
+_BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "onnxruntime": ("edged.backend.onnxruntime", ("runtime.onnxruntime", "runtime.onnxruntime_gpu")),
+    "openvino": ("edged.backend.openvino", ("runtime.openvino",)),
+    "null": ("edged.backend.null", ()),
 }
 NAMES = tuple(_BACKENDS)
+# How a key writes a fact that is not there.
+ABSENT = "absent"
 
 
 def load(name: str) -> Backend:
@@ -32,4 +34,10 @@ def load(name: str) -> Backend:
 
 def installed(facts: Mapping[str, str]) -> tuple[str, ...]:
     """The backends whose runtime the device's facts show, without importing any. `null` is never offered."""
-    return tuple(name for name, (_, fact) in _BACKENDS.items() if fact is not None and fact in facts)
+    return tuple(name for name in _BACKENDS if version(name, facts) is not None)
+
+
+def version(name: str, facts: Mapping[str, str]) -> str | None:
+    """The version of a backend's runtime as the device's facts show it; None where it is not installed or has none."""
+    found = (facts.get(fact, ABSENT) for fact in _BACKENDS[name][1])
+    return next((version for version in found if version != ABSENT), None)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from edged.backend import registry
 from edged.backend.contract import UNOPTIMISED, Recipe
 from edged.build import jobs
 from edged.build.child import Limits, run
 from edged.errors import BuildFailed, EdgedError
+from edged.files import read_regular
 from edged.model.identity import file_digest
 from edged.model.inspection import Inspection
 from edged.model.model import Model
@@ -63,26 +65,30 @@ class Builder:
 
         `phase` is told "building" and "verifying". Raises the reason when there is no outcome; nothing is left behind.
         """
+        try:
+            return await self._make(model, recipe, key, phase)
+        except OSError as error:
+            raise BuildFailed(f"the engine could not be stored: {error.strerror or error}; free some space") from error
+
+    async def _make(self, model: Model, recipe: Recipe, key: EngineKey, phase: Phase) -> EngineRecord:
         with self._store.stage() as out:
             started = time.time()
             artefact, seconds, peak = None, 0.0, 0.0
+            expects = registry.version(recipe.backend, key.parts) or ""
             phase("building")
             golden = await self._reference(model)
             if not recipe.is_reference:
-                built = await run(jobs.Build(model.order(recipe), str(out)), jobs.Built, self._limits)
+                built = await run(jobs.Build(model.order(recipe), str(out), expects), jobs.Built, self._limits)
                 artefact, seconds, peak = built.artefact, built.seconds, built.peak_memory_mb
             phase("verifying")
             order = model.order(recipe, artefact)
-            timed = await run(jobs.Verify(order, str(golden)), jobs.Timed, self._limits)
+            timed = await run(jobs.Verify(order, str(golden), expects), jobs.Timed, self._limits)
             files = artefact.files if artefact is not None and timed.verdict.accepted else {}
             if not timed.verdict.accepted:
                 _empty(out)
             facts = BuildFacts(started, seconds, peak, __version__)
             record = EngineRecord(key.parts, model.name, recipe, files, facts, timed.verdict, timed.latency_ms)
-            try:
-                self._store.commit(out, record)
-            except OSError as error:
-                raise BuildFailed(f"the engine could not be stored: {error.strerror}; free some space") from error
+            self._store.commit(out, record)
             return record
 
     async def _reference(self, model: Model) -> Path:
@@ -97,7 +103,7 @@ class Builder:
         """What was read of this very file before, if its external data is as it was."""
         try:
             graph = file_digest(path) if path.is_file() else ""
-            known = msgspec.json.decode((self._inspections / f"{graph}.json").read_bytes(), type=Inspection)
+            known = msgspec.json.decode(read_regular(self._inspections / f"{graph}.json"), type=Inspection)
         except (OSError, msgspec.MsgspecError, EdgedError):
             return None
         # With external data the files beside the model decide, and they are read and checked by the child.

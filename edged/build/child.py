@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -25,8 +25,8 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child may use: wall-clock seconds, and mebibytes of resident memory."""
 
-    seconds: float = 3600.0
-    memory_mb: int = 8192
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 3600.0
+    memory_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 30)] = 8192
 
 
 async def run(job: jobs.Job, answer: type[Answer], limits: Limits) -> Answer:

@@ -5,6 +5,7 @@ A kind that the reference itself cannot run (indices out of range, say) is left 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import numpy as np
 
 from edged.backend.contract import Session, Signature
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
+from edged.files import read_regular
 from edged.store import atomic
 from edged.tensors import Array, TensorSpec, numpy_dtype
 
 _SEED = 20240229
+_DIGEST_BYTES = 32  # of SHA-256, before the content
 # Sizes tried for dynamic dimensions other than the first, in this order, until the reference takes one.
 _SIZES = (64, 224, 32, 16, 8, 4, 2, 1)
 _KINDS = ("unit", "normal", "wide")
@@ -52,13 +55,18 @@ def save(path: Path, samples: list[Sample]) -> None:
     """Keeps samples in one file, atomically: per array a name, dtype, shape and bytes."""
     packed = [[_pack(sample.inputs), _pack(sample.outputs)] for sample in samples]
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_file(path, msgspec.msgpack.encode(packed))
+    body = msgspec.msgpack.encode(packed)
+    atomic.write_file(path, hashlib.sha256(body).digest() + body)
 
 
 def load(path: Path) -> list[Sample]:
     """Reads what `save` wrote. BuildFailed when it is missing or damaged, and it is removed so as to be made anew."""
     try:
-        packed = msgspec.msgpack.decode(path.read_bytes(), type=list[list[dict[str, _Packed]]])
+        content = read_regular(path)
+        body = content[_DIGEST_BYTES:]
+        if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
+            raise ValueError("it was altered on disk")
+        packed = msgspec.msgpack.decode(body, type=list[list[dict[str, _Packed]]])
         return [Sample(*({n: p.array() for n, p in side.items()} for side in sides)) for sides in packed]
     except (OSError, ValueError, TypeError) as error:
         path.unlink(missing_ok=True)
@@ -91,24 +99,25 @@ def _shapes(signature: Signature, picture: tuple[int, int] | None) -> Iterator[d
     """Concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes."""
     pictures = [picture] if picture else []
     for width, height in [*pictures, *((size, size) for size in _SIZES)]:
-        shapes = {s.name: _shape(s, width, height) for s in signature.inputs}
+        named: dict[str, int] = {}
+        shapes = {s.name: _shape(s, width, height, named) for s in signature.inputs}
         if all(np.prod(shape, dtype=np.float64) <= _LARGEST for shape in shapes.values()):
             yield shapes
         if all(spec.is_static for spec in signature.inputs):
             return
 
 
-def _shape(spec: TensorSpec, width: int, height: int) -> tuple[int, ...]:
+def _shape(spec: TensorSpec, width: int, height: int, named: dict[str, int]) -> tuple[int, ...]:
+    """Sizes for one input. `named` remembers what a dimension's name stands for, over all inputs."""
     rank = len(spec.shape)
-    rows = {rank - 2, 1} if rank == 4 and spec.shape[-1] in (1, 3) else {rank - 2}
+    rows = None if rank != 4 else 1 if spec.shape[-1] in (1, 3) else 2  # where a picture's height is
     sizes = []
     for axis, dim in enumerate(spec.shape):
         if isinstance(dim, int):
             sizes.append(dim)
-        elif axis == 0:
-            sizes.append(1)
-        else:
-            sizes.append(height if axis in rows and rank == 4 else width)
+            continue
+        size = 1 if axis == 0 else height if axis == rows else width
+        sizes.append(size if dim == "?" else named.setdefault(dim, size))
     return tuple(sizes)
 
 

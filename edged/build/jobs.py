@@ -31,10 +31,14 @@ class MakeGolden(msgspec.Struct, frozen=True, tag=True):
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
-    """Builds into the empty directory `out`. Answered by `Built`."""
+    """Builds into the empty directory `out`. Answered by `Built`.
+
+    `expects` is the version of the runtime that the engine's key names; with another one loaded the job is void.
+    """
 
     order: Order
     out: str
+    expects: str = ""
 
 
 class Verify(msgspec.Struct, frozen=True, tag=True):
@@ -42,6 +46,7 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
 
     order: Order
     golden: str
+    expects: str = ""
 
 
 class Done(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -12,6 +13,7 @@ from edged.store.record import Verdict
 from edged.tensors import Array
 
 _Floats = npt.NDArray[np.float64]
+_TINY = 1e-12  # a column of zeros has no scale
 
 
 class Tolerance(msgspec.Struct, frozen=True):
@@ -19,22 +21,25 @@ class Tolerance(msgspec.Struct, frozen=True):
 
     cosine: float  # at least: cosine of the angle between the flattened outputs
     relative_l2: float  # at most: norm of the difference over norm of the reference
+    element: float  # of its row's or column's largest value: an element farther off than this is an outlier
+    outliers: float  # at most: share of elements that are outliers
     unequal: float  # at most: share of elements that differ, for integers, booleans and strings
-    finite: float = 1.0  # at least: share of elements that are finite where the reference is
+    finite: float = 1.0  # at least: share of elements that are finite, infinite or no number as in the reference
 
 
 # Reassociated sums move float32 answers by about 1e-6; halves by about 1e-3. Far above that something is wrong.
 TOLERANCES = {
-    "fp32": Tolerance(cosine=0.99999, relative_l2=2e-3, unequal=0.001),
-    "fp16": Tolerance(cosine=0.999, relative_l2=3e-2, unequal=0.01),
-    "bf16": Tolerance(cosine=0.995, relative_l2=1e-1, unequal=0.02),
-    "int8": Tolerance(cosine=0.98, relative_l2=2e-1, unequal=0.05),
+    "fp32": Tolerance(cosine=0.99999, relative_l2=2e-3, element=5e-3, outliers=0.002, unequal=0.001),
+    "fp16": Tolerance(cosine=0.999, relative_l2=3e-2, element=5e-2, outliers=0.01, unequal=0.01),
+    "bf16": Tolerance(cosine=0.995, relative_l2=1e-1, element=1e-1, outliers=0.02, unequal=0.02),
+    "int8": Tolerance(cosine=0.98, relative_l2=2e-1, element=2e-1, outliers=0.05, unequal=0.05),
 }
 
 
 def judge(pairs: Iterable[tuple[dict[str, Array], dict[str, Array]]], tolerance: Tolerance) -> Verdict:
     """The verdict over (reference outputs, engine outputs) of every sample."""
-    worst = {"cosine": 1.0, "relative_l2": 0.0, "p99_abs": 0.0, "unequal": 0.0, "finite": 1.0, "top1": 1.0}
+    worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
+    worst |= dict.fromkeys(("relative_l2", "p99_abs", "outliers", "unequal"), 0.0)
     compared = 0
     for expected, answer in pairs:
         for name, reference in expected.items():
@@ -44,9 +49,10 @@ def judge(pairs: Iterable[tuple[dict[str, Array], dict[str, Array]]], tolerance:
                 reason = f"output {name!r}: {got} instead of {reference.dtype}{list(reference.shape)}"
                 return Verdict(False, reason, {})
             compared += 1
-            for figure, value in _figures(reference, found).items():
+            for figure, value in _figures(reference, found, tolerance.element).items():
                 keep_low = figure in ("cosine", "finite", "top1")
-                worst[figure] = min(worst[figure], value) if keep_low else max(worst[figure], value)
+                if math.isnan(value) or (value < worst[figure] if keep_low else value > worst[figure]):
+                    worst[figure] = value
     if not compared:
         return Verdict(False, "nothing to compare: the reference's outputs differ from run to run", {})
     return _decide(worst, tolerance)
@@ -58,37 +64,56 @@ def _decide(figures: dict[str, float], tolerance: Tolerance) -> Verdict:
         ("finite", tolerance.finite, True),
         ("cosine", tolerance.cosine, True),
         ("relative_l2", tolerance.relative_l2, False),
+        ("outliers", tolerance.outliers, False),
         ("unequal", tolerance.unequal, False),
     ):
         value = figures[name]
-        if value < bound if is_floor else value > bound:
+        if not (value >= bound if is_floor else value <= bound):  # so that NaN fails as well
             relation = "below" if is_floor else "above"
             return Verdict(False, f"{name} {value:.6g} is {relation} {bound:g} against the reference", rounded)
     return Verdict(True, "", rounded)
 
 
-def _figures(reference: Array, answer: Array) -> dict[str, float]:
+def _figures(reference: Array, answer: Array, element: float) -> dict[str, float]:
     if reference.size == 0:
         return {}
     if reference.dtype.kind != "f":
         return {"unequal": float(np.count_nonzero(reference != answer)) / reference.size}
-    expected, found = reference.astype(np.float64).ravel(), answer.astype(np.float64).ravel()
+    expected, found = reference.astype(np.float64), answer.astype(np.float64)
     sound = np.isfinite(expected)
-    finite = float(np.count_nonzero(np.isfinite(found) == sound)) / sound.size
+    alike = np.where(sound, np.isfinite(found), (expected == found) | (np.isnan(expected) & np.isnan(found)))
+    finite = float(np.count_nonzero(alike)) / alike.size
     both = sound & np.isfinite(found)
     if not both.any():
         return {"finite": finite}
-    return {"finite": finite, "top1": _top1(reference, answer), **_distances(expected[both], found[both])}
+    figures = {"finite": finite, "top1": _top1(reference, answer), **_distances(expected[both], found[both])}
+    return {**figures, "outliers": _outliers(np.where(both, expected, 0.0), np.where(both, found, 0.0), element)}
+
+
+def _outliers(expected: _Floats, found: _Floats, element: float) -> float:
+    """Share of elements that are off by more than `element` of the largest value beside them.
+
+    Beside them means in their row or in their column, whichever is smaller: where one tensor holds boxes in pixels and
+    scores below one, a wrong score must not hide behind the boxes.
+    """
+    size = np.abs(expected)
+    scale = size.max(axis=-1, keepdims=True) if size.ndim else size
+    if size.ndim >= 2:
+        scale = np.minimum(scale, size.max(axis=-2, keepdims=True))
+    return float(np.mean(np.abs(expected - found) > element * scale + _TINY))
 
 
 def _distances(expected: _Floats, found: _Floats) -> dict[str, float]:
-    norm, other = float(np.linalg.norm(expected)), float(np.linalg.norm(found))
-    difference = np.abs(expected - found)
+    # Scaled to about one, so that squares of huge values do not overflow.
+    scale = max(float(np.abs(expected).max()), float(np.abs(found).max())) or 1.0
+    one, other = expected / scale, found / scale
+    norm, length = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    difference = np.abs(one - other)
     distance = float(np.linalg.norm(difference))
     # Two outputs of zeros point nowhere; they are equal or they are not.
-    cosine = float(expected @ found) / (norm * other) if norm and other else float(norm == other)
+    cosine = float(one @ other) / (norm * length) if norm and length else float(norm == length)
     relative = distance / norm if norm else (0.0 if distance == 0 else 1.0)
-    return {"cosine": cosine, "relative_l2": relative, "p99_abs": float(np.quantile(difference, 0.99))}
+    return {"cosine": cosine, "relative_l2": relative, "p99_abs": float(np.quantile(difference, 0.99)) * scale}
 
 
 def _top1(reference: Array, answer: Array) -> float:

@@ -18,9 +18,10 @@ import msgspec
 from edged import errors, process
 from edged.backend import registry
 from edged.backend.artefact import Artefact
-from edged.backend.contract import Session
+from edged.backend.contract import Backend, Session
 from edged.build import golden, jobs
 from edged.build.verify import TOLERANCES, judge
+from edged.errors import Superseded
 from edged.tensors import Array
 
 _WARM_UPS = 2
@@ -46,7 +47,7 @@ def do(job: jobs.Job) -> msgspec.Struct:
 
 def _build(job: jobs.Build) -> jobs.Built:
     started = time.monotonic()
-    registry.load(job.order.recipe.backend).build(job.order, Path(job.out))
+    _load(job).build(job.order, Path(job.out))
     seconds = time.monotonic() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return jobs.Built(Artefact.seal(Path(job.out)), round(seconds, 3), round(peak, 1))
@@ -61,10 +62,18 @@ def _make_golden(job: jobs.MakeGolden) -> jobs.Done:
 
 def _verify(job: jobs.Verify) -> jobs.Timed:
     samples = golden.load(Path(job.golden))
-    session = registry.load(job.order.recipe.backend).open(job.order)
+    session = _load(job).open(job.order)
     pairs = ((sample.outputs, session.infer(sample.inputs)) for sample in samples)
     verdict = judge(pairs, TOLERANCES[job.order.recipe.precision])
     return jobs.Timed(verdict, _median_ms(session, samples[0].inputs) if verdict.accepted else None)
+
+
+def _load(job: jobs.Build | jobs.Verify) -> Backend:
+    """The backend, in the version that the engine's key is about."""
+    backend = registry.load(job.order.recipe.backend)
+    if job.expects and backend.version() != job.expects:
+        raise Superseded(f"{backend.name} is {backend.version()} now, not {job.expects}: the libraries changed")
+    return backend
 
 
 def _median_ms(session: Session, inputs: dict[str, Array]) -> float:

@@ -10,15 +10,16 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
+from edged.backend import registry
 from edged.build.builder import Builder
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.reconcile import Action, Make, Open, reconcile
 from edged.control.states import EngineState
 from edged.device.fingerprint import Fingerprint
-from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotFound, NotReady
+from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotFound, NotReady, Superseded
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, Repository, plain_entry
-from edged.serving.hosts import Hosts
+from edged.serving.hosts import HostKind, Hosts
 from edged.serving.link import HostLimits, HostLink
 from edged.serving.slot import ServingSession, Slot
 from edged.serving.work import EngineRef
@@ -180,13 +181,13 @@ class Controller:
             self.store.damaged(engine.digest)
             engine.lose()
             engine.open_at = 0.0
-        except (HostLost, NotReady) as error:
-            engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self.hosts.retry_in(engine.recipe.backend))
+        except (HostLost, NotReady, Superseded) as error:
+            engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self.hosts.retry_in(self._kind(engine)))
             _LOG.warning("engine %s of %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
             self._cannot_open(model, engine, error)
         else:
-            engine.open_at = 0.0
+            engine.opened()
             if planned.engines.get(engine.digest) is not engine:  # the model changed meanwhile
                 await session.retire()
                 return
@@ -197,11 +198,20 @@ class Controller:
             planned.opening = None
 
     async def _session(self, model: Model, engine: PlannedEngine) -> ServingSession:
-        link = await self.hosts.get(engine.recipe.backend)
-        artefact = None if engine.recipe.is_reference else self.store.artefact(engine.digest)
+        link = await self.hosts.get(self._kind(engine))
+        try:
+            artefact = None if engine.recipe.is_reference else self.store.artefact(engine.digest)
+        except KeyError:  # another model of the same content found it damaged
+            raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
         order = model.order(engine.recipe, artefact)
         number = await link.open(order, model.recognition)
-        return ServingSession(link, number, EngineRef(engine.digest, link.backend, model.recognition.names))
+        reference = EngineRef(engine.digest, link.backend, model.digest, model.recognition)
+        return ServingSession(link, number, reference)
+
+    @staticmethod
+    def _kind(engine: PlannedEngine) -> HostKind:
+        backend = engine.recipe.backend
+        return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "")
 
     def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
         """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again later."""
@@ -228,8 +238,8 @@ class Controller:
         except EdgedError as error:
             engine.fail(error, time.monotonic())
             _LOG.warning("model %s: engine %s (%s) failed: %s", model.name, short, name, error)
-        except asyncio.CancelledError:
-            engine.state = EngineState.ABSENT
+        except BaseException:  # cancelled, or an error that nobody expected: not to be tried again at once
+            engine.state, engine.retry_at = EngineState.FAILED, time.monotonic() + _RETRY_SECONDS
             raise
         finally:
             self._making = None

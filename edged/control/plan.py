@@ -51,7 +51,7 @@ class PlannedEngine:
 
     def finish(self, record: EngineRecord) -> None:
         """The outcome of making it."""
-        self.record, self.failures = record, 0
+        self.record = record
         self.move(EngineState.READY if record.is_usable else EngineState.REJECTED, record.verdict.reason)
 
     def fail(self, error: EdgedError, now: float) -> None:
@@ -59,6 +59,10 @@ class PlannedEngine:
         self.retry_at = now + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures += 1
         self.move(EngineState.FAILED, str(error))
+
+    def opened(self) -> None:
+        """It serves: what went wrong before is forgiven."""
+        self.failures, self.open_at = 0, 0.0
 
     def lose(self) -> None:
         """Its files are gone or damaged: it has to be made again."""
@@ -97,7 +101,14 @@ class PlannedModel:
             EngineView(e.digest, e.recipe, e.state, e.record.latency_ms if e.record else None, e.retry_at, e.open_at)
             for e in self.engines.values()
         )
-        return ModelView(self.entry.name, engines, self.serving, self.opening is not None)
+        return ModelView(self.entry.name, engines, self.serving if self._fits() else None, self.opening is not None)
+
+    def _fits(self) -> bool:
+        """Whether what serves is this model with these settings; after a change it is the one before."""
+        current = self.slot.current
+        if current is None or self.model is None:
+            return False
+        return current.engine.model == self.model.digest and current.engine.recognition == self.model.recognition
 
     def is_hopeless(self) -> bool:
         """Nothing that could be opened may ever be: the reference itself was refused, and no engine is there."""

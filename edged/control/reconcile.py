@@ -4,6 +4,7 @@ costs nothing, since everything is looked at again each time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import msgspec
@@ -68,14 +69,20 @@ def _open(model: ModelView, now: float) -> Open | None:
     able = [e for e in model.engines if _can_open(e) and e.open_at <= now]
     if not able:
         return None
-    best = able[0]
-    for engine in able[1:]:  # the same rule as while running, so that a restart ends at the same engine
-        if _is_better(engine, best):
-            best = engine
     serving = next((e for e in model.engines if e.key == model.serving), None)
-    if serving is None or (best.key != serving.key and _is_better(best, serving)):
-        return Open(model.name, best.key)
-    return None
+    if serving is None:
+        return Open(model.name, _first_choice(able).key)
+    best = min(able, key=lambda e: math.inf if e.latency_ms is None else e.latency_ms)
+    return Open(model.name, best.key) if best.key != serving.key and _is_better(best, serving) else None
+
+
+def _first_choice(able: list[EngineView]) -> EngineView:
+    """Where nothing serves: by the same rule as while running, so that a restart ends at the same engine."""
+    chosen = able[0]
+    for engine in able[1:]:
+        if _is_better(engine, chosen):
+            chosen = engine
+    return chosen
 
 
 def _can_open(engine: EngineView) -> bool:

@@ -20,7 +20,7 @@ class EngineState(str, enum.Enum):
 
 TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     EngineState.ABSENT: frozenset({EngineState.QUEUED}),
-    EngineState.QUEUED: frozenset({EngineState.BUILDING, EngineState.ABSENT}),
+    EngineState.QUEUED: frozenset({EngineState.BUILDING, EngineState.FAILED, EngineState.ABSENT}),
     EngineState.BUILDING: frozenset({EngineState.VERIFYING, EngineState.FAILED, EngineState.ABSENT}),
     EngineState.VERIFYING: frozenset({EngineState.READY, EngineState.REJECTED, EngineState.FAILED, EngineState.ABSENT}),
     EngineState.READY: frozenset({EngineState.STALE, EngineState.ABSENT}),

@@ -79,7 +79,7 @@ class CameraService:
         except EdgedError as error:
             if first and isinstance(error, NotFound):
                 raise
-            stream.fail(frame.camera, tag, FrameWork(b""), error)
+            stream.put(frame.camera, tag, FrameWork(b""), error)
         else:
             stream.put(frame.camera, tag, work, slot)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +31,7 @@ _TYPED = {
     "BYTES": "bytes_contents",
 }
 _MAX_ELEMENTS = 1 << 40
+_MAX_RANK = 32
 
 
 def inputs_of(request: pb.ModelInferRequest, signature: Signature) -> tuple[InputTensor, ...]:
@@ -37,7 +39,7 @@ def inputs_of(request: pb.ModelInferRequest, signature: Signature) -> tuple[Inpu
     specs = {spec.name: spec for spec in signature.inputs}
     names = [tensor.name for tensor in request.inputs]
     if len(set(names)) != len(names):
-        raise InvalidInput(f"input {max(names, key=names.count)!r} is given more than once")
+        raise InvalidInput(f"input {_most_common(names)!r} is given more than once")
     missing = [name for name in specs if name not in names]
     if missing:
         raise InvalidInput(f"input {missing[0]!r} is missing; the model takes {_list(signature.inputs)}")
@@ -65,7 +67,7 @@ def outputs_of(request: pb.ModelInferRequest, signature: Signature) -> tuple[str
         if name not in known:
             raise InvalidInput(f"there is no output {name!r}; the model gives {_list(signature.outputs)}")
     if len(set(names)) != len(names):
-        raise InvalidInput(f"output {max(names, key=names.count)!r} is requested more than once")
+        raise InvalidInput(f"output {_most_common(names)!r} is requested more than once")
     return tuple(names) or None
 
 
@@ -84,7 +86,8 @@ def _shape(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec) -> t
         given = tensor.datatype if tensor.datatype in DATATYPES else repr(tensor.datatype[:40])
         raise InvalidInput(f"input {spec.name!r} is {spec.datatype}, the request says {given}")
     shape = tuple(tensor.shape)
-    if any(dim < 0 for dim in shape) or math.prod(shape) > _MAX_ELEMENTS:
+    sane = len(shape) <= _MAX_RANK and all(0 <= dim <= _MAX_ELEMENTS for dim in shape)
+    if not sane or math.prod(shape) > _MAX_ELEMENTS:
         raise InvalidInput(f"input {spec.name!r} has the impossible shape {list(shape)[:16]}")
     if not spec.admits(shape):
         raise InvalidInput(f"input {spec.name!r} is {list(spec.dims)}, the request says {list(shape)[:16]}")
@@ -117,6 +120,10 @@ def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shap
     if dtype.kind in "iu" and not np.array_equal(narrow, wide):
         raise InvalidInput(f"input {spec.name!r} has values that do not fit {spec.datatype}")
     return narrow.tobytes()
+
+
+def _most_common(names: Sequence[str]) -> str:
+    return Counter(names).most_common(1)[0][0]
 
 
 def _list(specs: Sequence[TensorSpec]) -> str:

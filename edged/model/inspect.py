@@ -114,6 +114,8 @@ def _signature(graph: onnx.GraphProto) -> Signature:
 
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    if not isinstance(value.name, str):  # protobuf hands out bytes for text that is not UTF-8
+        raise ModelRefused(f"a tensor's name is not UTF-8: {value.name!r}")
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise ModelRefused(
@@ -122,7 +124,8 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
     datatype = _DATATYPES.get(tensor.elem_type)  # type: ignore[call-overload]  # the stub wants the enum, the file holds an int
     if datatype is None:
-        element = onnx.TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type < 64 else tensor.elem_type
+        names = {number: name for name, number in onnx.TensorProto.DataType.items()}
+        element = names.get(tensor.elem_type, f"number {tensor.elem_type}")
         raise ModelRefused(f"{value.name!r} has elements of type {element}, which the inference protocol cannot carry")
     shape = tuple(_dim(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else ANY_SHAPE
     return TensorSpec(value.name, datatype, shape)
@@ -146,10 +149,15 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
         current = waiting.pop()
         yield current
         for node in current.node:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    waiting.append(attribute.g)
-                waiting.extend(attribute.graphs)
+            waiting.extend(_bodies(node))
+
+
+def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds, such as the branches of an If."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def _elements(tensor: onnx.TensorProto) -> int:
@@ -160,13 +168,14 @@ def _elements(tensor: onnx.TensorProto) -> int:
 
 
 def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    functions = (node for function in proto.functions for node in function.node)
-    for graph in _graphs(proto.graph):
+    bodies = [inner for function in proto.functions for node in function.node for inner in _bodies(node)]
+    for graph in (inner for outer in (proto.graph, *bodies) for inner in _graphs(outer)):
         yield from graph.initializer
         for node in graph.node:
             yield from _constants(node)
-    for node in functions:
-        yield from _constants(node)
+    for function in proto.functions:
+        for node in function.node:
+            yield from _constants(node)
 
 
 def _constants(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
@@ -195,7 +204,7 @@ def _external(proto: onnx.ModelProto, folder: Path) -> Iterator[ExternalFile]:
 
 def _external_size(folder: Path, location: str, end: int) -> int:
     path = folder / location
-    if not location or Path(location).is_absolute() or ".." in Path(location).parts:
+    if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
         raise ModelRefused(f"external data {location!r} lies outside the model's folder; export it beside the model")
     try:
         status = path.lstat()

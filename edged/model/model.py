@@ -46,4 +46,4 @@ class Model(msgspec.Struct, frozen=True):
 
     def order(self, recipe: Recipe, artefact: Artefact | None = None) -> Order:
         """An order for one of its engines; without an artefact it is not built yet, or a reference."""
-        return Order(self.entry.path, self.inspection.signature, recipe, artefact)
+        return Order(self.entry.path, self.inspection.signature, recipe, artefact, bool(self.inspection.external))

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
+from edged.files import read_regular
 from edged.model import settings as model_settings
 from edged.store import atomic
 
@@ -46,9 +47,11 @@ class Repository:
 
     def entries(self) -> dict[str, ModelEntry]:
         """Every model by name. Unreadable or empty folders are passed over."""
-        if not self.root.is_dir():
+        try:
+            paths = sorted(path for path in self.root.iterdir() if not path.name.startswith("."))
+        except OSError:
             return {}
-        found = (self._entry(path) for path in sorted(self.root.iterdir()) if not path.name.startswith("."))
+        found = (self._look(path) for path in paths)
         return {entry.name: entry for entry in found if entry is not None}
 
     def add(self, name: str, files: Mapping[str, Path], settings: Mapping[str, str]) -> Path:
@@ -100,6 +103,12 @@ class Repository:
             for stray in self.root.glob(".removing-*"):
                 shutil.rmtree(stray, ignore_errors=True)
 
+    def _look(self, path: Path) -> ModelEntry | None:
+        try:
+            return self._entry(path)
+        except OSError:  # it vanished while it was looked at, or is not ours to read
+            return None
+
     def _entry(self, path: Path) -> ModelEntry | None:
         if path.suffix == ".onnx" and not path.is_dir():
             return plain_entry(path.stem, path, {})
@@ -131,12 +140,12 @@ def check_name(name: str) -> None:
 
 def _read_settings(path: Path) -> tuple[dict[str, str], str]:
     try:
-        settings = model_settings.read_toml(path.read_bytes())
+        settings = model_settings.read_toml(read_regular(path))
         model_settings.validate(settings)
     except FileNotFoundError:
         return {}, ""
     except OSError as error:
-        return {}, f"{_SETTINGS} cannot be read: {error.strerror}"
+        return {}, f"{_SETTINGS} cannot be read: {error.strerror or error}"
     except ConfigError as error:
         return {}, f"{_SETTINGS}: {error}"
     return settings, ""

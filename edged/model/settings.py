@@ -63,8 +63,8 @@ def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:
 def threads(settings: Mapping[str, str]) -> int:
     """CPU threads of one inference, 0 for the runtime's own choice."""
     text = settings.get(THREADS, "0")
-    if not text.isdecimal() or int(text) > 1024:
-        raise ConfigError(f"setting threads={text!r}: give a whole number from 0 (the runtime chooses) to 1024")
+    if not text.isdecimal() or len(text) > 4 or int(text) > 1024:
+        raise ConfigError(f"setting threads={text[:20]!r}: give a whole number from 0 (the runtime chooses) to 1024")
     return int(text)
 
 
@@ -72,15 +72,20 @@ def read_toml(text: bytes) -> Settings:
     """Settings from TOML; tables become dotted names, other values their text."""
     try:
         tree = msgspec.toml.decode(text)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"settings are not valid TOML: {error}") from error
     return _flatten(tree, "")
 
 
 def write_toml(settings: Mapping[str, str]) -> bytes:
-    """The settings as one `"name" = "value"` a line; JSON strings are TOML basic strings."""
-    lines = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in sorted(settings.items())]
+    """The settings as one `"name" = "value"` a line."""
+    lines = [f"{_quote(key)} = {_quote(value)}" for key, value in sorted(settings.items())]
     return ("\n".join(lines) + "\n").encode()
+
+
+def _quote(text: str) -> str:
+    """A TOML basic string: JSON's, but with letters as they are (TOML has no surrogates) and no bare DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _flatten(tree: Mapping[str, object], prefix: str) -> Settings:

@@ -142,7 +142,7 @@ def serve(backend_name: str, inbox: str, outbox: str, arena: int) -> None:
     shared = SharedView(arena)
     decoder = msgspec.msgpack.Decoder(m.ToHost)
     sessions: dict[int, _SessionThreads] = {}
-    say(m.Ready(os.getpid()))
+    say(m.Ready(os.getpid(), backend.version()))
     while True:
         order = decoder.decode(orders.recv())
         if isinstance(order, m.Open):

@@ -1,25 +1,37 @@
-"""The living engine hosts, one for each backend and device; a lost one is started again, more slowly each time."""
+"""The living engine hosts, one for each backend and generation of libraries; a lost one is started again, more slowly
+each time. When libraries change on disk, hosts of the new generation run beside those of the old until these are empty.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import msgspec
 
-from edged.errors import NotReady
+from edged.errors import NotReady, Superseded
 from edged.serving.link import HostLimits, HostLink
 
 # Seconds to wait before start number 1, 2, 3, ... of a host that keeps dying.
 _BACKOFF = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 _HEALTHY_SECONDS = 60.0  # living this long forgives earlier deaths
+_IDLE_SECONDS = 60.0  # an empty host may be wanted again soon; after this its memory is worth more
+
+
+class HostKind(msgspec.Struct, frozen=True):
+    """What a host is: its backend, the generation of facts, and the runtime version that it must load ("" for any)."""
+
+    backend: str
+    generation: str = ""
+    version: str = ""
 
 
 class _Record(msgspec.Struct):
     deaths: int = 0
     started: float = 0.0
     not_before: float = 0.0
+    used: float = 0.0
 
 
 class Hosts:
@@ -27,29 +39,43 @@ class Hosts:
 
     def __init__(self, limits: HostLimits, on_lost: Callable[[HostLink, str], None]) -> None:
         self._limits, self._on_lost = limits, on_lost
-        self._links: dict[str, HostLink] = {}
-        self._starting: dict[str, asyncio.Task[HostLink]] = {}
-        self._records: dict[str, _Record] = {}
+        self._links: dict[HostKind, HostLink] = {}
+        self._starting: dict[HostKind, asyncio.Task[HostLink]] = {}
+        self._records: dict[HostKind, _Record] = {}
 
-    async def get(self, backend: str) -> HostLink:
-        """A living host of a backend, started if need be. NotReady while it may not be started again yet."""
-        link = self._links.get(backend)
+    async def get(self, kind: HostKind) -> HostLink:
+        """A living host, started if need be. NotReady while it may not be started again yet.
+
+        Superseded when the runtime on disk is not the one that the host is for.
+        """
+        link = self._links.get(kind)
         if link is not None and not link.lost:
             return link
-        task = self._starting.get(backend)
+        task = self._starting.get(kind)
         if task is None:
-            record = self._records.setdefault(backend, _Record())
+            record = self._records.setdefault(kind, _Record())
             wait = record.not_before - time.monotonic()
             if wait > 0:
-                raise NotReady(f"engine host {backend} keeps dying and is started again in {wait:.0f} s")
-            task = asyncio.create_task(self._start(backend, record))
-            self._starting[backend] = task
+                raise NotReady(f"engine host {kind.backend} keeps dying and is started again in {wait:.0f} s")
+            task = asyncio.create_task(self._start(kind, record))
+            self._starting[kind] = task
         return await asyncio.shield(task)
 
-    def retry_in(self, backend: str) -> float:
+    def retry_in(self, kind: HostKind) -> float:
         """Seconds until a lost host may be started again."""
-        record = self._records.get(backend)
+        record = self._records.get(kind)
         return max(0.0, record.not_before - time.monotonic()) if record else 0.0
+
+    def empty(self, wanted: Container[HostKind]) -> list[HostLink]:
+        """Hosts without a session that nothing wants any more, or that nothing has wanted for a while."""
+        now, found = time.monotonic(), []
+        for kind, link in self._links.items():
+            record = self._records[kind]
+            if link.sessions or link.lost:
+                record.used = now
+            elif kind not in wanted or now - record.used > _IDLE_SECONDS:
+                found.append(link)
+        return found
 
     def links(self) -> list[HostLink]:
         """The hosts that live now."""
@@ -63,22 +89,29 @@ class Hosts:
         await asyncio.gather(*starting, return_exceptions=True)
         await asyncio.gather(*(link.stop() for link in self._links.values()), return_exceptions=True)
 
-    async def _start(self, backend: str, record: _Record) -> HostLink:
-        link = HostLink(backend, self._limits, self._lost)
-        record.started = time.monotonic()
+    async def _start(self, kind: HostKind, record: _Record) -> HostLink:
+        link = HostLink(kind.backend, self._limits, lambda lost, why: self._lost(kind, lost, why))
+        record.started = record.used = time.monotonic()
         try:
             await link.start()
-        except asyncio.CancelledError:
+            self._require_version(kind, link)
+        except (asyncio.CancelledError, Superseded):
             await link.stop()
             raise
         finally:
-            self._starting.pop(backend, None)
-        self._links[backend] = link  # only now: nobody may talk to a host that is not there yet
+            self._starting.pop(kind, None)
+        self._links[kind] = link  # only now: nobody may talk to a host that is not there yet
         return link
 
-    def _lost(self, link: HostLink, why: str) -> None:
-        record = self._records[link.backend]
-        now = time.monotonic()
-        record.deaths = 1 if now - record.started > _HEALTHY_SECONDS else record.deaths + 1
-        record.not_before = now + _BACKOFF[min(record.deaths, len(_BACKOFF) - 1)]
+    @staticmethod
+    def _require_version(kind: HostKind, link: HostLink) -> None:
+        if kind.version and link.version != kind.version:
+            raise Superseded(f"{kind.backend} is {link.version} now, not {kind.version}: the libraries changed")
+
+    def _lost(self, kind: HostKind, link: HostLink, why: str) -> None:
+        if not link.stopping:
+            record = self._records[kind]
+            now = time.monotonic()
+            record.deaths = 1 if now - record.started > _HEALTHY_SECONDS else record.deaths + 1
+            record.not_before = now + _BACKOFF[min(record.deaths, len(_BACKOFF) - 1)]
         self._on_lost(link, why)

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import zmq
@@ -27,10 +28,12 @@ _STOP_SECONDS = 3.0
 
 
 class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Mebibytes of shared memory a host gets, and seconds after which an unanswered job means that it hangs."""
+    """Mebibytes of shared memory a host gets; seconds after which it counts as hanging: without an answer to a job
+    whose turn it is, and while opening or closing an engine."""
 
-    arena_mb: int = 512
-    job_seconds: float = 120.0
+    arena_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 20)] = 512
+    job_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 120.0
+    open_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
 
 
 Reply = m.Answer | m.Detected
@@ -42,17 +45,21 @@ class HostLink:
     def __init__(self, backend: str, limits: HostLimits, on_lost: Callable[[HostLink, str], None]) -> None:
         self.backend = backend
         self.pid = 0
+        self.version = ""  # of the runtime that it loaded
+        self.sessions: set[int] = set()
         self.lost = ""  # why, once it is
         self._limits, self._on_lost = limits, on_lost
         self._loop = asyncio.get_running_loop()
         self.arena = Arena(limits.arena_mb << 20)
         self._numbers = itertools.count(1)
-        self._jobs: dict[int, tuple[asyncio.Future[Reply], float]] = {}
+        self._jobs: dict[int, tuple[asyncio.Future[Reply], int]] = {}  # with the session that has it
+        self._turn: dict[int, float] = {}  # since when a session has been busy with the job it is at
         self._opening: dict[int, asyncio.Future[None]] = {}
         self._closing: dict[int, asyncio.Future[None]] = {}
+        self._asked: dict[int, float] = {}  # since when a session has been opening or closing
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(m.FromHost)
-        self._stopping = False
+        self.stopping = False
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -80,21 +87,36 @@ class HostLink:
             )
             self.pid = self._process.pid
             self._watch = asyncio.create_task(self._watch_process(self._process))
-            await asyncio.wait_for(asyncio.shield(self._ready), _START_SECONDS)
+            await asyncio.wait_for(self._connected(), _START_SECONDS)
         except asyncio.TimeoutError:
-            self._lose(f"did not start within {_START_SECONDS:g} s")
+            self.kill(f"did not start within {_START_SECONDS:g} s")
             raise HostLost(f"engine host {self.backend} {self.lost}") from None
+        except OSError as error:
+            self._lose(f"could not be started: {error.strerror}")
+            raise HostLost(f"engine host {self.backend} {self.lost}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    async def _connected(self) -> None:
+        """Until the host has spoken, and can be spoken to: the two sockets connect at their own pace."""
+        await asyncio.shield(self._ready)
+        while not int(self._orders.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            await asyncio.sleep(0.002)
+            self._require_alive()
 
     async def open(self, order: Order, recognition: Recognition) -> int:
         """Opens an engine; its number within this host. The backend's error when it cannot be opened."""
         self._require_alive()
         number = next(self._numbers)
         opened: asyncio.Future[None] = self._loop.create_future()
-        self._opening[number] = opened
+        self._opening[number], self._asked[number] = opened, time.monotonic()
         self._send(m.Open(number, order, recognition))
-        await opened
+        self.sessions.add(number)
+        try:
+            await opened
+        except EdgedError:
+            self.sessions.discard(number)
+            raise
         return number
 
     async def close_session(self, number: int) -> None:
@@ -102,22 +124,26 @@ class HostLink:
         if self.lost:
             return
         closed: asyncio.Future[None] = self._loop.create_future()
-        self._closing[number] = closed
+        self._closing[number], self._asked[number] = closed, time.monotonic()
         self._send(m.Close(number))
         await closed
+        self.sessions.discard(number)
 
     def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
         """Sends a job; the future ends with the answer, the job's error, or HostLost."""
         self._require_alive()
         number = next(self._numbers)
         future: asyncio.Future[Reply] = self._loop.create_future()
-        self._jobs[number] = (future, time.monotonic())
-        self._send(make(number))
+        message = make(number)
+        self._send(message)
+        if not any(session == message.session for _, session in self._jobs.values()):
+            self._turn[message.session] = time.monotonic()
+        self._jobs[number] = (future, message.session)
         return future
 
     async def stop(self) -> None:
         """Ends the process; what it still held fails with HostLost."""
-        self._stopping = True
+        self.stopping = True
         process = self._process
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -140,7 +166,11 @@ class HostLink:
             raise HostLost(f"engine host {self.backend} {self.lost}")
 
     def _send(self, message: m.ToHost) -> None:
-        self._orders.send(self._encoder.encode(message), zmq.NOBLOCK)
+        try:
+            self._orders.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:  # nobody reads any more, which is noticed here before the process's end is
+            self.kill("no longer answers")
+            self._require_alive()
 
     def _drain(self) -> None:
         """Reads until nothing is left: the descriptor signals once for any number of messages."""
@@ -153,9 +183,9 @@ class HostLink:
 
     def _take(self, message: m.FromHost) -> None:
         if isinstance(message, m.Answer | m.Detected):
-            _settle(self._jobs.pop(message.job)[0], message)
+            _settle(self._pop(message.job), message)
         elif isinstance(message, m.JobFailed):
-            _fail(self._jobs.pop(message.job)[0], _rebuild(message.error, message.message))
+            _fail(self._pop(message.job), _rebuild(message.error, message.message))
         elif isinstance(message, m.Opened):
             _settle(self._opening.pop(message.session), None)
         elif isinstance(message, m.OpenFailed):
@@ -163,20 +193,33 @@ class HostLink:
         elif isinstance(message, m.Closed):
             _settle(self._closing.pop(message.session), None)
         elif isinstance(message, m.Ready):
+            self.version = message.version
             _settle(self._ready, None)
         else:
             self._lose(f"cannot start: {message.message}")
 
+    def _pop(self, job: int) -> asyncio.Future[Reply]:
+        future, session = self._jobs.pop(job)
+        self._turn[session] = time.monotonic()  # the session's next job has its turn now
+        return future
+
+    def _is_hanging(self) -> bool:
+        now = time.monotonic()
+        busy = {session for _, session in self._jobs.values()}
+        waiting = {*self._opening, *self._closing}
+        return any(now - self._turn[session] > self._limits.job_seconds for session in busy) or any(
+            now - self._asked[session] > self._limits.open_seconds for session in waiting
+        )
+
     async def _watch_process(self, process: asyncio.subprocess.Process) -> None:
         """Notices the end of the process, and a job that is never answered."""
         ended = asyncio.ensure_future(process.wait())
-        period = min(1.0, self._limits.job_seconds / 4)
+        period = min(1.0, self._limits.job_seconds / 4, self._limits.open_seconds / 4)
         while not ended.done():
             await asyncio.wait([ended], timeout=period)
-            oldest = min((since for _, since in self._jobs.values()), default=time.monotonic())
-            if time.monotonic() - oldest > self._limits.job_seconds:
-                self.kill(f"hung: no answer for {self._limits.job_seconds:g} s")
-        self._lose("was stopped" if self._stopping else f"died (exit status {process.returncode})")
+            if self._is_hanging():
+                self.kill("hung: no answer within its limit")
+        self._lose("was stopped" if self.stopping else f"died (exit status {process.returncode})")
 
     def _lose(self, why: str) -> None:
         if self.lost:

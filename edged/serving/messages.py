@@ -79,9 +79,10 @@ ToHost = Open | Close | Infer | Detect
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The host's first word: its backend is imported."""
+    """The host's first word: its backend is imported, and which version of the runtime that was."""
 
     pid: int
+    version: str
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):

@@ -48,6 +48,8 @@ class Schedule(Generic[Work]):
     def push(self, work: Work) -> None:
         """Queues a request; Overloaded when too many wait."""
         if len(self._requests) >= self._limit:
+            self._forget_unwanted()
+        if len(self._requests) >= self._limit:
             raise Overloaded(f"{self._limit} requests are waiting for this model already; send fewer at a time")
         if not self._requests:
             self._turns.append(None)
@@ -81,6 +83,12 @@ class Schedule(Generic[Work]):
         """Empties the schedule."""
         while (work := self.choose()) is not None:
             yield work
+
+    def _forget_unwanted(self) -> None:
+        wanted = deque(work for work in self._requests if work.is_wanted)
+        if not wanted and self._requests:
+            self._turns.remove(None)
+        self._requests = wanted
 
     def _take_request(self) -> Work:
         work = self._requests.popleft()

@@ -11,9 +11,9 @@ import time
 from collections.abc import Hashable
 from functools import partial
 
-from edged.errors import EdgedError, HostLost, NotReady
+from edged.errors import EdgedError, HostLost
 from edged.serving import messages as m
-from edged.serving.arena import Span
+from edged.serving.arena import Arena, Span
 from edged.serving.link import HostLink, Reply
 from edged.serving.schedule import Schedule
 from edged.serving.work import Answered, EngineRef, OutputTensor, Work
@@ -87,7 +87,7 @@ class Slot:
         previous, self.current = self.current, None
         self._refusal = error
         for work in self._schedule.drain():
-            work.future.set_exception(error)
+            work.future.set_exception(self._refused())
         return previous
 
     def reopen(self) -> None:
@@ -100,7 +100,12 @@ class Slot:
 
     def _require_open(self) -> None:
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refused()
+
+    def _refused(self) -> EdgedError:
+        """A new error each time: one that is raised again and again would keep every caller's frames alive."""
+        assert self._refusal is not None
+        return type(self._refusal)(str(self._refusal))
 
     def _pump(self) -> None:
         """Hands work to the session as long as it takes some."""
@@ -116,15 +121,14 @@ class Slot:
         try:
             for blob in work.blobs():
                 spans.append(arena.store(blob))
-            reply = arena.reserve(session.reply_bytes) if session.reply_bytes else None
+            reply = _room(arena, session.reply_bytes)
+            queued = (time.monotonic() - work.received) * 1e3
+            future = session.link.submit(lambda job: work.message(job, session.number, spans, reply))
         except EdgedError as error:
             for span in spans:
                 arena.release(span)
-            self.failed += 1
-            work.future.set_exception(error)
+            self._fail(work, error)
             return
-        queued = (time.monotonic() - work.received) * 1e3
-        future = session.link.submit(lambda job: work.message(job, session.number, spans, reply))
         session.in_flight += 1
         session.idle.clear()
         future.add_done_callback(partial(self._finish, session, work, spans, reply, queued))
@@ -142,12 +146,8 @@ class Slot:
         if error is None and not work.future.done():
             work.future.set_result(_collect(session, future.result(), queue_ms))
             self.answered += 1
-        elif isinstance(error, HostLost) and not work.retried and work.is_wanted:
-            work.retried = True
-            self._retry(work)
-        elif error is not None and not work.future.done():
-            work.future.set_exception(error)
-            self.failed += 1
+        elif isinstance(error, EdgedError):
+            self._fail(work, error)
         for span in (*spans, *([reply] if reply else [])):
             session.link.arena.release(span)
         session.in_flight -= 1
@@ -155,16 +155,30 @@ class Slot:
             session.idle.set()
         self._pump()
 
+    def _fail(self, work: Work, error: EdgedError) -> None:
+        """Tries once more what was lost with its host; anything else is told to whoever waits."""
+        if not work.is_wanted:
+            return
+        if isinstance(error, HostLost) and not work.retried:
+            work.retried = True
+            self._retry(work)
+        else:
+            self.failed += 1
+            work.future.set_exception(error)
+
     def _retry(self, work: Work) -> None:
         if self._refusal is not None:
-            work.future.set_exception(self._refusal)
+            work.future.set_exception(self._refused())
         else:
             self._schedule.retry(work)
 
 
-def removed(model: str) -> NotReady:
-    """What is answered to work that waited for a model which is gone."""
-    return NotReady(f"model {model!r} was removed while the request waited")
+def _room(arena: Arena, size: int) -> Span | None:
+    """Where the answer goes if there is room; otherwise it comes in the message, which is slower and always works."""
+    try:
+        return arena.reserve(size) if size else None
+    except EdgedError:
+        return None
 
 
 def _collect(session: ServingSession, reply: Reply, queue_ms: float) -> Answered:

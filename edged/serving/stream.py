@@ -36,7 +36,7 @@ class Delivery(Generic[Tag]):
 class _Entry(Generic[Tag]):
     tag: Tag
     work: FrameWork
-    slot: Slot | None  # None for a frame that was answered before it reached one
+    slot: Slot | EdgedError  # where it goes, or why it goes nowhere
 
 
 class _Camera(Generic[Tag]):
@@ -62,8 +62,8 @@ class Stream(Generic[Tag]):
         self._closed = False
         self._failure: BaseException | None = None
 
-    def put(self, camera: str, tag: Tag, work: FrameWork, slot: Slot) -> None:
-        """Takes a frame. An error of the slot becomes this frame's result."""
+    def put(self, camera: str, tag: Tag, work: FrameWork, slot: Slot | EdgedError) -> None:
+        """Takes a frame for a slot, or for the error that is its answer. What a slot raises becomes its answer too."""
         state = self._cameras.setdefault(camera, _Camera())
         entry = _Entry(tag, work, slot)
         if state.held is not None or state.under_way >= _UNDER_WAY:
@@ -71,13 +71,6 @@ class Stream(Generic[Tag]):
             state.held = entry
         else:
             self._offer(camera, state, entry)
-
-    def fail(self, camera: str, tag: Tag, work: FrameWork, error: EdgedError) -> None:
-        """Answers a frame that never reaches a slot, in its turn."""
-        state = self._cameras.setdefault(camera, _Camera())
-        state.pending.append(_Entry(tag, work, None))
-        work.future.set_exception(error)
-        self._flush(camera, state)
 
     def end(self, failure: BaseException | None = None) -> None:
         """No more frames will come. With a failure, iteration raises it once everything else is delivered."""
@@ -103,18 +96,19 @@ class Stream(Generic[Tag]):
         self._closed = True
         for camera, state in self._cameras.items():
             for entry in state.pending:
-                if entry.slot is not None:
+                if isinstance(entry.slot, Slot):
                     entry.slot.withdraw((id(self), camera))
                 entry.work.future.cancel()
             state.pending.clear()
             state.held = None
 
     def _offer(self, camera: str, state: _Camera[Tag], entry: _Entry[Tag]) -> None:
-        assert entry.slot is not None
+        overtaken = None
         try:
+            if isinstance(entry.slot, EdgedError):
+                raise entry.slot
             overtaken = entry.slot.offer((id(self), camera), entry.work)
         except EdgedError as error:
-            overtaken = None
             entry.work.future.set_exception(error)
         if overtaken is not None:
             state.skipped += 1

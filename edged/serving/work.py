@@ -10,15 +10,21 @@ import msgspec
 from edged.serving import messages as m
 from edged.serving.arena import Span
 from edged.tensors import Shape
-from edged.vision.family import Thresholds
+from edged.vision.family import Recognition, Thresholds
 
 
 class EngineRef(msgspec.Struct, frozen=True):
-    """Which engine answered: its key, its backend, and the class names of its detections."""
+    """Which engine answers: its key, its backend, the digest of its model, how its pictures and outputs are read."""
 
     key: str
     backend: str
-    names: tuple[str, ...] = ()
+    model: str
+    recognition: Recognition
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Class names of its detections."""
+        return self.recognition.names
 
 
 class OutputTensor(msgspec.Struct, frozen=True):

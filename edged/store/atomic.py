@@ -47,7 +47,9 @@ def sync_tree(root: Path) -> None:
 
 
 def publish(staged: Path, final: Path) -> None:
-    """Moves a complete directory into place. `final` must not exist; OSError when it does."""
+    """Moves a complete directory into place. FileExistsError when `final` is there, even as an empty directory."""
+    if os.path.lexists(final):
+        raise FileExistsError(17, "it exists already", str(final))
     sync_tree(staged)
     os.rename(staged, final)
     sync_directory(final.parent)

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from edged.backend.contract import Recipe
+from edged.backend.registry import ABSENT
 from edged.device.fingerprint import Fingerprint
 from edged.device.validity import relevant
 
 FORMAT = "1"
-_ABSENT = "absent"
 _BACKEND = "recipe.backend"
+_NOT_FACTS = ("format", "model", "recipe.")
 
 
 class PartChange(msgspec.Struct, frozen=True):
@@ -28,7 +29,7 @@ class PartChange(msgspec.Struct, frozen=True):
     new: str | None
 
     def __str__(self) -> str:
-        return f"{self.part.removeprefix('runtime.')} {self.old or _ABSENT} → {self.new or _ABSENT}"
+        return f"{self.part.removeprefix('runtime.')} {self.old or ABSENT} → {self.new or ABSENT}"
 
 
 class EngineKey(msgspec.Struct, frozen=True):
@@ -42,16 +43,26 @@ class EngineKey(msgspec.Struct, frozen=True):
         parts = {"format": FORMAT, "model": model_digest, **recipe.parts()}
         kind, _, index = recipe.device.partition(":")
         for fact in relevant(recipe.backend, kind, int(index or 0)):
-            parts[fact] = fingerprint.facts.get(fact, _ABSENT)
+            parts[fact] = fingerprint.facts.get(fact, ABSENT)
         return cls(parts)
 
     @property
     def digest(self) -> str:
         """32 hexadecimal digits over every name and value, each followed by a delimiter that cannot occur in them."""
-        hasher = hashlib.sha256()
-        for name, value in self.parts.items():
-            hasher.update(name.encode() + b"\0" + value.encode() + b"\0")
-        return hasher.hexdigest()[:32]
+        return _digest(self.parts)[:32]
+
+    @property
+    def generation(self) -> str:
+        """12 hexadecimal digits over the device's facts alone: engines of one generation can share a host process."""
+        own = {name: value for name, value in self.parts.items() if not name.startswith(_NOT_FACTS)}
+        return _digest(own)[:12]
+
+
+def _digest(parts: Mapping[str, str]) -> str:
+    hasher = hashlib.sha256()
+    for name, value in parts.items():
+        hasher.update(name.encode() + b"\0" + value.encode() + b"\0")
+    return hasher.hexdigest()
 
 
 def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange, ...]:

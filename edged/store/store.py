@@ -6,7 +6,9 @@ lock on what it stages, and a stage without a living owner is a stray that the n
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -17,10 +19,12 @@ from pathlib import Path
 import msgspec
 
 from edged.backend.artefact import Artefact
+from edged.files import read_regular
 from edged.store import atomic
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 
+_LOG = logging.getLogger("edged.store")
 _RECORD = "record.json"
 _LOCK = ".owner"
 _SWEEP = ".sweep"
@@ -56,7 +60,8 @@ class Store:
             record = _read(folder)
             if record is None:
                 self.counts.damaged += 1
-                self._discard(folder)
+                with contextlib.suppress(OSError):  # on a read-only disk it stays, and stays unused
+                    self._discard(folder)
             else:
                 self._index[folder.name] = record
 
@@ -96,9 +101,12 @@ class Store:
         """Publishes a staged engine under its key, replacing one that is there. Returns the key's digest."""
         digest = EngineKey(record.parts).digest
         atomic.write_file(staged / _RECORD, msgspec.json.format(msgspec.json.encode(record)))
+        atomic.sync_tree(staged)
+        self._index.pop(digest, None)
         self._discard(self._engines / digest)
-        atomic.publish(staged, self._engines / digest)
+        os.rename(staged, self._engines / digest)
         self._index[digest] = record
+        atomic.sync_directory(self._engines)
         return digest
 
     def damaged(self, key: str) -> None:
@@ -123,11 +131,14 @@ class Store:
         shutil.rmtree(grave, ignore_errors=True)
 
     def _sweep(self) -> None:
-        with self._sweeping(fcntl.LOCK_EX):
-            for stray in self._staging.iterdir():
-                if stray.is_dir() and not _is_owned(stray):
-                    self.counts.strays += 1
-                    shutil.rmtree(stray, ignore_errors=True)
+        try:
+            with self._sweeping(fcntl.LOCK_EX):
+                for stray in self._staging.iterdir():
+                    if stray.is_dir() and not _is_owned(stray):
+                        self.counts.strays += 1
+                        shutil.rmtree(stray, ignore_errors=True)
+        except OSError as error:  # a read-only disk still serves what it holds
+            _LOG.warning("the store cannot be cleaned: %s", error.strerror)
 
     @contextmanager
     def _sweeping(self, mode: int) -> Iterator[None]:
@@ -143,7 +154,7 @@ class Store:
 def _read(folder: Path) -> EngineRecord | None:
     """The record of an entry whose name is the digest of its parts and whose files have their sizes, else None."""
     try:
-        record = msgspec.json.decode((folder / _RECORD).read_bytes(), type=EngineRecord)
+        record = msgspec.json.decode(read_regular(folder / _RECORD), type=EngineRecord)
         sizes = {name: (folder / name).stat().st_size for name in record.files}
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None

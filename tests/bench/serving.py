@@ -1,6 +1,6 @@
 """How much of a bare engine's speed is left when it is reached through the daemon. Prints ratios measured in one run.
 
-    python tests/bench/serving.py [SECONDS]
+python tests/bench/serving.py [SECONDS]
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ def main(seconds: float) -> None:
             bare = per_second(lambda: model.infer(next(pictures)), seconds)
             encoded = itertools.cycle(_JPEG)
             bare_jpeg = per_second(lambda: model.infer(next(encoded)), seconds)
-        print(f"engine {serving.backend}, {serving.latency_ms:.2f} ms; in-process raw {bare:.0f}/s, JPEG {bare_jpeg:.0f}/s")
+        print(
+            f"engine {serving.backend}, {serving.latency_ms:.2f} ms;"
+            f" in-process raw {bare:.0f}/s, JPEG {bare_jpeg:.0f}/s"
+        )
         one = itertools.cycle(_RAW)
         rows = {
             "DetectOne, raw": (per_second(lambda: client.infer("shapes", next(one)), seconds), bare),

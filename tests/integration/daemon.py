@@ -95,7 +95,8 @@ class Daemon:
 
             def done() -> list[edged.client.operations.EngineInfo] | None:
                 engines = list(client.engines(model))
-                return engines if engines and all(e.state in ends for e in engines) else None
+                over = all(e.state in ends for e in engines) and any(e.state == "serving" for e in engines)
+                return engines if over else None
 
             wait_for(f"engines of {model} are made", done, seconds)
             time.sleep(1.2)  # one more look of the control loop: a swap may follow the last outcome

@@ -195,3 +195,16 @@ def test_an_address_that_cannot_be_used_is_explained(tmp_path: Path, address: st
     assert refused.returncode == 2
     assert words in refused.stderr
     assert refused.stderr.strip().count("\n") == 0
+
+
+def test_changed_settings_apply_without_a_restart(daemon: Daemon) -> None:
+    picture = Scene(5, shapes=5).frame(0)[0]
+    with daemon.client() as client:
+        client.add_model("tuned", MODEL_PATH)
+        daemon.ready("tuned")
+        assert len(client.infer("tuned", picture).detections) > 1
+        (daemon.models / "tuned" / "edged.toml").write_text("thresholds.max_detections = 1\n")
+        wait_for("the setting applies", lambda: len(client.infer("tuned", picture).detections) == 1)
+        (daemon.models / "tuned" / "edged.toml").write_text("thresholds.scores = 1\n")
+        wait_for("the mistake is named", lambda: "thresholds.score" in daemon.log.read_text())
+        assert len(client.infer("tuned", picture).detections) == 1

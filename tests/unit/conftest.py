@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -35,6 +36,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def fill() -> Callable[[Path], Path]:
+    """Takes all the room of a disk; the file that holds it."""
+
+    def until_full(disk: Path) -> Path:
+        filler = disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        return filler
+
+    return until_full
 
 
 @pytest.fixture

@@ -98,7 +98,6 @@ def test_publishing_over_something_fails_and_changes_nothing(tmp_path: Path) -> 
     assert (tmp_path / "final" / "file").read_text() == "final"
 
 
-@pytest.mark.xfail(strict=True, reason="rename(2) replaces an empty directory without a word")
 def test_publishing_over_an_empty_directory_fails_as_well(tmp_path: Path) -> None:
     (tmp_path / "staged").mkdir()
     (tmp_path / "final").mkdir()

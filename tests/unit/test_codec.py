@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edged.errors import InvalidInput
-from edged.serving.codec import to_array, to_bytes
+from edged.raw_contents import to_array, to_bytes
 from edged.tensors import DATATYPES, Array, TensorSpec, byte_size, numpy_dtype
 
 DENSE = [name for name in DATATYPES if name != "BYTES"]

@@ -69,7 +69,9 @@ CONTENTS = st.dictionaries(st.text("ab", min_size=1, max_size=2), st.binary(max_
 
 
 @given(CONTENTS, CONTENTS)
-def test_different_contents_never_have_one_digest(tmp_path: Path, one: dict[str, bytes], other: dict[str, bytes]) -> None:
+def test_different_contents_never_have_one_digest(
+    tmp_path: Path, one: dict[str, bytes], other: dict[str, bytes]
+) -> None:
     (tmp_path / "model.onnx").write_bytes(b"graph")
     digests = []
     for files in (one, other):

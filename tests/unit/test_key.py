@@ -98,7 +98,7 @@ def test_another_gpu_of_the_box_is_another_key_and_only_its_own_facts_count() ->
     assert on("cuda:1", **{"gpu.1.name": "C"}).digest != on("cuda:1").digest
 
 
-def test_a_backend_on_a_device_that_it_does_not_know_has_no_key() -> None:
+def test_a_backend_has_no_key_for_hardware_that_it_does_not_know() -> None:
     with pytest.raises(Unsupported):
         key(recipe=Recipe("openvino", device="cuda:0"))
 

@@ -101,20 +101,17 @@ def test_settings_that_are_a_folder_are_the_models_problem(root: Path) -> None:
     assert "cannot be read" in Repository(root).entries()["bad"].problem
 
 
-@pytest.mark.xfail(strict=True, reason="edged.toml is read without looking whether it is a regular file")
 def test_settings_that_are_a_fifo_do_not_hold_up_the_daemon(root: Path) -> None:
     fifo = lay(root, "bad", "1") / "edged.toml"
     os.mkfifo(fifo)
     assert ends_despite_fifo(Repository(root).entries, fifo)
 
 
-@pytest.mark.xfail(strict=True, reason="Python converts no more than 4300 digits, and that ValueError passes through")
 def test_settings_with_endless_digits_do_not_end_the_daemon(root: Path) -> None:
     lay(root, "bad", "1", settings=f'threads = "{"9" * 5000}"')
     assert Repository(root).entries()["bad"].problem
 
 
-@pytest.mark.xfail(strict=True, reason="the parser's RecursionError passes through")
 def test_settings_nested_without_end_do_not_end_the_daemon(root: Path) -> None:
     lay(root, "bad", "1", settings="a = " + "[" * 5000)
     assert Repository(root).entries()["bad"].problem
@@ -129,7 +126,6 @@ def open_root() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-@pytest.mark.xfail(strict=True, reason="a folder that may not be listed raises PermissionError for the whole repository")
 def test_a_folder_that_may_not_be_read_is_passed_over(open_root: Path, as_nobody: Callable[[], None]) -> None:
     lay(open_root, "good", "1")
     lay(open_root, "secret", "1").chmod(0)
@@ -137,7 +133,6 @@ def test_a_folder_that_may_not_be_read_is_passed_over(open_root: Path, as_nobody
     assert "good" in Repository(open_root).entries()
 
 
-@pytest.mark.xfail(strict=True, reason="a folder that goes between being seen and being listed raises")
 def test_a_model_that_goes_while_it_is_looked_at_is_passed_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lay(root, "good", "1")
     going = lay(root, "going", "1")

@@ -1,0 +1,80 @@
+"""A link without a host: jobs wait in a list until a test answers them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from edged.errors import EdgedError, HostLost
+from edged.serving import messages as m
+from edged.serving.arena import Arena
+from edged.serving.link import Reply
+from edged.serving.slot import ServingSession
+from edged.serving.work import EngineRef
+from edged.vision.family import recognise
+
+
+def engine_ref(key: str, backend: str = "fake") -> EngineRef:
+    """An engine of a model that takes no pictures."""
+    return EngineRef(key, backend, "model", recognise((), (), {}, {}))
+
+
+class FakeLink:
+    """As much of a HostLink as a slot uses."""
+
+    def __init__(self, capacity: int = 1 << 20) -> None:
+        self.arena = Arena(capacity)
+        self.lost, self.backend = "", "fake"
+        self.jobs: dict[int, tuple[m.Infer | m.Detect, asyncio.Future[Reply]]] = {}
+        self.most = 0  # jobs at once
+        self.closed: list[int] = []
+        self._last = 0
+
+    def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
+        assert not self.lost
+        self._last += 1
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.jobs[self._last] = make(self._last), future
+        self.most = max(self.most, len(self.jobs))
+        return future
+
+    async def close_session(self, number: int) -> None:
+        self.closed.append(number)
+
+    def sent(self) -> list[bytes]:
+        """What the host would read of every job, oldest first."""
+        return [self._bytes(job) for job, _ in self.jobs.values()]
+
+    def answer(self, number: int | None = None) -> None:
+        """Answers a job, the oldest by default: a frame with its own bytes as detections, tensors with themselves."""
+        number = min(self.jobs) if number is None else number
+        job, future = self.jobs.pop(number)
+        times = m.Times(infer_ms=1.0)
+        if isinstance(job, m.Detect):
+            future.set_result(m.Detected(number, self._bytes(job), times, 4, 3))
+        else:
+            outputs = tuple(
+                m.TensorRef(ref.name, ref.datatype, ref.shape, None, bytes(self.arena.read(ref.span)))
+                for ref in job.inputs
+                if ref.span is not None
+            )
+            future.set_result(m.Answer(number, outputs, times))
+
+    def fail(self, error: EdgedError) -> None:
+        """The oldest job ends with an error."""
+        _, future = self.jobs.pop(min(self.jobs))
+        future.set_exception(error)
+
+    def lose(self) -> None:
+        """The host dies: everything it held is lost."""
+        self.lost = "died"
+        for _, future in self.jobs.values():
+            future.set_exception(HostLost("the host died"))
+        self.jobs.clear()
+
+    def session(self, number: int = 1, key: str = "engine") -> ServingSession:
+        return ServingSession(self, number, engine_ref(key))  # type: ignore[arg-type]
+
+    def _bytes(self, job: m.Infer | m.Detect) -> bytes:
+        spans = [job.picture.span] if isinstance(job, m.Detect) else [r.span for r in job.inputs if r.span is not None]
+        return b"".join(bytes(self.arena.read(span)) for span in spans)

@@ -1,0 +1,48 @@
+"""Changes in library folders are noticed once they are over, and a poll backs the watch up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from edged.device.watch import changes, library_folders
+
+
+def test_a_rename_into_a_folder_is_noticed_after_it_went_quiet(tmp_path: Path) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir()
+
+    async def watch() -> float:
+        seen = changes([folder], quiet_seconds=0.6, poll_seconds=60)
+        first = asyncio.create_task(anext(seen))
+        await asyncio.sleep(1.0)  # the watch is set up in a thread of its own
+        assert not first.done()
+        for number in range(4):  # as dpkg does: a new file under another name, then renamed
+            new = tmp_path / "new"
+            new.write_text(str(number))
+            new.rename(folder / "libnvinfer.so.10")
+            await asyncio.sleep(0.2)
+        last = time.monotonic()
+        await asyncio.wait_for(first, 20)
+        await seen.aclose()
+        return time.monotonic() - last
+
+    assert asyncio.run(watch()) > 0.1
+
+
+def test_without_changes_the_poll_speaks(tmp_path: Path) -> None:
+    async def watch() -> int:
+        seen = changes([tmp_path], quiet_seconds=0.5, poll_seconds=0.8)
+        for _ in range(2):
+            await asyncio.wait_for(anext(seen), 20)
+        await seen.aclose()
+        return 2
+
+    assert asyncio.run(watch()) == 2
+
+
+def test_the_folders_of_this_interpreter_are_among_those_watched() -> None:
+    folders = library_folders()
+    assert all(folder.is_dir() for folder in folders)
+    assert any(folder.name in ("site-packages", "dist-packages") for folder in folders)

@@ -1,0 +1,447 @@
+"""A real engine host in a process of its own: what it answers, how it dies, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from edged.backend.artefact import Artefact, FileRecord
+from edged.backend.contract import Order, Recipe, Signature
+from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, InvalidInput, NotReady
+from edged.raw_contents import to_bytes
+from edged.serving.hosts import HostKind, Hosts
+from edged.serving.link import HostLimits, HostLink
+from edged.serving.slot import ServingSession, Slot
+from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
+from edged.tensors import TensorSpec
+from edged.vision.family import Recognition, recognise
+from tests import models
+from tests.fake_link import engine_ref
+from tests.waiting import children, descriptors, is_running, run, until, wait
+
+VECTOR = Signature((TensorSpec("x", "UINT8", ("n",)),), (TensorSpec("y", "FP32", (1, 2)),))
+PICTURE = Signature((TensorSpec("image", "FP32", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 4)),))
+LIMITS = HostLimits(arena_mb=4, job_seconds=30)
+
+
+def recognition(signature: Signature) -> Recognition:
+    return recognise(signature.inputs, signature.outputs, {}, {})
+
+
+def order(signature: Signature = VECTOR, milliseconds: int = 0) -> Order:
+    return Order("/nowhere", signature, Recipe("null", threads=milliseconds))
+
+
+def request(*values: int) -> TensorWork:
+    data = bytes(values)
+    return TensorWork((InputTensor("x", "UINT8", (len(data),), data),), None)
+
+
+def sockets() -> set[str]:
+    return set(glob.glob(f"{tempfile.gettempdir()}/edged-*"))
+
+
+class Box:
+    """A slot and the hosts that were started for it."""
+
+    def __init__(self, limits: HostLimits) -> None:
+        self.limits, self.slot = limits, Slot("m")
+        self.links: list[HostLink] = []
+        self.lost: list[str] = []
+
+    async def host(self, backend: str = "null") -> HostLink:
+        link = HostLink(backend, self.limits, self._on_lost)
+        self.links.append(link)
+        await link.start()
+        return link
+
+    async def session(self, link: HostLink, wanted: Order, key: str = "engine") -> ServingSession:
+        number = await link.open(wanted, recognition(wanted.signature))
+        return ServingSession(link, number, engine_ref(key, link.backend))
+
+    async def serve(self, wanted: Order, key: str = "engine") -> HostLink:
+        link = await self.host()
+        self.slot.install(await self.session(link, wanted, key))
+        return link
+
+    async def ask(self, work: TensorWork) -> Answered:
+        self.slot.push(work)
+        return await asyncio.wait_for(work.future, 20)
+
+    def _on_lost(self, link: HostLink, why: str) -> None:
+        self.lost.append(why)
+        self.slot.vacate(link)
+
+
+def with_box(work: Callable[[Box], Awaitable[Any]], limits: HostLimits = LIMITS) -> None:
+    """Runs with hosts that are stopped in the end, all of whose memory must have come back by then."""
+
+    async def boxed() -> None:
+        box = Box(limits)
+        try:
+            await work(box)
+            for link in box.links:
+                assert link.arena.taken == 0
+        finally:
+            for link in box.links:
+                await link.stop()
+            await asyncio.gather(*(until(lambda a=link.arena: _is_closed(a.handle), "it closed") for link in box.links))
+
+    run(boxed())
+
+
+def _is_closed(handle: int) -> bool:
+    try:
+        return "edged-arena" not in os.readlink(f"/proc/self/fd/{handle}")
+    except OSError:
+        return True
+
+
+def mean(answer: Answered) -> float:
+    return float(np.frombuffer(answer.outputs[0].data, np.float32)[0])
+
+
+def test_a_host_answers_tensor_requests() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order(), "k")
+        for values in ((2, 4), (7,), ()):
+            answer = await box.ask(request(*values))
+            assert mean(answer) == (sum(values) / len(values) if values else 0)
+            assert answer.outputs[0].shape == (1, 2)
+            assert (answer.engine.key, answer.engine.backend) == ("k", "null")
+        assert is_running(link.pid)
+        assert link.pid in children()
+
+    with_box(work)
+
+
+def test_a_host_detects_on_raw_and_encoded_frames() -> None:
+    async def work(box: Box) -> None:
+        await box.serve(order(PICTURE))
+        raw = FrameWork(bytes([200]) * (6 * 4 * 3), "bgr", 6, 4)
+        padded = FrameWork(bytes([200]) * (32 * 4), "bgr", 6, 4, stride=32)
+        assert box.slot.offer("a", raw) is None
+        assert box.slot.offer("b", padded) is None
+        for each in (raw, padded):
+            answer = await asyncio.wait_for(each.future, 20)
+            assert (answer.width, answer.height) == (6, 4)
+            assert answer.detections is None  # no family: the raw outputs
+            assert [o.name for o in answer.outputs] == ["scores"]
+        wrong = (FrameWork(b"no picture"), FrameWork(bytes(10), "bgr", 6, 4))
+        for lane, each in enumerate(wrong):
+            box.slot.offer(lane, each)
+            with pytest.raises(InvalidInput):
+                await asyncio.wait_for(each.future, 20)
+
+    with_box(work)
+
+
+def test_a_model_that_takes_no_picture_says_so_for_a_frame() -> None:
+    async def work(box: Box) -> None:
+        await box.serve(order())
+        frame = FrameWork(bytes(12), "bgr", 2, 2)
+        box.slot.offer("c", frame)
+        with pytest.raises(InvalidInput, match="takes no picture"):
+            await asyncio.wait_for(frame.future, 20)
+
+    with_box(work)
+
+
+def test_every_datatype_passes_through_a_host_and_its_shared_memory(tmp_path: Path) -> None:
+    async def work(box: Box) -> None:
+        link = await box.host("onnxruntime")
+        for datatype, array in {
+            "FP32": np.float32([[1.5, -2, 3]]),
+            "BF16": np.array([[0x3F80, 0xFFFF, 1]], np.uint16),
+            "BYTES": np.array([[b"one", b"", "drei€".encode()]], np.object_),
+            "BOOL": np.array([[True, False, True]]),
+            "INT64": np.array([[2**63 - 1, -1, 0]]),
+        }.items():
+            proto = models.identity(datatype, ["n", 3])
+            path = models.save(proto, tmp_path / f"{datatype}.onnx")
+            wanted = Order(str(path), models.signature(proto), Recipe("onnxruntime", optimization="none"))
+            previous = box.slot.install(await box.session(link, wanted))
+            if previous is not None:
+                await previous.retire()
+            for _ in range(2):  # the second answer travels by shared memory
+                raw = bytes(to_bytes(array))
+                answer = await box.ask(TensorWork((InputTensor("x", datatype, (1, 3), raw),), ("y",)))
+                assert answer.outputs[0].datatype == datatype
+                assert answer.outputs[0].shape == (1, 3)
+                assert answer.outputs[0].data == raw
+
+    with_box(work)
+
+
+def test_a_swap_under_load_loses_nothing() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order(milliseconds=5), "first")
+        works = [request(number) for number in range(40)]
+        for each in works:
+            box.slot.push(each)
+        retired = []
+        for key in ("second", "third"):
+            await asyncio.wait_for(asyncio.shield(works[10 if key == "second" else 20].future), 20)
+            previous = box.slot.install(await box.session(link, order(milliseconds=1), key))
+            assert previous is not None
+            retired.append(asyncio.ensure_future(previous.retire()))
+        answers = [await asyncio.wait_for(each.future, 20) for each in works]
+        assert [mean(answer) for answer in answers] == list(range(40))
+        keys = [answer.engine.key for answer in answers]
+        assert set(keys) == {"first", "second", "third"}
+        assert keys == sorted(keys, key=["first", "second", "third"].index)
+        await asyncio.wait_for(asyncio.gather(*retired), 20)
+        assert box.slot.failed == 0
+
+    with_box(work)
+
+
+def test_work_in_a_host_that_is_killed_is_done_by_the_next_one() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order(milliseconds=60_000), "doomed")
+        works = [request(number) for number in range(5)]
+        for each in works:
+            box.slot.push(each)
+        os.kill(link.pid, signal.SIGKILL)
+        await until(lambda: bool(link.lost), "the loss")
+        assert box.lost == [link.lost] == ["died (exit status -9)"]
+        assert box.slot.current is None
+        await box.serve(order(), "next")
+        answers = [await asyncio.wait_for(each.future, 20) for each in works]
+        assert [mean(answer) for answer in answers] == list(range(5))
+        assert {answer.engine.key for answer in answers} == {"next"}
+        assert box.slot.failed == 0
+
+    with_box(work)
+
+
+def test_work_that_kills_two_hosts_is_answered_with_the_loss() -> None:
+    async def work(box: Box) -> None:
+        deadly = request(1)
+        box.slot.push(deadly)
+        for _ in range(2):
+            link = await box.serve(order(milliseconds=60_000))
+            os.kill(link.pid, signal.SIGSEGV)
+            await until(lambda one=link: bool(one.lost), "the loss")
+        with pytest.raises(HostLost, match="engine host null died"):
+            await asyncio.wait_for(deadly.future, 20)
+        assert len(box.lost) == 2
+
+    with_box(work)
+
+
+def test_a_host_that_hangs_is_killed_and_its_work_is_done_by_the_next_one() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order(milliseconds=60_000))
+        pid, stuck = link.pid, request(3)
+        box.slot.push(stuck)
+        await until(lambda: bool(link.lost), "the end of the hanging host")
+        assert "hung" in link.lost
+        await until(lambda: not is_running(pid), "the end of the process")
+        await box.serve(order())
+        assert mean(await asyncio.wait_for(stuck.future, 20)) == 3
+
+    with_box(work, HostLimits(arena_mb=4, job_seconds=1))
+
+
+def test_a_host_without_work_is_not_taken_for_a_hanging_one() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order())
+        assert mean(await box.ask(request(4))) == 4
+        await asyncio.sleep(1.4)  # longer than a job may take
+        assert not link.lost
+        assert mean(await box.ask(request(5))) == 5
+
+    with_box(work, HostLimits(arena_mb=4, job_seconds=1))
+
+
+def test_an_engine_that_never_opens_is_a_hanging_host(tmp_path: Path) -> None:
+    fifo = tmp_path / "model.onnx"
+    os.mkfifo(fifo)
+
+    async def work(box: Box) -> None:
+        link = await box.host("onnxruntime")
+        stuck = Order(str(fifo), VECTOR, Recipe("onnxruntime", optimization="none"))
+        with pytest.raises(HostLost):
+            await asyncio.wait_for(link.open(stuck, recognition(VECTOR)), 10)
+
+    with_box(work, HostLimits(arena_mb=4, open_seconds=0.3))
+
+
+def test_work_that_comes_between_a_hosts_death_and_its_notice_is_not_lost() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order())
+        os.kill(link.pid, signal.SIGKILL)
+        # The loop does not run meanwhile, as when it is busy with something else: it cannot notice yet.
+        wait(lambda: not is_running(link.pid), "the end of the process")
+        wait(lambda: not link._orders.getsockopt(zmq.EVENTS) & zmq.POLLOUT, "the end of the connection")
+        late = request(6)
+        box.slot.push(late)
+        await until(lambda: bool(link.lost), "the loss")
+        await box.serve(order())
+        assert mean(await asyncio.wait_for(late.future, 20)) == 6
+
+    with_box(work)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error"),
+    [
+        (
+            Order("/x", VECTOR, Recipe("null"), Artefact("/nowhere", {"engine.null": FileRecord("0", 1)})),
+            EngineDamaged,
+        ),
+        (Order("/x", VECTOR, Recipe("null"), Artefact("/nowhere", {})), EngineDamaged),
+        (order(Signature((TensorSpec("x", "FP32", (1, 3, 8, 8)),), VECTOR.outputs)), None),
+    ],
+)
+def test_an_engine_that_cannot_be_opened_says_why_and_the_host_goes_on(
+    wanted: Order, error: type[EdgedError] | None
+) -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order())
+        if error is None:
+            await link.open(wanted, recognition(wanted.signature))
+        else:
+            with pytest.raises(error):
+                await link.open(wanted, recognition(wanted.signature))
+        assert mean(await box.ask(request(9))) == 9
+
+    with_box(work)
+
+
+def test_an_inference_that_fails_is_that_requests_answer_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    async def work(box: Box) -> None:
+        proto = models.gather()
+        path = models.save(proto, tmp_path / "model.onnx")
+        link = await box.host("onnxruntime")
+        wanted = Order(str(path), models.signature(proto), Recipe("onnxruntime", optimization="none"))
+        box.slot.install(await box.session(link, wanted))
+
+        def lookup(*indices: int) -> TensorWork:
+            return TensorWork((InputTensor("index", "INT64", (3,), np.array(indices).tobytes()),), None)
+
+        with pytest.raises(EngineUnusable, match="out of data bounds"):
+            await box.ask(lookup(0, 1, 99))
+        answer = await box.ask(lookup(0, 1, 2))
+        assert np.frombuffer(answer.outputs[0].data, np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+
+    with_box(work)
+
+
+def test_a_backend_that_cannot_be_loaded_is_a_lost_host_that_says_why() -> None:
+    async def work(box: Box) -> None:
+        with pytest.raises(HostLost, match="tensorflow"):
+            await box.host("tensorflow")
+        assert len(box.lost) == 1
+
+    with_box(work)
+
+
+def test_a_host_that_was_stopped_takes_nothing_more() -> None:
+    async def work(box: Box) -> None:
+        link = await box.host()
+        await link.stop()
+        with pytest.raises(HostLost):
+            link.submit(lambda job: request(1).message(job, 1, [], None))
+        with pytest.raises(HostLost):
+            await link.open(order(), recognition(VECTOR))
+        await link.close_session(1)
+        await link.stop()
+        assert len(box.lost) == 1
+
+    with_box(work)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill -9"])
+def test_nothing_of_a_host_stays(end: str) -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order())
+        await box.ask(request(1, 2, 3))
+        if end == "kill -9":
+            os.kill(link.pid, signal.SIGKILL)
+            await until(lambda: bool(link.lost), "the loss")
+
+    with_box(work)  # what a first host opens for good (ZeroMQ's threads, the loop's child watcher) is not a leak
+    before, names, processes = descriptors(), sockets(), children()
+    with_box(work)
+    wait(lambda: descriptors() <= before, "the closing of every descriptor")
+    assert sockets() <= names
+    assert children() == processes
+
+
+def test_the_sockets_have_no_names_once_a_host_runs() -> None:
+    async def work(box: Box) -> None:
+        before = sockets()
+        await box.host()
+        assert sockets() <= before
+
+    with_box(work)
+
+
+# -- the hosts of a box ---------------------------------------------------------------------------------------------
+
+
+def with_hosts(work: Callable[[Hosts, list[str]], Awaitable[None]]) -> None:
+    async def hosted() -> None:
+        lost: list[str] = []
+        hosts = Hosts(LIMITS, lambda link, why: lost.append(why))
+        try:
+            await work(hosts, lost)
+        finally:
+            await hosts.stop()
+
+    before = children()
+    run(hosted())
+    assert children() == before
+
+
+def test_one_host_serves_all_who_ask_for_its_backend() -> None:
+    async def work(hosts: Hosts, lost: list[str]) -> None:
+        links = await asyncio.gather(*(hosts.get(HostKind("null")) for _ in range(3)))
+        assert links[0] is links[1] is links[2] is await hosts.get(HostKind("null"))
+        assert hosts.links() == [links[0]]
+
+    with_hosts(work)
+
+
+def test_who_asks_while_a_host_starts_gets_it_when_it_runs() -> None:
+    async def work(hosts: Hosts, lost: list[str]) -> None:
+        first = asyncio.ensure_future(hosts.get(HostKind("null")))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        try:
+            second = await hosts.get(HostKind("null"))
+            await asyncio.wait_for(second.open(order(), recognition(VECTOR)), 20)
+        finally:
+            await first
+
+    with_hosts(work)
+
+
+def test_a_host_that_died_is_started_again_and_one_that_keeps_dying_must_wait() -> None:
+    async def work(hosts: Hosts, lost: list[str]) -> None:
+        pids = set()
+        for count in range(1, 3):
+            link = await hosts.get(HostKind("null"))
+            pids.add(link.pid)
+            os.kill(link.pid, signal.SIGKILL)
+            await until(lambda n=count: len(lost) == n, "the loss")
+        assert len(pids) == 2
+        assert hosts.links() == []
+        assert hosts.retry_in(HostKind("null")) > 0
+        assert hosts.retry_in(HostKind("openvino")) == 0
+        with pytest.raises(NotReady, match="keeps dying"):
+            await hosts.get(HostKind("null"))
+
+    with_hosts(work)

@@ -1,0 +1,268 @@
+"""Requests of the Open Inference Protocol: what is right comes through, what is wrong is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edged.backend.contract import Signature
+from edged.errors import InvalidInput
+from edged.ingress.tensor_request import inputs_of, outputs_of, response
+from edged.proto import open_inference_pb2 as pb
+from edged.raw_contents import to_array, to_bytes
+from edged.serving.messages import Times
+from edged.serving.work import Answered, OutputTensor
+from edged.tensors import DATATYPES, Array, TensorSpec, numpy_dtype
+from tests.fake_link import engine_ref
+
+TYPED = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+TWO = Signature(
+    (TensorSpec("image", "FP32", ("n", 4)), TensorSpec("mode", "INT8", (2,))),
+    (TensorSpec("boxes", "FP32", ("n", 4)), TensorSpec("scores", "FP32", ("n",))),
+)
+IMAGE, MODE = struct.pack("<4f", 1, 2, 3, 4), b"\1\xff"
+
+
+def one(datatype: str, *shape: int | str) -> Signature:
+    return Signature((TensorSpec("x", datatype, shape),), ())
+
+
+def raw_request(datatype: str, shape: tuple[int, ...], data: bytes, name: str = "x") -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest()
+    request.inputs.add(name=name, datatype=datatype, shape=shape)
+    request.raw_input_contents.append(data)
+    return request
+
+
+def typed_request(datatype: str, shape: tuple[int, ...], values: list[object], field: str = "") -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest()
+    tensor = request.inputs.add(name="x", datatype=datatype, shape=shape)
+    getattr(tensor.contents, field or TYPED[datatype]).extend(values)
+    return request
+
+
+def two() -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest()
+    request.inputs.add(name="image", datatype="FP32", shape=[1, 4])
+    request.inputs.add(name="mode", datatype="INT8", shape=[2])
+    request.raw_input_contents.extend([IMAGE, MODE])
+    return request
+
+
+def all_arrays(request: pb.ModelInferRequest, signature: Signature) -> list[Array]:
+    return [to_array(t.name, t.datatype, t.shape, t.data) for t in inputs_of(request, signature)]
+
+
+def read(request: pb.ModelInferRequest, signature: Signature) -> Array:
+    """The one input as the engine host reads it."""
+    (array,) = all_arrays(request, signature)
+    return array
+
+
+def refused(request: pb.ModelInferRequest, signature: Signature, *words: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        all_arrays(request, signature)
+    for word in words:
+        assert word in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 500
+
+
+@given(st.sampled_from(DATATYPES), st.data())
+def test_a_right_tensor_of_any_datatype_comes_through_and_typed_equals_raw(datatype: str, data: st.DataObject) -> None:
+    shape = data.draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    if datatype == "BYTES":
+        array = np.empty(shape, np.object_)
+        array.ravel()[:] = data.draw(st.lists(st.binary(max_size=4), min_size=array.size, max_size=array.size))
+    else:
+        dtype = numpy_dtype(datatype)
+        elements = st.floats(width=32, allow_nan=False) if datatype == "FP32" else None
+        array = data.draw(hnp.arrays(dtype, shape, elements=elements))
+    contents = bytes(to_bytes(array))
+    signature = one(datatype, *(f"d{axis}" for axis in range(len(shape))))
+    raw = read(raw_request(datatype, shape, contents), signature)
+    assert raw.dtype == array.dtype
+    assert raw.shape == shape
+    assert bytes(to_bytes(raw)) == contents
+    if datatype in TYPED:
+        typed = typed_request(datatype, shape, array.ravel().tolist())
+        assert bytes(to_bytes(read(typed, signature))) == contents
+
+
+def test_inputs_come_in_the_order_of_the_request_with_the_names_of_the_model() -> None:
+    request = two()
+    assert [(t.name, t.datatype, t.shape, t.data) for t in inputs_of(request, TWO)] == [
+        ("image", "FP32", (1, 4), IMAGE),
+        ("mode", "INT8", (2,), MODE),
+    ]
+
+
+WRONG: dict[str, tuple[Callable[[pb.ModelInferRequest], object], str]] = {
+    "unknown": (lambda r: (r.inputs.add(name="more", datatype="FP32"), r.raw_input_contents.append(b"")), "'more'"),
+    "duplicate": (
+        lambda r: (r.inputs.add().CopyFrom(r.inputs[1]), r.raw_input_contents.append(MODE)),
+        "'mode'",
+    ),
+    "missing": (lambda r: (r.inputs.pop(), r.raw_input_contents.pop()), "'mode'"),
+    "misspelt": (lambda r: setattr(r.inputs[0], "name", "Image"), "'image'"),
+    "no inputs at all": (lambda r: (r.ClearField("inputs"), r.ClearField("raw_input_contents")), "'image'"),
+    "a byte less": (lambda r: r.raw_input_contents.__setitem__(0, IMAGE[:-1]), "'image' holds 15 bytes"),
+    "a byte more": (lambda r: r.raw_input_contents.__setitem__(1, MODE + b"x"), "'mode' holds 3 bytes"),
+    "nothing": (lambda r: r.raw_input_contents.__setitem__(0, b""), "'image' holds 0 bytes"),
+    "another dtype": (lambda r: setattr(r.inputs[1], "datatype", "UINT8"), "'mode' is INT8"),
+    "no dtype": (lambda r: setattr(r.inputs[1], "datatype", ""), "'mode' is INT8"),
+    "a dtype nobody knows": (lambda r: setattr(r.inputs[1], "datatype", "FP8" * 100), "'mode' is INT8"),
+    "another rank": (lambda r: r.inputs[0].shape.append(1), "'image'"),
+    "no shape": (lambda r: r.inputs[0].ClearField("shape"), "'image'"),
+    "another size": (lambda r: r.inputs[0].shape.__setitem__(1, 5), "'image'"),
+    "a negative size": (lambda r: r.inputs[0].shape.__setitem__(0, -1), "'image' has the impossible shape"),
+    "negative sizes with a positive product": (
+        lambda r: (r.inputs[0].shape.__setitem__(0, -1), r.inputs[0].shape.__setitem__(1, -4)),
+        "'image'",
+    ),
+    "an overflow": (lambda r: r.inputs[0].shape.__setitem__(0, 2**62), "'image' has the impossible shape"),
+    "the largest size": (lambda r: r.inputs[0].shape.__setitem__(0, 2**63 - 1), "'image'"),
+    "a shape of a million dimensions": (lambda r: r.inputs[0].shape.extend([1] * 100_000), "'image'"),
+    "raw and typed together": (lambda r: r.inputs[1].contents.int_contents.extend([1, 2]), "'mode' has raw and typed"),
+    "raw and empty typed together": (lambda r: r.inputs[1].contents.SetInParent(), "'mode'"),
+    "too few raw contents": (lambda r: r.raw_input_contents.pop(), "2 inputs but 1 raw contents"),
+    "too many raw contents": (lambda r: r.raw_input_contents.append(b""), "2 inputs but 3 raw contents"),
+    "no contents at all": (lambda r: r.ClearField("raw_input_contents"), "'image' has 0 values"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_request_is_refused_by_name(what: str) -> None:
+    change, words = WRONG[what]
+    request = two()
+    change(request)
+    refused(request, TWO, words)
+
+
+@pytest.mark.parametrize("datatype", sorted(TYPED))
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_wrong_number_of_typed_values_is_refused(datatype: str, count: int) -> None:
+    value: object = b"a" if datatype == "BYTES" else datatype == "BOOL" or 1
+    refused(typed_request(datatype, (2,), [value] * count), one(datatype, 2), "'x'", f"{count} values")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [("INT8", 128), ("INT8", -129), ("INT16", 2**15), ("INT16", -(2**15) - 1), ("UINT8", 256), ("UINT16", 2**16)],
+)
+def test_a_typed_value_out_of_range_is_refused(datatype: str, value: int) -> None:
+    refused(typed_request(datatype, (2,), [0, value]), one(datatype, 2), "'x'", f"do not fit {datatype}")
+
+
+@pytest.mark.parametrize("datatype", [name for name, field in TYPED.items() if "int" in field])
+def test_the_least_and_the_greatest_typed_value_come_through(datatype: str) -> None:
+    limits = np.iinfo(numpy_dtype(datatype))
+    array = read(typed_request(datatype, (2,), [int(limits.min), int(limits.max)]), one(datatype, 2))
+    assert array.tolist() == [limits.min, limits.max]
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_halves_have_no_typed_form(datatype: str) -> None:
+    refused(typed_request(datatype, (1,), [1.0], "fp32_contents"), one(datatype, 1), "'x'", "raw")
+
+
+def test_values_in_another_typed_field_are_not_taken() -> None:
+    refused(typed_request("INT64", (1,), [1], "int_contents"), one("INT64", 1), "'x'", "int64_contents")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\1", b"\5\0\0\0abc", b"\xff\xff\xff\xff", b"\1\0\0\0a\1\0\0\0b", b"\1\0\0\0ab"],
+)
+def test_malformed_strings_are_refused_by_name_before_they_reach_a_runtime(data: bytes) -> None:
+    refused(raw_request("BYTES", (1,), data), one("BYTES", 1), "'x'")
+
+
+def test_an_empty_tensor_of_an_impossible_shape_is_refused() -> None:
+    refused(raw_request("FP32", (0, 2**62), b""), one("FP32", "n", "m"), "'x'")
+
+
+def test_an_empty_tensor_is_a_tensor() -> None:
+    assert read(raw_request("FP32", (0, 4), b""), one("FP32", "n", 4)).shape == (0, 4)
+    assert read(typed_request("FP32", (0, 4), []), one("FP32", "n", 4)).shape == (0, 4)
+    request = pb.ModelInferRequest()
+    request.inputs.add(name="x", datatype="FP32", shape=[0])
+    assert read(request, one("FP32", "n")).shape == (0,)
+
+
+def test_a_model_without_inputs_takes_an_empty_request() -> None:
+    assert inputs_of(pb.ModelInferRequest(), Signature((), ())) == ()
+    refused(raw_request("FP32", (1,), bytes(4)), Signature((), ()), "'x'", "none")
+
+
+@given(st.binary(max_size=120))
+def test_any_bytes_that_are_a_request_are_taken_or_refused(data: bytes) -> None:
+    request = two()
+    try:
+        request.MergeFromString(data)
+    except DecodeError:  # no request at all: the server's affair
+        return
+    with contextlib.suppress(InvalidInput):
+        inputs_of(request, TWO)
+        outputs_of(request, TWO)
+
+
+# -- outputs --------------------------------------------------------------------------------------------------------
+
+
+def asked(*names: str) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(id="42")
+    for name in names:
+        request.outputs.add(name=name)
+    return request
+
+
+def test_outputs_are_those_asked_for_in_that_order_or_all() -> None:
+    assert outputs_of(asked(), TWO) is None
+    assert outputs_of(asked("scores"), TWO) == ("scores",)
+    assert outputs_of(asked("scores", "boxes"), TWO) == ("scores", "boxes")
+
+
+@pytest.mark.parametrize(("names", "word"), [(["score"], "'score'"), (["boxes", "boxes"], "'boxes'"), ([""], "''")])
+def test_outputs_that_cannot_be_given_are_refused_by_name(names: list[str], word: str) -> None:
+    with pytest.raises(InvalidInput, match=word):
+        outputs_of(asked(*names), TWO)
+
+
+def test_an_answer_has_one_raw_entry_per_output_and_the_requests_id() -> None:
+    outputs = (
+        OutputTensor("scores", "FP32", (2,), struct.pack("<2f", 1, 2)),
+        OutputTensor("none", "INT64", (0, 4), b""),
+        OutputTensor("scalar", "BOOL", (), b"\1"),
+    )
+    answer = Answered(engine_ref("k"), None, outputs, 0, 0, 0.0, Times())
+    message = response(asked(), "m", "7", answer)
+    assert (message.id, message.model_name, message.model_version) == ("42", "m", "7")
+    assert [(o.name, o.datatype, list(o.shape)) for o in message.outputs] == [
+        ("scores", "FP32", [2]),
+        ("none", "INT64", [0, 4]),
+        ("scalar", "BOOL", []),
+    ]
+    assert list(message.raw_output_contents) == [struct.pack("<2f", 1, 2), b"", b"\1"]
+    assert not any(o.HasField("contents") for o in message.outputs)
