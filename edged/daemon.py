@@ -62,6 +62,7 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
     controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts)
     ingress = Ingress(controller, config.listen or (f"unix:{paths.default_socket()}",))
     loop = asyncio.create_task(controller.run())
+    watch = asyncio.create_task(controller.watch())
     await ingress.start()
     _LOG.info("edged %s answers on %s", __version__, ", ".join(ingress.addresses))
     if ready is not None:
@@ -73,9 +74,9 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
     finally:
         _LOG.info("stopping")
         await ingress.stop(config.stop_seconds)
-        loop.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await loop
+        for task in (loop, watch):
+            task.cancel()
+        await asyncio.gather(loop, watch, return_exceptions=True)
         await controller.stop()
 
 

@@ -13,7 +13,26 @@ from edged.cli import common
 from edged.errors import NotFound
 
 
+def refresh(target: common.Target = None, json: common.Json = False) -> None:
+    """Have the daemon read its facts again now, as after a driver or library was changed, and print what changed.
+
+    The daemon notices by itself too; a package's trigger calls this so as not to wait.
+    """
+    from edged.client.client import Client
+
+    with Client(target) as client:
+        changes = client.refresh_device()
+    if json:
+        common.print_json(msgspec.json.encode({"changes": [change.json() for change in changes]}))
+        return
+    for change in changes:
+        common.out.print(f"{change.part}: {change.old or 'absent'} → {change.new or 'absent'}")
+    if not changes:
+        common.out.print("nothing changed")
+
+
 def device(
+    context: typer.Context,
     root: Annotated[
         Path | None,
         typer.Option("--root", help="Read the facts of a recorded device below this directory.", show_default=False),
@@ -22,6 +41,8 @@ def device(
     json: common.Json = False,
 ) -> None:
     """Show the named facts about hardware, drivers and runtimes: of this box, or of the daemon's with --target."""
+    if context.invoked_subcommand is not None:
+        return
     facts = _remote(target) if target else _local(root or Path("/"))
     if json:
         common.print_json(msgspec.json.encode(facts))
@@ -37,7 +58,10 @@ def device(
 
 
 def register(app: typer.Typer) -> None:
-    app.command("device")(common.command(device))
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(common.command(device))
+    group.command("refresh")(common.command(refresh))
+    app.add_typer(group, name="device")
 
 
 def _local(root: Path) -> dict[str, Any]:

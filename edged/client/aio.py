@@ -94,6 +94,10 @@ class AsyncClient:
     async def device(self) -> operations.DeviceInfo:
         return await self._ask(calls.device())
 
+    async def refresh_device(self) -> list[operations.PartChange]:
+        """Has the daemon read its device's facts again now; what changed. Engines are planned anew from them."""
+        return await self._ask(calls.refresh_device())
+
     async def add_model(
         self,
         name: str,

@@ -98,6 +98,15 @@ def device() -> Call[operations.DeviceInfo]:
     )
 
 
+def refresh_device() -> Call[list[operations.PartChange]]:
+    return Call(
+        "/edged.v1.Operations/RefreshDevice",
+        operations_pb2.RefreshDeviceRequest(),
+        operations_pb2.RefreshDeviceResponse.FromString,
+        lambda answer: [operations.PartChange(c.part, c.old, c.new) for c in answer.changes],
+    )
+
+
 def remove_model(name: str) -> Call[None]:
     return Call(
         "/edged.v1.Operations/RemoveModel",

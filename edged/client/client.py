@@ -95,6 +95,10 @@ class Client:
     def device(self) -> operations.DeviceInfo:
         return self._ask(calls.device())
 
+    def refresh_device(self) -> list[operations.PartChange]:
+        """Has the daemon read its device's facts again now; what changed. Engines are planned anew from them."""
+        return self._ask(calls.refresh_device())
+
     def add_model(
         self,
         name: str,

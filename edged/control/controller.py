@@ -15,7 +15,9 @@ from edged.build.builder import Builder
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.reconcile import Action, Make, Open, reconcile
 from edged.control.states import EngineState
-from edged.device.fingerprint import Fingerprint
+from edged.device.fingerprint import Change, Fingerprint, probe
+from edged.device.nvidia import REBOOT_PENDING
+from edged.device.watch import changes, library_folders, settled
 from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotFound, NotReady, Superseded
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, Repository, plain_entry
@@ -50,6 +52,7 @@ class Controller:
         self._named = dict(named)
         self._tasks: set[asyncio.Task[None]] = set()
         self._making: asyncio.Task[None] | None = None
+        self._refreshing = asyncio.Lock()
         self._readers = asyncio.Semaphore(_READERS)
         self._wake = asyncio.Event()
         self._stopping = False
@@ -64,6 +67,33 @@ class Controller:
                 await asyncio.wait_for(self._wake.wait(), _LOOK_SECONDS)
             except asyncio.TimeoutError:
                 continue
+
+    async def watch(self) -> None:
+        """Refreshes whenever drivers or libraries may have changed on disk; until cancelled."""
+        async for _ in changes(library_folders()):
+            await self.refresh(patient=True)
+
+    async def refresh(self, patient: bool = False) -> tuple[Change, ...]:
+        """Reads the device's facts again; where they changed, engines are planned anew. Returns what changed.
+
+        What serves goes on serving meanwhile. A patient refresh waits until an installation seems to be over: while it
+        runs, packages vanish and come back.
+        """
+        async with self._refreshing:
+            fingerprint = await settled(self.fingerprint) if patient else await asyncio.to_thread(probe)
+            changed = self.fingerprint.diff(fingerprint)
+            if not changed:
+                return ()
+            _LOG.warning("the device changed: %s", "; ".join(str(change) for change in changed))
+            if fingerprint.facts.get("nvidia.state") == REBOOT_PENDING:
+                _LOG.warning("a reboot is pending: what serves goes on, nothing is built until then")
+                return changed
+            self.fingerprint = fingerprint
+            for planned in self.models.values():
+                if planned.model is not None:
+                    planned.plan(planned.model, fingerprint, self.store)
+        self.wake()
+        return changed
 
     def wake(self) -> None:
         """Something changed: look now instead of at the next tick."""
@@ -153,6 +183,8 @@ class Controller:
         views = [planned.view() for planned in self.models.values()]
         for action in reconcile(views, time.monotonic(), self._making is not None):
             self._start(action)
+        for link in self.hosts.empty(self._wanted_hosts()):
+            self._spawn(link.stop())
         for planned in self.models.values():
             if planned.is_hopeless():
                 reference = next(e for e in planned.engines.values() if e.recipe.is_reference)
@@ -207,6 +239,10 @@ class Controller:
         number = await link.open(order, model.recognition)
         reference = EngineRef(engine.digest, link.backend, model.digest, model.recognition)
         return ServingSession(link, number, reference)
+
+    def _wanted_hosts(self) -> set[HostKind]:
+        """The hosts that engines of the device as it is now would be opened in."""
+        return {self._kind(engine) for planned in self.models.values() for engine in planned.engines.values()}
 
     @staticmethod
     def _kind(engine: PlannedEngine) -> HostKind:

@@ -101,7 +101,14 @@ class PlannedModel:
             EngineView(e.digest, e.recipe, e.state, e.record.latency_ms if e.record else None, e.retry_at, e.open_at)
             for e in self.engines.values()
         )
-        return ModelView(self.entry.name, engines, self.serving if self._fits() else None, self.opening is not None)
+        fits = self._fits()
+        return ModelView(
+            name=self.entry.name,
+            engines=engines,
+            serving=self.serving if fits else None,
+            opening=self.opening is not None,
+            outdated=fits and self.serving not in self.engines,
+        )
 
     def _fits(self) -> bool:
         """Whether what serves is this model with these settings; after a change it is the one before."""

@@ -16,6 +16,9 @@ from edged.control.states import EngineState
 _GAIN = 0.95
 
 
+_UNDECIDED = frozenset({EngineState.ABSENT, EngineState.QUEUED, EngineState.BUILDING, EngineState.VERIFYING})
+
+
 class EngineView(msgspec.Struct, frozen=True):
     """One engine that a model should have. Times are monotonic seconds, latency milliseconds."""
 
@@ -34,6 +37,7 @@ class ModelView(msgspec.Struct, frozen=True):
     engines: tuple[EngineView, ...]
     serving: str | None = None  # key
     opening: bool = False
+    outdated: bool = False  # what serves is the right model, but was built for the device as it was
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -70,6 +74,8 @@ def _open(model: ModelView, now: float) -> Open | None:
     if not able:
         return None
     serving = next((e for e in model.engines if e.key == model.serving), None)
+    if model.outdated and serving is None:
+        return _replace_outdated(model, able)
     if serving is None:
         return Open(model.name, _first_choice(able).key)
     best = min(able, key=lambda e: math.inf if e.latency_ms is None else e.latency_ms)
@@ -83,6 +89,13 @@ def _first_choice(able: list[EngineView]) -> EngineView:
         if _is_better(engine, chosen):
             chosen = engine
     return chosen
+
+
+def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
+    """An engine of the device as it was goes on serving until everything that could take over has had its chance."""
+    if any(e.state in _UNDECIDED for e in model.engines):
+        return None
+    return Open(model.name, _first_choice(able).key)
 
 
 def _can_open(engine: EngineView) -> bool:

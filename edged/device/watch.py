@@ -16,8 +16,13 @@ from pathlib import Path
 
 from watchfiles import awatch
 
+from edged.device.fingerprint import Fingerprint, probe
+
 _LOG = logging.getLogger("edged.device")
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it tells of every file, edged of what they mean
 _TICK_MS = 500
+_SETTLE_SECONDS = 2.0  # facts that stay the same for so long are what an installation ended with
+_GONE_SECONDS = 15.0  # a package that is being replaced is away for a while
 _SYSTEM = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -54,6 +59,22 @@ async def changes(
                 changed_at = None if settled else changed_at
                 told_at = now
                 yield
+
+
+async def settled(before: Fingerprint) -> Fingerprint:
+    """The device's facts once they stay as they are for a while, longer where a runtime seems to have gone."""
+    now, since, waited = await asyncio.to_thread(probe), time.monotonic(), 0.0
+    while before.diff(now) and waited < (_GONE_SECONDS if _lacks_a_runtime(before, now) else _SETTLE_SECONDS):
+        await asyncio.sleep(_TICK_MS / 1000)
+        again = await asyncio.to_thread(probe)
+        if again != now:
+            now, since = again, time.monotonic()
+        waited = time.monotonic() - since
+    return now
+
+
+def _lacks_a_runtime(before: Fingerprint, now: Fingerprint) -> bool:
+    return any(fact.startswith("runtime.") and fact not in now.facts for fact in before.facts)
 
 
 async def _ticks(folders: tuple[Path, ...]) -> AsyncGenerator[bool, None]:

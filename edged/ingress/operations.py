@@ -33,6 +33,7 @@ class OperationsService:
         service.unary("ListEngines", pb.ListEnginesRequest, self.list_engines)
         service.unary("ExplainEngine", pb.ExplainEngineRequest, self.explain_engine)
         service.unary("GetDevice", pb.GetDeviceRequest, self.get_device)
+        service.unary("RefreshDevice", pb.RefreshDeviceRequest, self.refresh_device)
         return service
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
@@ -53,6 +54,11 @@ class OperationsService:
     async def get_device(self, request: pb.GetDeviceRequest, context: Context) -> pb.GetDeviceResponse:
         fingerprint = self._controller.fingerprint
         return pb.GetDeviceResponse(facts=fingerprint.facts, digest=fingerprint.digest)
+
+    async def refresh_device(self, request: pb.RefreshDeviceRequest, context: Context) -> pb.RefreshDeviceResponse:
+        changed = await self._controller.refresh()
+        parts = [pb.PartChange(part=c.name, old=c.old or "", new=c.new or "") for c in changed]
+        return pb.RefreshDeviceResponse(changes=parts)
 
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
         """Takes the files in, examines the model, and only then lets it into the repository."""

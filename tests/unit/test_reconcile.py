@@ -69,6 +69,18 @@ def test_what_serves_but_is_not_wanted_any_more_is_replaced() -> None:
     assert decide(view("ref"), serving="of an older model") == [Open("m", "ref")]
 
 
+def test_an_engine_of_the_device_as_it_was_serves_until_all_others_are_decided() -> None:
+    def after(*engines: EngineView) -> list[Action]:
+        return reconcile([ModelView("m", engines, serving="old", outdated=True)], 100.0, making=True)
+
+    reference = view("ref", READY, 9)
+    for undecided in (EngineState.ABSENT, EngineState.QUEUED, EngineState.BUILDING, EngineState.VERIFYING):
+        assert after(reference, view("new", undecided)) == []
+    assert after(reference, view("new", READY, 3)) == [Open("m", "new")]
+    assert after(reference, view("new", EngineState.FAILED)) == [Open("m", "ref")]
+    assert after(reference, view("new", EngineState.REJECTED)) == [Open("m", "ref")]
+
+
 def test_one_opening_at_a_time() -> None:
     assert decide(view("ref"), opening=True) == []
 
