@@ -32,19 +32,21 @@ def wait_for(what: str, probe: Callable[[], T], seconds: float = 60.0) -> T:
 class Daemon:
     """`edged serve` in folders of its own. Use in a `with`; may be started again after it was stopped or killed."""
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, environment: dict[str, str] | None = None, python: Path = Path(sys.executable)
+    ) -> None:
         # Not pytest's tmp_path: a socket's path must stay below 108 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="edt-"))
         self.state, self.cache = self.home / "state", self.home / "cache"
         self.models = self.state / "models"
         self.models.mkdir(parents=True)
         self.log = self.home / "log"
-        self._arguments, self._environment = arguments, environment
+        self._arguments, self._environment, self._python = arguments, environment, python
         self._process: subprocess.Popen[str] | None = None
         self.addresses: list[str] = []
 
     def start(self) -> Daemon:
-        command = [sys.executable, "-m", "edged", "serve", "--state", str(self.state), "--cache", str(self.cache)]
+        command = [str(self._python), "-m", "edged", "serve", "--state", str(self.state), "--cache", str(self.cache)]
         command += ["--listen", f"unix:{self.home}/edged.sock", "--listen", "localhost:0", *self._arguments]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
