@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edged.cli import demo, device, engines, infer, inspect, models, serve, stream
+from edged.cli import demo, device, engines, events, infer, inspect, models, serve, stream
 from edged.version import __version__
 
 app = typer.Typer(
@@ -34,5 +34,5 @@ def _root(
     """Options of edged itself."""
 
 
-for _module in (demo, serve, models, engines, inspect, device, infer, stream):
+for _module in (demo, serve, models, engines, inspect, device, infer, stream, events):
     _module.register(app)

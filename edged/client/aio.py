@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -97,6 +97,21 @@ class AsyncClient:
     async def refresh_device(self) -> list[operations.PartChange]:
         """Has the daemon read its device's facts again now; what changed. Engines are planned anew from them."""
         return await self._ask(calls.refresh_device())
+
+    async def events(self, after: int = 0, *, follow: bool = False) -> AsyncGenerator[operations.EventInfo, None]:
+        """What happened since the event numbered `after`, as far as it is kept; with `follow`, also what happens."""
+        call = calls.events(after, follow)
+        send = self._channel.unary_stream(
+            call.path, request_serializer=calls.serialize, response_deserializer=call.read
+        )
+        answers = send(call.request, timeout=None if follow else self.timeout)
+        try:
+            async for answer in answers:
+                yield call.parse(answer)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.target) from None
+        finally:
+            answers.cancel()
 
     async def add_model(
         self,

@@ -107,6 +107,16 @@ def refresh_device() -> Call[list[operations.PartChange]]:
     )
 
 
+def events(after: int, follow: bool) -> Call[operations.EventInfo]:
+    """Answered many times."""
+    return Call(
+        "/edged.v1.Operations/WatchEvents",
+        operations_pb2.WatchEventsRequest(after=after, follow=follow),
+        operations_pb2.Event.FromString,
+        operations.event_info,
+    )
+
+
 def remove_model(name: str) -> Call[None]:
     return Call(
         "/edged.v1.Operations/RemoveModel",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -98,6 +98,21 @@ class Client:
     def refresh_device(self) -> list[operations.PartChange]:
         """Has the daemon read its device's facts again now; what changed. Engines are planned anew from them."""
         return self._ask(calls.refresh_device())
+
+    def events(self, after: int = 0, *, follow: bool = False) -> Iterator[operations.EventInfo]:
+        """What happened since the event numbered `after`, as far as it is kept; with `follow`, also what happens."""
+        call = calls.events(after, follow)
+        send = self._channel.unary_stream(
+            call.path, request_serializer=calls.serialize, response_deserializer=call.read
+        )
+        answers = send(call.request, timeout=None if follow else self.timeout)
+        try:
+            for answer in answers:
+                yield call.parse(answer)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.target) from None
+        finally:
+            answers.cancel()
 
     def add_model(
         self,

@@ -90,11 +90,28 @@ class Explanation(Info, frozen=True):
     summary: str
 
 
+class EventInfo(Info, frozen=True):
+    """Something that happened in the daemon. `sequence` counts from 1 since its start, without gaps."""
+
+    sequence: int
+    unix_s: float
+    kind: str
+    model: str
+    engine: str
+    detail: dict[str, str]
+
+
 class DeviceInfo(Info, frozen=True):
     """The facts about this box that decide whether an engine is valid, and their digest."""
 
     facts: dict[str, str]
     digest: str
+
+
+def event_info(message: pb.Event) -> EventInfo:
+    return EventInfo(
+        message.sequence, message.unix_s, message.kind, message.model, message.engine, dict(message.detail)
+    )
 
 
 def model_info(message: pb.ModelStatus) -> ModelInfo:

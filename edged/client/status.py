@@ -59,7 +59,7 @@ def to_edged(code: grpc.StatusCode, details: str | None, target: str) -> EdgedEr
         if any(sign in words for sign in _GONE):
             return NotReady(f"the edged daemon at {target} went away; start it again or wait until it is back")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and words in ("", "deadline exceeded"):
-        return DeadlineExceeded(f"the edged daemon at {target} did not answer in time; look at: edged doctor")
+        return DeadlineExceeded(f"the edged daemon at {target} did not answer in time; its log may say why")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in words:
         return TooLarge(f"the edged daemon at {target} takes no message this large; send a smaller picture")
     if code is grpc.StatusCode.UNIMPLEMENTED and "method not found" in words:

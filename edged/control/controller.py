@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from edged.device.fingerprint import Change, Fingerprint, probe
 from edged.device.nvidia import REBOOT_PENDING
 from edged.device.watch import changes, library_folders, settled
 from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotFound, NotReady, Superseded
+from edged.events import EventLog, Kind
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, Repository, plain_entry
 from edged.serving.hosts import HostKind, Hosts
@@ -48,6 +50,7 @@ class Controller:
     ) -> None:
         self.repository, self.store, self.builder, self.fingerprint = repository, store, builder, fingerprint
         self.models: dict[str, PlannedModel] = {}
+        self.events = EventLog()
         self.hosts = Hosts(limits, self._host_lost)
         self._named = dict(named)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,13 +88,15 @@ class Controller:
             if not changed:
                 return ()
             _LOG.warning("the device changed: %s", "; ".join(str(change) for change in changed))
+            told = {change.name: f"{change.old or 'absent'} -> {change.new or 'absent'}" for change in changed}
+            self.events.tell(Kind.DEVICE_CHANGED, **told)
             if fingerprint.facts.get("nvidia.state") == REBOOT_PENDING:
                 _LOG.warning("a reboot is pending: what serves goes on, nothing is built until then")
                 return changed
             self.fingerprint = fingerprint
             for planned in self.models.values():
                 if planned.model is not None:
-                    planned.plan(planned.model, fingerprint, self.store)
+                    self._plan(planned, planned.model)
         self.wake()
         return changed
 
@@ -153,16 +158,27 @@ class Controller:
         try:
             async with self._readers:
                 inspection = await self.builder.inspect(Path(entry.path))
-            planned.plan(Model.of(entry, inspection), self.fingerprint, self.store)
+            self._plan(planned, Model.of(entry, inspection))
             planned.slot.reopen()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
+            self.events.tell(Kind.MODEL_READ, entry.name, digest=inspection.digest)
         except EdgedError as error:
             self._refuse(planned, error)
+
+    def _plan(self, planned: PlannedModel, model: Model) -> None:
+        planned.plan(model, self.fingerprint, self.store)
+        for engine in planned.engines.values():
+            engine.told = partial(self._engine_moved, model.name)
+
+    def _engine_moved(self, model: str, engine: PlannedEngine) -> None:
+        detail = {"state": engine.state.value, "backend": engine.recipe.backend, "reason": engine.reason}
+        self.events.tell(Kind.ENGINE_STATE, model, engine.digest, **detail)
 
     def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
         """A model that cannot be served as it is on disk now. What serves from before its change goes on serving."""
         planned.problem, planned.engines = error, {}
         name = planned.entry.name
+        self.events.tell(Kind.MODEL_REFUSED, name, reason=str(error))
         if planned.serving:
             _LOG.warning("model %s was changed and cannot be served: %s; the one before it goes on", name, error)
             return
@@ -176,6 +192,7 @@ class Controller:
             planned.reading.cancel()
         self._retire(planned.slot.refuse(NotFound(f"model {name!r} was removed")))
         _LOG.info("model %s: removed", name)
+        self.events.tell(Kind.MODEL_REMOVED, name)
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
@@ -225,6 +242,7 @@ class Controller:
                 return
             previous = planned.slot.install(session)
             _LOG.info("model %s: engine %s (%s) serves", model.name, engine.digest[:12], engine.recipe.backend)
+            self.events.tell(Kind.ENGINE_SERVES, model.name, engine.digest, backend=engine.recipe.backend)
             self._retire(previous)
         finally:
             planned.opening = None
@@ -284,6 +302,8 @@ class Controller:
 
     def _host_lost(self, link: HostLink, why: str) -> None:
         affected = [name for name, planned in self.models.items() if planned.slot.vacate(link)]
+        if not link.stopping:
+            self.events.tell(Kind.HOST_LOST, backend=link.backend, reason=why)
         if affected and not self._stopping:
             _LOG.warning("engine host %s (pid %d) %s; affected: %s", link.backend, link.pid, why, ", ".join(affected))
         self.wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edged.backend.contract import Recipe
@@ -35,6 +36,7 @@ class PlannedEngine:
     failures: int = 0
     retry_at: float = 0.0
     open_at: float = 0.0
+    told: Callable[[PlannedEngine], None] | None = None  # called after every step
 
     @property
     def digest(self) -> str:
@@ -44,6 +46,8 @@ class PlannedEngine:
         """One step of the table of states."""
         self.state = states.check(self.state, state)
         self.reason = reason
+        if self.told is not None:
+            self.told(self)
 
     def phase(self, name: str) -> None:
         """What the builder says it is doing now."""

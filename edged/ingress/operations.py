@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import BinaryIO
@@ -33,6 +34,7 @@ class OperationsService:
         service.unary("ListEngines", pb.ListEnginesRequest, self.list_engines)
         service.unary("ExplainEngine", pb.ExplainEngineRequest, self.explain_engine)
         service.unary("GetDevice", pb.GetDeviceRequest, self.get_device)
+        service.feed("WatchEvents", pb.WatchEventsRequest, self.watch_events)
         service.unary("RefreshDevice", pb.RefreshDeviceRequest, self.refresh_device)
         return service
 
@@ -59,6 +61,18 @@ class OperationsService:
         changed = await self._controller.refresh()
         parts = [pb.PartChange(part=c.name, old=c.old or "", new=c.new or "") for c in changed]
         return pb.RefreshDeviceResponse(changes=parts)
+
+    async def watch_events(self, request: pb.WatchEventsRequest, context: Context) -> AsyncIterator[pb.Event]:
+        async with aclosing(self._controller.events.follow(request.after, request.follow)) as events:
+            async for event in events:
+                yield pb.Event(
+                    sequence=event.sequence,
+                    unix_s=event.unix_s,
+                    kind=event.kind.value,
+                    model=event.model,
+                    engine=event.engine,
+                    detail=event.detail,
+                )
 
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
         """Takes the files in, examines the model, and only then lets it into the repository."""

@@ -19,6 +19,7 @@ Response = TypeVar("Response", bound=Message)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 Unary: TypeAlias = Callable[[Request, Context], Awaitable[Response]]
+Feed: TypeAlias = Callable[[Request, Context], AsyncIterator[Response]]
 Upload: TypeAlias = Callable[[AsyncIterator[Request], Context], Awaitable[Response]]
 Duplex: TypeAlias = Callable[[AsyncIterator[Request], Context], AsyncIterator[Response]]
 
@@ -38,6 +39,12 @@ class Service:
         """Many messages in, one out."""
         self._methods[method] = grpc.stream_unary_rpc_method_handler(
             _answering(handler), request.FromString, _serialize
+        )
+
+    def feed(self, method: str, request: type[Request], handler: Feed[Request, Response]) -> None:
+        """One message in, many out."""
+        self._methods[method] = grpc.unary_stream_rpc_method_handler(
+            _streaming(handler), request.FromString, _serialize
         )
 
     def duplex(self, method: str, request: type[Request], handler: Duplex[Request, Response]) -> None:

@@ -208,3 +208,23 @@ def test_changed_settings_apply_without_a_restart(daemon: Daemon) -> None:
         (daemon.models / "tuned" / "edged.toml").write_text("thresholds.scores = 1\n")
         wait_for("the mistake is named", lambda: "thresholds.score" in daemon.log.read_text())
         assert len(client.infer("tuned", picture).detections) == 1
+
+
+def test_events_tell_what_happened_and_can_be_resumed(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        client.add_model("told", onnx_files.scale(daemon.home / "told.onnx", 2))
+        daemon.settled("told")
+        mine = [e for e in client.events() if e.model == "told"]
+        states = [e.detail["state"] for e in mine if e.kind == "engine_state"]
+        assert mine[0].kind == "model_read"
+        assert states[:4] == ["queued", "building", "verifying", "ready"]
+        assert any(e.kind == "engine_serves" for e in mine)
+        numbers = [e.sequence for e in client.events()]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert [e.sequence for e in client.events(after=numbers[-2])][0] == numbers[-1]
+        following = client.events(after=numbers[-1], follow=True)
+        client.remove_model("told")
+        assert next(e for e in following if e.model == "told").kind == "model_removed"
+        following.close()
+    listed = edged_command("events", "--json", "--target", daemon.unix)
+    assert [json.loads(line)["sequence"] for line in listed.stdout.splitlines()][:1] == [numbers[0]]
