@@ -82,12 +82,14 @@ class Builder:
                 artefact, seconds, peak = built.artefact, built.seconds, built.peak_memory_mb
             phase("verifying")
             order = model.order(recipe, artefact)
-            timed = await run(jobs.Verify(order, str(golden), expects), jobs.Timed, self._limits)
+            reference = model.order(msgspec.structs.replace(REFERENCE, threads=recipe.threads))
+            timed = await run(jobs.Verify(order, str(golden), reference, expects), jobs.Timed, self._limits)
             files = artefact.files if artefact is not None and timed.verdict.accepted else {}
             if not timed.verdict.accepted:
                 _empty(out)
             facts = BuildFacts(started, seconds, peak, __version__)
-            record = EngineRecord(key.parts, model.name, recipe, files, facts, timed.verdict, timed.latency_ms)
+            times = (timed.latency_ms, timed.reference_ms)
+            record = EngineRecord(key.parts, model.name, recipe, files, facts, timed.verdict, *times)
             self._store.commit(out, record)
             return record
 

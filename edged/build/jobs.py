@@ -46,6 +46,7 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
 
     order: Order
     golden: str
+    reference: Order
     expects: str = ""
 
 
@@ -60,10 +61,11 @@ class Built(msgspec.Struct, frozen=True):
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """`latency_ms` is the median of one inference; None when the verdict is a rejection."""
+    """Medians of one inference, of the engine and of the reference in turns with it; None for a rejected engine."""
 
     verdict: Verdict
     latency_ms: float | None
+    reference_ms: float | None = None
 
 
 Job = Inspect | Check | MakeGolden | Build | Verify

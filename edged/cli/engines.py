@@ -71,13 +71,22 @@ def _fetch(model: str, target: str | None, state: Path | None, cache: Path | Non
 def _table(engines: list[EngineInfo]) -> Table:
     table = Table("model", "engine", "backend", "precision", "state", "latency", "size", "", box=None, pad_edge=False)
     for engine in engines:
-        latency = "" if engine.latency_ms is None else f"{engine.latency_ms:.2f} ms"
+        latency = _latency(engine)
         size = f"{engine.bytes / 1e6:.1f} MB" if engine.bytes else ""
         backend = f"{engine.backend} ({engine.parts['recipe.optimization']})"
         table.add_row(
             engine.model, engine.key[:12], backend, engine.precision, engine.state, latency, size, engine.reason
         )
     return table
+
+
+def _latency(engine: EngineInfo) -> str:
+    """Milliseconds, and how many times faster than the reference was in the same moments."""
+    if engine.latency_ms is None:
+        return ""
+    if not engine.reference_ms or engine.parts["recipe.optimization"] == "none":
+        return f"{engine.latency_ms:.2f} ms"
+    return f"{engine.latency_ms:.2f} ms ({engine.reference_ms / engine.latency_ms:.1f}x)"
 
 
 def _reasons(explanations: list[Explanation]) -> Table:

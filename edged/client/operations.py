@@ -52,8 +52,8 @@ class Verdict(Info, frozen=True):
 
 
 class EngineInfo(Info, frozen=True):
-    """An engine, built or wanted. `latency_ms` is the median of one inference on this device; None where a figure was
-    not measured yet."""
+    """An engine, built or wanted. `latency_ms` is the median of one inference on this device, `reference_ms` that of
+    unoptimised ONNX Runtime measured in turns with it; None where a figure was not measured yet."""
 
     key: str
     model: str
@@ -63,6 +63,7 @@ class EngineInfo(Info, frozen=True):
     reason: str
     parts: dict[str, str]
     latency_ms: float | None
+    reference_ms: float | None
     bytes: int
     created_unix_s: float
     build_s: float | None
@@ -142,6 +143,7 @@ def engine_info(message: pb.Engine) -> EngineInfo:
         reason=message.reason,
         parts=dict(message.parts),
         latency_ms=message.latency_ms if message.HasField("latency_ms") else None,
+        reference_ms=message.reference_ms if message.HasField("reference_ms") else None,
         bytes=message.bytes,
         created_unix_s=message.created_unix_s,
         build_s=message.build_s if message.HasField("build_s") else None,

@@ -102,7 +102,7 @@ class PlannedModel:
     def view(self) -> ModelView:
         """What the pure decision looks at."""
         engines = tuple(
-            EngineView(e.digest, e.recipe, e.state, e.record.latency_ms if e.record else None, e.retry_at, e.open_at)
+            EngineView(e.digest, e.recipe, e.state, e.record.cost if e.record else None, e.retry_at, e.open_at)
             for e in self.engines.values()
         )
         fits = self._fits()

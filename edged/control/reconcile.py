@@ -20,12 +20,16 @@ _UNDECIDED = frozenset({EngineState.ABSENT, EngineState.QUEUED, EngineState.BUIL
 
 
 class EngineView(msgspec.Struct, frozen=True):
-    """One engine that a model should have. Times are monotonic seconds, latency milliseconds."""
+    """One engine that a model should have. Times are monotonic seconds.
+
+    `cost` is the time of one inference as a share of the reference's, measured in turns with it: whatever else the box
+    was doing then slowed both, so costs of engines that were timed at different moments can be compared.
+    """
 
     key: str
     recipe: Recipe
     state: EngineState
-    latency_ms: float | None = None
+    cost: float | None = None
     retry_at: float = 0.0  # of a failed build
     open_at: float = 0.0  # when opening it may be tried (again)
 
@@ -78,7 +82,7 @@ def _open(model: ModelView, now: float) -> Open | None:
         return _replace_outdated(model, able)
     if serving is None:
         return Open(model.name, _first_choice(able).key)
-    best = min(able, key=lambda e: math.inf if e.latency_ms is None else e.latency_ms)
+    best = min(able, key=lambda e: math.inf if e.cost is None else e.cost)
     return Open(model.name, best.key) if best.key != serving.key and _is_better(best, serving) else None
 
 
@@ -104,9 +108,9 @@ def _can_open(engine: EngineView) -> bool:
 
 
 def _is_better(candidate: EngineView, serving: EngineView) -> bool:
-    if candidate.latency_ms is None:
+    if candidate.cost is None:
         return False
-    return serving.latency_ms is None or candidate.latency_ms < serving.latency_ms * _GAIN
+    return serving.cost is None or candidate.cost < serving.cost * _GAIN
 
 
 def _make(models: list[ModelView], now: float) -> list[Action]:

@@ -25,6 +25,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     reason: str
     parts: dict[str, str]
     latency_ms: float | None
+    reference_ms: float | None
     bytes: int
     created_unix_s: float
     build_s: float | None
@@ -95,6 +96,7 @@ def _report(
         reason=reason,
         parts=dict(parts),
         latency_ms=record.latency_ms if record else None,
+        reference_ms=record.reference_ms if record else None,
         bytes=record.size if record else 0,
         created_unix_s=record.build.created_unix_s if record else 0.0,
         build_s=record.build.build_s if record else None,

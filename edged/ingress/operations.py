@@ -204,6 +204,7 @@ def _engine(engine: report.EngineReport) -> pb.Engine:
         reason=engine.reason,
         parts=engine.parts,
         latency_ms=engine.latency_ms,
+        reference_ms=engine.reference_ms,
         bytes=engine.bytes,
         created_unix_s=engine.created_unix_s,
         build_s=engine.build_s,

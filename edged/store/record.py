@@ -34,11 +34,19 @@ class EngineRecord(msgspec.Struct, frozen=True):
     files: dict[str, FileRecord]
     build: BuildFacts
     verdict: Verdict
-    latency_ms: float | None = None  # median of one inference, measured on this device beside the build
+    latency_ms: float | None = None  # median of one inference on this device, when it was verified
+    reference_ms: float | None = None  # the same of the reference, measured in turns with it
 
     @property
     def is_usable(self) -> bool:
         return self.verdict.accepted
+
+    @property
+    def cost(self) -> float | None:
+        """The time of one inference as a share of the reference's; None where it was not measured."""
+        if self.latency_ms is None or not self.reference_ms:
+            return None
+        return self.latency_ms / self.reference_ms
 
     @property
     def size(self) -> int:

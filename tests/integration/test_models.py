@@ -212,7 +212,7 @@ def test_changed_settings_apply_without_a_restart(daemon: Daemon) -> None:
 
 def test_events_tell_what_happened_and_can_be_resumed(daemon: Daemon) -> None:
     with daemon.client() as client:
-        client.add_model("told", onnx_files.scale(daemon.home / "told.onnx", 2))
+        client.add_model("told", onnx_files.scale(daemon.home / "told.onnx", 1234))
         daemon.settled("told")
         mine = [e for e in client.events() if e.model == "told"]
         states = [e.detail["state"] for e in mine if e.kind == "engine_state"]
@@ -221,7 +221,7 @@ def test_events_tell_what_happened_and_can_be_resumed(daemon: Daemon) -> None:
         assert any(e.kind == "engine_serves" for e in mine)
         numbers = [e.sequence for e in client.events()]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        assert [e.sequence for e in client.events(after=numbers[-2])][0] == numbers[-1]
+        assert next(e.sequence for e in client.events(after=numbers[-2])) == numbers[-1]
         following = client.events(after=numbers[-1], follow=True)
         client.remove_model("told")
         assert next(e for e in following if e.model == "told").kind == "model_removed"

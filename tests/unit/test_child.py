@@ -50,7 +50,9 @@ def verification(folder: Path, *, milliseconds: int = 0, artefact: Artefact | No
     """Of the null backend, which answers the mean: right for zeros."""
     zeros = np.zeros((1, 4), np.float32)
     golden.save(folder / "golden", [Sample({"x": zeros}, {"y": zeros})])
-    return jobs.Verify(order(folder, milliseconds=milliseconds, artefact=artefact), str(folder / "golden"))
+    return jobs.Verify(
+        order(folder, milliseconds=milliseconds, artefact=artefact), str(folder / "golden"), order(folder)
+    )
 
 
 def leaves_nothing(work: Callable[[], object]) -> None:
@@ -74,7 +76,7 @@ def test_a_job_is_done_and_answered(tmp_path: Path) -> None:
 def test_a_rejection_is_an_answer_and_has_no_latency(tmp_path: Path) -> None:
     ones = np.ones((1, 4), np.float32)
     golden.save(tmp_path / "golden", [Sample({"x": ones}, {"y": ones * 9})])
-    timed = run(do(jobs.Verify(order(tmp_path), str(tmp_path / "golden")), jobs.Timed, ENOUGH))
+    timed = run(do(jobs.Verify(order(tmp_path), str(tmp_path / "golden"), order(tmp_path)), jobs.Timed, ENOUGH))
     assert isinstance(timed.verdict, Verdict)
     assert not timed.verdict.accepted
     assert timed.latency_ms is None
@@ -105,7 +107,7 @@ def test_the_childs_error_comes_through_as_what_it_is(tmp_path: Path, error: typ
         EngineUnusable: (jobs.Check("null", str(tmp_path / "gone.onnx")), jobs.Done),
         EngineDamaged: (verification(tmp_path, artefact=altered), jobs.Timed),
         Unsupported: (jobs.Check("tensorflow", "model"), jobs.Done),
-        BuildFailed: (jobs.Verify(order(tmp_path), str(tmp_path / "no-golden")), jobs.Timed),
+        BuildFailed: (jobs.Verify(order(tmp_path), str(tmp_path / "no-golden"), order(tmp_path)), jobs.Timed),
     }
     with pytest.raises(error, match=words) as raised:
         run(do(*work[error], ENOUGH))

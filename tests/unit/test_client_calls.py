@@ -252,7 +252,7 @@ def test_engines(client: Client) -> None:
     assert [engine.key for engine in client.engines("other")] == ["def"]
     assert (bare.latency_ms, bare.build_s, bare.verdict) == (None, None, None)
     assert " ".join(full.json()) == (
-        "key model backend precision state reason parts latency_ms bytes created_unix_s build_s device verdict"
+        "key model backend precision state reason parts latency_ms reference_ms bytes created_unix_s build_s device verdict"
     )
     assert full.json()["verdict"] == {"accepted": True, "reason": "", "figures": {"cosine": 0.999}}
 

@@ -28,6 +28,7 @@ def engine(key: str, state: str, latency: float | None = None, **changes: Any) -
         reason="",
         parts={"recipe.optimization": "none" if key == "ref" else "all"},
         latency_ms=latency,
+        reference_ms=None,
         bytes=10 if made else 0,
         created_unix_s=1000.0 if made else 0.0,
         build_s=0.5 if made else None,

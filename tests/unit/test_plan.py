@@ -28,7 +28,9 @@ FACTS = {"runtime.onnxruntime": "1", "runtime.openvino": "2", "cpu.isa": "avx2"}
 def record(engine: PlannedEngine, *, accepted: bool = True) -> EngineRecord:
     verdict = Verdict(accepted, "" if accepted else "cosine", {})
     facts = BuildFacts(0.0, 0.0, 0.0, "test")
-    return EngineRecord(engine.key.parts, "m", engine.recipe, {}, facts, verdict, 5.0 if accepted else None)
+    return EngineRecord(
+        engine.key.parts, "m", engine.recipe, {}, facts, verdict, *((5.0, 10.0) if accepted else (None, None))
+    )
 
 
 def engine() -> PlannedEngine:
@@ -140,7 +142,7 @@ def test_what_the_store_holds_is_not_made_again(tmp_path: Path, store: Store) ->
             store.commit(out, record(each, accepted=accepted))
     states = [e.state for e in planned_model(model, store).engines.values()]
     assert states == [EngineState.READY, EngineState.READY, EngineState.REJECTED]
-    assert [e.latency_ms for e in planned_model(model, store).view().engines] == [5.0, 5.0, None]
+    assert [e.cost for e in planned_model(model, store).view().engines] == [0.5, 0.5, None]
 
 
 def test_reading_a_model_again_keeps_what_is_known_of_engines_that_stay(tmp_path: Path, store: Store) -> None:
