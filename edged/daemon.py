@@ -23,16 +23,18 @@ from edged.store.store import Store
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged")
+# The terminal going away is a reason to leave in order, too.
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def state_dir(config: Config) -> Path:
     """Where models are kept."""
-    return Path(config.state) if config.state else paths.default_state_dir()
+    return Path(config.state).absolute() if config.state else paths.default_state_dir()
 
 
 def cache_dir(config: Config) -> Path:
     """Where engines are kept."""
-    return Path(config.cache) if config.cache else paths.default_cache_dir()
+    return Path(config.cache).absolute() if config.cache else paths.default_cache_dir()
 
 
 def repository(config: Config) -> Repository:
@@ -41,7 +43,7 @@ def repository(config: Config) -> Repository:
 
 
 async def serve(config: Config, ready: Callable[[list[str]], None] | None = None) -> None:
-    """Runs the daemon until SIGTERM or SIGINT; a second signal ends it at once.
+    """Runs the daemon until SIGTERM, SIGINT or SIGHUP; a second signal ends it at once.
 
     `ready` is told the addresses once calls are answered. ConfigError when something cannot be used as configured.
     """
@@ -96,10 +98,11 @@ def _alone(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"state directory {folder} cannot be used: {error.strerror}") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another daemon uses the state directory {folder}; choose another by --state") from None
         yield
-    except BlockingIOError:
-        raise ConfigError(f"another daemon uses the state directory {folder}; choose another with --state") from None
     finally:
         os.close(lock)
 
@@ -111,10 +114,10 @@ def _stop_on_signals() -> asyncio.Event:
     def first(number: signal.Signals) -> None:
         _LOG.info("%s: answering what is in flight, then leaving; once more to leave now", number.name)
         stop.set()
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in _STOPPING:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPPING:
         loop.add_signal_handler(number, first, number)
     return stop

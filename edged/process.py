@@ -7,17 +7,22 @@ import ctypes
 import os
 import resource
 import signal
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
+# How children are started: not in the caller's folder, since Python would import modules from there before its own.
+ISOLATED: dict[str, Any] = {"cwd": "/"}
 
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent goes, so that a killed daemon leaves nothing running."""
-    parent = os.getppid()
+
+def die_with_parent(parent: int) -> bool:
+    """Asks the kernel to kill this process when its parent goes, so that a killed daemon leaves nothing running.
+
+    False when the process `parent` has gone already, before the kernel was asked: then the caller leaves.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it went before the kernel was asked
-        os._exit(1)
+    return os.getppid() == parent
 
 
 def restrain(memory_mb: int = 0) -> None:

@@ -59,7 +59,8 @@ class Order(msgspec.Struct, frozen=True):
     signature: Signature
     recipe: Recipe
     artefact: Artefact | None = None
-    external: bool = False  # whether the model keeps weights in files beside it
+    external: tuple[str, ...] = ()  # files beside the model that hold some of its weights, by relative path
+    digest: str = ""  # of the model and those files; what is on disk may have been replaced since
 
 
 class Session(Protocol):

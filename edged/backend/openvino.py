@@ -43,7 +43,7 @@ class _OvSession:
         names = self._outputs if outputs is None else outputs
         try:
             request = self._request or self._compiled.create_infer_request()
-            request.infer({self._inputs[name]: array for name, array in inputs.items()}, share_inputs=True)
+            request.infer({self._inputs[n]: a if a.ndim else a.copy() for n, a in inputs.items()}, share_inputs=True)
             return {name: np.array(request.get_output_tensor(self._outputs[name]).data) for name in names}
         except Exception as error:  # the runtime's errors have no common base
             raise EngineUnusable(f"inference failed: {one_line(error)}") from error

@@ -16,26 +16,29 @@ from edged.model.repository import plain_entry
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """What was found: the model, and for each backend why it does not take it (empty when it does)."""
+    """What was found: the facts, the model where there can be one, and for each backend why it does not take it (empty
+    when it does)."""
 
-    model: Model
+    inspection: Inspection
+    model: Model | None
     backends: dict[str, str]
-
-    @property
-    def inspection(self) -> Inspection:
-        return self.model.inspection
 
     @property
     def refusal(self) -> str:
         """Why the model cannot be served; empty when it can. Without the reference nothing could be verified."""
-        return self.backends.get(REFERENCE.backend, "ONNX Runtime, which every engine is compared with, is missing")
+        missing = "ONNX Runtime, which every engine is compared with, is missing"
+        return self.inspection.refusal or self.backends.get(REFERENCE.backend, missing)
 
 
 async def examine(builder: Builder, path: Path, settings: Mapping[str, str], installed: Iterable[str]) -> Admission:
-    """Reads a model and asks every installed backend. ModelRefused or ConfigError when it cannot even be read."""
+    """Reads a model and asks every installed backend. ModelRefused when it cannot even be read, ConfigError when the
+    settings do not fit it."""
     model_settings.validate(settings)
-    model = Model.of(plain_entry(path.stem, path, settings), await builder.inspect(path))
-    return Admission(model, {name: await builder.check(name, path) for name in installed})
+    inspection = await builder.inspect(path)
+    if inspection.refusal:
+        return Admission(inspection, None, dict.fromkeys(installed, inspection.refusal))
+    model = Model.of(plain_entry(path.stem, path, settings), inspection)
+    return Admission(inspection, model, {name: await builder.check(name, path) for name in installed})
 
 
 async def admit(builder: Builder, path: Path, settings: Mapping[str, str], installed: Iterable[str]) -> Admission:

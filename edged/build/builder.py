@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import time
@@ -37,13 +38,14 @@ class Builder:
 
     def __init__(self, store: Store, cache: Path, limits: Limits) -> None:
         self._store, self._limits = store, limits
-        self._golden, self._inspections = cache / "golden", cache / "inspections"
+        self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
         for folder in (self._golden, self._inspections):
             folder.mkdir(parents=True, exist_ok=True, mode=0o750)
 
     async def inspect(self, path: Path) -> Inspection:
         """What a model file holds. ModelRefused when it cannot be served at all."""
-        known = self._known(path)
+        path = path.absolute()
+        known = await asyncio.to_thread(self._known, path)
         if known is not None:
             return known
         inspection = await run(jobs.Inspect(str(path)), Inspection, _INSPECT)
@@ -55,7 +57,7 @@ class Builder:
     async def check(self, backend: str, path: Path) -> str:
         """Why a backend does not take a model; empty when it does."""
         try:
-            await run(jobs.Check(backend, str(path)), jobs.Done, self._limits)
+            await run(jobs.Check(backend, str(path.absolute())), jobs.Done, self._limits)
         except EdgedError as error:
             return str(error)
         return ""
@@ -90,7 +92,7 @@ class Builder:
             facts = BuildFacts(started, seconds, peak, __version__)
             times = (timed.latency_ms, timed.reference_ms)
             record = EngineRecord(key.parts, model.name, recipe, files, facts, timed.verdict, *times)
-            self._store.commit(out, record)
+            await asyncio.to_thread(self._store.commit, out, record)  # it waits for the disk
             return record
 
     async def _reference(self, model: Model) -> Path:

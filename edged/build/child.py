@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from edged import errors
+from edged import errors, process
 from edged.build import jobs
 from edged.errors import BuildFailed, EdgedError
 
@@ -38,7 +38,9 @@ async def run(job: jobs.Job, answer: type[Answer], limits: Limits) -> Answer:
         sys.executable,
         "-m",
         "edged.build.worker",
+        str(os.getpid()),
         str(limits.memory_mb),
+        **process.ISOLATED,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -23,6 +23,7 @@ from edged.backend.contract import Backend, Session
 from edged.build import golden, jobs
 from edged.build.verify import TOLERANCES, judge
 from edged.errors import Superseded
+from edged.model.identity import require_same
 from edged.tensors import Array
 
 _WARM_UPS = 2
@@ -39,11 +40,20 @@ def do(job: jobs.Job) -> msgspec.Struct:
     if isinstance(job, jobs.Check):
         registry.load(job.backend).check(Path(job.path))
         return jobs.Done()
-    if isinstance(job, jobs.MakeGolden):
-        return _make_golden(job)
-    if isinstance(job, jobs.Build):
-        return _build(job)
-    return _verify(job)
+    # The file is read by its path, now; a key says which content it must have had, before and after.
+    require_same(job.order)
+    answer = _make_golden(job) if isinstance(job, jobs.MakeGolden) else _engine(job)
+    try:
+        require_same(job.order)
+    except Superseded:
+        if isinstance(job, jobs.MakeGolden):
+            Path(job.out).unlink(missing_ok=True)
+        raise
+    return answer
+
+
+def _engine(job: jobs.Build | jobs.Verify) -> jobs.Built | jobs.Timed:
+    return _build(job) if isinstance(job, jobs.Build) else _verify(job)
 
 
 def _build(job: jobs.Build) -> jobs.Built:
@@ -100,11 +110,15 @@ def _medians_ms(sessions: Sequence[Session], inputs: dict[str, Array]) -> list[f
 
 
 def main() -> int:
-    """Exit status 0 with an answer on standard output, 3 with a Failure there; anything else is a crash."""
+    """`python -m edged.build.worker PARENT_PID MEMORY_MB`, the job on standard input.
+
+    Exit status 0 with an answer on standard output, 3 with a Failure there; anything else is a crash."""
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    process.die_with_parent()
-    process.restrain(memory_mb=int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    parent, memory_mb = (int(word) for word in sys.argv[1:])
+    if not process.die_with_parent(parent):
+        return 1
+    process.restrain(memory_mb)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=jobs.Job)
     try:
         result, status = do(job), 0

@@ -21,6 +21,7 @@ from edged.device.nvidia import REBOOT_PENDING
 from edged.device.watch import changes, library_folders, settled
 from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotFound, NotReady, Superseded
 from edged.events import EventLog, Kind
+from edged.model.identity import require_same
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, Repository, plain_entry
 from edged.serving.hosts import HostKind, Hosts
@@ -55,6 +56,7 @@ class Controller:
         self._named = dict(named)
         self._tasks: set[asyncio.Task[None]] = set()
         self._making: asyncio.Task[None] | None = None
+        self._made_key = ""
         self._refreshing = asyncio.Lock()
         self._readers = asyncio.Semaphore(_READERS)
         self._wake = asyncio.Event()
@@ -112,6 +114,10 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.hosts.stop()
 
+    def is_configured(self, name: str) -> bool:
+        """Whether a model comes from the configuration instead of the repository."""
+        return name in self._named
+
     def slot(self, name: str) -> Slot:
         """The slot of a model; with an empty name the only one there is. NotFound otherwise."""
         if not name and len(self.models) == 1:
@@ -140,13 +146,18 @@ class Controller:
             if planned is None:
                 planned = self.models[name] = PlannedModel(entry, Slot(name))
                 self._read(planned)
-            elif planned.entry != entry:
+            elif planned.entry != entry or planned.weights_changed():
                 planned.entry = entry
                 self._read(planned)
 
     def _named_entries(self) -> dict[str, ModelEntry]:
         """The models that the configuration names, as their files are now."""
         return {name: plain_entry(name, path, {}) for name, path in self._named.items()}
+
+    def _read_again(self, planned: PlannedModel) -> None:
+        """What is on disk is not what was read; a reading that is under way already will see it."""
+        if not planned.is_being_read:
+            self._read(planned)
 
     def _read(self, planned: PlannedModel) -> None:
         if planned.reading is not None:
@@ -159,11 +170,15 @@ class Controller:
             async with self._readers:
                 inspection = await self.builder.inspect(Path(entry.path))
             self._plan(planned, Model.of(entry, inspection))
+            planned.weights_changed()  # from here on, changes of the external data count
             planned.slot.reopen()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
             self.events.tell(Kind.MODEL_READ, entry.name, digest=inspection.digest)
         except EdgedError as error:
             self._refuse(planned, error)
+        except Exception as error:  # a bug, or a box in trouble: told, not left to wait for ever
+            _LOG.exception("model %s could not be read", entry.name)
+            self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); the log tells more"))
 
     def _plan(self, planned: PlannedModel, model: Model) -> None:
         planned.plan(model, self.fingerprint, self.store)
@@ -190,6 +205,7 @@ class Controller:
         planned = self.models.pop(name)
         if planned.reading is not None:
             planned.reading.cancel()
+        planned.engines = {}
         self._retire(planned.slot.refuse(NotFound(f"model {name!r} was removed")))
         _LOG.info("model %s: removed", name)
         self.events.tell(Kind.MODEL_REMOVED, name)
@@ -197,7 +213,13 @@ class Controller:
     # -- acting -----------------------------------------------------------------------------------------------------
 
     def _act(self) -> None:
-        views = [planned.view() for planned in self.models.values()]
+        self._adopt()
+        wanted = {key for planned in self.models.values() for key in planned.engines}
+        if self._making is not None and self._made_key and self._made_key not in wanted:
+            self._made_key = ""  # cancelled once: its child is being ended
+            self._making.cancel()  # its model was removed or changed, and others wait for their turn
+        # A model that is being read may be another one in a moment: nothing new is begun for it.
+        views = [planned.view() for planned in self.models.values() if not planned.is_being_read]
         for action in reconcile(views, time.monotonic(), self._making is not None):
             self._start(action)
         for link in self.hosts.empty(self._wanted_hosts()):
@@ -209,6 +231,14 @@ class Controller:
             elif planned.problem is not None and not planned.serving and planned.model is not None:
                 self._refuse(planned, planned.problem)  # its host is gone, and with it the last that could serve
 
+    def _adopt(self) -> None:
+        """Engines that were made for another model of the same content serve this one as well."""
+        stored = self.store.records()
+        for planned in self.models.values():
+            for key, engine in planned.engines.items():
+                if engine.state is EngineState.ABSENT and key in stored:
+                    engine.adopt(stored[key])
+
     def _start(self, action: Action) -> None:
         planned = self.models[action.model]
         engine = planned.engines[action.key]
@@ -216,6 +246,7 @@ class Controller:
             planned.opening = self._spawn(self._open(planned, engine))
         elif isinstance(action, Make):
             engine.move(EngineState.QUEUED)
+            self._made_key = engine.digest
             self._making = self._spawn(self._make(planned, engine))
 
     async def _open(self, planned: PlannedModel, engine: PlannedEngine) -> None:
@@ -232,6 +263,8 @@ class Controller:
             engine.open_at = 0.0
         except (HostLost, NotReady, Superseded) as error:
             engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self.hosts.retry_in(self._kind(engine)))
+            if isinstance(error, Superseded):
+                self._read_again(planned)
             _LOG.warning("engine %s of %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
             self._cannot_open(model, engine, error)
@@ -255,8 +288,14 @@ class Controller:
             raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
         order = model.order(engine.recipe, artefact)
         number = await link.open(order, model.recognition)
-        reference = EngineRef(engine.digest, link.backend, model.digest, model.recognition)
-        return ServingSession(link, number, reference)
+        session = ServingSession(link, number, EngineRef(engine.digest, link.backend, model.digest, model.recognition))
+        if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
+            try:
+                await asyncio.to_thread(require_same, order)
+            except EdgedError:
+                self._retire(session)
+                raise
+        return session
 
     def _wanted_hosts(self) -> set[HostKind]:
         """The hosts that engines of the device as it is now would be opened in."""
@@ -289,6 +328,11 @@ class Controller:
             _LOG.info(
                 "model %s: engine %s (%s) is %s: %s ms", model.name, short, name, engine.state.value, record.latency_ms
             )
+        except Superseded as error:
+            engine.move(EngineState.FAILED, str(error))
+            engine.retry_at = time.monotonic() + _REOPEN_SECONDS
+            _LOG.info("model %s: engine %s (%s) is void: %s", model.name, short, name, error)
+            self._read_again(planned)
         except EdgedError as error:
             engine.fail(error, time.monotonic())
             _LOG.warning("model %s: engine %s (%s) failed: %s", model.name, short, name, error)

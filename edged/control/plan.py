@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from edged.backend.contract import Recipe
 from edged.control import states
@@ -15,7 +16,7 @@ from edged.control.states import EngineState
 from edged.device.fingerprint import Fingerprint
 from edged.errors import EdgedError
 from edged.model.model import Model
-from edged.model.repository import ModelEntry
+from edged.model.repository import ModelEntry, stamp
 from edged.serving.slot import Slot
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
@@ -64,6 +65,13 @@ class PlannedEngine:
         self.failures += 1
         self.move(EngineState.FAILED, str(error))
 
+    def adopt(self, record: EngineRecord) -> None:
+        """The store holds it already."""
+        self.record, self.reason = record, record.verdict.reason
+        self.state = EngineState.READY if record.is_usable else EngineState.REJECTED
+        if self.told is not None:
+            self.told(self)
+
     def opened(self) -> None:
         """It serves: what went wrong before is forgiven."""
         self.failures, self.open_at = 0, 0.0
@@ -85,10 +93,15 @@ class PlannedModel:
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     opening: asyncio.Task[None] | None = None
     reading: asyncio.Task[None] | None = None
+    _weights: str = ""
 
     @property
     def serving(self) -> str | None:
         return self.slot.current.engine.key if self.slot.current else None
+
+    @property
+    def is_being_read(self) -> bool:
+        return self.reading is not None and not self.reading.done()
 
     def plan(self, model: Model, fingerprint: Fingerprint, store: Store) -> None:
         """Takes up a model as it was just read: which engines it should have, and which of them the store holds."""
@@ -98,6 +111,15 @@ class PlannedModel:
             key = EngineKey.of(model.digest, recipe, fingerprint)
             wanted[key.digest] = self.engines.get(key.digest) or _from_store(key, recipe, store)
         self.engines = wanted
+
+    def weights_changed(self) -> bool:
+        """Whether the model's external data is other files than when this was last asked."""
+        if self.model is None:
+            return False
+        folder = Path(self.entry.path).parent
+        now = stamp(folder / file.path for file in self.model.inspection.external)
+        before, self._weights = self._weights, now
+        return now != before
 
     def view(self) -> ModelView:
         """What the pure decision looks at."""
@@ -131,8 +153,7 @@ class PlannedModel:
 
 
 def _from_store(key: EngineKey, recipe: Recipe, store: Store) -> PlannedEngine:
-    record = store.find(key.digest)
-    if record is None:
-        return PlannedEngine(key, recipe)
-    state = EngineState.READY if record.is_usable else EngineState.REJECTED
-    return PlannedEngine(key, recipe, state, record, record.verdict.reason)
+    engine, record = PlannedEngine(key, recipe), store.find(key.digest)
+    if record is not None:
+        engine.adopt(record)
+    return engine

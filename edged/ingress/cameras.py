@@ -25,6 +25,12 @@ class CameraService:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self._readers: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """Takes no more frames: every stream ends once what it sent is answered."""
+        for reader in self._readers:
+            reader.cancel()
 
     def service(self) -> Service:
         service = Service("edged.v1.Cameras")
@@ -36,7 +42,7 @@ class CameraService:
         """One picture, queued like any request, so never skipped."""
         received = time.time_ns()
         slot = self._controller.slot(frame.model)
-        work = self._work(frame, frame.model)
+        work = self._work(frame, slot.model)
         slot.push(work)
         try:
             answer = await work.future
@@ -48,11 +54,13 @@ class CameraService:
         """A stream of frames of one camera or many; see protos/cameras.proto for what it promises."""
         stream: Stream[_Tag] = Stream()
         reader = asyncio.create_task(self._read(frames, stream))
+        self._readers.add(reader)
         try:
             async with aclosing(stream.results()) as deliveries:
                 async for delivery in deliveries:
                     yield _deliver(delivery)
         finally:
+            self._readers.discard(reader)
             reader.cancel()
             stream.close()
 
@@ -64,7 +72,7 @@ class CameraService:
             async for frame in frames:
                 self._put(frame, stream, first)
                 first = False
-        except EdgedError as error:
+        except Exception as error:
             failure = error
         finally:
             stream.end(failure)
@@ -138,7 +146,8 @@ def _result(tag: _Tag, work: FrameWork, answer: Answered | EdgedError, skipped: 
     result.model, result.skipped = tag.model, skipped
     answered = time.time_ns()
     # A camera whose clock runs ahead of this box would have negative ages.
-    result.age_ms = max(0, answered - (result.captured_unix_ns or tag.received)) / 1e6
+    captured = result.captured_unix_ns if result.captured_unix_ns > 0 else tag.received
+    result.age_ms = max(0, answered - captured) / 1e6
     result.timings.total_ms = (time.monotonic() - work.received) * 1e3
     if isinstance(answer, EdgedError):
         result.error.code, result.error.message = int(code_of(answer).value[0]), str(answer)

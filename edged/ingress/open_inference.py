@@ -20,7 +20,7 @@ from edged.version import __version__
 
 # Only what works is claimed.
 _EXTENSIONS = ("binary_tensor_data",)
-_STREAM_WINDOW = 64  # requests of one stream under way; more are not read
+_STREAM_WINDOW = 16  # requests of one stream under way; more are not read
 
 
 class InferenceService:
@@ -28,6 +28,12 @@ class InferenceService:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self._readers: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """Takes no more requests on streams: each ends once what it sent is answered."""
+        for reader in self._readers:
+            reader.cancel()
 
     def service(self) -> Service:
         service = Service("inference.GRPCInferenceService")
@@ -81,6 +87,7 @@ class InferenceService:
         """
         metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
         strict = metadata.get("triton_grpc_error") == "true"
+        readers = self._readers
         window: deque[tuple[str, asyncio.Task[pb.ModelInferResponse]]] = deque()
         arrived, room, ended = asyncio.Event(), asyncio.Semaphore(_STREAM_WINDOW), False
 
@@ -89,13 +96,14 @@ class InferenceService:
             try:
                 async for request in requests:
                     await room.acquire()
-                    window.append((request.id, asyncio.create_task(self._infer(request))))
+                    window.append((request.id, asyncio.create_task(self._infer(request, patient=True))))
                     arrived.set()
             finally:
                 ended = True
                 arrived.set()
 
         reader = asyncio.create_task(read())
+        readers.add(reader)
         try:
             while True:
                 while window:
@@ -107,16 +115,20 @@ class InferenceService:
                 arrived.clear()
                 await arrived.wait()
         finally:
+            readers.discard(reader)
             reader.cancel()
             for _, task in window:
                 task.cancel()
 
-    async def _infer(self, request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    async def _infer(self, request: pb.ModelInferRequest, patient: bool = False) -> pb.ModelInferResponse:
         planned = self._find(request.model_name, request.model_version)
         model = await self._loaded(planned)
         signature = model.inspection.signature
         work = TensorWork(wire.inputs_of(request, signature), wire.outputs_of(request, signature))
-        planned.slot.push(work)
+        if patient:
+            await planned.slot.push_when_room(work)
+        else:
+            planned.slot.push(work)
         try:
             answer = await work.future
         finally:

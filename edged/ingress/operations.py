@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -18,6 +19,8 @@ from edged.errors import AlreadyExists, InvalidInput
 from edged.ingress.rpc import Context, Service
 from edged.model.repository import check_name
 from edged.proto import operations_pb2 as pb
+
+_READ_SECONDS = 10.0  # until the answer to an upload tells what was read, at most
 
 
 class OperationsService:
@@ -80,17 +83,23 @@ class OperationsService:
         repository.root.mkdir(parents=True, exist_ok=True, mode=0o750)
         # Beside the models, because that is where their bytes have to fit.
         with tempfile.TemporaryDirectory(prefix=".adding-", dir=repository.root) as folder:
-            header, files = await _receive(parts, Path(folder), self._controller.models)
+            try:
+                header, files = await _receive(parts, Path(folder), self._controller.models)
+            except OSError as error:
+                raise InvalidInput(f"the upload could not be stored: {error.strerror}") from error
             settings = dict(header.settings)
             model = next(iter(files.values()))
             await admit(self._controller.builder, model, settings, registry.installed(self._facts()))
-            repository.add(header.name, files, settings)
+            await asyncio.to_thread(repository.add, header.name, files, settings, move=True)
         planned = self._controller.find(header.name)
-        self._controller.wake()
+        if planned.reading is not None:
+            await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
         return _status(planned)
 
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
-        self._controller.repository.remove(request.name)
+        if self._controller.is_configured(request.name):
+            raise InvalidInput(f"model {request.name!r} is named by the daemon's configuration; remove it there")
+        await asyncio.to_thread(self._controller.repository.remove, request.name)
         self._controller.wake()
         return pb.RemoveModelResponse()
 

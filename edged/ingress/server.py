@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import os
+import socket
 import stat
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,7 +21,6 @@ from edged.ingress.cameras import CameraService
 from edged.ingress.open_inference import InferenceService
 from edged.ingress.operations import OperationsService
 
-_LOOPBACK = ("localhost", "127.", "[::1]", "::1")
 # Clients ask for messages up to INT32_MAX; what is really accepted is bounded by the memory of a small box.
 _MAX_MESSAGE = 256 << 20
 
@@ -35,11 +38,8 @@ class Ingress:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
             ]
         )
-        services = [
-            CameraService(controller).service(),
-            InferenceService(controller).service(),
-            OperationsService(controller).service(),
-        ]
+        self._streaming = (CameraService(controller), InferenceService(controller))
+        services = [*(each.service() for each in self._streaming), OperationsService(controller).service()]
         for service in services:
             service.register(self._server)
         self._health = health.aio.HealthServicer()
@@ -53,57 +53,85 @@ class Ingress:
     async def start(self) -> None:
         """Answers from now on."""
         await self._server.start()
-        for socket in self._sockets:
-            socket.chmod(0o660)
+        for path in self._sockets:
+            path.chmod(0o660)
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace: float) -> None:
         """Refuses new calls, lets running ones end within `grace` seconds, then cancels them."""
         await self._health.enter_graceful_shutdown()
+        for each in self._streaming:
+            each.stop()
         await self._server.stop(grace)
-        for socket in self._sockets:
-            socket.unlink(missing_ok=True)
+        for path in self._sockets:
+            path.unlink(missing_ok=True)
 
     def _bind(self, address: str) -> str:
         """Listens on `unix:PATH` or `HOST:PORT` (port 0: any free one); returns the address as clients name it."""
         if address.startswith("unix:"):
             return self._bind_unix(Path(address.removeprefix("unix:").removeprefix("//")))
-        host, colon, port = address.rpartition(":")
-        if not colon or not port.isdecimal():
-            raise ConfigError(f"listen address {address!r} is neither unix:PATH nor HOST:PORT")
-        host = host or "localhost"
-        if not host.startswith(_LOOPBACK):
-            raise ConfigError(f"listen address {address!r} is reachable from other machines; use localhost:{port}")
+        host, port = tcp_address(address)
+        target = f"[{host}]" if ":" in host else host
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {address}: the port is taken; choose another") from error
-        return f"{host}:{bound}"
+            bound = self._server.add_insecure_port(f"{target}:{port}")
+        except RuntimeError as error:  # whose words say nothing
+            raise ConfigError(f"cannot listen on {address}: {_why_not_tcp(host, port)}") from error
+        return f"{target}:{bound}"
 
     def _bind_unix(self, path: Path) -> str:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
         if len(os.fsencode(path)) > 107:
             raise ConfigError(
                 f"socket path {path} is longer than the 107 bytes that Linux allows; choose a shorter one"
             )
-        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-            raise ConfigError(f"{path} exists and is not a socket; remove it or listen elsewhere")
-        if _is_answered(path):
-            raise ConfigError(f"another daemon listens on {path}; stop it or listen elsewhere")
-        path.unlink(missing_ok=True)  # left by a daemon that was killed
         try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            _make_way(path)
             self._server.add_insecure_port(f"unix:{path}")
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; choose another place") from error
         except RuntimeError as error:
-            raise ConfigError(f"cannot listen on {path}: {error}") from error
+            why = _why_not(socket.AF_UNIX, str(path)) or "gRPC refused it"
+            raise ConfigError(f"cannot listen on {path}: {why}; choose another place") from error
         self._sockets.append(path)
         return f"unix:{path}"
 
 
+def tcp_address(address: str) -> tuple[str, int]:
+    """Host, an IPv6 address without brackets, and port of `HOST:PORT`. ConfigError where it is not on this machine."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal()):
+        raise ConfigError(f"listen address {address!r} is neither unix:PATH nor HOST:PORT")
+    if len(port) > 5 or int(port) > 65535:
+        raise ConfigError(f"listen address {address!r} has no usable port; give one from 0 to 65535")
+    if host.startswith("[") and host.endswith("]") and ":" in host:
+        host = host[1:-1]
+    host = host or "localhost"
+    if not _is_loopback(host):
+        raise ConfigError(f"listen address {address!r} is not only this machine's; use localhost:{port}")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may mean any machine
+        return False
+
+
+def _make_way(path: Path) -> None:
+    """Removes a socket that a killed daemon left. ConfigError when something else is there, or a living daemon."""
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"{path} exists and is not a socket; remove it or listen elsewhere")
+    if _is_answered(path):
+        raise ConfigError(f"another daemon listens on {path}; stop it or listen elsewhere")
+    path.unlink(missing_ok=True)
+
+
 def _is_answered(path: Path) -> bool:
     """Whether a living process listens on the socket."""
-    import socket
-
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -111,3 +139,26 @@ def _is_answered(path: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+def _why_not_tcp(host: str, port: int) -> str:
+    """Why gRPC could not listen there."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        return f"{host} has no address here: {error.strerror}"
+    reasons = [_why_not(family, place) for family, _, _, _, place in found]
+    return next(filter(None, reasons), "gRPC refused it")
+
+
+def _why_not(family: int, place: tuple[Any, ...] | str) -> str:
+    """What the system says when it is asked to bind; empty where it does not mind."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return "the port is taken; choose another"
+        return error.strerror or str(error)
+    return ""

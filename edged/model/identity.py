@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from edged.errors import ModelRefused
+from edged.backend.contract import Order
+from edged.errors import ModelRefused, Superseded
 
 _CHUNK = 1 << 20
 
@@ -21,6 +22,12 @@ def file_digest(path: Path) -> str:
     except OSError as error:
         raise ModelRefused(f"{path.name} cannot be read: {error.strerror}") from error
     return digest.hexdigest()
+
+
+def require_same(order: Order) -> None:
+    """Superseded when what an order's model is on disk now is not what the order is about."""
+    if order.digest and model_digest(Path(order.model), order.external) != order.digest:
+        raise Superseded(f"{Path(order.model).name} was replaced on disk while it was used")
 
 
 def model_digest(model: Path, external: Iterable[str], *, graph_digest: str | None = None) -> str:

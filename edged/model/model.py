@@ -24,6 +24,8 @@ class Model(msgspec.Struct, frozen=True):
         """ConfigError when the settings do not fit the model, ModelRefused when nothing could be asked of it."""
         if entry.problem:
             raise ConfigError(f"model {entry.name}: {entry.problem}")
+        if inspection.refusal:
+            raise ModelRefused(inspection.refusal)
         signature = inspection.signature
         if not signature.outputs:
             raise ModelRefused(f"model {entry.name} has no outputs")
@@ -46,4 +48,5 @@ class Model(msgspec.Struct, frozen=True):
 
     def order(self, recipe: Recipe, artefact: Artefact | None = None) -> Order:
         """An order for one of its engines; without an artefact it is not built yet, or a reference."""
-        return Order(self.entry.path, self.inspection.signature, recipe, artefact, bool(self.inspection.external))
+        external = tuple(file.path for file in self.inspection.external)
+        return Order(self.entry.path, self.inspection.signature, recipe, artefact, external, self.digest)

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from edged.files import read_regular
 from edged.model import settings as model_settings
 from edged.store import atomic
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NAME = re.compile(r"\w[\w .+@-]{0,127}")  # letters and digits of any script; what no file system or shell minds
 _SETTINGS = "edged.toml"
 _MODEL = "model.onnx"
 
@@ -43,7 +43,7 @@ class Repository:
     """A directory of models; read anew at every call."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = root.absolute()
 
     def entries(self) -> dict[str, ModelEntry]:
         """Every model by name. Unreadable or empty folders are passed over."""
@@ -51,11 +51,15 @@ class Repository:
             paths = sorted(path for path in self.root.iterdir() if not path.name.startswith("."))
         except OSError:
             return {}
-        found = (self._look(path) for path in paths)
-        return {entry.name: entry for entry in found if entry is not None}
+        entries: dict[str, ModelEntry] = {}
+        for entry in filter(None, map(self._look, paths)):
+            twice = entry.name in entries
+            problem = f"both {entry.name}/ and {entry.name}.onnx are there; remove one of them"
+            entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
+        return entries
 
-    def add(self, name: str, files: Mapping[str, Path], settings: Mapping[str, str]) -> Path:
-        """Copies a model in: the first file is the ONNX model, the others its external data by relative path.
+    def add(self, name: str, files: Mapping[str, Path], settings: Mapping[str, str], *, move: bool = False) -> Path:
+        """Copies or moves a model in: the first file is the ONNX model, the others its external data by relative path.
 
         Appears whole or not at all. AlreadyExists when the name is taken. Returns the path of the model.
         """
@@ -71,8 +75,10 @@ class Repository:
             folder.mkdir()
             for index, (relative, source) in enumerate(files.items()):
                 target = folder / (_MODEL if index == 0 else relative)
+                if index and relative == _MODEL:
+                    raise InvalidInput(f"external data may not be called {_MODEL}; export it under another name")
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target)
+                os.replace(source, target) if move else shutil.copyfile(source, target)
             if settings:
                 (staged / _SETTINGS).write_bytes(model_settings.write_toml(settings))
             atomic.publish(staged, final)
@@ -86,14 +92,13 @@ class Repository:
         """Removes a model and its settings. NotFound when there is none of that name."""
         check_name(name)
         folder, plain = self.root / name, self.root / f"{name}.onnx"
+        if not folder.is_dir() and not os.path.lexists(plain):
+            raise NotFound(f"there is no model {name!r} in {self.root}")
+        plain.unlink(missing_ok=True)
         if folder.is_dir():
             grave = Path(tempfile.mkdtemp(prefix=".removing-", dir=self.root))
             os.rename(folder, grave / name)
             shutil.rmtree(grave, ignore_errors=True)
-        elif plain.is_file():
-            plain.unlink()
-        else:
-            raise NotFound(f"there is no model {name!r} in {self.root}")
 
     def sweep(self) -> None:
         """Removes what an interrupted add or remove left behind. For the daemon's start, not beside another one."""
@@ -105,7 +110,12 @@ class Repository:
 
     def _look(self, path: Path) -> ModelEntry | None:
         try:
-            return self._entry(path)
+            entry = self._entry(path)
+            if entry is None or _NAME.fullmatch(entry.name):
+                return entry
+            # Told rather than served: it could be neither asked for nor removed by its name.
+            name = os.fsencode(entry.name).decode(errors="replace")
+            return msgspec.structs.replace(entry, name=name, problem="its file name is no model name; rename it")
         except OSError:  # it vanished while it was looked at, or is not ours to read
             return None
 
@@ -123,19 +133,19 @@ class Repository:
         if not problem and not os.path.lexists(model):
             problem = f"version {number} has no {_MODEL}"
         return ModelEntry(
-            path.name, str(number), str(model), settings, _stamp([*_files(folder), path / _SETTINGS]), problem
+            path.name, str(number), str(model), settings, stamp([*_files(folder), path / _SETTINGS]), problem
         )
 
 
 def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntry:
     """An ONNX file that is served where it lies."""
-    return ModelEntry(name, "1", str(path), dict(settings), _stamp([path]))
+    return ModelEntry(name, "1", str(path), dict(settings), stamp([path]))
 
 
 def check_name(name: str) -> None:
-    """A model's name is a file name: letters, digits, '.', '_' and '-', not starting with a dot."""
+    """A model's name is a file name: letters, digits, spaces and . _ + @ -, beginning with a letter or digit."""
     if not _NAME.fullmatch(name):
-        raise InvalidInput(f"{name[:80]!r} is not a model name: use letters, digits, '.', '_' and '-', at most 128")
+        raise InvalidInput(f"{name[:80]!r} is not a model name: use letters, digits and . _ - + @, at most 128")
 
 
 def _read_settings(path: Path) -> tuple[dict[str, str], str]:
@@ -156,7 +166,7 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in sorted(names))
 
 
-def _stamp(paths: list[Path]) -> str:
+def stamp(paths: Iterable[Path]) -> str:
     """A cheap sign of change: identity, size and time of every file. The digest decides what it really is."""
     marks = []
     for path in paths:

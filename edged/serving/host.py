@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import shutil
 import signal
 import sys
 import threading
@@ -154,10 +155,12 @@ def serve(backend_name: str, inbox: str, outbox: str, arena: int) -> None:
 
 
 def main() -> None:
-    """`python -m edged.serving.host BACKEND INBOX OUTBOX ARENA_FD`"""
-    process.die_with_parent()
+    """`python -m edged.serving.host PARENT_PID BACKEND INBOX OUTBOX ARENA_FD`"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which stops its hosts
-    backend, inbox, outbox, arena = sys.argv[1:]
+    parent, backend, inbox, outbox, arena = sys.argv[1:]
+    if not process.die_with_parent(int(parent)):
+        shutil.rmtree(os.path.dirname(inbox.removeprefix("ipc://")), ignore_errors=True)
+        sys.exit(1)
     serve(backend, inbox, outbox, int(arena))
 
 

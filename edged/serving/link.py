@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import shutil
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from typing import Annotated
 import msgspec
 import zmq
 
-from edged import errors
+from edged import errors, process
 from edged.backend.contract import Order
 from edged.errors import EdgedError, EngineUnusable, HostLost
 from edged.serving import messages as m
@@ -24,6 +25,7 @@ from edged.serving.arena import Arena
 from edged.vision.family import Recognition
 
 _START_SECONDS = 60.0
+_LONGEST_PARENT = 70
 _STOP_SECONDS = 3.0
 
 
@@ -66,7 +68,7 @@ class HostLink:
     async def start(self) -> None:
         """Starts the process and waits until it has imported its backend. HostLost when it does not."""
         # The sockets have names only until the host has connected: nothing is left behind by a killed daemon.
-        folder = Path(tempfile.mkdtemp(prefix="edged-"))
+        folder = _socket_folder()
         try:
             context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
             self._orders = context.socket(zmq.PUSH)
@@ -80,10 +82,11 @@ class HostLink:
             self._loop.add_reader(self._descriptor, self._drain)
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "edged.serving.host", self.backend),
+                *("-m", "edged.serving.host", str(os.getpid()), self.backend),
                 *(f"ipc://{folder}/orders", f"ipc://{folder}/answers", str(self.arena.handle)),
                 pass_fds=(self.arena.handle,),
                 stdin=asyncio.subprocess.DEVNULL,
+                **process.ISOLATED,
             )
             self.pid = self._process.pid
             self._watch = asyncio.create_task(self._watch_process(self._process))
@@ -91,8 +94,8 @@ class HostLink:
         except asyncio.TimeoutError:
             self.kill(f"did not start within {_START_SECONDS:g} s")
             raise HostLost(f"engine host {self.backend} {self.lost}") from None
-        except OSError as error:
-            self._lose(f"could not be started: {error.strerror}")
+        except (OSError, zmq.ZMQError) as error:
+            self._lose(f"could not be started: {error.strerror or error}")
             raise HostLost(f"engine host {self.backend} {self.lost}") from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -255,6 +258,14 @@ class HostLink:
             self._loop.call_later(1.0, self._close_arena)
 
 
+def _socket_folder() -> Path:
+    """A new private folder whose path leaves room for a socket's name in the 108 bytes that Linux allows."""
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - mkdtemp is safe
+        if parent and len(os.fsencode(parent)) <= _LONGEST_PARENT and os.access(parent, os.W_OK):
+            return Path(tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-", dir=parent))
+    raise HostLost("no folder can hold a host's sockets; make /tmp writable")
+
+
 def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None], value: Reply | None) -> None:
     if not future.done():
         future.set_result(value)  # type: ignore[arg-type]  # the two kinds of future share this line
@@ -263,6 +274,7 @@ def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None]
 def _fail(future: asyncio.Future[Reply] | asyncio.Future[None], error: EdgedError) -> None:
     if not future.done():
         future.set_exception(error)
+        future.exception()  # nobody may be left to ask for it, which is no reason to complain at the end
 
 
 def _rebuild(name: str, message: str) -> EdgedError:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Hashable
 from functools import partial
 
-from edged.errors import EdgedError, HostLost
+from edged.errors import EdgedError, HostLost, Overloaded
 from edged.serving import messages as m
 from edged.serving.arena import Arena, Span
 from edged.serving.link import HostLink, Reply
@@ -49,6 +49,7 @@ class Slot:
         self.failed = 0
         self._schedule: Schedule[Work] = Schedule(_WAITING)
         self._refusal: EdgedError | None = None
+        self._room = asyncio.Event()
 
     def offer(self, lane: Hashable, frame: Work) -> Work | None:
         """Puts a camera's frame in; returns the frame that it overtook. Raises when the model cannot serve at all."""
@@ -62,6 +63,15 @@ class Slot:
         self._require_open()
         self._schedule.push(request)
         self._pump()
+
+    async def push_when_room(self, request: Work) -> None:
+        """As `push`, but waits while too many wait: for callers that can be held back."""
+        while True:
+            try:
+                return self.push(request)
+            except Overloaded:
+                self._room.clear()
+                await self._room.wait()
 
     def withdraw(self, lane: Hashable) -> Work | None:
         """Takes back a frame that has not been chosen yet."""
@@ -88,6 +98,7 @@ class Slot:
         self._refusal = error
         for work in self._schedule.drain():
             work.future.set_exception(self._refused())
+        self._room.set()
         return previous
 
     def reopen(self) -> None:
@@ -112,6 +123,7 @@ class Slot:
         session = self.current
         while session is not None and session.in_flight < IN_FLIGHT and not session.link.lost:
             work = self._schedule.choose()
+            self._room.set()
             if work is None:
                 return
             self._dispatch(session, work)

@@ -43,9 +43,9 @@ class Store:
     """Engines by the digest of their key. Not thread-safe; the file system is the truth, memory only an index."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self._engines = root / "engines"
-        self._staging = root / "staging"
+        self.root = root.absolute()  # children work in another folder
+        self._engines = self.root / "engines"
+        self._staging = self.root / "staging"
         self.counts = Counts()
         self._index: dict[str, EngineRecord] = {}
         for folder in (self._engines, self._staging):

@@ -179,7 +179,7 @@ def test_weights_beside_the_model_are_part_of_the_engine(tmp_path: Path, backend
     path = models.external(tmp_path / "first", seed=1, columns=columns)
     out = tmp_path / "out"
     out.mkdir()
-    order = Order(str(path), models.signature(proto), Recipe(backend), external=True)
+    order = Order(str(path), models.signature(proto), Recipe(backend), external=("weights.bin",))
     registry.load(backend).build(order, out)
     x = np.float32([[1, 2, 3, 4]])
     expected = reference(tmp_path, proto).infer({"x": x})["y"]

@@ -222,7 +222,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_changes(root: Path, source:
     assert (root / "yolo" / "1" / "model.onnx").read_text() == "yolo 1"
 
 
-HOSTILE = ["", ".", "..", ".hidden", "a/b", "../up", "/etc", "a b", "a\n", "a\0", "-x", "ä", "a" * 129, "a/", "x\\y"]
+HOSTILE = ["", ".", "..", ".hidden", "a/b", "../up", "/etc", "a\n", "a\0", "-x", "a" * 129, "a/", "x\\y"]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
