@@ -183,7 +183,7 @@ def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("0.0.0.0:0", "reachable from other machines"),
+        ("0.0.0.0:0", "not only this machine's"),
         ("nonsense", "neither unix:PATH nor HOST:PORT"),
         ("unix:/" + "x" * 120, "longer than the 107 bytes"),
         ("unix:/etc/hostname", "not a socket"),
