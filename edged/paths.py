@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 
 SOCKET = "edged.sock"
-OPERATE_SOCKET = "operate.sock"
 _RUN = Path("/run/edged")
 
 
@@ -23,11 +22,6 @@ def default_socket() -> Path:
         return _RUN / SOCKET
     runtime = _absolute("XDG_RUNTIME_DIR")
     return (runtime / "edged" if runtime else Path(f"/tmp/edged-{os.getuid()}")) / SOCKET  # noqa: S108
-
-
-def operate_socket(socket: Path) -> Path:
-    """The socket that takes commands (add, remove), beside the one that answers frames."""
-    return socket.with_name(OPERATE_SOCKET)
 
 
 def default_state_dir() -> Path:

@@ -43,7 +43,7 @@ class Builder:
             folder.mkdir(parents=True, exist_ok=True, mode=0o750)
 
     async def inspect(self, path: Path) -> Inspection:
-        """What a model file holds. ModelRefused when it cannot be served at all."""
+        """What a model file holds; `refusal` says why it cannot be served. ModelRefused when it is no model at all."""
         path = path.absolute()
         known = await asyncio.to_thread(self._known, path)
         if known is not None:
@@ -111,7 +111,7 @@ class Builder:
         except (OSError, msgspec.MsgspecError, EdgedError):
             return None
         # With external data the files beside the model decide, and they are read and checked by the child.
-        return None if known.external else known
+        return None if known.external or known.refusal else known
 
 
 def _empty(folder: Path) -> None:

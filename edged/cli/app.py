@@ -5,12 +5,35 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from edged.cli import demo, device, engines, events, infer, inspect, models, serve, stream
 from edged.version import __version__
 
+# As one meets them: try it, run it, give it models, use them, look beneath.
+_COMMANDS = {
+    "demo": demo,
+    "serve": serve,
+    "models": models,
+    "inspect": inspect,
+    "infer": infer,
+    "stream": stream,
+    "engines": engines,
+    "events": events,
+    "device": device,
+}
+
+
+class _InOrder(TyperGroup):
+    """Lists the commands in their order here; typer would put the groups behind all others."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        return list(_COMMANDS)
+
+
 app = typer.Typer(
     name="edged",
+    cls=_InOrder,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -34,5 +57,5 @@ def _root(
     """Options of edged itself."""
 
 
-for _module in (demo, serve, models, engines, inspect, device, infer, stream, events):
+for _module in _COMMANDS.values():
     _module.register(app)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, ParamSpec
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from edged.errors import EdgedError, InvalidInput
 
@@ -38,6 +40,7 @@ Score = Annotated[
 FAILED, USAGE = 1, 2
 _INTERRUPTED = 128 + signal.SIGINT
 _NOBODY_READS = 128 + signal.SIGPIPE
+_UNFOLDED = 1 << 20  # columns: wider than anything printed
 
 # Labels and messages are data: brackets in them are no markup, colons no emoji.
 out = Console(markup=False, emoji=False, highlight=False)
@@ -46,7 +49,8 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """A command that ends as a shell expects: an EdgedError is one line on stderr and status 1, or 2 where the
-    arguments, the settings or the model are at fault; Ctrl-C is 130; a closed pipe is quiet."""
+    arguments, the settings or the model are at fault; what the system refuses is one line and status 1; Ctrl-C is 130;
+    a closed pipe is quiet."""
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -61,8 +65,40 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
         except BrokenPipeError:
             _discard_output()
             raise typer.Exit(_NOBODY_READS) from None
+        except OSError as error:
+            if error.filename is None:  # such as standard output on a full disk
+                _discard_output()
+            typer.echo(f"edged: {refused_by_system(error)}", err=True)
+            raise typer.Exit(FAILED) from None
 
     return wrapped
+
+
+def refused_by_system(error: OSError, what: object = None) -> str:
+    """One line: what the system did not let be used, and why."""
+    name, why = what or error.filename, error.strerror or str(error) or type(error).__name__
+    return f"cannot use {os.fsdecode(name) if isinstance(name, bytes) else name}: {why}" if name else why
+
+
+def show(renderable: RenderableType) -> None:
+    """A table or a text on standard output; as wide as it is where no terminal limits it, since nothing may be lost."""
+    if out.is_terminal:
+        out.print(renderable, soft_wrap=isinstance(renderable, str))
+        return
+    plain = Console(file=io.StringIO(), width=_UNFOLDED, color_system=None, markup=False, emoji=False, highlight=False)
+    with plain.capture() as captured:
+        plain.print(renderable)
+    for line in captured.get().removesuffix("\n").split("\n"):
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+@contextlib.contextmanager
+def working(on: str) -> Iterator[None]:
+    """Tells a terminal what takes its time; a log or a pipe is told nothing."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        progress.add_task(on)
+        yield
 
 
 def print_json(encoded: bytes) -> None:

@@ -26,9 +26,9 @@ def refresh(target: common.Target = None, json: common.Json = False) -> None:
         common.print_json(msgspec.json.encode({"changes": [change.json() for change in changes]}))
         return
     for change in changes:
-        common.out.print(f"{change.part}: {change.old or 'absent'} → {change.new or 'absent'}")
+        common.show(f"{change.part}: {change.old or 'absent'} → {change.new or 'absent'}")
     if not changes:
-        common.out.print("nothing changed")
+        common.show("nothing changed")
 
 
 def device(
@@ -54,7 +54,7 @@ def device(
         memory = f", {found['memory_mb']} MiB" if found["memory_mb"] else ""
         table.add_row(f"device {found['name']}", f"{found['description']}{memory}")
     table.add_row("digest", facts["digest"])
-    common.out.print(table)
+    common.show(table)
 
 
 def register(app: typer.Typer) -> None:

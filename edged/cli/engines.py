@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,9 @@ from rich.table import Table
 
 from edged.cli import common, local
 from edged.client.operations import EngineInfo, Explanation
+from edged.errors import EdgedError, InvalidInput, NotFound
+
+_SHORTEST = 6  # characters of a key that are taken for it
 
 
 def list_(
@@ -28,7 +32,7 @@ def list_(
     if json:
         common.print_json(msgspec.json.encode({"engines": [engine.json() for engine in engines]}))
     else:
-        common.out.print(_table(engines) if engines else "no engines: no model wants any")
+        common.show(_table(engines) if engines else "no engines: no model wants any")
 
 
 def why(
@@ -49,13 +53,32 @@ def why(
     if json:
         common.print_json(msgspec.json.encode({"explanations": [item.json() for item in explanations]}))
     else:
-        common.out.print(_reasons(explanations))
+        common.show(_reasons(explanations))
+
+
+def show(
+    key: Annotated[str, typer.Argument(help="The engine's key, or its beginning: 6 characters at least.")],
+    target: common.Target = None,
+    state: local.State = None,
+    cache: local.Cache = None,
+    json: common.Json = False,
+) -> None:
+    """Show everything about one engine: the parts of its key, its verdict with the figures, its build, its times."""
+    if len(key) < _SHORTEST:
+        raise InvalidInput(f"{key!r} is too short for the beginning of a key; give {_SHORTEST} characters at least")
+    engines = _keyed(_fetch("", target, state, cache), key)
+    if json:
+        models = [engine.model for engine in engines]
+        common.print_json(msgspec.json.encode(engines[0].json() | {"models": models}))
+    else:
+        common.show(_sheet(engines))
 
 
 def register(app: typer.Typer) -> None:
     engines = typer.Typer(no_args_is_help=True, help="Which engines there are, and why.")
     engines.command("list")(common.command(list_))
     engines.command("why")(common.command(why))
+    engines.command("show")(common.command(show))
     app.add_typer(engines, name="engines")
 
 
@@ -66,6 +89,50 @@ def _fetch(model: str, target: str | None, state: Path | None, cache: Path | Non
 
     with Client(target) as client:
         return list(client.engines(model or None))
+
+
+def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
+    """The one engine whose key begins so, once for each model that has it: equal files have equal engines."""
+    found = [engine for engine in engines if engine.key.startswith(start)]
+    keys = sorted({engine.key for engine in found})
+    if not keys:
+        raise NotFound(f"no engine has a key that begins with {start!r}; see: edged engines list")
+    if len(keys) > 1:
+        raise EdgedError(f"{len(keys)} keys begin with {start!r}, such as {keys[0]} and {keys[1]}; give more of it")
+    return found
+
+
+def _sheet(engines: list[EngineInfo]) -> Table:
+    engine, verdict = engines[0], engines[0].verdict
+    rows = {
+        "key": engine.key,
+        "model": ", ".join(engine.model for engine in engines),
+        "engine": f"{engine.backend} on {engine.device}, {engine.precision}",
+        "state": f"{engine.state}: {engine.reason}" if engine.reason else engine.state,
+        "size": f"{engine.bytes} bytes",
+        "latency": _milliseconds(engine.latency_ms),
+        "reference": _milliseconds(engine.reference_ms),
+        "built": _built(engine),
+    }
+    if verdict is not None:
+        word = "accepted" if verdict.accepted else "rejected"
+        rows["verdict"] = f"{word}: {verdict.reason}" if verdict.reason else word
+        rows |= {f"verdict {name}": f"{value:g}" for name, value in verdict.figures.items()}
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in (rows | {f"part {name}": value for name, value in engine.parts.items()}).items():
+        table.add_row(name, value)
+    return table
+
+
+def _milliseconds(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.3f} ms"
+
+
+def _built(engine: EngineInfo) -> str:
+    if engine.build_s is None:
+        return "not yet"
+    moment = datetime.datetime.fromtimestamp(engine.created_unix_s, tz=datetime.timezone.utc).astimezone()
+    return f"{moment:%Y-%m-%d %H:%M:%S %z} in {engine.build_s:.1f} s"
 
 
 def _table(engines: list[EngineInfo]) -> Table:

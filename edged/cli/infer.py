@@ -50,12 +50,12 @@ def register(app: typer.Typer) -> None:
 
 def _print(result: Result) -> None:
     if result.outputs:
-        common.out.print(_outputs(result))
+        common.show(_outputs(result))
     elif result.detections:
-        common.out.print(_detections(result))
+        common.show(_detections(result))
     found = f"{len(result.outputs)} outputs" if result.outputs else f"{len(result.detections)} detections"
     by = f" by {result.backend}" if result.backend else ""
-    common.out.print(f"{found} in {result.timings.total_ms:.1f} ms{by} ({result.width}x{result.height} pixels)")
+    common.show(f"{found} in {result.timings.total_ms:.1f} ms{by} ({result.width}x{result.height} pixels)")
 
 
 def _detections(result: Result) -> Table:

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from edged.build.admission import Admission
 from edged.cli import common, local
 from edged.errors import EdgedError, InvalidInput
+from edged.model.inspection import ExternalFile
 from edged.tensors import TensorSpec
 
 
@@ -30,8 +30,7 @@ def inspect(
     from edged.model.settings import parse_assignments
 
     try:
-        with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=common.err, transient=True) as bar:
-            bar.add_task(f"examining {file.name}")
+        with common.working(f"examining {file.name}"):
             admission = local.Box().examine(file, parse_assignments(setting or []))
     except InvalidInput as error:
         _refuse(file, error, json)
@@ -39,7 +38,7 @@ def inspect(
     if json:
         common.print_json(msgspec.json.encode(_facts(file, admission)))
     else:
-        common.out.print(_table(file, admission))
+        common.show(_table(file, admission))
     if admission.refusal:
         raise typer.Exit(common.USAGE)
 
@@ -56,7 +55,7 @@ def _refuse(file: Path, error: EdgedError, json: bool) -> None:
 
 
 def _facts(file: Path, admission: Admission) -> dict[str, Any]:
-    inspection, recognition = admission.inspection, admission.model.recognition
+    inspection = admission.inspection
     return {
         "file": str(file),
         "ok": not admission.refusal,
@@ -74,11 +73,21 @@ def _facts(file: Path, admission: Admission) -> dict[str, Any]:
         "functions": inspection.functions,
         "parameters": inspection.parameters,
         "external": [msgspec.to_builtins(item) for item in inspection.external],
-        "family": recognition.family,
-        "family_reason": recognition.reason,
-        "picture": msgspec.to_builtins(recognition.preprocess),
-        "names": recognition.names,
+        **_meaning(admission),
         "backends": {name: {"ok": not why, "message": why} for name, why in admission.backends.items()},
+    }
+
+
+def _meaning(admission: Admission) -> dict[str, Any]:
+    """What the pictures and outputs mean; nothing is known of a model that cannot be served."""
+    if admission.model is None:
+        return {"family": None, "family_reason": "", "picture": None, "names": ()}
+    found = admission.model.recognition
+    return {
+        "family": found.family,
+        "family_reason": found.reason,
+        "picture": msgspec.to_builtins(found.preprocess),
+        "names": found.names,
     }
 
 
@@ -87,13 +96,13 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _table(file: Path, admission: Admission) -> Table:
-    inspection, recognition = admission.inspection, admission.model.recognition
+    inspection, model = admission.inspection, admission.model
     table = Table(show_header=False, box=None, pad_edge=False)
     opsets = ", ".join(f"{domain} {version}" for domain, version in inspection.opsets.items())
     operators = ", ".join(f"{count} {name}" for name, count in inspection.operators.items())
     rows = {
         "file": f"{file} ({inspection.size / 1e6:.2f} MB)",
-        "digest": inspection.digest,
+        "digest": inspection.digest or "none: the model is not whole",
         "producer": inspection.producer or "unknown",
         "version": f"IR {inspection.ir_version}, opset {opsets}",
         "inputs": _shapes(inspection.signature.inputs),
@@ -101,15 +110,22 @@ def _table(file: Path, admission: Admission) -> Table:
         "operators": operators,
         "subgraphs": str(inspection.subgraphs),
         "parameters": f"{inspection.parameters:,}",
-        "external data": ", ".join(f"{e.path} ({e.size} bytes)" for e in inspection.external) or "none",
-        "family": f"{recognition.family or 'raw tensors'}: {recognition.reason}",
-        "picture": recognition.picture,
+        "external data": ", ".join(map(_external, inspection.external)) or "none",
+    }
+    if model is not None:
+        rows["family"] = f"{model.recognition.family or 'raw tensors'}: {model.recognition.reason}"
+        rows["picture"] = model.recognition.picture
+    rows |= {
         **{f"on {name}": why or "can be served" for name, why in admission.backends.items()},
         "verdict": f"cannot be served here: {admission.refusal}" if admission.refusal else "can be served here",
     }
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _external(file: ExternalFile) -> str:
+    return file.problem.removeprefix("external data ") or f"{file.path} ({file.size} bytes)"
 
 
 def _shapes(specs: tuple[TensorSpec, ...]) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import os
 import socket
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -17,31 +20,45 @@ from edged.backend import registry
 from edged.build.admission import Admission, admit, examine
 from edged.build.builder import Builder
 from edged.build.child import Limits
+from edged.cli import common
 from edged.client.operations import EngineInfo, Explanation
 from edged.control import offline, report
 from edged.control.plan import PlannedModel
 from edged.device.fingerprint import probe
-from edged.errors import NotFound
+from edged.errors import EdgedError, InvalidInput, NotFound
 from edged.model.inspection import Inspection
 from edged.model.repository import Repository
 from edged.store.store import Store
 
 State = Annotated[
     Path | None,
-    typer.Option("--state", help="Directory for models; then no daemon is asked.", show_default=False),
+    typer.Option(
+        "--state", help="Directory for models; no daemon is asked then, whatever EDGED_TARGET says.", show_default=False
+    ),
 ]
 Cache = Annotated[
     Path | None,
-    typer.Option("--cache", help="Directory for engines; then no daemon is asked.", show_default=False),
+    typer.Option(
+        "--cache",
+        help="Directory for engines; no daemon is asked then, whatever EDGED_TARGET says.",
+        show_default=False,
+    ),
 ]
+
+_LIMITS = Limits(seconds=600)
 
 
 def daemon_is_meant(target: str | None, *folders: Path | None) -> bool:
-    """Whether a command goes to a daemon: one is named, or no folder is and one answers on the default socket."""
-    if target or os.environ.get("EDGED_TARGET"):
-        return True
+    """Whether a command goes to a daemon: one is named, or no folder is and one answers on the default socket.
+
+    A folder that is named comes before EDGED_TARGET. InvalidInput when a daemon and a folder are both named.
+    """
     if any(folders):
+        if target:
+            raise InvalidInput("a daemon has its own folders: give --target, or --state and --cache, not both")
         return False
+    if target or os.environ.get("EDGED_TARGET", "").strip():
+        return True
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe_socket:
         probe_socket.settimeout(1.0)
         try:
@@ -61,22 +78,30 @@ class Box:
 
     def add(self, name: str, file: Path, settings: Mapping[str, str]) -> Inspection:
         """Examines a model and takes it in with its external data. ModelRefused leaves nothing behind."""
-        admission = asyncio.run(admit(self._builder(), file, settings, self._installed()))
+        with self._examiner() as builder:
+            admission = asyncio.run(admit(builder, file, settings, self._installed()))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
-        self.repository.add(name, files, settings)
+        with _using(self.repository.root.parent):
+            self.repository.add(name, files, settings)
         return admission.inspection
 
     def examine(self, file: Path, settings: Mapping[str, str]) -> Admission:
         """Everything about a model file, and which backends take it."""
-        return asyncio.run(examine(self._builder(), file, settings, self._installed()))
+        with self._examiner() as builder:
+            return asyncio.run(examine(builder, file, settings, self._installed()))
+
+    def remove(self, name: str) -> None:
+        """Takes a model out of the folder of models."""
+        with _using(self.repository.root.parent):
+            self.repository.remove(name)
 
     def plans(self) -> dict[str, PlannedModel]:
         """What every model of the repository should have on this box."""
-        return asyncio.run(offline.plans(self.repository, self._store(), self._builder(), self.fingerprint))
+        return asyncio.run(offline.plans(self.repository, self._store, self._builder, self.fingerprint))
 
     def engines(self, model: str) -> list[EngineInfo]:
         """Engines as `edged engines list` shows them."""
-        found = report.engines(self.plans(), self._store(), model)
+        found = report.engines(self.plans(), self._store, model)
         return [msgspec.convert(msgspec.to_builtins(engine), EngineInfo) for engine in found]
 
     def explain(self, model: str) -> list[Explanation]:
@@ -86,17 +111,41 @@ class Box:
             raise NotFound(f"there is no model {model!r} in {self.repository.root}")
         if planned.problem is not None:
             raise planned.problem
-        found = report.explain(planned, self._store())
+        found = report.explain(planned, self._store)
         return [_plain(item) for item in found]
 
+    @functools.cached_property
     def _store(self) -> Store:
-        return Store(self._cache)
+        with _using(self._cache):
+            return Store(self._cache)
 
+    @functools.cached_property
     def _builder(self) -> Builder:
-        return Builder(self._store(), self._cache, Limits(seconds=600))
+        with _using(self._cache):
+            return Builder(self._store, self._cache, _LIMITS)
+
+    @contextlib.contextmanager
+    def _examiner(self) -> Iterator[Builder]:
+        """For reading a model file, which needs no cache: where there can be none, a folder of its own will do."""
+        try:
+            builder = self._builder
+        except EdgedError:
+            with tempfile.TemporaryDirectory(prefix="edged-") as folder:
+                yield Builder(Store(Path(folder)), Path(folder), _LIMITS)
+        else:
+            yield builder
 
     def _installed(self) -> tuple[str, ...]:
         return registry.installed(self.fingerprint.facts)
+
+
+@contextlib.contextmanager
+def _using(folder: Path) -> Iterator[None]:
+    """What the system refuses inside is told of the folder that was named, not of what is kept in it."""
+    try:
+        yield
+    except OSError as error:
+        raise EdgedError(common.refused_by_system(error, folder)) from error
 
 
 def _plain(item: report.ExplanationReport) -> Explanation:

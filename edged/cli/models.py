@@ -7,14 +7,13 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from edged.cli import common, local
 from edged.client.operations import ModelInfo, TensorInfo
 from edged.control.plan import PlannedModel
 
-_NAME = typer.Argument(help="The name it serves under: letters, digits, '.', '_' and '-'.")
+_NAME = typer.Argument(help="The name it serves under: letters, digits and . _ - + @")
 
 
 def add(
@@ -36,8 +35,7 @@ def add(
     from edged.model.settings import parse_assignments
 
     settings = parse_assignments(setting or [])
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=common.err, transient=True) as progress:
-        progress.add_task(f"examining {file.name}")
+    with common.working(f"examining {file.name}"):
         if local.daemon_is_meant(target, state):
             from edged.client.client import Client
 
@@ -48,7 +46,7 @@ def add(
     if json:
         common.print_json(msgspec.json.encode({"name": name, "digest": digest, "settings": settings}))
     else:
-        common.out.print(f"model {name} added, digest {digest[:12]}")
+        common.show(f"model {name} added, digest {digest[:12]}")
 
 
 def list_(target: common.Target = None, state: local.State = None, json: common.Json = False) -> None:
@@ -63,7 +61,7 @@ def list_(target: common.Target = None, state: local.State = None, json: common.
     if json:
         common.print_json(msgspec.json.encode({"models": [model.json() for model in models]}))
     else:
-        common.out.print(_table(models) if models else "no models yet; add one: edged models add NAME FILE.onnx")
+        common.show(_table(models) if models else "no models yet; add one: edged models add NAME FILE.onnx")
 
 
 def remove(
@@ -78,8 +76,8 @@ def remove(
         with Client(target) as client:
             client.remove_model(name)
     else:
-        local.Box(state).repository.remove(name)
-    common.out.print(f"model {name} removed")
+        local.Box(state).remove(name)
+    common.show(f"model {name} removed")
 
 
 def register(app: typer.Typer) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from edged.errors import InvalidInput
-from edged.paths import SOCKET, default_socket, operate_socket
+from edged.paths import default_socket
 
 DEFAULT_PORT = 8001  # Triton's gRPC port, which clients of the Open Inference Protocol expect
 _LONGEST_SOCKET = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
@@ -27,15 +26,6 @@ def resolve(target: str | os.PathLike[str] | None = None) -> str:
     if "/" in text:
         return _socket(text)
     return _tcp(text)
-
-
-def operate_target(target: str | os.PathLike[str] | None = None) -> str:
-    """Where the same daemon takes commands: beside a socket named edged.sock, otherwise at the same address."""
-    resolved = resolve(target)
-    path = Path(resolved.removeprefix(_UNIX))
-    if resolved.startswith(_UNIX) and path.name == SOCKET:
-        return f"{_UNIX}{operate_socket(path)}"
-    return resolved
 
 
 def _socket(text: str) -> str:

@@ -22,4 +22,6 @@ def of_completion(failure: Exception | None, exhausted: bool, target: str) -> Ex
 
 
 def silence(target: str, patience: float) -> DeadlineExceeded:
-    return DeadlineExceeded(f"the edged daemon at {target} answered no frame for {patience:g} s; look at: edged doctor")
+    return DeadlineExceeded(
+        f"the edged daemon at {target} answered no frame for {patience:g} s; see what it does: edged events"
+    )

@@ -50,5 +50,8 @@ def _files(path: Path) -> list[tuple[str, Path]]:
         from edged.model.inspect import inspect  # brings onnx, which only an upload needs
     except ImportError as error:
         raise ModelRefused(f"the model cannot be inspected here: {error}") from None
-    external = [(file.path, path.parent / file.path) for file in inspect(path).external]
+    found = inspect(path)
+    if found.refusal:
+        raise ModelRefused(found.refusal)
+    external = [(file.path, path.parent / file.path) for file in found.external]
     return [(path.name, path), *external]

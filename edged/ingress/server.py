@@ -108,7 +108,7 @@ def tcp_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     host = host or "localhost"
     if not _is_loopback(host):
-        raise ConfigError(f"listen address {address!r} is not only this machine's; use localhost:{port}")
+        raise ConfigError(f"listen address {address!r} may be reachable from other machines; use localhost:{port}")
     return host, int(port)
 
 

@@ -39,12 +39,6 @@ _PIXEL_BYTES = {PixelFormat.BGR: 3, PixelFormat.RGB: 3}  # of the first plane; 1
 _SUBSAMPLED = (PixelFormat.NV12, PixelFormat.I420)
 
 
-def peek_size(encoded: Encoded) -> tuple[int, int] | None:
-    """(width, height) in pixels as stored, from the header alone; None where no header can be read."""
-    header = read_header(encoded)
-    return (header.width, header.height) if header else None
-
-
 def decode(encoded: Encoded) -> Image:
     """Decode a JPEG, PNG, WebP, BMP or GIF (first frame) into BGR uint8 [height, width, 3].
 

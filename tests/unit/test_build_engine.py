@@ -135,8 +135,7 @@ def test_weights_beside_the_model_are_read_every_time(builder: Builder, tmp_path
     weights.write_bytes(weights.read_bytes()[::-1])
     assert run(builder.inspect(path)).digest != first.digest
     weights.unlink()
-    with pytest.raises(ModelRefused, match=r"weights\.bin"):
-        run(builder.inspect(path))
+    assert "weights.bin" in run(builder.inspect(path)).refusal
 
 
 def test_a_fifo_is_refused_without_waiting_for_a_writer(builder: Builder, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edged.client import Client
-from edged.client.address import operate_target, resolve
+from edged.client.address import resolve
 from edged.client.result import to_array
 from edged.client.status import code_name, to_edged
 from edged.client.upload import _files
@@ -252,7 +252,8 @@ def test_engines(client: Client) -> None:
     assert [engine.key for engine in client.engines("other")] == ["def"]
     assert (bare.latency_ms, bare.build_s, bare.verdict) == (None, None, None)
     assert " ".join(full.json()) == (
-        "key model backend precision state reason parts latency_ms reference_ms bytes created_unix_s build_s device verdict"
+        "key model backend precision state reason parts latency_ms reference_ms bytes"
+        " created_unix_s build_s device verdict"
     )
     assert full.json()["verdict"] == {"accepted": True, "reason": "", "figures": {"cosine": 0.999}}
 
@@ -342,9 +343,6 @@ def test_the_default_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/mine")
     monkeypatch.delenv("EDGED_TARGET", raising=False)
     assert resolve() == resolve("") == "unix:/run/mine/edged.sock"
-    assert operate_target() == "unix:/run/mine/operate.sock"
-    assert operate_target("box:1") == "box:1"
-    assert operate_target("unix:/run/other.sock") == "unix:/run/other.sock"
     monkeypatch.setenv("EDGED_TARGET", "box:1")
     assert resolve() == "box:1"
 

@@ -1,4 +1,4 @@
-"""`edged infer` and `edged stream` as a user meets them: what is printed where, and the exit status."""
+"""The commands as a user meets them: what is printed where, and the exit status."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
+import msgspec
 import numpy as np
 import pytest
 import typer
+from rich.table import Table
 from typer.testing import CliRunner, Result
 
-from edged.cli import infer, stream
+from edged.cli import common, engines, infer, local, stream
 from edged.cli.meter import Meter
+from edged.client.client import Client
+from edged.client.operations import EngineInfo, Verdict
+from edged.errors import EdgedError, InvalidInput
 from tests.unit.client_daemon import Running
 
 pytestmark = pytest.mark.timeout(60)
@@ -57,8 +62,8 @@ def video(tmp_path: Path) -> str:
 
 def call(*words: str) -> Result:
     app = typer.Typer()
-    infer.register(app)
-    stream.register(app)
+    for module in (infer, stream, engines):
+        module.register(app)
     return CliRunner().invoke(app, list(words))
 
 
@@ -251,6 +256,164 @@ def test_the_live_line_on_a_terminal(running: Running, video: str) -> None:
             pass
     assert process.wait(20) == 0
     assert re.search(rb"fps  age .*2 detections  null.*40 frames sent", text, re.DOTALL), text
+
+
+# --- engines show ---------------------------------------------------------------------------------------------------
+
+
+def engine(key: str, model: str = "doors", **changes: object) -> EngineInfo:
+    built = EngineInfo(
+        key=key,
+        model=model,
+        backend="openvino",
+        precision="fp16",
+        state="serving",
+        reason="",
+        parts={"format": "1", "cpu.isa": "6f21", "recipe.optimization": "all"},
+        latency_ms=2.5,
+        reference_ms=7.25,
+        bytes=123_456,
+        created_unix_s=1.6e9,
+        build_s=3.5,
+        device="cpu",
+        verdict=Verdict(True, "", {"cosine": 0.999}),
+    )
+    return msgspec.structs.replace(built, **changes)
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> list[EngineInfo]:
+    """The engines of a daemon: one of two equal models, one that was rejected, one that is only wanted."""
+    bare = {"latency_ms": None, "reference_ms": None, "bytes": 0, "build_s": None, "verdict": None}
+    found = [
+        engine("abcdef0011"),
+        engine("abcdef0011", "windows"),
+        engine("abcdef9911", state="rejected", reason="too far off", verdict=Verdict(False, "too far off", {})),
+        engine("1234567890", state="queued", **bare),
+    ]
+    monkeypatch.setattr(Client, "engines", lambda *_: tuple(found))
+    return found
+
+
+def test_engines_show_tells_everything_about_one(stored: list[EngineInfo]) -> None:
+    result = call("engines", "show", "abcdef00", "-t", "box:1")
+    assert result.exit_code == 0, result.output
+    rows = dict(re.split("  +", line, maxsplit=1) for line in result.stdout.splitlines())
+    assert rows["key"] == "abcdef0011"
+    assert rows["model"] == "doors, windows"
+    assert rows["state"] == "serving"
+    assert rows["size"] == "123456 bytes"
+    assert (rows["latency"], rows["reference"]) == ("2.500 ms", "7.250 ms")
+    assert "in 3.5 s" in rows["built"]
+    assert (rows["verdict"], rows["verdict cosine"]) == ("accepted", "0.999")
+    assert {name: rows[f"part {name}"] for name in stored[0].parts} == stored[0].parts
+
+
+def test_engines_show_tells_why_one_was_rejected_and_what_is_not_known_yet(stored: list[EngineInfo]) -> None:
+    assert re.search("verdict +rejected: too far off", call("engines", "show", "abcdef99", "-t", "box:1").stdout)
+    text = call("engines", "show", "123456", "-t", "box:1").stdout
+    assert re.search("latency +not measured", text)
+    assert re.search("built +not yet", text)
+    assert "verdict" not in text
+
+
+def test_engines_show_json(stored: list[EngineInfo]) -> None:
+    found = json.loads(call("engines", "show", "abcdef0011", "--json", "-t", "box:1").stdout)
+    assert found == {**stored[0].json(), "models": ["doors", "windows"]}
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "words"),
+    [
+        ("ffffff", 1, "no engine has a key that begins with 'ffffff'"),
+        ("abcdef", 1, "2 keys begin with 'abcdef', such as abcdef0011 and abcdef9911"),
+        ("abcde", 2, "too short"),
+    ],
+)
+def test_engines_show_fails_in_one_line(stored: list[EngineInfo], key: str, status: int, words: str) -> None:
+    result = call("engines", "show", key, "-t", "box:1")
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+# --- what commands share --------------------------------------------------------------------------------------------
+
+
+def printed(renderable: object, *, width: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    os.environ["COLUMNS"], before = width, os.environ.get("COLUMNS")
+    try:
+        common.show(renderable)  # type: ignore[arg-type]
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_pipe_gets_tables_as_wide_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    long = " ".join(["word"] * 100)
+    table.add_row("digest", "d" * 200)
+    table.add_row("words", long)
+    table.add_row("short", "[red]x")
+    assert printed(table, width="40", capsys=capsys) == [f"digest  {'d' * 200}", f"words   {long}", "short   [red]x"]
+    assert printed(long, width="40", capsys=capsys) == [long]
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (PermissionError(13, "Permission denied", "/proc/x"), "edged: cannot use /proc/x: Permission denied"),
+        (OSError(28, "No space left on device"), "edged: No space left on device"),
+        (OSError("odd"), "edged: odd"),
+        (FileNotFoundError(2, "No such file", b"/a"), "edged: cannot use /a: No such file"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(raised: OSError, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        raise raised
+
+    with pytest.raises(typer.Exit) as ended:
+        common.command(fails)()
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == words + "\n"
+
+
+def test_a_folder_that_is_named_comes_before_the_daemon_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGED_TARGET", "box:1")
+    assert local.daemon_is_meant(None)
+    assert local.daemon_is_meant(None, None)
+    assert local.daemon_is_meant("box:2", None)
+    assert not local.daemon_is_meant(None, tmp_path)
+    assert not local.daemon_is_meant(None, None, tmp_path)
+    with pytest.raises(InvalidInput, match="not both"):
+        local.daemon_is_meant("box:2", tmp_path)
+
+
+def test_no_daemon_is_meant_where_none_is_named_and_none_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGED_TARGET", " ")
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    assert not local.daemon_is_meant(None, None)
+
+
+def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EdgedError, match=f"^cannot use {tmp_path}/file: ") as raised:
+        local.Box(tmp_path, tmp_path / "file").engines("")
+    assert not isinstance(raised.value, InvalidInput)
+
+
+@pytest.mark.parametrize("ask", [lambda box: box.engines(""), lambda box: box.plans()])
+def test_a_command_reads_the_store_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ask: Callable[[local.Box], object]
+) -> None:
+    rescans: list[Path] = []
+    monkeypatch.setattr(local.Store, "rescan", lambda store: rescans.append(store.root))
+    ask(local.Box(tmp_path, tmp_path / "cache"))
+    assert rescans == [tmp_path / "cache"]
 
 
 def test_help_is_there_without_a_daemon() -> None:

@@ -69,4 +69,3 @@ def test_systemd_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.default_state_dir() == Path("/var/lib/edged")
     assert paths.default_cache_dir() == Path("/var/cache/edged")
     assert paths.default_socket() == Path("/run/edged/edged.sock")
-    assert paths.operate_socket(paths.default_socket()) == Path("/run/edged/operate.sock")

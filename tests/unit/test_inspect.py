@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import os
@@ -9,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -16,10 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from edged.build.admission import admit, examine
+from edged.build.builder import Builder
+from edged.build.child import Limits
+from edged.client.upload import Upload
 from edged.errors import ModelRefused
 from edged.model.inspect import inspect
-from edged.model.inspection import ExternalFile
-from edged.tensors import TensorSpec
+from edged.model.inspection import ExternalFile, Inspection
+from edged.model.model import Model
+from edged.model.repository import plain_entry
+from edged.store.store import Store
+from edged.tensors import ANY_SHAPE, TensorSpec
 from tests import models
 from tests.waiting import ends_despite_fifo
 
@@ -154,8 +163,10 @@ def _fifo(path: Path) -> None:
 NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda p: None, "cannot be opened"),
     "empty": (lambda p: p.write_bytes(b""), "is empty"),
-    "text": (lambda p: p.write_text("this is not a model\n" * 20), "not .*ONNX model"),
-    "json": (lambda p: p.write_text('{"irVersion": "8"}'), "not .*ONNX model"),
+    "text": (lambda p: p.write_text("this is not a model\n" * 20), "is a text file, not .*ONNX model"),
+    "long text": (lambda p: p.write_text("h" + "ä" * 5000), "is a text file"),
+    "text in another encoding": (lambda p: p.write_text("nächst", encoding="latin-1"), "cannot be parsed"),
+    "json": (lambda p: p.write_text('{"irVersion": "8"}'), "is a text file, not .*ONNX model"),
     "zip": (_zip, "zip archive"),
     "gzip": (lambda p: p.write_bytes(gzip.compress(WHOLE)), "gzip"),
     "LFS pointer": (
@@ -205,37 +216,89 @@ def test_a_truncated_model_is_refused(tmp_path: Path, part: float) -> None:
         inspect(path)
 
 
+# -- parsed, and not to be served -----------------------------------------------------------------------------------
+
+
+def refused(path: Path) -> Inspection:
+    """What is read of a model that parses and cannot be served."""
+    found = inspect(path)
+    assert found.refusal
+    assert "\n" not in found.refusal
+    return found
+
+
+def test_a_model_that_cannot_be_served_is_told_in_full(tmp_path: Path) -> None:
+    proto = models.conv()
+    whole = inspect(saved(tmp_path, proto))
+    assert whole.refusal == ""
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.COMPLEX64
+    found = refused(saved(tmp_path, proto))
+    assert found.refusal == "'y' has elements of type COMPLEX64, which the inference protocol cannot carry"
+    assert found.digest == found.graph_digest
+    assert found.signature.inputs == whole.signature.inputs
+    first, *others = whole.signature.outputs
+    assert found.signature.outputs == (TensorSpec(first.name, "COMPLEX64", first.shape), *others)
+    for name in ("ir_version", "opsets", "producer", "metadata", "operators", "subgraphs", "parameters", "external"):
+        assert getattr(found, name) == getattr(whole, name)
+
+
 def test_values_that_are_no_tensors_are_refused_by_name(tmp_path: Path) -> None:
     proto = models.identity()
     proto.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("many", TensorProto.FLOAT, [1]))
-    with pytest.raises(ModelRefused, match="'many' is a sequence"):
-        inspect(saved(tmp_path, proto))
+    found = refused(saved(tmp_path, proto))
+    assert found.refusal == "'many' is a sequence: only tensors can be served"
+    assert found.signature.outputs == (TensorSpec("many", "SEQUENCE", ANY_SHAPE),)
     proto.graph.output[0].ClearField("type")
-    with pytest.raises(ModelRefused, match="'many'"):
-        inspect(saved(tmp_path, proto))
+    found = refused(saved(tmp_path, proto))
+    assert "'many' is a value without a type" in found.refusal
+    assert found.signature.outputs[0].datatype == "UNDEFINED"
 
 
 @pytest.mark.parametrize("element", [TensorProto.COMPLEX64, TensorProto.FLOAT8E4M3FN, TensorProto.UNDEFINED, 200])
 def test_elements_that_the_protocol_cannot_carry_are_refused_by_name(tmp_path: Path, element: int) -> None:
     proto = models.identity()
     proto.graph.input[0].type.tensor_type.elem_type = element
-    with pytest.raises(ModelRefused, match="'x'"):
-        inspect(saved(tmp_path, proto))
+    assert "'x'" in refused(saved(tmp_path, proto)).refusal
 
 
 @pytest.mark.parametrize("element", [50, -1])
 def test_elements_of_a_type_nobody_knows_are_refused_by_name(tmp_path: Path, element: int) -> None:
     proto = models.identity()
     proto.graph.input[0].type.tensor_type.elem_type = element
-    with pytest.raises(ModelRefused, match="'x'"):
-        inspect(saved(tmp_path, proto))
+    found = refused(saved(tmp_path, proto))
+    assert "'x'" in found.refusal
+    assert found.signature.inputs[0].datatype == f"number {element}"
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(models.several().SerializeToString().replace(b"prod", b"\xff\xfe\xfd\xfc"))
-    with pytest.raises(ModelRefused):
-        inspect(path)
+    assert "not UTF-8" in refused(path).refusal
+    assert msgspec.json.decode(msgspec.json.encode(inspect(path)), type=Inspection) == inspect(path)
+
+
+def test_an_upload_of_what_cannot_be_served_is_refused_before_it_begins(tmp_path: Path) -> None:
+    path = models.external(tmp_path, write=False)
+    with pytest.raises(ModelRefused, match=r"weights\.bin.*missing"):
+        Upload("mine", path, None)
+
+
+def test_no_model_is_made_of_what_cannot_be_served(tmp_path: Path) -> None:
+    path = models.external(tmp_path, write=False)
+    with pytest.raises(ModelRefused, match=r"weights\.bin.*missing"):
+        Model.of(plain_entry("m", path, {}), inspect(path))
+
+
+def test_admission_tells_the_facts_of_what_it_refuses(tmp_path: Path) -> None:
+    path = models.external(tmp_path / "m", write=False)
+    builder = Builder(Store(tmp_path / "cache"), tmp_path / "cache", Limits(seconds=60))
+    admission = asyncio.run(examine(builder, path, {}, ["onnxruntime", "null"]))
+    assert admission.model is None
+    assert admission.inspection.operators == {"MatMul": 1}
+    assert "missing" in admission.refusal
+    assert admission.backends == dict.fromkeys(("onnxruntime", "null"), admission.refusal)
+    with pytest.raises(ModelRefused, match=r"model\.onnx cannot be served here: .*missing"):
+        asyncio.run(admit(builder, path, {}, ["onnxruntime"]))
 
 
 # -- external data --------------------------------------------------------------------------------------------------
@@ -262,28 +325,30 @@ def test_external_data_may_lie_in_a_folder_below(tmp_path: Path) -> None:
 def test_external_data_outside_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
     (tmp_path / "weights.bin").write_bytes(bytes(48))
     (tmp_path / "m" / "data").mkdir(parents=True)
-    with pytest.raises(ModelRefused, match="outside the model's folder"):
-        inspect(models.external(tmp_path / "m", location, write=False))
+    assert "outside the model's folder" in refused(models.external(tmp_path / "m", location, write=False)).refusal
 
 
 def test_missing_external_data_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match=r"weights\.bin.*missing"):
-        inspect(models.external(tmp_path, write=False))
+    found = refused(models.external(tmp_path, write=False))
+    assert found.refusal == "external data 'weights.bin' is missing; put it beside the model"
+    assert found.external == (ExternalFile("weights.bin", 0, found.refusal),)
+    assert found.digest == ""
+    assert found.parameters == 12
 
 
 def test_truncated_external_data_is_refused_with_both_sizes(tmp_path: Path) -> None:
     path = models.external(tmp_path)
     (tmp_path / "weights.bin").write_bytes(bytes(47))
-    with pytest.raises(ModelRefused, match="47 bytes of at least 48"):
-        inspect(path)
+    found = refused(path)
+    assert "47 bytes of at least 48" in found.refusal
+    assert found.external[0].size == 47
 
 
 def test_external_data_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(48))
     path = models.external(tmp_path / "m", write=False)
     (tmp_path / "m" / "weights.bin").symlink_to(tmp_path / "secret")
-    with pytest.raises(ModelRefused, match="regular file"):
-        inspect(path)
+    assert "regular file" in refused(path).refusal
 
 
 def test_external_data_behind_a_linked_folder_is_refused(tmp_path: Path) -> None:
@@ -291,8 +356,7 @@ def test_external_data_behind_a_linked_folder_is_refused(tmp_path: Path) -> None
     (tmp_path / "elsewhere" / "weights.bin").write_bytes(bytes(48))
     path = models.external(tmp_path / "m", "data/weights.bin", write=False)
     (tmp_path / "m" / "data").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ModelRefused, match="outside"):
-        inspect(path)
+    assert "outside" in refused(path).refusal
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
@@ -301,20 +365,17 @@ def test_external_data_that_is_no_file_is_refused_without_waiting(
 ) -> None:
     path = models.external(tmp_path, write=False)
     make(tmp_path / "weights.bin")
-    with pytest.raises(ModelRefused, match="regular file"):
-        inspect(path)
+    assert "regular file" in refused(path).refusal
 
 
 def test_a_damaged_reference_to_external_data_is_refused(tmp_path: Path) -> None:
     proto = onnx.load(models.external(tmp_path), load_external_data=False)
     proto.graph.initializer[0].external_data[1].value = "zero"
-    with pytest.raises(ModelRefused, match="damaged reference"):
-        inspect(saved(tmp_path, proto))
+    assert "damaged reference" in refused(saved(tmp_path, proto)).refusal
 
 
 def test_a_location_with_a_zero_byte_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused):
-        inspect(models.external(tmp_path, "weights\0.bin", write=False))
+    refused(models.external(tmp_path, "weights\0.bin", write=False))
 
 
 def _outside(tensor: onnx.TensorProto, location: str) -> onnx.TensorProto:
@@ -368,4 +429,5 @@ def test_bytes_changed_anywhere_are_read_or_refused(tmp_path: Path, data: st.Dat
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with contextlib.suppress(ModelRefused):
-        assert inspect(path).digest
+        found = inspect(path)
+        assert found.digest or found.refusal

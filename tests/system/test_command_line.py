@@ -1,0 +1,145 @@
+"""The whole command line in processes of its own: every failure is one line, and what is printed is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper
+
+from tests import models
+
+pytestmark = pytest.mark.timeout(120)
+
+NOWHERE = "/proc/nowhere"  # where not even root can make a folder
+COMMANDS = ["demo", "serve", "models", "inspect", "infer", "stream", "engines", "events", "device"]
+
+
+class Shell:
+    """Runs `edged` in a scratch folder, with models and engines of its own and no daemon."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("EDGED_", "XDG_"))}
+        self.environment = inherited | {
+            "HOME": str(home),
+            "EDGED_STATE": str(home / "state"),
+            "EDGED_CACHE": str(home / "cache"),
+            "RUNTIME_DIRECTORY": str(home / "run"),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+
+    def __call__(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "edged", *words],
+            cwd=self.home,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def edged(tmp_path: Path) -> Shell:
+    models.save(models.conv(), tmp_path / "good.onnx")
+    return Shell(tmp_path)
+
+
+def test_commands_are_listed_as_one_meets_them(edged: Shell) -> None:
+    lines = edged("--help").stdout.partition("Commands:")[2].splitlines()
+    assert [line.split()[0] for line in lines if line.strip()] == COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["models", "add", "m", "good.onnx", "--state", NOWHERE], 1, f"cannot use {NOWHERE}: "),
+        (["engines", "list", "--cache", NOWHERE], 1, f"cannot use {NOWHERE}: "),
+        (["engines", "why", "m", "--cache", NOWHERE], 1, f"cannot use {NOWHERE}: "),
+        (["engines", "show", "abcdef", "--cache", NOWHERE], 1, f"cannot use {NOWHERE}: "),
+        (["engines", "show", "abcdef"], 1, "no engine has a key"),
+        (["engines", "list", "--state", "s", "--target", "localhost:1"], 2, "not both"),
+        (["serve", "--listen", "localhost:99999"], 2, "from 0 to 65535"),
+        (["serve", "--listen", "localhost.evil.com:80"], 2, "reachable from other machines"),
+        (["serve", "--listen", f"unix:{NOWHERE}/s.sock"], 2, f"cannot listen on {NOWHERE}/s.sock: "),
+        (["inspect", "none.onnx"], 2, "none.onnx cannot be opened"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_failure_is_one_line(edged: Shell, words: list[str], status: int, message: str) -> None:
+    ended = edged(*words)
+    assert (ended.returncode, ended.stdout) == (status, "")
+    told = [line for line in ended.stderr.splitlines() if not line.startswith(("E0", "E1", "I0", "W0"))]  # gRPC's own
+    assert len(told) == 1, ended.stderr
+    assert told[0].startswith("edged: ")
+    assert message in told[0]
+
+
+def test_inspect_needs_no_cache(edged: Shell) -> None:
+    ended = edged("inspect", "good.onnx", EDGED_CACHE=NOWHERE)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert "can be served here" in ended.stdout
+
+
+def test_inspect_tells_everything_about_a_model_that_cannot_be_served(edged: Shell) -> None:
+    proto = models.identity()
+    proto.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("many", TensorProto.FLOAT, [1]))
+    models.save(proto, edged.home / "bad.onnx")
+    whole, ended = edged("inspect", "good.onnx", "--json"), edged("inspect", "bad.onnx", "--json")
+    assert (whole.returncode, ended.returncode) == (0, 2)
+    good, bad = json.loads(whole.stdout), json.loads(ended.stdout)
+    assert list(bad) == list(good)
+    assert bad["ok"] is False
+    assert bad["message"] == "'many' is a sequence: only tensors can be served"
+    assert bad["opsets"] == {"ai.onnx": models.OPSET}
+    assert bad["operators"] == {"Identity": 1}
+    assert bad["inputs"][0]["name"] == "x"
+    assert bad["outputs"][0]["datatype"] == "SEQUENCE"
+    assert set(bad["backends"]) == set(good["backends"])
+    assert not any(backend["ok"] for backend in bad["backends"].values())
+    table = edged("inspect", "bad.onnx")
+    assert table.returncode == 2
+    assert table.stdout.splitlines()[-1].split(maxsplit=1)[1] == f"cannot be served here: {bad['message']}"
+
+
+def test_inspect_lists_external_data_that_is_missing(edged: Shell) -> None:
+    models.external(edged.home / "m", write=False)
+    ended = edged("inspect", "m/model.onnx", "--json")
+    assert ended.returncode == 2
+    found = json.loads(ended.stdout)
+    why = "external data 'weights.bin' is missing; put it beside the model"
+    assert found["message"] == why
+    assert found["external"] == [{"path": "weights.bin", "size": 0, "problem": why}]
+
+
+def test_a_folder_that_is_named_is_used_whatever_the_environment_says(edged: Shell) -> None:
+    away = {"EDGED_TARGET": "localhost:1"}
+    assert edged("models", "add", "mine", "good.onnx", "--state", "s", **away).returncode == 0
+    listed = edged("models", "list", "--state", "s", "--json", **away)
+    assert [model["name"] for model in json.loads(listed.stdout)["models"]] == ["mine"]
+    assert "no edged daemon answers" in edged("models", "list", **away).stderr
+
+
+def test_an_engine_that_is_listed_can_be_shown(edged: Shell) -> None:
+    assert edged("models", "add", "mine", "good.onnx").returncode == 0
+    first, *_ = json.loads(edged("engines", "list", "--json").stdout)["engines"]
+    shown = json.loads(edged("engines", "show", first["key"][:10], "--json").stdout)
+    assert shown == {**first, "models": ["mine"]}
+    lines = edged("engines", "show", first["key"]).stdout.splitlines()
+    assert lines[0].split() == ["key", first["key"]]
+    assert all(any(line.startswith(f"part {part} ") for line in lines) for part in first["parts"])
+
+
+def test_a_pipe_gets_whole_lines(edged: Shell) -> None:
+    facts = json.loads(edged("device", "--json").stdout)
+    lines = edged("device", COLUMNS="40").stdout.splitlines()
+    assert lines[-1].split() == ["digest", facts["digest"]]
+    assert len(lines) == len(facts["facts"]) + len(facts["devices"]) + 1
+    assert all(line == line.rstrip() for line in lines)
