@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -109,6 +110,15 @@ class DeviceInfo(Info, frozen=True):
     digest: str
 
 
+_FIRST = ("format", "model", "recipe.")
+
+
+def _in_order(parts: Mapping[str, str]) -> dict[str, str]:
+    """Key parts as the key has them, format version first: on the wire a map has no order."""
+    ranks = {name: next((i for i, p in enumerate(_FIRST) if name.startswith(p)), len(_FIRST)) for name in parts}
+    return {name: parts[name] for name in sorted(parts, key=lambda name: (ranks[name], name))}
+
+
 def event_info(message: pb.Event) -> EventInfo:
     return EventInfo(
         message.sequence, message.unix_s, message.kind, message.model, message.engine, dict(message.detail)
@@ -141,7 +151,7 @@ def engine_info(message: pb.Engine) -> EngineInfo:
         precision=message.precision,
         state=message.state,
         reason=message.reason,
-        parts=dict(message.parts),
+        parts=_in_order(message.parts),
         latency_ms=message.latency_ms if message.HasField("latency_ms") else None,
         reference_ms=message.reference_ms if message.HasField("reference_ms") else None,
         bytes=message.bytes,

@@ -36,7 +36,7 @@ class FreeList:
         """The offset of `size` free bytes. TooLarge if they could never fit, Overloaded if they do not now."""
         room = max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
         if room > self.capacity:
-            raise TooLarge(f"{size} bytes do not fit into the shared memory of {self.capacity} bytes")
+            raise TooLarge(f"{size} bytes do not fit into the shared memory of {self.capacity}; raise hosts.arena_mb")
         for index, (offset, free) in enumerate(self._holes):
             if free >= room:
                 self._holes[index : index + 1] = [(offset + room, free - room)] if free > room else []
