@@ -28,7 +28,7 @@ from edged.client.result import Detection, Result, Timings
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
 from edged.device.fingerprint import probe
-from edged.errors import EdgedError, EngineUnusable, InvalidInput
+from edged.errors import ConfigError, EdgedError, EngineUnusable, InvalidInput
 from edged.model.model import Model
 from edged.model.repository import plain_entry
 from edged.serving.pipeline import Outcome, Pipeline
@@ -113,11 +113,15 @@ def load(
     minutes, once. With `build=False` the model is opened as it is when the store has no engine for it. `settings` are
     the model's, as for `edged models add --set`; `cache` is the store's folder, the daemon's own by default.
 
-    ModelRefused when the file cannot be served, ConfigError for a wrong setting.
+    ModelRefused when the file cannot be served, ConfigError for a wrong setting or an unusable folder.
     """
     file = Path(path)
-    store = Store(Path(cache) if cache else paths.default_cache_dir())
-    builder = Builder(store, store.root, Limits())
+    folder = Path(cache) if cache else paths.default_cache_dir()
+    try:
+        store = Store(folder)
+        builder = Builder(store, store.root, Limits())
+    except OSError as error:
+        raise ConfigError(f"cache directory {folder} cannot be used: {error.strerror}; give another one") from error
     entry = plain_entry(file.stem, file.absolute(), settings or {})
     planned = PlannedModel(entry, Slot(entry.name))
     model = Model.of(entry, _run(builder.inspect(file)))

@@ -183,7 +183,7 @@ def test_a_second_daemon_on_the_same_state_is_refused(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("0.0.0.0:0", "not only this machine's"),
+        ("0.0.0.0:0", "reachable from other machines"),
         ("nonsense", "neither unix:PATH nor HOST:PORT"),
         ("unix:/" + "x" * 120, "longer than the 107 bytes"),
         ("unix:/etc/hostname", "not a socket"),
@@ -228,3 +228,10 @@ def test_events_tell_what_happened_and_can_be_resumed(daemon: Daemon) -> None:
         following.close()
     listed = edged_command("events", "--json", "--target", daemon.unix)
     assert [json.loads(line)["sequence"] for line in listed.stdout.splitlines()][:1] == [numbers[0]]
+
+
+def test_in_process_use_says_which_folder_cannot_be_used() -> None:
+    from edged.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="/proc/nowhere"):
+        edged.load(MODEL_PATH, cache="/proc/nowhere")
