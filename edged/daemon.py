@@ -60,15 +60,14 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
         builder = Builder(store, cache_dir(config), config.build)
     except OSError as error:
         raise ConfigError(f"cache directory {cache_dir(config)} cannot be used: {error.strerror}") from error
-    counts = store.counts
-    held = len(store.records())
-    _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
     fingerprint = await asyncio.to_thread(probe)
     controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts)
     ingress = Ingress(controller, config.listen or (f"unix:{paths.default_socket()}",))
     loop = asyncio.create_task(controller.run())
     watch = asyncio.create_task(controller.watch())
     await ingress.start()
+    counts, held = store.counts, len(store.records())
+    _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
     _LOG.info("edged %s answers on %s", __version__, ", ".join(ingress.addresses))
     if ready is not None:
         ready(ingress.addresses)
