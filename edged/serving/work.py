@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 
 import msgspec
 
@@ -48,7 +49,7 @@ class Answered(msgspec.Struct, frozen=True):
     times: m.Times
 
 
-class Work:
+class Work(ABC):
     """What is common to both kinds. The future ends with an Answered or an EdgedError; cancelling it drops the work."""
 
     __slots__ = ("future", "received", "retried")
@@ -62,13 +63,13 @@ class Work:
     def is_wanted(self) -> bool:
         return not self.future.done()
 
+    @abstractmethod
     def blobs(self) -> tuple[bytes | memoryview, ...]:
         """The bulk bytes, to be placed in the arena in this order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def message(self, job: int, session: int, spans: list[Span], reply: Span | None) -> m.Infer | m.Detect:
         """The order for the host, with the blobs where they were placed."""
-        raise NotImplementedError
 
 
 class FrameWork(Work):
