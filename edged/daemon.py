@@ -19,6 +19,7 @@ from edged.device.fingerprint import probe
 from edged.errors import ConfigError
 from edged.ingress.server import Ingress
 from edged.model.repository import Repository, check_name
+from edged.serving.link import sweep_socket_folders
 from edged.store.store import Store
 from edged.version import __version__
 
@@ -55,6 +56,7 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
     stop = _stop_on_signals()
     models = repository(config)
     models.sweep()
+    sweep_socket_folders()
     try:
         store = Store(cache_dir(config))
         builder = Builder(store, cache_dir(config), config.build)

@@ -258,12 +258,26 @@ class HostLink:
             self._loop.call_later(1.0, self._close_arena)
 
 
+def sweep_socket_folders() -> None:
+    """Removes folders that a daemon left which was killed while a host of its own was starting."""
+    for parent in _socket_parents():
+        for folder in parent.glob("edged-*-*"):
+            owner = folder.name.split("-")[1]
+            if owner.isdecimal() and not os.path.exists(f"/proc/{owner}") and folder.lstat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _socket_folder() -> Path:
-    """A new private folder whose path leaves room for a socket's name in the 108 bytes that Linux allows."""
-    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108 - mkdtemp is safe
-        if parent and len(os.fsencode(parent)) <= _LONGEST_PARENT and os.access(parent, os.W_OK):
-            return Path(tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-", dir=parent))
+    """A new private folder, named after the daemon's process."""
+    for parent in _socket_parents():
+        return Path(tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-", dir=parent))
     raise HostLost("no folder can hold a host's sockets; make /tmp writable")
+
+
+def _socket_parents() -> list[Path]:
+    """Folders whose path leaves room for a socket's name in the 108 bytes that Linux allows."""
+    wanted = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")  # noqa: S108 - mkdtemp is safe there
+    return [Path(p) for p in wanted if p and len(os.fsencode(p)) <= _LONGEST_PARENT and os.access(p, os.W_OK)]
 
 
 def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None], value: Reply | None) -> None:

@@ -44,6 +44,7 @@ class Daemon:
         self._arguments, self._environment, self._python = arguments, environment, python
         self._process: subprocess.Popen[str] | None = None
         self.addresses: list[str] = []
+        self.killed = 0  # process id of the last one that was killed
 
     def start(self) -> Daemon:
         command = [str(self._python), "-m", "edged", "serve", "--state", str(self.state), "--cache", str(self.cache)]
@@ -114,6 +115,7 @@ class Daemon:
 
     def kill(self) -> None:
         assert self._process is not None
+        self.killed = self._process.pid
         self._process.kill()
         self._process.wait(10)
         self._close()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,6 +167,10 @@ def test_a_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> Non
         time.sleep(delay)
         daemon.kill()
         wait_for("the host is gone", lambda: not any(is_running(pid) for pid in hosts), 20)
+        killed = daemon.killed
+        daemon.start()
+        daemon.ready("shapes")
+        assert not list(Path(tempfile.gettempdir()).glob(f"edged-{killed}-*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
