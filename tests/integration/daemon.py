@@ -98,12 +98,9 @@ class Daemon:
 
             def done() -> list[edged.client.operations.EngineInfo] | None:
                 engines = list(client.engines(model))
-                over = all(e.state in ends for e in engines) and any(e.state == "serving" for e in engines)
-                return engines if over else None
+                return engines if all(e.state in ends for e in engines) and _best_serves(engines) else None
 
-            wait_for(f"engines of {model} are made", done, seconds)
-            time.sleep(1.2)  # one more look of the control loop: a swap may follow the last outcome
-            return list(client.engines(model))
+            return wait_for(f"engines of {model} are made and the best serves", done, seconds)
 
     def stop(self, seconds: float = 20.0) -> int:
         """SIGTERM, as systemd does; returns the exit status."""
@@ -140,6 +137,14 @@ class Daemon:
         if error is not None and self.log.exists():
             print(self.log.read_text()[-6000:])
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _best_serves(engines: list[edged.client.operations.EngineInfo]) -> bool:
+    """Whether no swap is due any more: what serves is within the margin, 5 %, of the least cost there is."""
+    costs = {e.key: e.latency_ms / e.reference_ms for e in engines if e.latency_ms and e.reference_ms}
+    wanted = {e.key: costs.get(e.key, 0.0) for e in engines if e.state in ("ready", "serving")}
+    serving = [e.key for e in engines if e.state == "serving"]
+    return bool(serving) and all(wanted[key] * 0.95 <= min(wanted.values()) for key in serving)
 
 
 def children(pid: int) -> dict[int, str]:
