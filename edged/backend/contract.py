@@ -1,17 +1,17 @@
 """What a backend must do. Everything above this room knows a runtime only through these types.
 
-    build(order, out)   one-shot child     model file  ->  files in an empty directory
-    open(order)         engine host        those files ->  Session
-    session.infer(...)  engine host        named arrays -> named arrays
+    build(order, out, tell)   one-shot child     model file  ->  files in an empty directory
+    open(order)               engine host        those files ->  Session
+    session.infer(...)        engine host        named arrays -> named arrays
 
 A backend is stateless; a session has one owner, which calls it from one thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,11 @@ from edged.tensors import Array, TensorSpec
 # The optimisation that is not one: the model as it was written. What such an engine answers is the reference that
 # every other engine is compared with.
 UNOPTIMISED = "none"
+
+
+# How hard a build tries: a builder that failed for want of memory or time is asked for less. An engine of less effort
+# is as valid and perhaps slower; measuring tells.
+Effort: TypeAlias = Literal["full", "reduced", "least"]
 
 
 class Recipe(msgspec.Struct, frozen=True, order=True):
@@ -61,6 +66,7 @@ class Order(msgspec.Struct, frozen=True):
     artefact: Artefact | None = None
     external: tuple[str, ...] = ()  # files beside the model that hold some of its weights, by relative path
     digest: str = ""  # of the model and those files; what is on disk may have been replaced since
+    effort: Effort = "full"
 
 
 class Session(Protocol):
@@ -85,8 +91,11 @@ class Backend(Protocol):
     def version(self) -> str:
         """The version of the runtime that this process really loaded, as its package names it."""
 
-    def build(self, order: Order, out: Path) -> None:
-        """Writes the engine's files into the empty directory `out`; EngineUnusable when the runtime refuses."""
+    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> None:
+        """Writes the engine's files into the empty directory `out`; EngineUnusable when the runtime refuses.
+
+        Where the runtime says how far it is, `tell` is told, from 0 to 1.
+        """
 
     def open(self, order: Order) -> Session:
         """Opens an engine, reading only what its record vouches for; EngineUnusable or EngineDamaged."""

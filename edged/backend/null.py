@@ -8,7 +8,7 @@ Recipe options steer it: `threads` is the number of milliseconds that one infere
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +53,7 @@ class _Null:
     def version(self) -> str:
         return __version__
 
-    def build(self, order: Order, out: Path) -> None:
+    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> None:
         self.check(Path(order.model))
         (out / _BLOB).write_bytes(order.recipe.optimization.encode())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when the runtime is imported
@@ -119,7 +119,7 @@ class _OnnxRuntime:
     def version(self) -> str:
         return str(ort.__version__)
 
-    def build(self, order: Order, out: Path) -> None:
+    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> None:
         options = _options(order.recipe.optimization, order.recipe.threads)
         options.optimized_model_filepath = str(out / _BLOB)
         # Without a place of its own for them, the saved graph would go on pointing at the model's external weights.

@@ -7,7 +7,7 @@ edged's key and digest instead. A blob of another OpenVINO version or instructio
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 # OpenVINO falls back to a stub when its telemetry package cannot be imported; so nothing can be sent or written home.
@@ -59,7 +59,7 @@ class _OpenVino:
     def version(self) -> str:
         return str(ov.__version__).partition("-")[0]  # the build's number and branch follow
 
-    def build(self, order: Order, out: Path) -> None:
+    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> None:
         inexact = {s.datatype for s in (*order.signature.inputs, *order.signature.outputs)} - _EXACT
         if inexact:
             raise EngineUnusable(f"OpenVINO's CPU device would not keep {', '.join(sorted(inexact))} tensors exact")

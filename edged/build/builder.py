@@ -15,6 +15,7 @@ from edged.backend import registry
 from edged.backend.contract import UNOPTIMISED, Recipe
 from edged.build import jobs
 from edged.build.child import Limits, run
+from edged.build.standard import Standard
 from edged.errors import BuildFailed, EdgedError
 from edged.files import read_regular
 from edged.model.identity import file_digest
@@ -78,28 +79,35 @@ class Builder:
             artefact, seconds, peak = None, 0.0, 0.0
             expects = registry.version(recipe.backend, key.parts) or ""
             phase("building")
-            golden = await self._reference(model)
+            standard = Standard.of(model, recipe.precision)
+            golden = await self._reference(model, standard)
             if not recipe.is_reference:
                 built = await run(jobs.Build(model.order(recipe), str(out), expects), jobs.Built, self._limits)
                 artefact, seconds, peak = built.artefact, built.seconds, built.peak_memory_mb
             phase("verifying")
             order = model.order(recipe, artefact)
             reference = model.order(msgspec.structs.replace(REFERENCE, threads=recipe.threads))
-            timed = await run(jobs.Verify(order, str(golden), reference, expects), jobs.Timed, self._limits)
+            timed = await run(
+                jobs.Verify(order, str(golden), reference, standard.tolerance, model.recognition, expects),
+                jobs.Timed,
+                self._limits,
+            )
             files = artefact.files if artefact is not None and timed.verdict.accepted else {}
             if not timed.verdict.accepted:
                 _empty(out)
             facts = BuildFacts(started, seconds, peak, __version__)
             times = (timed.latency_ms, timed.reference_ms)
-            record = EngineRecord(key.parts, model.name, recipe, files, facts, timed.verdict, *times)
+            record = EngineRecord(
+                key.parts, model.name, recipe, files, facts, timed.verdict, *times, standard=standard.digest
+            )
             await asyncio.to_thread(self._store.commit, out, record)  # it waits for the disk
             return record
 
-    async def _reference(self, model: Model) -> Path:
+    async def _reference(self, model: Model, standard: Standard) -> Path:
         """The file of golden answers, made first if this model has none."""
-        place = self._golden / f"{model.digest}.golden"
+        place = self._golden / f"{standard.golden}.golden"
         if not place.exists():
-            job = jobs.MakeGolden(model.order(REFERENCE), str(place), model.picture)
+            job = jobs.MakeGolden(model.order(REFERENCE), str(place), model.recognition, model.samples)
             await run(job, jobs.Done, self._limits)
         return place
 

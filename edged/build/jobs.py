@@ -6,7 +6,9 @@ import msgspec
 
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Order
+from edged.build.standard import Tolerance
 from edged.store.record import Verdict
+from edged.vision.family import Recognition
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
@@ -27,7 +29,8 @@ class MakeGolden(msgspec.Struct, frozen=True, tag=True):
 
     order: Order
     out: str
-    picture: tuple[int, int] | None = None  # width, height where the model's own are dynamic
+    recognition: Recognition
+    samples: tuple[str, ...] = ()  # paths of the user's pictures
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
@@ -47,7 +50,16 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
     order: Order
     golden: str
     reference: Order
+    tolerance: Tolerance
+    recognition: Recognition  # how boxes are read from the outputs, so that they can be compared
     expects: str = ""
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """Told while a job is being done: the phase, and how much of it is done where the runtime says so, 0 to 1."""
+
+    phase: str
+    fraction: float | None = None
 
 
 class Done(msgspec.Struct, frozen=True):

@@ -46,6 +46,11 @@ class Model(msgspec.Struct, frozen=True):
         preprocess = self.recognition.preprocess
         return (preprocess.width, preprocess.height) if preprocess else None
 
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Paths of the pictures that its user gave for verifying engines with."""
+        return ()
+
     def order(self, recipe: Recipe, artefact: Artefact | None = None) -> Order:
         """An order for one of its engines; without an artefact it is not built yet, or a reference."""
         external = tuple(file.path for file in self.inspection.external)

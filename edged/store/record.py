@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edged.backend.artefact import FileRecord
-from edged.backend.contract import Recipe
+from edged.backend.contract import Effort, Recipe
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -23,6 +23,7 @@ class BuildFacts(msgspec.Struct, frozen=True):
     build_s: float
     peak_memory_mb: float
     edged_version: str
+    effort: Effort = "full"
 
 
 class EngineRecord(msgspec.Struct, frozen=True):
@@ -36,10 +37,15 @@ class EngineRecord(msgspec.Struct, frozen=True):
     verdict: Verdict
     latency_ms: float | None = None  # median of one inference on this device, when it was verified
     reference_ms: float | None = None  # the same of the reference, measured in turns with it
+    load: float | None = None  # share of the box's processors, 0 to 1, that others used while it was timed
+    standard: str = ""  # digest of what it was held to; a verdict by another standard is out of date
+    adopted_from: str = ""  # key of the engine whose files these are: built for another driver, proven with this one
+    evicted: bool = False  # its files gave way to others; verdict and times are kept
 
     @property
     def is_usable(self) -> bool:
-        return self.verdict.accepted
+        """Whether it may serve: accepted, and its files are there."""
+        return self.verdict.accepted and not self.evicted
 
     @property
     def cost(self) -> float | None:

@@ -21,6 +21,10 @@ EXACT_ON_OPENVINO = ("FP32", "FP16", "INT32", "UINT8", "INT8", "BOOL")
 RANDOM = np.random.default_rng(11)
 
 
+def untold(fraction: float) -> None:
+    """Progress of a build that nobody asked about."""
+
+
 def order(folder: Path, proto: onnx.ModelProto, recipe: Recipe) -> Order:
     return Order(str(models.save(proto, folder / "model.onnx")), models.signature(proto), recipe)
 
@@ -30,7 +34,7 @@ def build(folder: Path, proto: onnx.ModelProto, recipe: Recipe) -> Order:
     wanted = order(folder, proto, recipe)
     out = folder / "engine"
     out.mkdir(parents=True)
-    registry.load(recipe.backend).build(wanted, out)
+    registry.load(recipe.backend).build(wanted, out, untold)
     return Order(wanted.model, wanted.signature, recipe, Artefact.seal(out))
 
 
@@ -180,7 +184,7 @@ def test_weights_beside_the_model_are_part_of_the_engine(tmp_path: Path, backend
     out = tmp_path / "out"
     out.mkdir()
     order = Order(str(path), models.signature(proto), Recipe(backend), external=("weights.bin",))
-    registry.load(backend).build(order, out)
+    registry.load(backend).build(order, out, untold)
     x = np.float32([[1, 2, 3, 4]])
     expected = reference(tmp_path, proto).infer({"x": x})["y"]
     (path.parent / "weights.bin").write_bytes(bytes(16 * columns))  # what is there later must not matter
@@ -250,7 +254,7 @@ def _is_refused(backend: Backend, path: Path, folder: Path) -> None:
     (folder / "out").mkdir()
     wanted = Order(str(path), models.signature(models.identity()), Recipe(backend.name))
     with pytest.raises(EngineUnusable):
-        backend.build(wanted, folder / "out")
+        backend.build(wanted, folder / "out", untold)
 
 
 @pytest.mark.parametrize("backend", REAL)

@@ -20,10 +20,12 @@ from edged.build import golden, jobs
 from edged.build.child import Limits
 from edged.build.child import run as do
 from edged.build.golden import Sample
+from edged.build.standard import TOLERANCES
 from edged.errors import BuildFailed, EdgedError, EngineDamaged, EngineUnusable, ModelRefused, Unsupported
 from edged.model.inspection import Inspection
 from edged.store.record import Verdict
 from edged.tensors import TensorSpec
+from edged.vision.family import Recognition, Thresholds
 from tests import models
 from tests.waiting import children, descriptors, is_running, run, until, wait
 
@@ -46,13 +48,19 @@ def order(folder: Path, *, milliseconds: int = 0, artefact: Artefact | None = No
     return Order(str(path), models.signature(proto), Recipe("null", threads=milliseconds), artefact)
 
 
+TENSORS = Recognition(None, "", None, "", (), Thresholds())  # no pictures
+
+
+def checking(order: Order, golden_file: Path, reference: Order) -> jobs.Verify:
+    return jobs.Verify(order, str(golden_file), reference, TOLERANCES["fp32"], TENSORS)
+
+
 def verification(folder: Path, *, milliseconds: int = 0, artefact: Artefact | None = None) -> jobs.Verify:
     """Of the null backend, which answers the mean: right for zeros."""
     zeros = np.zeros((1, 4), np.float32)
     golden.save(folder / "golden", [Sample({"x": zeros}, {"y": zeros})])
-    return jobs.Verify(
-        order(folder, milliseconds=milliseconds, artefact=artefact), str(folder / "golden"), order(folder)
-    )
+    mine = order(folder, milliseconds=milliseconds, artefact=artefact)
+    return checking(mine, folder / "golden", order(folder))
 
 
 def leaves_nothing(work: Callable[[], object]) -> None:
@@ -76,7 +84,7 @@ def test_a_job_is_done_and_answered(tmp_path: Path) -> None:
 def test_a_rejection_is_an_answer_and_has_no_latency(tmp_path: Path) -> None:
     ones = np.ones((1, 4), np.float32)
     golden.save(tmp_path / "golden", [Sample({"x": ones}, {"y": ones * 9})])
-    timed = run(do(jobs.Verify(order(tmp_path), str(tmp_path / "golden"), order(tmp_path)), jobs.Timed, ENOUGH))
+    timed = run(do(checking(order(tmp_path), tmp_path / "golden", order(tmp_path)), jobs.Timed, ENOUGH))
     assert isinstance(timed.verdict, Verdict)
     assert not timed.verdict.accepted
     assert timed.latency_ms is None
@@ -107,7 +115,7 @@ def test_the_childs_error_comes_through_as_what_it_is(tmp_path: Path, error: typ
         EngineUnusable: (jobs.Check("null", str(tmp_path / "gone.onnx")), jobs.Done),
         EngineDamaged: (verification(tmp_path, artefact=altered), jobs.Timed),
         Unsupported: (jobs.Check("tensorflow", "model"), jobs.Done),
-        BuildFailed: (jobs.Verify(order(tmp_path), str(tmp_path / "no-golden"), order(tmp_path)), jobs.Timed),
+        BuildFailed: (checking(order(tmp_path), tmp_path / "no-golden", order(tmp_path)), jobs.Timed),
     }
     with pytest.raises(error, match=words) as raised:
         run(do(*work[error], ENOUGH))
@@ -126,7 +134,8 @@ def test_a_child_that_takes_too_long_is_stopped_and_nothing_of_it_stays(tmp_path
 
 def test_a_child_that_wants_too_much_memory_fails_and_says_so() -> None:
     big = TensorSpec("x", "FP64", (1 << 28,))  # two gibibytes
-    job = jobs.MakeGolden(Order("", Signature((big,), (TensorSpec("y", "FP32", (1,)),)), Recipe("null")), "never")
+    signature = Signature((big,), (TensorSpec("y", "FP32", (1,)),))
+    job = jobs.MakeGolden(Order("", signature, Recipe("null")), "never", TENSORS)
     with pytest.raises(BuildFailed, match="memory"):
         run(do(job, jobs.Done, Limits(seconds=30, memory_mb=1500)))
     assert not Path("never").exists()
@@ -192,7 +201,7 @@ def test_children_yield_to_serving(tmp_path: Path) -> None:
 def test_an_unforeseen_error_in_the_child_is_told_by_its_last_words(tmp_path: Path) -> None:
     unknown = Order(str(tmp_path), Signature((TensorSpec("x", "NO_SUCH", (1,)),), ()), Recipe("null"))
     with pytest.raises(BuildFailed, match="makegolden child ended with status 1: KeyError"):
-        run(do(jobs.MakeGolden(unknown, str(tmp_path / "out")), jobs.Done, ENOUGH))
+        run(do(jobs.MakeGolden(unknown, str(tmp_path / "out"), TENSORS), jobs.Done, ENOUGH))
 
 
 def test_a_worker_that_is_asked_nonsense_ends_and_answers_nothing() -> None:

@@ -13,7 +13,8 @@ from edged.backend import registry
 from edged.backend.contract import UNOPTIMISED, Order, Recipe, Session, Signature
 from edged.build import golden
 from edged.build.golden import Sample
-from edged.build.verify import TOLERANCES, judge
+from edged.build.standard import TOLERANCES
+from edged.build.verify import judge
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from tests import models

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edged.build.verify import TOLERANCES, judge
+from edged.build.standard import TOLERANCES
+from edged.build.verify import judge
 from edged.store.record import Verdict
 from edged.tensors import Array
 
