@@ -2,7 +2,7 @@
 #   make demo    starts a daemon, streams cameras through it, shows what happens, ends by itself
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint types architecture unit integration system bench format clean
+.PHONY: help demo test test-long lint types architecture unit integration system bench deb-trigger format clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -63,6 +63,16 @@ test-long: $(VENV)/.dev  ## The tests that take minutes.
 
 bench: $(VENV)/.dev  ## Print how fast the hot paths are, as ratios measured in one run.
 	for file in tests/bench/*.py; do $(BIN)/python $$file || exit 1; done
+
+# What tells the daemon of changed drivers by a dpkg trigger; systemd/README.md says what for. Needs only dpkg-deb and sed.
+DIST ?= dist
+deb-trigger:  ## Build the Debian package that has dpkg announce driver changes to the daemon, in dist/.
+	@rm -rf $(DIST)/edged-refresh && mkdir -p $(DIST)/edged-refresh/DEBIAN
+	@version=$$(sed -n 's/^__version__ = "\(.*\)"$$/\1/p' edged/version.py) \
+	  && sed "s/@VERSION@/$$version/" systemd/dpkg/control > $(DIST)/edged-refresh/DEBIAN/control
+	@install -m 644 systemd/dpkg/triggers $(DIST)/edged-refresh/DEBIAN/triggers
+	@install -m 755 systemd/dpkg/postinst $(DIST)/edged-refresh/DEBIAN/postinst
+	dpkg-deb --root-owner-group --build $(DIST)/edged-refresh $(DIST)
 
 format: $(VENV)/.dev  ## Rewrite the sources as `make lint` wants them.
 	$(BIN)/ruff check --fix .

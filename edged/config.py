@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,12 +18,32 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     pass
 
 
+class Engines(_Strict, frozen=True):
+    """How engines live.
+
+    on_driver_change: what becomes of an engine when only a driver (or the processor's model) changed and all else of
+    its key is equal: "verify" tries it in a child and keeps it if its answers are right, "rebuild" never does.
+    budget_mb: mebibytes that all engines may take, 0 for no limit. keep_free_mb: mebibytes that stay free on the disk.
+    attempts: failures in a row after which an engine is no longer tried by itself.
+    regression_factor, regression_seconds: an alarm is raised when inference takes that many times as long as when the
+    engine was measured, for at least so long.
+    """
+
+    on_driver_change: Literal["verify", "rebuild"] = "verify"
+    budget_mb: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
+    keep_free_mb: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 200
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 4
+    regression_factor: Annotated[float, msgspec.Meta(gt=1, le=1e6)] = 3.0
+    regression_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 30.0
+
+
 class Config(_Strict, frozen=True):
     """Everything that can be configured.
 
     listen: addresses, `unix:PATH` or `HOST:PORT`; empty for the default socket.
     state, cache: directories for models, and for engines; empty for the defaults.
     models: model files to serve where they lie, by name.
+    engines: how engines live: space, drivers, alarms.
     build: limits of one build child. hosts: limits of an engine host.
     stop_seconds: how long running calls may take to end when the daemon stops.
     """
@@ -32,6 +52,7 @@ class Config(_Strict, frozen=True):
     state: str = ""
     cache: str = ""
     models: dict[str, str] = {}
+    engines: Engines = Engines()
     build: Limits = Limits()
     hosts: HostLimits = HostLimits()
     stop_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 5.0
@@ -54,6 +75,11 @@ def _explain(message: str) -> str:
     unknown = re.search(r"unknown field `(\w+)`", message)
     if unknown is None:
         return message
-    names = [*Config.__struct_fields__, *Limits.__struct_fields__, *HostLimits.__struct_fields__]
+    names = [
+        *Config.__struct_fields__,
+        *Engines.__struct_fields__,
+        *Limits.__struct_fields__,
+        *HostLimits.__struct_fields__,
+    ]
     close = difflib.get_close_matches(unknown[1], names, n=1)
     return message + (f"; did you mean `{close[0]}`?" if close else f"; there are {', '.join(names)}")

@@ -57,13 +57,10 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
     models = repository(config)
     models.sweep()
     sweep_socket_folders()
-    try:
-        store = Store(cache_dir(config))
-        builder = Builder(store, cache_dir(config), config.build)
-    except OSError as error:
-        raise ConfigError(f"cache directory {cache_dir(config)} cannot be used: {error.strerror}") from error
+    store = Store(cache_dir(config))  # one that cannot be used is told of, and models are served without it
+    builder = Builder(store, cache_dir(config), config.build)
     fingerprint = await asyncio.to_thread(probe)
-    controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts)
+    controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts, config.engines)
     ingress = Ingress(controller, config.listen or (f"unix:{paths.default_socket()}",))
     loop = asyncio.create_task(controller.run())
     watch = asyncio.create_task(controller.watch())

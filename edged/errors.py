@@ -70,6 +70,18 @@ class BuildFailed(EdgedError):
     """A build or verification child ended without an engine: an error, a time or memory limit, a crash."""
 
 
+class Unsuitable(EngineUnusable):
+    """A backend that cannot keep a model's promises whatever is tried: another attempt would end the same."""
+
+
+class OutOfSpace(EdgedError):
+    """An engine that does not fit on the disk or into its budget, even if everything gave way that may."""
+
+
+class Refused(EdgedError):
+    """A command that makes no sense in the state that things are in."""
+
+
 class Superseded(EdgedError):
     """The libraries on disk changed under a piece of work: its outcome belongs to no known device and is void."""
 

@@ -1,31 +1,124 @@
 """What happened, in order: typed, numbered, kept for a while, so that a watcher that was away can catch up.
 
-One loop writes and reads. Sequence numbers start at 1 with the daemon and have no gaps.
+One loop writes and reads. Sequence numbers start at 1 with the daemon and have no gaps; `EventLog.epoch` tells one run
+of the daemon from the next, whose numbers mean other events.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import time
+import uuid
 from collections import deque
 from collections.abc import AsyncGenerator
+from typing import TypeAlias
 
 import msgspec
 
 _KEPT = 4096
 
 
-class Kind(str, enum.Enum):
-    """Everything that is told. `detail` of an event holds the names given here."""
+class ModelRead(msgspec.Struct, frozen=True, tag="model_read"):
+    """A model was read and can be served."""
 
-    MODEL_READ = "model_read"  # digest
-    MODEL_REFUSED = "model_refused"  # reason
-    MODEL_REMOVED = "model_removed"
-    ENGINE_STATE = "engine_state"  # state, backend, reason
-    ENGINE_SERVES = "engine_serves"  # backend
-    HOST_LOST = "host_lost"  # backend, reason
-    DEVICE_CHANGED = "device_changed"  # one entry a fact: "old -> new"
+    digest: str
+
+
+class ModelRefused(msgspec.Struct, frozen=True, tag="model_refused"):
+    """A model cannot be served as it is on disk."""
+
+    reason: str
+
+
+class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):
+    """A model has gone from the repository."""
+
+
+class EngineMoved(msgspec.Struct, frozen=True, tag="engine_state"):
+    """An engine went one step through its life."""
+
+    state: str
+    backend: str
+    reason: str
+
+
+class EngineProgress(msgspec.Struct, frozen=True, tag="engine_progress"):
+    """How far making an engine is: share done, 0 to 1, where it is known; seconds so far, and in all as estimated."""
+
+    phase: str
+    fraction: float | None
+    elapsed_s: float
+    estimate_s: float | None
+
+
+class EngineServes(msgspec.Struct, frozen=True, tag="engine_serves"):
+    """An engine took over its model."""
+
+    backend: str
+
+
+class EngineEvicted(msgspec.Struct, frozen=True, tag="engine_evicted"):
+    """An engine's files were removed to make room, or by command."""
+
+    bytes: int
+    reason: str
+
+
+class HostLost(msgspec.Struct, frozen=True, tag="host_lost"):
+    """An engine host died or hung."""
+
+    backend: str
+    reason: str
+
+
+class FactChange(msgspec.Struct, frozen=True):
+    """One fact about the device that differs; empty where it is absent."""
+
+    name: str
+    old: str
+    new: str
+
+
+class DeviceChanged(msgspec.Struct, frozen=True, tag="device_changed"):
+    """Drivers, libraries or hardware are not what they were."""
+
+    changes: tuple[FactChange, ...]
+
+
+class AlarmRaised(msgspec.Struct, frozen=True, tag="alarm_raised"):
+    """Something is wrong that somebody should know of."""
+
+    alarm: str
+    message: str
+
+
+class AlarmCleared(msgspec.Struct, frozen=True, tag="alarm_cleared"):
+    """It is over."""
+
+    alarm: str
+    message: str
+
+
+class Commanded(msgspec.Struct, frozen=True, tag="commanded"):
+    """An operator gave a command."""
+
+    verb: str
+
+
+What: TypeAlias = (
+    ModelRead
+    | ModelRefused
+    | ModelRemoved
+    | EngineMoved
+    | EngineProgress
+    | EngineServes
+    | EngineEvicted
+    | HostLost
+    | DeviceChanged
+    | AlarmRaised
+    | AlarmCleared
+    | Commanded
+)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -33,31 +126,34 @@ class Event(msgspec.Struct, frozen=True):
 
     sequence: int
     unix_s: float
-    kind: Kind
     model: str
     engine: str
-    detail: dict[str, str]
+    what: What
 
 
 class EventLog:
     """Keeps the newest events and wakes whoever follows."""
 
     def __init__(self, kept: int = _KEPT) -> None:
+        self.epoch = uuid.uuid4().hex[:12]
         self._events: deque[Event] = deque(maxlen=kept)
         self._last = 0
         self._news = asyncio.Event()
 
-    def tell(self, kind: Kind, model: str = "", engine: str = "", **detail: str) -> None:
-        """Something happened."""
+    def tell(self, what: What, model: str = "", engine: str = "") -> None:
+        """Something happened, to a model or an engine where they are named."""
         self._last += 1
-        self._events.append(Event(self._last, time.time(), kind, model, engine, detail))
+        self._events.append(Event(self._last, time.time(), model, engine, what))
         self._news.set()
 
-    async def follow(self, after: int = 0, live: bool = True) -> AsyncGenerator[Event, None]:
+    async def follow(self, after: int = 0, epoch: str = "", live: bool = True) -> AsyncGenerator[Event, None]:
         """Events later than `after`, as far as they are kept; then, if `live`, each as it happens, until cancelled.
 
-        A follower that falls behind by more than is kept goes on with the oldest there is: the numbers show the gap.
+        An `epoch` that is not this one is of an earlier run: then all that are kept follow. A follower that falls
+        behind by more than is kept goes on with the oldest there is: the numbers show the gap.
         """
+        if (epoch and epoch != self.epoch) or after > self._last:
+            after = 0
         while True:
             for event in [event for event in self._events if event.sequence > after]:
                 after = event.sequence

@@ -9,6 +9,7 @@ print(model.infer("street.jpg").json())
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -21,11 +22,13 @@ import numpy as np
 
 from edged import paths
 from edged.backend import registry
-from edged.build.builder import Builder
+from edged.build.builder import Builder, Task
 from edged.build.child import Limits
 from edged.client.frames import Picture, read_picture
 from edged.client.result import Detection, Result, Timings
+from edged.config import Engines
 from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.planner import Planner
 from edged.control.states import EngineState
 from edged.device.fingerprint import probe
 from edged.errors import ConfigError, EdgedError, EngineUnusable, InvalidInput
@@ -117,35 +120,41 @@ def load(
     """
     file = Path(path)
     folder = Path(cache) if cache else paths.default_cache_dir()
-    try:
-        store = Store(folder)
-        builder = Builder(store, store.root, Limits())
-    except OSError as error:
-        raise ConfigError(f"cache directory {folder} cannot be used: {error.strerror}; give another one") from error
+    store = Store(folder)
+    if build and store.problem:
+        raise ConfigError(f"cache directory {folder} cannot be used: {store.problem}; give another one")
+    builder = Builder(store, store.root, Limits())
     entry = plain_entry(file.stem, file.absolute(), settings or {})
     planned = PlannedModel(entry, Slot(entry.name))
     model = Model.of(entry, _run(builder.inspect(file)))
-    planned.plan(model, probe(), store)
+    Planner.of(store, probe(), Engines()).plan(planned, model)
     if build:
-        _run(_make_missing(builder, model, planned))
+        _run(_make_missing(builder, store, model, planned))
     return _open(model, planned, store)
 
 
-async def _make_missing(builder: Builder, model: Model, planned: PlannedModel) -> None:
+async def _make_missing(builder: Builder, store: Store, model: Model, planned: PlannedModel) -> None:
+    async def room(need: int) -> int:
+        return 0  # nobody gave a budget
+
     for engine in planned.engines.values():
         if engine.state is not EngineState.ABSENT:
             continue
         engine.move(EngineState.QUEUED)
+        engine.move(EngineState.BUILDING)
         try:
-            engine.finish(await builder.make(model, engine.recipe, engine.key, engine.phase))
+            record = await builder.make(Task(model, engine.recipe, engine.key), lambda progress: None, room)
         except EdgedError as error:
-            engine.fail(error, 0.0)
+            engine.fail(error)
+        else:
+            engine.move(EngineState.VERIFYING)
+            engine.finish(record, store.find(engine.digest))
 
 
 def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
     """The fastest engine that opens, the reference last."""
     ready = [e for e in planned.engines.values() if e.state is EngineState.READY]
-    ready.sort(key=lambda e: e.record.latency_ms or 0.0 if e.record else 0.0)
+    ready.sort(key=lambda e: e.record.cost or math.inf if e.record else math.inf)
     reference = [e for e in planned.engines.values() if e.recipe.is_reference and e not in ready]
     refusal: EdgedError = EngineUnusable("no backend is installed")
     for engine in [*ready, *reference]:

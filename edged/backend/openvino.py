@@ -17,7 +17,7 @@ import numpy as np
 import openvino as ov
 
 from edged.backend.contract import Backend, Order, Session, Signature, one_line
-from edged.errors import EngineUnusable
+from edged.errors import EngineUnusable, Unsuitable
 from edged.tensors import Array
 
 _BLOB = "engine.blob"
@@ -62,7 +62,7 @@ class _OpenVino:
     def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> None:
         inexact = {s.datatype for s in (*order.signature.inputs, *order.signature.outputs)} - _EXACT
         if inexact:
-            raise EngineUnusable(f"OpenVINO's CPU device would not keep {', '.join(sorted(inexact))} tensors exact")
+            raise Unsuitable(f"OpenVINO's CPU device would not keep {', '.join(sorted(inexact))} tensors exact")
         try:
             compiled = ov.Core().compile_model(order.model, order.recipe.device.upper(), _properties(order))
             (out / _BLOB).write_bytes(compiled.export_model().getbuffer())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from edged.build import jobs
 from edged.build.builder import REFERENCE, Builder
-from edged.errors import ModelRefused
+from edged.build.child import Limits, run
+from edged.errors import InvalidInput, ModelRefused
 from edged.model import settings as model_settings
 from edged.model.inspection import Inspection
 from edged.model.model import Model
 from edged.model.repository import plain_entry
+
+_PICTURES = Limits(seconds=120.0, memory_mb=4096)
 
 
 class Admission(msgspec.Struct, frozen=True):
@@ -41,9 +45,25 @@ async def examine(builder: Builder, path: Path, settings: Mapping[str, str], ins
     return Admission(inspection, model, {name: await builder.check(name, path) for name in installed})
 
 
-async def admit(builder: Builder, path: Path, settings: Mapping[str, str], installed: Iterable[str]) -> Admission:
-    """As `examine`; ModelRefused when the model cannot be served here."""
+async def admit(
+    builder: Builder,
+    path: Path,
+    settings: Mapping[str, str],
+    installed: Iterable[str],
+    samples: Sequence[Path] = (),
+) -> Admission:
+    """As `examine`; ModelRefused when the model cannot be served here, InvalidInput for samples that cannot be used."""
     admission = await examine(builder, path, settings, installed)
     if admission.refusal:
         raise ModelRefused(f"{path.name} cannot be served here: {admission.refusal}")
+    if samples and admission.model is not None:
+        await _check_samples(admission.model, samples)
     return admission
+
+
+async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
+    """In a child, because decoders are made of C and whoever sends pictures may mean harm."""
+    recognition = model.recognition
+    if recognition.preprocess is None:
+        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without samples")
+    await run(jobs.CheckSamples(tuple(str(sample.absolute()) for sample in samples)), jobs.Done, _PICTURES)

@@ -1,22 +1,26 @@
-"""Makes one engine: golden answers, build, verification, timing, each in a child; then commits it to the store."""
+"""Makes, verifies and tries engines, each step in a child; then commits the outcome to the store."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
+import errno
+import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from edged.backend import registry
-from edged.backend.contract import UNOPTIMISED, Recipe
+from edged.backend.artefact import Artefact
+from edged.backend.contract import UNOPTIMISED, Effort, Recipe
 from edged.build import jobs
 from edged.build.child import Limits, run
 from edged.build.standard import Standard
-from edged.errors import BuildFailed, EdgedError
+from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfSpace
 from edged.files import read_regular
 from edged.model.identity import file_digest
 from edged.model.inspection import Inspection
@@ -27,11 +31,25 @@ from edged.store.record import BuildFacts, EngineRecord
 from edged.store.store import Store
 from edged.version import __version__
 
+_LOG = logging.getLogger("edged.build")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
 _INSPECT = Limits(seconds=120.0, memory_mb=4096)
 # The reference is ONNX Runtime with the model as it was written.
 REFERENCE = Recipe("onnxruntime", optimization=UNOPTIMISED)
 
-Phase = Callable[[str], None]
+Tell: TypeAlias = Callable[[jobs.Progress], None]
+# Makes room for so many bytes, or raises OutOfSpace; returns how many may be written at most, 0 for any number.
+MakeRoom: TypeAlias = Callable[[int], Awaitable[int]]
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One engine of one model, and how it is to be made."""
+
+    model: Model
+    recipe: Recipe
+    key: EngineKey
+    effort: Effort = "full"
 
 
 class Builder:
@@ -41,7 +59,9 @@ class Builder:
         self._store, self._limits = store, limits
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
         for folder in (self._golden, self._inspections):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+            with contextlib.suppress(OSError):  # a disk that cannot be written: reading models takes longer
+                folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+                atomic.sweep(folder)
 
     async def inspect(self, path: Path) -> Inspection:
         """What a model file holds; `refusal` says why it cannot be served. ModelRefused when it is no model at all."""
@@ -63,65 +83,192 @@ class Builder:
             return str(error)
         return ""
 
-    async def make(self, model: Model, recipe: Recipe, key: EngineKey, phase: Phase) -> EngineRecord:
-        """Builds and verifies one engine and commits the outcome, accepted or rejected.
+    async def make(self, task: Task, tell: Tell, room: MakeRoom) -> EngineRecord:
+        """Builds and verifies an engine and commits the outcome, accepted or rejected.
 
-        `phase` is told "building" and "verifying". Raises the reason when there is no outcome; nothing is left behind.
+        Where the store holds an accepted engine of this key already, it stays if the new one is rejected; the record
+        that is returned is the new one's. Raises the reason when there is no outcome; nothing is left behind.
         """
-        try:
-            return await self._make(model, recipe, key, phase)
-        except OSError as error:
-            raise BuildFailed(f"the engine could not be stored: {error.strerror or error}; free some space") from error
-
-    async def _make(self, model: Model, recipe: Recipe, key: EngineKey, phase: Phase) -> EngineRecord:
-        with self._store.stage() as out:
-            started = time.time()
+        with self._storing(), self._store.stage() as out:
+            started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
             artefact, seconds, peak = None, 0.0, 0.0
-            expects = registry.version(recipe.backend, key.parts) or ""
-            phase("building")
-            standard = Standard.of(model, recipe.precision)
-            golden = await self._reference(model, standard)
+            golden, standard = await self._reference(model, recipe, tell)
             if not recipe.is_reference:
-                built = await run(jobs.Build(model.order(recipe), str(out), expects), jobs.Built, self._limits)
+                tell(jobs.Progress("building"))
+                limits = self._within(await room(self._estimate(model, recipe)))
+                order = model.order(recipe, effort=task.effort)
+                built = await run(jobs.Build(order, str(out), _version(task)), jobs.Built, limits, tell=tell)
                 artefact, seconds, peak = built.artefact, built.seconds, built.peak_memory_mb
-            phase("verifying")
-            order = model.order(recipe, artefact)
-            reference = model.order(msgspec.structs.replace(REFERENCE, threads=recipe.threads))
-            timed = await run(
-                jobs.Verify(order, str(golden), reference, standard.tolerance, model.recognition, expects),
-                jobs.Timed,
-                self._limits,
-            )
+            timed = await self._judge(task, artefact, golden, standard, tell)
+            facts = BuildFacts(started, seconds, peak, __version__, round(time.monotonic() - begun, 3), task.effort)
             files = artefact.files if artefact is not None and timed.verdict.accepted else {}
-            if not timed.verdict.accepted:
-                _empty(out)
-            facts = BuildFacts(started, seconds, peak, __version__)
-            times = (timed.latency_ms, timed.reference_ms)
-            record = EngineRecord(
-                key.parts, model.name, recipe, files, facts, timed.verdict, *times, standard=standard.digest
-            )
-            await asyncio.to_thread(self._store.commit, out, record)  # it waits for the disk
+            record = EngineRecord(task.key.parts, model.name, recipe, files, facts, timed.verdict)
+            record = _measured(record, timed, standard)
+            await self._commit(out, record, room)
             return record
 
-    async def _reference(self, model: Model, standard: Standard) -> Path:
-        """The file of golden answers, made first if this model has none."""
+    async def verify(self, task: Task, tell: Tell) -> EngineRecord:
+        """Compares an engine of the store with the reference again and times it again; its record is amended.
+
+        One that is rejected now loses its files. KeyError when the store has no such engine.
+        """
+        with self._storing():
+            digest = task.key.digest
+            record = self._store.records()[digest]
+            golden, standard = await self._reference(task.model, task.recipe, tell)
+            artefact = None if task.recipe.is_reference else self._store.artefact(digest)
+            timed = await self._judge(task, artefact, golden, standard, tell)
+            record = _measured(record, timed, standard)
+            write = self._store.amend if timed.verdict.accepted else self._store.strip
+            await asyncio.to_thread(write, record)  # it waits for the disk
+            return self._store.records()[digest]
+
+    async def adopt(self, task: Task, source: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+        """Tries the files of the engine `source`, built for another driver, as the engine of this task.
+
+        If its answers are right they are committed under the new key as well. Otherwise it has to be built, and an
+        error says why: EngineUnusable when its answers are wrong. KeyError when the store has no engine `source`.
+        """
+        with self._storing(), self._store.stage() as out:
+            old, artefact = self._store.records()[source], self._store.artefact(source)
+            golden, standard = await self._reference(task.model, task.recipe, tell)
+            timed = await self._judge(task, artefact, golden, standard, tell)
+            if not timed.verdict.accepted:
+                raise EngineUnusable(timed.verdict.reason)
+            await asyncio.to_thread(_share, artefact, out)
+            record = msgspec.structs.replace(
+                old, parts=task.key.parts, model=task.model.name, adopted_from=source, baseline_ms=None
+            )
+            record = _measured(record, timed, standard)
+            await self._commit(out, record, room)
+            return record
+
+    def forget(self, digest: str) -> None:
+        """Removes the golden answers of a model that has gone."""
+        for place in self._golden.glob(f"{digest}*.golden"):
+            with contextlib.suppress(OSError):
+                place.unlink()
+
+    def expected_seconds(self, task: Task) -> float | None:
+        """How long making it took the last time: of this very model, otherwise of this backend on the average."""
+        kin = [
+            record
+            for record in self._store.records().values()
+            if record.recipe.backend == task.recipe.backend and record.build.total_s and not record.recipe.is_reference
+        ]
+        own = [record for record in kin if record.parts.get("model") == task.model.digest]
+        if own:
+            return max(own, key=lambda record: record.build.created_unix_s).build.total_s
+        return sum(record.build.total_s for record in kin) / len(kin) if kin else None
+
+    async def _judge(
+        self, task: Task, artefact: Artefact | None, golden: Path, standard: Standard, tell: Tell
+    ) -> jobs.Timed:
+        tell(jobs.Progress("verifying"))
+        model = task.model
+        reference = model.order(msgspec.structs.replace(REFERENCE, threads=task.recipe.threads))
+        job = jobs.Verify(
+            model.order(task.recipe, artefact),
+            str(golden),
+            reference,
+            standard.tolerance,
+            model.recognition,
+            _version(task),
+        )
+        return await run(job, jobs.Timed, self._limits, tell=tell)
+
+    async def _commit(self, out: Path, record: EngineRecord, room: MakeRoom) -> None:
+        """A rejected engine leaves its record, so that it is not built again, but never in the place of a good one."""
+        key = EngineKey(record.parts).digest
+        if not record.verdict.accepted:
+            stored = self._store.records().get(key)
+            if stored is None or not stored.is_usable:
+                await asyncio.to_thread(self._store.strip, record)
+            return
+        if not record.adopted_from:  # whose files are shared with the engine they come from
+            await room(record.size)
+        await asyncio.to_thread(self._store.commit, out, record)
+
+    async def _reference(self, model: Model, recipe: Recipe, tell: Tell) -> tuple[Path, Standard]:
+        """The file of golden answers, made first if this model has none, and what the engine is held to."""
+        standard = Standard.of(model, recipe.precision)
         place = self._golden / f"{standard.golden}.golden"
         if not place.exists():
+            tell(jobs.Progress("asking the reference"))
             job = jobs.MakeGolden(model.order(REFERENCE), str(place), model.recognition, model.samples)
-            await run(job, jobs.Done, self._limits)
-        return place
+            made = await run(job, jobs.MadeGolden, self._limits, tell=tell)
+            for reason in made.skipped:
+                _LOG.warning("model %s: %s", model.name, reason)
+        return place, standard
+
+    @contextlib.contextmanager
+    def _storing(self) -> Iterator[None]:
+        """Tells a full disk from a build that failed: runtimes have many words for it, and most do not name it."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _FULL:
+                raise OutOfSpace(f"{self._store.root} is full; free some space") from error
+            raise BuildFailed(f"the engine could not be stored: {error.strerror or error}") from error
+        except (BuildFailed, EngineUnusable) as error:
+            if self._is_full():
+                raise OutOfSpace(f"{self._store.root} is full; free some space ({error})") from error
+            raise
+
+    def _is_full(self) -> bool:
+        try:
+            disk = os.statvfs(self._store.root)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize < _LEAST
+
+    def _estimate(self, model: Model, recipe: Recipe) -> int:
+        """Bytes that the engine will probably take: what it took before, otherwise somewhat more than the model."""
+        kin = [
+            record.size
+            for record in self._store.records().values()
+            if record.recipe.backend == recipe.backend and record.parts.get("model") == model.digest
+        ]
+        weights = model.inspection.size + sum(file.size for file in model.inspection.external)
+        return max([*kin, weights + weights // 2])
+
+    def _within(self, most: int) -> Limits:
+        return msgspec.structs.replace(self._limits, disk_mb=max(1, most >> 20)) if most else self._limits
 
     def _known(self, path: Path) -> Inspection | None:
         """What was read of this very file before, if its external data is as it was."""
         try:
             graph = file_digest(path) if path.is_file() else ""
             known = msgspec.json.decode(read_regular(self._inspections / f"{graph}.json"), type=Inspection)
-        except (OSError, msgspec.MsgspecError, EdgedError):
+        except (OSError, msgspec.MsgspecError, RecursionError, EdgedError):
             return None
         # With external data the files beside the model decide, and they are read and checked by the child.
         return None if known.external or known.refusal else known
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def _version(task: Task) -> str:
+    """The version of the runtime that the engine's key names."""
+    return registry.version(task.recipe.backend, task.key.parts) or ""
+
+
+def _measured(record: EngineRecord, timed: jobs.Timed, standard: Standard) -> EngineRecord:
+    """The record with what a verification found."""
+    known = [latency for latency in (record.baseline_ms, timed.latency_ms) if latency is not None]
+    return msgspec.structs.replace(
+        record,
+        verdict=timed.verdict,
+        latency_ms=timed.latency_ms,
+        baseline_ms=min(known, default=None),
+        reference_ms=timed.reference_ms,
+        load=timed.load,
+        standard=standard.digest,
+    )
+
+
+def _share(artefact: Artefact, out: Path) -> None:
+    """The same files under another name; copied where the file system knows no links."""
+    for name in artefact.files:
+        try:
+            os.link(Path(artefact.root) / name, out / name)
+        except OSError:
+            (out / name).write_bytes(artefact.load(name))

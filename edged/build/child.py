@@ -1,4 +1,9 @@
-"""The parent's end of a one-shot child: starts it, feeds it, watches time and memory, and tells how it ended."""
+"""The parent's end of a one-shot child: starts it, hears it, watches over it, and tells how it ended.
+
+A child leads a session of its own: Ctrl-C in a terminal reaches only the parent, which then stops the child, and what
+the child started is found and killed with it, however it ended. Only this module waits for the child, and not before
+that, so that its number cannot have become another process's in the meantime.
+"""
 
 from __future__ import annotations
 
@@ -6,104 +11,234 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from edged import errors, process
-from edged.build import jobs
+from edged.build import channel, jobs, watch
+from edged.build.ear import Ear
 from edged.errors import BuildFailed, EdgedError
 
-_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-_POLL_SECONDS = 0.2
-_FAILED = 3  # the worker's exit status that comes with a Failure
+_POLL_SECONDS = 0.25
+_LONGEST_PAUSE = 4 * _POLL_SECONDS
+_CLOSED_SECONDS = 2.0  # in which a child that closed its channel ends
+_GONE_SECONDS = 10.0  # in which one that was killed has given back its memory
+_REST_SECONDS = 1.0  # in which what a dead child left in its pipes is read, should somebody else hold them open
+_NOISE_BYTES = 1 << 16  # of what a child prints; its end is what tells why it failed
+_WORKER = (sys.executable, "-m", "edged.build.worker")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+Tell = Callable[[jobs.Progress], None]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child may use: wall-clock seconds, and mebibytes of resident memory."""
+    """What a child may use, together with the processes that it starts.
+
+    seconds: wall-clock time. memory_mb: mebibytes of resident memory. stall_seconds: how long it may show no sign of
+    life, which is a message or processor time. disk_mb: mebibytes of any one file that it writes, 0 for no limit.
+    """
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 3600.0
     memory_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 30)] = 8192
+    stall_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 600.0
+    disk_mb: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
 
 
-async def run(job: jobs.Job, answer: type[Answer], limits: Limits) -> Answer:
-    """Does a job in a child of its own.
+async def run(job: jobs.Job, answer: type[Answer], limits: Limits, *, tell: Tell | None = None) -> Answer:
+    """Does a job in a child of its own; `tell` is called in the loop with each progress that the child reports.
 
     Raises the error that the child named, or BuildFailed when it crashed or went beyond a limit. Cancelling kills it.
     """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "edged.build.worker",
-        str(os.getpid()),
-        str(limits.memory_mb),
-        **process.ISOLATED,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    what = type(job).__name__.lower()
-    watch = asyncio.create_task(_watch_memory(child, limits.memory_mb))
+    return await _run(_WORKER, job, answer, limits, tell)
+
+
+async def _run(
+    command: Sequence[str], job: jobs.Job, answer: type[Answer], limits: Limits, tell: Tell | None = None
+) -> Answer:
+    what = f"{type(job).__name__.lower()} child"
     try:
-        talk = child.communicate(msgspec.json.encode(job))
-        out, noise = await asyncio.wait_for(talk, limits.seconds)
-    except asyncio.TimeoutError:
-        raise BuildFailed(f"{what} child took longer than {limits.seconds:g} s and was stopped") from None
+        child = _Child(command, job, limits, tell)
+    except OSError as error:
+        raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
+    try:
+        last = await child.last_word()
+    except _Stopped as error:
+        raise BuildFailed(f"{what} {error} and was stopped") from None
     finally:
-        exceeded = watch.done() and not watch.cancelled()
-        watch.cancel()
-        await _kill(child)
-    if child.returncode == 0:
-        return msgspec.json.decode(out, type=answer)
-    if child.returncode == _FAILED:
-        raise _failure(out)
-    if exceeded:
-        raise BuildFailed(f"{what} child used more than {limits.memory_mb} MiB of memory and was stopped")
-    raise BuildFailed(f"{what} child {_ending(child.returncode)}{_last_words(noise)}")
-
-
-async def _watch_memory(child: asyncio.subprocess.Process, limit_mb: int) -> None:
-    """Returns only after it has killed the child for its memory."""
-    while True:
-        await asyncio.sleep(_POLL_SECONDS)
-        if _resident_mb(child.pid) > limit_mb:
-            child.kill()
-            return
-
-
-def _resident_mb(pid: int) -> float:
-    """Resident memory of a process in mebibytes; 0 once it is gone."""
+        child.stop()
+        await _despite_cancelling(child.gone())
+    if last is None:
+        raise BuildFailed(f"{what} {child.how_it_ended()}")
     try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * _PAGE_MB
-    except (OSError, IndexError):
-        return 0.0
+        if last.kind == channel.ANSWER:
+            return msgspec.json.decode(last.payload, type=answer)
+        failure = msgspec.json.decode(last.payload, type=jobs.Failure)
+    except channel.UNREADABLE as error:
+        raise BuildFailed(f"{what} gave an answer that cannot be read: {error}") from error
+    raise _error(failure)
 
 
-async def _kill(child: asyncio.subprocess.Process) -> None:
-    if child.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
+class _Stopped(Exception):
+    """Why a child must not go on."""
 
 
-def _failure(out: bytes) -> EdgedError:
-    failure = msgspec.json.decode(out, type=jobs.Failure)
-    kind = getattr(errors, failure.error, BuildFailed)
-    error: EdgedError = kind(failure.message)
-    return error
+class _Child:
+    """One started child. Made in the loop; OSError when the box has no process or descriptor left for it."""
+
+    def __init__(self, command: Sequence[str], job: jobs.Job, limits: Limits, tell: Tell | None) -> None:
+        self._limits, self._tell = limits, tell
+        self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds)
+        self._frames, self._noise = channel.Frames(), bytearray()
+        self._last: channel.Frame | None = None
+        self._family: set[int] = set()  # which was killed with it
+        self._process = _start([*command, str(os.getpid()), str(limits.memory_mb), str(limits.disk_mb)], job)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._said = Ear(self._process.stdout, self._hear)
+        self._printed = Ear(self._process.stderr, self._collect)
+        self._watching = asyncio.create_task(self._watch_over())
+
+    async def last_word(self) -> channel.Frame | None:
+        """The child's answer or failure; None when it ended without one. _Stopped when it must not go on."""
+        seconds = self._limits.seconds
+        ends = {self._said.ended, self._watching}
+        done, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise _Stopped(f"took longer than {seconds:g} s")
+        if self._last is None:
+            for end in done:
+                if error := end.result():
+                    raise error
+            # As a rule the channel is closed because the child ended; then there is a status to tell.
+            if not await _happens(self._has_ended, _CLOSED_SECONDS):
+                raise _Stopped("closed its channel without an answer")
+            self._family |= watch.kill(
+                self._process.pid
+            )  # whoever else holds the channel, so that the rest of it can be read
+            await asyncio.wait({self._said.ended}, timeout=_REST_SECONDS)
+        return self._last
+
+    def stop(self) -> None:
+        """Kills what is left of the child and its family.
+
+        An answer is the last word: a child that is still there after it, in its libraries' last throes, is not needed.
+        """
+        self._family |= watch.kill(self._process.pid)
+        self._watching.cancel()
+        self._said.close()
+
+    async def gone(self) -> None:
+        """Waits until a stopped child is gone with its family, and closes everything."""
+        try:
+            # One that hangs in a driver cannot be killed: it is left to the kernel, and who waits is not kept waiting.
+            await _happens(self._is_gone, _GONE_SECONDS)
+            await asyncio.wait({self._printed.ended}, timeout=_REST_SECONDS)
+            await asyncio.wait({self._watching})
+        finally:
+            self._printed.close()
+
+    def how_it_ended(self) -> str:
+        lines = [line for line in self._noise.decode(errors="replace").splitlines() if line.strip()]
+        return _ending(self._process.returncode) + (f": {lines[-1].strip()[:300]}" if lines else "")
+
+    def _hear(self, data: bytes) -> None:
+        try:
+            for frame in self._frames.feed(data):
+                self._watch.heard()
+                if frame.kind != channel.PROGRESS:
+                    self._last = frame
+                    self._said.close()
+                    return
+                progress = channel.progress(frame)
+                if self._tell is not None:
+                    self._tell(progress)
+        except channel.Garbled as error:
+            raise _Stopped(f"sent {error}") from None
+
+    def _collect(self, data: bytes) -> None:
+        self._noise += data
+        del self._noise[:-_NOISE_BYTES]
+
+    async def _watch_over(self) -> BaseException | None:
+        """Returns why the child must not go on, or None when it has ended."""
+        family = watch.Family(self._process.pid, self._limits.memory_mb)
+        then = time.monotonic()
+        while not self._has_ended():
+            await asyncio.sleep(_POLL_SECONDS)
+            usage = await asyncio.to_thread(family.measure)
+            now = time.monotonic()
+            # A long pause was this process's own, frozen or out of breath, and says nothing about the child.
+            if reason := self._watch.judge(usage, min(now - then, _LONGEST_PAUSE)):
+                return _Stopped(reason)
+            then = now
+        return None
+
+    def _has_ended(self) -> bool:
+        """Whether the child has ended. It is not waited for: until then its number stays its own."""
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _is_gone(self) -> bool:
+        """Waits for the child if it has ended; so this is not asked before it was stopped."""
+        return self._process.poll() is not None and not watch.any_lives(self._family)
+
+
+def _start(command: list[str], job: jobs.Job) -> subprocess.Popen[bytes]:
+    # A file in memory holds all of the job at once: there is no writing that the child could keep waiting.
+    with os.fdopen(os.memfd_create("edged-job", os.MFD_CLOEXEC), "w+b") as order:
+        order.write(msgspec.json.encode(job))
+        order.seek(0)
+        return subprocess.Popen(
+            command,
+            stdin=order,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            **process.ISOLATED,
+        )
+
+
+async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
+    """Waits for what no event tells; False when it did not happen in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.005)
+    return True
+
+
+async def _despite_cancelling(work: Coroutine[None, None, None]) -> None:
+    """Cancelled, even more than once, it still waits for work that is sure to end soon; only then is it cancelled."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _error(failure: jobs.Failure) -> EdgedError:
+    kind = getattr(errors, failure.error, None)
+    if isinstance(kind, type) and issubclass(kind, EdgedError):
+        return kind(failure.message)
+    return BuildFailed(failure.message)
 
 
 def _ending(code: int | None) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL, perhaps by the kernel for want of memory"
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"
     return f"ended with status {code}"
-
-
-def _last_words(noise: bytes) -> str:
-    lines = [line for line in noise.decode(errors="replace").splitlines() if line.strip()]
-    return f": {lines[-1].strip()[:300]}" if lines else ""

@@ -1,149 +1,206 @@
-"""Golden inputs: seeded tensors that fit a model's signature, several kinds, so that drift has somewhere to show.
+"""Golden answers: what the reference answers to every question, kept in a file to compare engines with.
 
-A kind that the reference itself cannot run (indices out of range, say) is left out; at least one must remain.
+A question that the reference itself cannot answer (indices out of range, say) is left out; at least one must remain. A
+picture of the user's that cannot be read is left out as well, and told: the engines of a model that serves should not
+depend on a file that may be half copied. A model is only taken in with pictures that can be read (`admission.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from edged.backend.contract import Session, Signature
+from edged.build.questions import PICTURE, Pictures, Question, tensors
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.files import read_regular
 from edged.store import atomic
-from edged.tensors import Array, TensorSpec, numpy_dtype
+from edged.tensors import Array
+from edged.vision.family import Recognition
+from edged.vision.placement import Placement
 
-_SEED = 20240229
+SUFFIX = ".golden"
 _DIGEST_BYTES = 32  # of SHA-256, before the content
-# Sizes tried for dynamic dimensions other than the first, in this order, until the reference takes one.
-_SIZES = (64, 224, 32, 16, 8, 4, 2, 1)
-_KINDS = ("unit", "normal", "wide")
-_LARGEST = 1 << 28  # elements of one golden input
+_MOST_BYTES = 256 << 20  # of all pictures with their answers; what the user gave comes first
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One golden question with the reference's answer."""
+    """One golden question (see `questions.Question`) with the reference's answer."""
 
     inputs: dict[str, Array]
     outputs: dict[str, Array]
+    kind: str = ""
+    name: str = ""
+    placement: Placement | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(array.nbytes for side in (self.inputs, self.outputs) for array in side.values())
 
 
-def make(session: Session, signature: Signature, picture: tuple[int, int] | None) -> list[Sample]:
-    """Asks the reference every kind of question. EngineUnusable, with its first reason, when it answers none."""
-    first_error: EngineUnusable | None = None
-    for shapes in _shapes(signature, picture):
-        samples = []
-        for kind in _KINDS:
-            inputs = {s.name: _values(s.datatype, shapes[s.name], kind) for s in signature.inputs}
-            try:
-                answer, again = _copy(session.infer(inputs)), _copy(session.infer(inputs))
-            except (EngineUnusable, InvalidInput) as error:
-                first_error = first_error or EngineUnusable(str(error))
-                continue
-            samples.append(Sample(inputs, {name: a for name, a in answer.items() if _same(a, again[name])}))
-        if samples:
-            return samples
-    raise first_error or EngineUnusable("no golden input fits the model's declared shapes")
+class Golden(msgspec.Struct, frozen=True):
+    """All samples, tensors first. `skipped` says in a line each which of the user's pictures were left out, and why."""
+
+    samples: list[Sample]
+    skipped: tuple[str, ...] = ()
 
 
-def save(path: Path, samples: list[Sample]) -> None:
-    """Keeps samples in one file, atomically: per array a name, dtype, shape and bytes."""
-    packed = [[_pack(sample.inputs), _pack(sample.outputs)] for sample in samples]
+def make(session: Session, signature: Signature, recognition: Recognition, samples: Sequence[str] = ()) -> Golden:
+    """Asks the reference everything. `samples` are paths of the user's pictures, used where the model takes pictures.
+
+    EngineUnusable, with its first reason, when the reference answers nothing.
+    """
+    reference = _Reference(session)
+    for questions in tensors(signature, recognition):
+        refusals = [reference.ask(question, twice=True) for question in questions]
+        if "" in refusals:
+            break
+    skipped: list[str] = []
+    if recognition.preprocess is not None:
+        skipped = _ask_pictures(reference, Pictures(signature, recognition), samples)
+    if not reference.samples:
+        raise reference.first_error or EngineUnusable("no golden input fits the model's declared shapes")
+    return Golden(reference.samples, tuple(skipped))
+
+
+def _ask_pictures(reference: _Reference, pictures: Pictures, samples: Sequence[str]) -> list[str]:
+    """Which of the user's were left out, and why."""
+    skipped = []
+    for path in map(Path, samples):
+        try:
+            reason = reference.ask_within_limits(pictures.sample(path))
+        except InvalidInput as error:
+            reason = str(error)
+        if reason:
+            skipped.append(reason)
+    for question in pictures.drawn():
+        reference.ask_within_limits(question)
+    return skipped
+
+
+class _Reference:
+    """The reference, with what it was asked and answered so far."""
+
+    def __init__(self, session: Session) -> None:
+        self.samples: list[Sample] = []
+        self.first_error: EngineUnusable | None = None
+        self._session = session
+        self._pictures = 0  # bytes of them, with their answers
+        self._random: set[str] = set()  # outputs that differ from run to run
+
+    def ask(self, question: Question, twice: bool) -> str:
+        """Why there is no answer; empty when there is. Outputs that differ from run to run are left out of it."""
+        try:
+            answer = _copy(self._session.infer(question.inputs))
+            again = _copy(self._session.infer(question.inputs)) if twice else answer
+        except (EngineUnusable, InvalidInput) as error:
+            self.first_error = self.first_error or EngineUnusable(str(error))
+            return str(error)
+        differing = {name for name, array in answer.items() if not _same(array, again[name])}
+        self._random |= differing
+        left_out = self._random if question.kind == PICTURE else differing
+        outputs = {name: array for name, array in answer.items() if name not in left_out}
+        self.samples.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement))
+        return ""
+
+    def ask_within_limits(self, picture: Question) -> str:
+        """Why a picture was left out; empty when it was not."""
+        last = self.samples[-1] if self._pictures else None
+        if last is not None and self._pictures + last.size > _MOST_BYTES:
+            return f"sample {picture.name} is one too many: golden answers take at most {_MOST_BYTES >> 20} MiB"
+        # Asking every picture twice would double the time for little: randomness is seen in the others.
+        refusal = self.ask(picture, twice=not self._pictures)
+        if refusal:
+            return f"sample {picture.name} is refused by the reference: {refusal}"
+        self._pictures += self.samples[-1].size
+        return ""
+
+
+# -- the file -------------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> None:
+    """Keeps them in one file, atomically: per array a name, dtype, shape and bytes."""
+    packed = _File([_Packed.of(sample) for sample in samples], tuple(skipped))
     path.parent.mkdir(parents=True, exist_ok=True)
     body = msgspec.msgpack.encode(packed)
     atomic.write_file(path, hashlib.sha256(body).digest() + body)
 
 
-def load(path: Path) -> list[Sample]:
+def load(path: Path) -> Golden:
     """Reads what `save` wrote. BuildFailed when it is missing or damaged, and it is removed so as to be made anew."""
     try:
-        content = read_regular(path)
+        content = memoryview(read_regular(path))
         body = content[_DIGEST_BYTES:]
         if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
             raise ValueError("it was altered on disk")
-        packed = msgspec.msgpack.decode(body, type=list[list[dict[str, _Packed]]])
-        return [Sample(*({n: p.array() for n, p in side.items()} for side in sides)) for sides in packed]
+        packed = msgspec.msgpack.decode(body, type=_File)
+        return Golden([sample.unpack() for sample in packed.samples], packed.skipped)
     except (OSError, ValueError, TypeError) as error:
         path.unlink(missing_ok=True)
         raise BuildFailed(f"golden answers {path.name} cannot be read and will be made anew: {error}") from error
 
 
-class _Packed(msgspec.Struct, frozen=True, array_like=True):
+def prune(path: Path) -> None:
+    """Removes the other files of the model that this one is about, since its questions have changed.
+
+    A file is named by the model's digest, a dash and a digest of the rest (`standard.py`). Two models of one content
+    with different samples take turns, which costs time only when one of them gets an engine.
+    """
+    model, dash, _ = path.name.partition("-")
+    if not dash:
+        return
+    for other in path.parent.glob(f"{model}*{SUFFIX}"):
+        if other != path:
+            with contextlib.suppress(OSError):
+                other.unlink()
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
-    data: bytes
+    data: memoryview  # golden answers can be large: the fewer copies the better
     texts: list[bytes]
 
-    def array(self) -> Array:
+    @classmethod
+    def of(cls, array: Array) -> _Array:
+        if array.dtype == np.object_:
+            return cls("object", array.shape, memoryview(b""), array.ravel().tolist())
+        return cls(array.dtype.str, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, [])
+
+    def unpack(self) -> Array:
         if self.dtype == "object":
             return np.array(self.texts, dtype=np.object_).reshape(self.shape)
-        return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+        # Copied, because in the file an array begins anywhere, and runtimes want it aligned.
+        array: Array = np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape).copy()
+        return array
 
 
-def _pack(arrays: dict[str, Array]) -> dict[str, _Packed]:
-    packed = {}
-    for name, array in arrays.items():
-        if array.dtype == np.object_:
-            packed[name] = _Packed("object", array.shape, b"", array.ravel().tolist())
-        else:
-            packed[name] = _Packed(array.dtype.str, array.shape, array.tobytes(), [])
-    return packed
+class _Packed(msgspec.Struct, frozen=True):
+    inputs: dict[str, _Array]
+    outputs: dict[str, _Array]
+    kind: str
+    name: str
+    placement: Placement | None
+
+    @classmethod
+    def of(cls, sample: Sample) -> _Packed:
+        inputs, outputs = ({n: _Array.of(a) for n, a in side.items()} for side in (sample.inputs, sample.outputs))
+        return cls(inputs, outputs, sample.kind, sample.name, sample.placement)
+
+    def unpack(self) -> Sample:
+        inputs, outputs = ({n: a.unpack() for n, a in side.items()} for side in (self.inputs, self.outputs))
+        return Sample(inputs, outputs, self.kind, self.name, self.placement)
 
 
-def _shapes(signature: Signature, picture: tuple[int, int] | None) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes."""
-    pictures = [picture] if picture else []
-    for width, height in [*pictures, *((size, size) for size in _SIZES)]:
-        named: dict[str, int] = {}
-        shapes = {s.name: _shape(s, width, height, named) for s in signature.inputs}
-        if all(np.prod(shape, dtype=np.float64) <= _LARGEST for shape in shapes.values()):
-            yield shapes
-        if all(spec.is_static for spec in signature.inputs):
-            return
-
-
-def _shape(spec: TensorSpec, width: int, height: int, named: dict[str, int]) -> tuple[int, ...]:
-    """Sizes for one input. `named` remembers what a dimension's name stands for, over all inputs."""
-    rank = len(spec.shape)
-    rows = None if rank != 4 else 1 if spec.shape[-1] in (1, 3) else 2  # where a picture's height is
-    sizes = []
-    for axis, dim in enumerate(spec.shape):
-        if isinstance(dim, int):
-            sizes.append(dim)
-            continue
-        size = 1 if axis == 0 else height if axis == rows else width
-        sizes.append(size if dim == "?" else named.setdefault(dim, size))
-    return tuple(sizes)
-
-
-def _values(datatype: str, shape: tuple[int, ...], kind: str) -> Array:
-    random = np.random.default_rng([_SEED, _KINDS.index(kind)])
-    dtype = numpy_dtype(datatype)
-    if datatype == "BYTES":
-        words = [b"edged", b"", "Größe".encode(), b"0", b"a b"]
-        return np.array(random.choice(np.array(words, np.object_), size=shape), dtype=np.object_).reshape(shape)
-    if datatype == "BF16":  # the upper half of a float32
-        return np.asarray(_floats(random, shape, kind).view(np.uint32) >> 16, dtype=np.uint16).reshape(shape)
-    if dtype.kind == "b":
-        return np.asarray(random.integers(0, 2, size=shape), dtype=dtype)
-    if dtype.kind in "iu":
-        bounds = np.iinfo(datatype.lower())
-        low, high = {"unit": (0, 1), "normal": (0, 8), "wide": (bounds.min, bounds.max)}[kind]
-        if datatype == "UINT8" and kind != "normal":
-            low, high = 0, 255  # a picture
-        return np.asarray(random.integers(low, high, size=shape, dtype=dtype, endpoint=True))
-    return np.asarray(_floats(random, shape, kind), dtype=dtype).reshape(shape)
-
-
-def _floats(random: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.typing.NDArray[np.float32]:
-    if kind == "unit":
-        return np.asarray(random.random(shape), dtype=np.float32)
-    return np.asarray(random.standard_normal(shape) * (1 if kind == "normal" else 64), dtype=np.float32)
+class _File(msgspec.Struct, frozen=True):
+    samples: list[_Packed]
+    skipped: tuple[str, ...]
 
 
 def _same(one: Array, other: Array) -> bool:

@@ -24,8 +24,14 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     path: str
 
 
+class CheckSamples(msgspec.Struct, frozen=True, tag=True):
+    """Whether pictures can be read, by their paths. Answered by `Done`, or by the first reason why not."""
+
+    samples: tuple[str, ...]
+
+
 class MakeGolden(msgspec.Struct, frozen=True, tag=True):
-    """Runs the reference on golden inputs and keeps both in the file `out`. Answered by `Done`."""
+    """Runs the reference on golden inputs and keeps both in the file `out`. Answered by `MadeGolden`."""
 
     order: Order
     out: str
@@ -66,6 +72,12 @@ class Done(msgspec.Struct, frozen=True):
     """Nothing more to say."""
 
 
+class MadeGolden(msgspec.Struct, frozen=True):
+    """A line for each of the user's pictures that was left out, with the reason."""
+
+    skipped: tuple[str, ...] = ()
+
+
 class Built(msgspec.Struct, frozen=True):
     artefact: Artefact
     seconds: float
@@ -78,9 +90,10 @@ class Timed(msgspec.Struct, frozen=True):
     verdict: Verdict
     latency_ms: float | None
     reference_ms: float | None = None
+    load: float | None = None  # share of the box's processors, 0 to 1, that others used meanwhile
 
 
-Job = Inspect | Check | MakeGolden | Build | Verify
+Job = Inspect | Check | CheckSamples | MakeGolden | Build | Verify
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -1,31 +1,88 @@
-"""What an engine of a model is held to: how far its answers may be from the reference's."""
+"""What an engine of a model is held to: what it is asked, and how far its answers may be from the reference's.
+
+Asked on the daemon's event loop for every engine at every look at the box, so nothing here decodes a picture or reads a
+file twice.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
+from pathlib import Path
 
 import msgspec
 
+from edged.files import read_regular
+from edged.model import verification
 from edged.model.model import Model
+from edged.model.samples import MOST_BYTES
+from edged.vision.family import Recognition
+
+# Part of the name of every file of golden answers. To be raised with every change of what is asked (golden.py,
+# questions.py, pictures.py) or of how it is kept.
+_QUESTIONS = 2
 
 
 class Tolerance(msgspec.Struct, frozen=True):
-    """How far an engine may be from the reference. All figures are the worst over outputs and samples."""
+    """How far an engine may be from the reference. A figure is the worst over outputs and samples; two shares are of
+    all samples together: `top1` of the rows of classifiers, [N, classes], and `boxes` of the detections in pictures,
+    where the model's family is known (see `edged.build.boxes`).
+    """
 
     cosine: float  # at least: cosine of the angle between the flattened outputs
     relative_l2: float  # at most: norm of the difference over norm of the reference
     element: float  # of its row's or column's largest value: an element farther off than this is an outlier
     outliers: float  # at most: share of elements that are outliers
     unequal: float  # at most: share of elements that differ, for integers, booleans and strings
+    top1: float  # at least: share of the rows with a clear winner that keep it
+    boxes: float  # at least: share of detections that the other finds as well, in the worse of both directions
+    box_score: float  # at most: largest difference between the scores of a detection
     finite: float = 1.0  # at least: share of elements that are finite, infinite or no number as in the reference
 
 
 # Reassociated sums move float32 answers by about 1e-6; halves by about 1e-3. Far above that something is wrong.
 TOLERANCES = {
-    "fp32": Tolerance(cosine=0.99999, relative_l2=2e-3, element=5e-3, outliers=0.002, unequal=0.001),
-    "fp16": Tolerance(cosine=0.999, relative_l2=3e-2, element=5e-2, outliers=0.01, unequal=0.01),
-    "bf16": Tolerance(cosine=0.995, relative_l2=1e-1, element=1e-1, outliers=0.02, unequal=0.02),
-    "int8": Tolerance(cosine=0.98, relative_l2=2e-1, element=2e-1, outliers=0.05, unequal=0.05),
+    "fp32": Tolerance(
+        cosine=0.99999,
+        relative_l2=2e-3,
+        element=5e-3,
+        outliers=0.002,
+        unequal=0.001,
+        top1=0.999,
+        boxes=0.999,
+        box_score=0.01,
+    ),
+    "fp16": Tolerance(
+        cosine=0.999,
+        relative_l2=3e-2,
+        element=5e-2,
+        outliers=0.01,
+        unequal=0.01,
+        top1=0.98,
+        boxes=0.95,
+        box_score=0.05,
+    ),
+    "bf16": Tolerance(
+        cosine=0.995,
+        relative_l2=1e-1,
+        element=1e-1,
+        outliers=0.02,
+        unequal=0.02,
+        top1=0.95,
+        boxes=0.9,
+        box_score=0.1,
+    ),
+    "int8": Tolerance(
+        cosine=0.98,
+        relative_l2=2e-1,
+        element=2e-1,
+        outliers=0.05,
+        unequal=0.05,
+        top1=0.9,
+        boxes=0.85,
+        box_score=0.2,
+    ),
 }
 
 
@@ -34,13 +91,48 @@ class Standard(msgspec.Struct, frozen=True):
 
     tolerance: Tolerance
     golden: str  # names the golden questions: the model and everything else they are made from
+    detections: str = ""  # how boxes are read from answers; empty for a model of no family
 
     @classmethod
     def of(cls, model: Model, precision: str) -> Standard:
         """The standard for engines of a model in a precision."""
-        return cls(TOLERANCES[precision], model.digest)
+        own = verification.bounds(model.entry.settings, precision)
+        tolerance = msgspec.structs.replace(TOLERANCES[precision], **own)
+        return cls(tolerance, _golden(model), _detections(model.recognition))
 
     @property
     def digest(self) -> str:
         """12 hexadecimal digits over all of it."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
+        return _short(self)
+
+
+def _golden(model: Model) -> str:
+    """The model's digest, a dash, and 12 hexadecimal digits over whatever else the questions are made from."""
+    samples = sorted(map(_content, model.samples))  # whatever the files are called
+    return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples])}"
+
+
+def _detections(recognition: Recognition) -> str:
+    if recognition.family is None:
+        return ""
+    return _short([recognition.family, recognition.output, recognition.thresholds])
+
+
+def _short(content: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:12]
+
+
+def _content(path: str) -> str:
+    """The digest of a file's content; of its size where it is not read, as the child does not read it either."""
+    try:
+        status = os.stat(path)
+        if status.st_size > MOST_BYTES:
+            return f"{status.st_size} bytes"
+        return _digest(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    except OSError as error:
+        return f"error {error.errno}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(path: str, *stamp: int) -> str:
+    return hashlib.sha256(read_regular(Path(path))).hexdigest()

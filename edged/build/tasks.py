@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,17 +14,14 @@ from edged.backend import registry
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Backend, Session
 from edged.build import golden, jobs
-from edged.build.verify import judge
+from edged.build.boxes import Matcher
+from edged.build.questions import PICTURE, WIDE, read_sample
+from edged.build.timing import in_turns
+from edged.build.verify import Pair, judge
 from edged.errors import Superseded
 from edged.model.identity import require_same
-from edged.tensors import Array
-from edged.vision.family import Recognition
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
-
-_WARM_UPS = 2
-_RUNS = (5, 60)  # at least, at most
-_RUN_SECONDS = 1.5
 
 
 def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
@@ -36,6 +32,10 @@ def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
         return inspect(Path(job.path))
     if isinstance(job, jobs.Check):
         registry.load(job.backend).check(Path(job.path))
+        return jobs.Done()
+    if isinstance(job, jobs.CheckSamples):
+        for sample in job.samples:
+            read_sample(Path(sample))
         return jobs.Done()
     # The file is read by its path, now; a key says which content it must have had, before and after.
     require_same(job.order)
@@ -61,31 +61,44 @@ def _build(job: jobs.Build, tell: Tell) -> jobs.Built:
     return jobs.Built(Artefact.seal(Path(job.out)), round(seconds, 3), round(peak, 1))
 
 
-def _make_golden(job: jobs.MakeGolden) -> jobs.Done:
+def _make_golden(job: jobs.MakeGolden) -> jobs.MadeGolden:
     session = registry.load(job.order.recipe.backend).open(job.order)
-    samples = golden.make(session, job.order.signature, _picture(job.recognition))
-    golden.save(Path(job.out), samples)
-    return jobs.Done()
-
-
-def _picture(recognition: Recognition) -> tuple[int, int] | None:
-    preprocess = recognition.preprocess
-    return (preprocess.width, preprocess.height) if preprocess else None
+    made, out = golden.make(session, job.order.signature, job.recognition, job.samples), Path(job.out)
+    golden.save(out, made.samples, made.skipped)
+    golden.prune(out)
+    return jobs.MadeGolden(made.skipped)
 
 
 def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
-    samples = golden.load(Path(job.golden))
+    asked = golden.load(Path(job.golden))
     session = _load(job).open(job.order)
-    pairs = ((sample.outputs, session.infer(sample.inputs)) for sample in samples)
-    verdict = judge(pairs, job.tolerance)
+    pairs = (_pair(sample, session) for sample in asked.samples)
+    verdict = judge(pairs, job.tolerance, Matcher.of(job.recognition, job.tolerance.box_score))
+    if asked.skipped:
+        figures = verdict.figures | {"skipped_samples": float(len(asked.skipped))}
+        verdict = msgspec.structs.replace(verdict, figures=figures)
     if not verdict.accepted:
         return jobs.Timed(verdict, None)
+    tell(jobs.Progress("timing"))
+    inputs = _typical(asked.samples).inputs
     if job.order.recipe.is_reference:
-        (own,) = _medians_ms([session], samples[0].inputs)
-        return jobs.Timed(verdict, own, own)
+        timing = in_turns([session], inputs)
+        (own,) = timing.medians_ms
+        return jobs.Timed(verdict, own, own, timing.load)
     reference = registry.load(job.reference.recipe.backend).open(job.reference)
-    own, other = _medians_ms([session, reference], samples[0].inputs)
-    return jobs.Timed(verdict, own, other)
+    timing = in_turns([session, reference], inputs)
+    own, other = timing.medians_ms
+    return jobs.Timed(verdict, own, other, timing.load)
+
+
+def _pair(sample: golden.Sample, session: Session) -> Pair:
+    answer = session.infer(sample.inputs)
+    return Pair(sample.outputs, answer, sample.name, sample.placement, extreme=sample.kind == WIDE)
+
+
+def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
+    """What to time with: a picture, the user's if there is one, since some models take longer for some contents."""
+    return next((sample for sample in samples if sample.kind == PICTURE), samples[0])
 
 
 def _load(job: jobs.Build | jobs.Verify) -> Backend:
@@ -94,18 +107,3 @@ def _load(job: jobs.Build | jobs.Verify) -> Backend:
     if job.expects and backend.version() != job.expects:
         raise Superseded(f"{backend.name} is {backend.version()} now, not {job.expects}: the libraries changed")
     return backend
-
-
-def _medians_ms(sessions: Sequence[Session], inputs: dict[str, Array]) -> list[float]:
-    """Median milliseconds of one inference of each session. They take turns, so that the box's load meets all alike."""
-    for session in sessions:
-        for _ in range(_WARM_UPS):
-            session.infer(inputs)
-    times: list[list[float]] = [[] for _ in sessions]
-    begun = time.perf_counter()
-    while len(times[0]) < _RUNS[0] or (len(times[0]) < _RUNS[1] and time.perf_counter() - begun < _RUN_SECONDS):
-        for session, own in zip(sessions, times, strict=True):
-            started = time.perf_counter()
-            session.infer(inputs)
-            own.append(time.perf_counter() - started)
-    return [round(statistics.median(own) * 1000, 4) for own in times]

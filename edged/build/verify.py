@@ -3,55 +3,139 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edged.build.boxes import Agreement, Matcher
 from edged.build.standard import Tolerance
 from edged.store.record import Verdict
 from edged.tensors import Array
+from edged.vision.placement import Placement
 
 _Floats = npt.NDArray[np.float64]
 _TINY = 1e-12  # a column of zeros has no scale
 
+# Figures of which more is better; of the others less is.
+_FLOORS = frozenset(("finite", "cosine", "top1", "boxes"))
+# What is decided on, in the order of telling. p99_abs is for people to read.
+_DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "boxes", "box_score")
 
-def judge(pairs: Iterable[tuple[dict[str, Array], dict[str, Array]]], tolerance: Tolerance) -> Verdict:
-    """The verdict over (reference outputs, engine outputs) of every sample."""
-    worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
-    worst |= dict.fromkeys(("relative_l2", "p99_abs", "outliers", "unequal"), 0.0)
-    compared = 0
-    for expected, answer in pairs:
-        for name, reference in expected.items():
-            found = answer.get(name)
+
+class Pair(msgspec.Struct, frozen=True):
+    """What the reference and an engine answered to one question.
+
+    `picture` is the question's name where it was one, `placement` where the picture lay in the input. `extreme` marks
+    inputs that a model is not made for: who wins there says nothing.
+    """
+
+    expected: Mapping[str, Array]
+    answer: Mapping[str, Array]
+    picture: str = ""
+    placement: Placement | None = None
+    extreme: bool = False
+
+
+def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | None = None) -> Verdict:
+    """The verdict over the answers to every question. `matcher` compares the detections in pictures."""
+    tally = _Tally(tolerance, matcher)
+    for pair in pairs:
+        reason = tally.add(pair)
+        if reason:
+            return Verdict(False, reason, {})
+    return tally.verdict()
+
+
+class _Tally:
+    """The figures over all questions so far."""
+
+    def __init__(self, tolerance: Tolerance, matcher: Matcher | None) -> None:
+        self._tolerance, self._matcher = tolerance, matcher
+        self._worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
+        self._worst |= dict.fromkeys(("relative_l2", "p99_abs", "outliers", "unequal"), 0.0)
+        self._where: dict[str, str] = {}  # the picture that a figure is worst on
+        self._compared = 0
+        self._winners: dict[str, tuple[int, int]] = {}  # by output: rows with a clear winner, those that keep it
+        self._boxes, self._least_share = Agreement(), 1.0
+
+    def add(self, pair: Pair) -> str:
+        """Why the answer cannot be compared at all; empty when it was."""
+        for name, reference in pair.expected.items():
+            found = pair.answer.get(name)
             if found is None or found.shape != reference.shape or found.dtype != reference.dtype:
                 got = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
-                reason = f"output {name!r}: {got} instead of {reference.dtype}{list(reference.shape)}"
-                return Verdict(False, reason, {})
-            compared += 1
-            for figure, value in _figures(reference, found, tolerance.element).items():
-                keep_low = figure in ("cosine", "finite", "top1")
-                if math.isnan(value) or (value < worst[figure] if keep_low else value > worst[figure]):
-                    worst[figure] = value
-    if not compared:
-        return Verdict(False, "nothing to compare: the reference's outputs differ from run to run", {})
-    return _decide(worst, tolerance)
+                return f"output {name!r}: {got} instead of {reference.dtype}{list(reference.shape)}"
+            self._compared += 1
+            for figure, value in _figures(reference, found, self._tolerance.element).items():
+                self._take(figure, value, pair.picture)
+            if not pair.extreme and _is_classifier(reference):
+                clear, kept = _winners(reference, found, self._tolerance.element)
+                rows, same = self._winners.get(name, (0, 0))
+                self._winners[name] = rows + clear, same + kept
+        if self._matcher is not None and pair.placement is not None:
+            self._add_boxes(self._matcher.compare(pair.expected, pair.answer, pair.placement), pair.picture)
+        return ""
+
+    def verdict(self) -> Verdict:
+        if not self._compared:
+            return Verdict(False, "nothing to compare: the reference's outputs differ from run to run", {})
+        figures, deciding = dict(self._worst), set(self._worst)
+        shares = [same / rows for rows, same in self._winners.values() if rows]
+        if shares:
+            figures["top1"] = min(shares)
+            self._where.pop("top1", None)
+        else:
+            deciding.discard("top1")  # no classifier, or nowhere a clear winner
+        if self._boxes.share is not None:
+            figures |= {"boxes": self._boxes.share, "box_score": self._boxes.score}
+            deciding |= {"boxes", "box_score"}
+        reasons = [self._reason(figure, figures[figure]) for figure in _DECIDING if figure in deciding]
+        reason = "; ".join(filter(None, reasons))
+        rounded = {name: float(f"{value:.6g}") for name, value in figures.items()}
+        return Verdict(not reason, f"{reason}, against the reference" if reason else "", rounded)
+
+    def _take(self, figure: str, value: float, picture: str) -> None:
+        before = self._worst[figure]
+        if math.isnan(value) or (value < before if figure in _FLOORS else value > before):
+            self._worst[figure], self._where[figure] = value, picture
+
+    def _add_boxes(self, agreement: Agreement, picture: str) -> None:
+        if agreement.share is not None and agreement.share < self._least_share:
+            self._least_share, self._where["boxes"] = agreement.share, picture
+        if agreement.score > self._boxes.score:
+            self._where["box_score"] = picture
+        self._boxes += agreement
+
+    def _reason(self, figure: str, value: float) -> str:
+        bound: float = getattr(self._tolerance, figure)
+        is_floor = figure in _FLOORS
+        if value >= bound if is_floor else value <= bound:  # false for NaN, which fails as well
+            return ""
+        picture = self._where.get(figure)
+        where = f" (worst on {picture})" if picture else ""
+        return f"{figure} {value:.6g} is {'below' if is_floor else 'above'} {bound:g}{where}"
 
 
-def _decide(figures: dict[str, float], tolerance: Tolerance) -> Verdict:
-    rounded = {name: float(f"{value:.6g}") for name, value in figures.items()}
-    for name, bound, is_floor in (
-        ("finite", tolerance.finite, True),
-        ("cosine", tolerance.cosine, True),
-        ("relative_l2", tolerance.relative_l2, False),
-        ("outliers", tolerance.outliers, False),
-        ("unequal", tolerance.unequal, False),
-    ):
-        value = figures[name]
-        if not (value >= bound if is_floor else value <= bound):  # so that NaN fails as well
-            relation = "below" if is_floor else "above"
-            return Verdict(False, f"{name} {value:.6g} is {relation} {bound:g} against the reference", rounded)
-    return Verdict(True, "", rounded)
+def _is_classifier(output: Array) -> bool:
+    """Whether an output may be scores of classes, [N, classes]."""
+    return output.dtype.kind == "f" and output.ndim == 2 and output.shape[0] > 0 and output.shape[1] > 1
+
+
+def _winners(reference: Array, answer: Array, element: float) -> tuple[int, int]:
+    """How many rows have a clear winner in the reference, and in how many of them the answer has the same.
+
+    A winner is clear when it leads by more than two elements may move without being outliers, so that a tie, or a row
+    of noise, rejects no engine whose other figures are good.
+    """
+    expected = reference.astype(np.float64)
+    sound = np.isfinite(expected).all(axis=1)
+    expected, found = expected[sound], answer[sound]
+    best = np.partition(expected, -2, axis=1)[:, -2:]
+    clear = best[:, 1] - best[:, 0] > 2 * element * np.abs(expected).max(axis=1)
+    same = np.argmax(expected, axis=1) == np.argmax(found, axis=1)
+    return int(np.count_nonzero(clear)), int(np.count_nonzero(clear & same))
 
 
 def _figures(reference: Array, answer: Array, element: float) -> dict[str, float]:
@@ -74,8 +158,10 @@ def _outliers(expected: _Floats, found: _Floats, element: float) -> float:
     """Share of elements that are off by more than `element` of the largest value beside them.
 
     Beside them means in their row or in their column, whichever is smaller: where one tensor holds boxes in pixels and
-    scores below one, a wrong score must not hide behind the boxes.
+    scores below one, a wrong score must not hide behind the boxes. Axes of one element are no rows or columns: there
+    each element would be its own measure, and the small ones of a classifier's scores would count as wrong.
     """
+    expected, found = expected.squeeze(), found.squeeze()
     size = np.abs(expected)
     scale = size.max(axis=-1, keepdims=True) if size.ndim else size
     if size.ndim >= 2:

@@ -1,45 +1,94 @@
-"""The one-shot child: reads one job from standard input, does it, writes the answer to standard output, ends.
+"""The one-shot child: reads one job from standard input, does it, tells its parent about it, ends.
 
-Runtimes print what they like; so the real standard output is kept aside for the answer alone, and file descriptor 1
-is pointed at standard error before any runtime is imported.
+Runtimes print what they like; so the real standard output is kept aside as the channel to the parent alone, and file
+descriptor 1 is pointed at standard error before any runtime is imported.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-import msgspec
+from edged import process
 
-from edged import errors, process
-from edged.build import jobs
-from edged.build.tasks import do
+if TYPE_CHECKING:
+    from edged.build import jobs
 
 
 def main() -> int:
-    """`python -m edged.build.worker PARENT_PID MEMORY_MB`, the job on standard input.
+    """`python -m edged.build.worker PARENT_PID MEMORY_MB DISK_MB`, the job on standard input.
 
-    Exit status 0 with an answer on standard output, 3 with a Failure there; anything else is a crash."""
-    answer = os.fdopen(os.dup(1), "wb")
+    Exit status 0 after an answer on the channel, 3 after a failure; anything else is a crash."""
+    channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    parent, memory_mb = (int(word) for word in sys.argv[1:])
+    parent, memory_mb, disk_mb = (int(word) for word in sys.argv[1:])
     if not process.die_with_parent(parent):
         return 1
-    process.restrain(memory_mb)
+    process.restrain(memory_mb, disk_mb)
+    return _work(channel, disk_mb)
+
+
+def run() -> NoReturn:
+    """Runtimes may crash or hang while their libraries unload; all is said, so nothing is lost by leaving at once."""
+    status = 1
+    try:
+        status = main()
+    except BaseException:
+        traceback.print_exc()  # its last line is what the parent tells
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _work(pipe: BinaryIO, disk_mb: int) -> int:
+    # Not before the restraint: libraries start threads while they are imported, and a thread keeps what it began with.
+    import msgspec
+
+    from edged.build import jobs, tasks
+    from edged.build.channel import Teller
+    from edged.errors import EdgedError
+
+    teller = Teller(pipe)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=jobs.Job)
     try:
-        result, status = do(job, lambda progress: None), 0
-    except errors.EdgedError as error:
-        result, status = jobs.Failure(type(error).__name__, str(error)), 3
+        answer = tasks.do(job, teller)
+        if _was_cut_off(job, disk_mb):
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        teller.answer(answer)
+        return 0
     except MemoryError:
-        result, status = jobs.Failure("BuildFailed", "the child ran out of its memory limit; raise build.memory_mb"), 3
-    answer.write(msgspec.json.encode(result))
-    answer.flush()
-    return status
+        teller.fail("BuildFailed", "the child ran out of its memory limit; raise build.memory_mb")
+    except Exception as error:
+        if _is_too_large(error) or _was_cut_off(job, disk_mb):
+            reason = f"the child wrote a file beyond its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
+            teller.fail("BuildFailed", reason)
+        elif isinstance(error, EdgedError):
+            teller.fail(type(error).__name__, str(error))
+        else:
+            raise
+    return 3
+
+
+def _is_too_large(error: BaseException | None) -> bool:
+    """Whether the kernel refused to let a file grow, whatever was made of that afterwards."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _was_cut_off(job: jobs.Job, disk_mb: int) -> bool:
+    """Whether a file of the engine is as large as it may be: runtimes name another reason then, or none at all."""
+    folder = Path(getattr(job, "out", ""))
+    if not disk_mb or not folder.is_dir():
+        return False
+    return any(path.stat().st_size >= disk_mb << 20 for path in folder.rglob("*") if path.is_file())
 
 
 if __name__ == "__main__":
-    # Runtimes may crash or hang while their libraries unload; the answer is out, so nothing is lost by leaving now.
-    status = main()
-    sys.stderr.flush()
-    os._exit(status)
+    run()

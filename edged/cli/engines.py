@@ -1,8 +1,7 @@
-"""`edged engines`: which engines there are, and why."""
+"""`edged engines`: which engines there are, and why. The commands on them are in `engine_commands`."""
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from edged.cli import common, local
+from edged.cli import common, engine_commands, local, words
 from edged.client.operations import EngineInfo, Explanation
 from edged.errors import EdgedError, InvalidInput, NotFound
 
@@ -26,7 +25,9 @@ def list_(
 ) -> None:
     """Show every engine that a model should have here, and those in the store that none wants any more.
 
-    State: absent, queued, building, verifying, ready, serving, stale, failed, rejected.
+    State: absent, queued, building, verifying, ready, serving; failed (tried again later), rejected (wrong answers),
+    unsuitable (the backend cannot do it), quarantined (no longer tried by itself), evicted (gave way to others), stale
+    (nothing wants it on this device as it is now).
     """
     engines = _fetch(model, target, state, cache)
     if json:
@@ -75,10 +76,11 @@ def show(
 
 
 def register(app: typer.Typer) -> None:
-    engines = typer.Typer(no_args_is_help=True, help="Which engines there are, and why.")
+    engines = typer.Typer(no_args_is_help=True, help="Which engines there are, and why; make and keep them.")
     engines.command("list")(common.command(list_))
     engines.command("why")(common.command(why))
     engines.command("show")(common.command(show))
+    engine_commands.register(engines)
     app.add_typer(engines, name="engines")
 
 
@@ -113,7 +115,15 @@ def _sheet(engines: list[EngineInfo]) -> Table:
         "latency": _milliseconds(engine.latency_ms),
         "reference": _milliseconds(engine.reference_ms),
         "built": _built(engine),
+        "used": words.moment(engine.used_unix_s) if engine.used_unix_s else "not known",
+        "pinned": "yes: it is never evicted" if engine.pinned else "no",
     }
+    if engine.load is not None:
+        rows["load"] = f"{engine.load:.0%} of the processors were used by others while it was timed"
+    if engine.adopted_from:
+        rows["adopted"] = f"from {engine.adopted_from}, built for another driver and proven with this one"
+    if engine.standard:
+        rows["standard"] = engine.standard
     if verdict is not None:
         word = "accepted" if verdict.accepted else "rejected"
         rows["verdict"] = f"{word}: {verdict.reason}" if verdict.reason else word
@@ -131,8 +141,8 @@ def _milliseconds(value: float | None) -> str:
 def _built(engine: EngineInfo) -> str:
     if engine.build_s is None:
         return "not yet"
-    moment = datetime.datetime.fromtimestamp(engine.created_unix_s, tz=datetime.timezone.utc).astimezone()
-    return f"{moment:%Y-%m-%d %H:%M:%S %z} in {engine.build_s:.1f} s"
+    effort = f" with {engine.effort} effort" if engine.effort not in ("", "full") else ""
+    return f"{words.moment(engine.created_unix_s)} in {engine.build_s:.1f} s{effort}"
 
 
 def _table(engines: list[EngineInfo]) -> Table:
@@ -140,10 +150,10 @@ def _table(engines: list[EngineInfo]) -> Table:
     for engine in engines:
         latency = _latency(engine)
         size = f"{engine.bytes / 1e6:.1f} MB" if engine.bytes else ""
-        backend = f"{engine.backend} ({engine.parts['recipe.optimization']})"
-        table.add_row(
-            engine.model, engine.key[:12], backend, engine.precision, engine.state, latency, size, engine.reason
-        )
+        threads = "" if engine.parts["recipe.threads"] == "0" else f", threads {engine.parts['recipe.threads']}"
+        backend = f"{engine.backend} ({engine.parts['recipe.optimization']}{threads})"
+        state = f"{engine.state}, pinned" if engine.pinned else engine.state
+        table.add_row(engine.model, engine.key[:12], backend, engine.precision, state, latency, size, engine.reason)
     return table
 
 

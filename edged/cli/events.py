@@ -2,42 +2,102 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Annotated
 
 import msgspec
 import typer
+from rich.filesize import decimal
 
-from edged.cli import common
-from edged.client.operations import EventInfo
+from edged import events as happened
+from edged.cli import common, words
+from edged.client.events import EventInfo
+from edged.errors import InvalidInput
+
+_LONGEST = 19  # digits of a number that fits into 64 bits
 
 
 def events(
     target: common.Target = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")] = False,
-    after: Annotated[int, typer.Option("--after", min=0, help="Only events with a higher sequence number.")] = 0,
+    after: Annotated[
+        str,
+        typer.Option(
+            "--after", metavar="[EPOCH:]N", help="Only events later than number N, in the run of the daemon EPOCH."
+        ),
+    ] = "0",
     json: common.Json = False,
 ) -> None:
-    """Show what happened in the daemon: models read, engines built, verified and serving, hosts lost, device changes.
+    """Show what happened in the daemon: models read, engines made, serving and evicted, hosts lost, alarms, commands.
 
-    With --json one object a line; `sequence` of the last one, given as --after, resumes where it ended.
+    With --json one object a line; `epoch` and `sequence` of the last one, given as --after EPOCH:SEQUENCE, resume where
+    it ended. Where the daemon was started anew since, its numbers begin again, and all that it has are shown.
     """
     from edged.client.client import Client
 
+    epoch, number = position(after)
     with Client(target) as client:
-        for event in client.events(after, follow=follow):
+        for event in client.events(number, epoch=epoch, follow=follow):
             if json:
                 common.print_json(msgspec.json.encode(event.json()))
             else:
-                common.out.print(_line(event), soft_wrap=True)
+                common.out.print(f"{event.sequence}  {words.clock(event.unix_s)}  {told(event)}", soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:
     app.command("events")(common.command(events))
 
 
-def _line(event: EventInfo) -> str:
-    moment = datetime.datetime.fromtimestamp(event.unix_s, tz=datetime.timezone.utc).astimezone()
-    detail = ", ".join(f"{name} {value}" for name, value in event.detail.items() if value)
-    words = (str(event.sequence), f"{moment:%H:%M:%S}", event.kind, event.model, event.engine[:12], detail)
-    return "  ".join(word for word in words if word)
+def position(text: str) -> tuple[str, int]:
+    """Epoch, or empty, and number of N or EPOCH:N; InvalidInput for anything else."""
+    epoch, colon, number = text.strip().rpartition(":")
+    if not (number.isascii() and number.isdecimal()) or len(number) > _LONGEST or (colon and not epoch):
+        raise InvalidInput(f"{text!r} is no place among events; give N or EPOCH:N, as --json tells them")
+    return epoch, int(number)
+
+
+def told(event: EventInfo) -> str:
+    """An event as a sentence."""
+    what, engine = event.what, _engine(event)
+    match what:
+        case happened.ModelRead():
+            return f"model {event.model} was read, digest {what.digest[:12]}"
+        case happened.ModelRefused():
+            return f"model {event.model} cannot be served: {what.reason}"
+        case happened.ModelRemoved():
+            return f"model {event.model} was removed"
+        case happened.EngineMoved():
+            return _because(f"{engine} ({what.backend}) is {what.state}", what.reason)
+        case happened.EngineProgress():
+            return f"{engine}: {words.far(what.phase, what.fraction, what.elapsed_s, what.estimate_s)}"
+        case happened.EngineServes():
+            return f"{engine} ({what.backend}) serves"
+        case happened.EngineEvicted():
+            return f"{engine} was evicted {what.reason}, {decimal(what.bytes)}"
+        case happened.HostLost():
+            return _because(f"the engine host of {what.backend} was lost", what.reason)
+        case happened.DeviceChanged():
+            return f"the device changed: {'; '.join(_change(change) for change in what.changes)}"
+        case happened.AlarmRaised():
+            return f"alarm {what.alarm}: {what.message}"
+        case happened.AlarmCleared():
+            return f"alarm {what.alarm} is over: {what.message}"
+        case happened.Commanded():
+            return f"an operator commanded: {what.verb} {_about(event) or 'all'}"
+        case None:
+            return " ".join(filter(None, ("something that this edged is too old to know", _about(event))))
+
+
+def _about(event: EventInfo) -> str:
+    return _engine(event) if event.engine else f"model {event.model}" if event.model else ""
+
+
+def _engine(event: EventInfo) -> str:
+    return f"engine {event.engine[:12]}{f' of {event.model}' if event.model else ''}"
+
+
+def _because(told: str, reason: str) -> str:
+    return f"{told}: {reason}" if reason else told
+
+
+def _change(change: happened.FactChange) -> str:
+    return f"{change.name} {change.old or 'absent'} → {change.new or 'absent'}"

@@ -8,7 +8,7 @@ import functools
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +22,13 @@ from edged.build.builder import Builder
 from edged.build.child import Limits
 from edged.cli import common
 from edged.client.operations import EngineInfo, Explanation
+from edged.config import Engines
 from edged.control import offline, report
 from edged.control.plan import PlannedModel
+from edged.control.planner import Planner
 from edged.device.fingerprint import probe
 from edged.errors import EdgedError, InvalidInput, NotFound
+from edged.model import samples as model_samples
 from edged.model.inspection import Inspection
 from edged.model.repository import Repository
 from edged.store.store import Store
@@ -76,13 +79,17 @@ class Box:
         self._cache = cache or paths.default_cache_dir()
         self.fingerprint = probe()
 
-    def add(self, name: str, file: Path, settings: Mapping[str, str]) -> Inspection:
-        """Examines a model and takes it in with its external data. ModelRefused leaves nothing behind."""
+    def add(self, name: str, file: Path, settings: Mapping[str, str], samples: Sequence[Path] = ()) -> Inspection:
+        """Examines a model and takes it in with its external data. `samples` are pictures or folders of them.
+
+        ModelRefused, or InvalidInput for a sample that cannot be used, leaves nothing behind.
+        """
+        pictures = model_samples.find(samples)
         with self._examiner() as builder:
-            admission = asyncio.run(admit(builder, file, settings, self._installed()))
+            admission = asyncio.run(admit(builder, file, settings, self._installed(), tuple(pictures.values())))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
         with _using(self.repository.root.parent):
-            self.repository.add(name, files, settings)
+            self.repository.add(name, files, settings, samples=pictures)
         return admission.inspection
 
     def examine(self, file: Path, settings: Mapping[str, str]) -> Admission:
@@ -97,7 +104,7 @@ class Box:
 
     def plans(self) -> dict[str, PlannedModel]:
         """What every model of the repository should have on this box."""
-        return asyncio.run(offline.plans(self.repository, self._store, self._builder, self.fingerprint))
+        return asyncio.run(offline.plans(self.repository, self._store, self._builder, self._planner))
 
     def engines(self, model: str) -> list[EngineInfo]:
         """Engines as `edged engines list` shows them."""
@@ -117,7 +124,12 @@ class Box:
     @functools.cached_property
     def _store(self) -> Store:
         with _using(self._cache):
+            self._cache.mkdir(parents=True, exist_ok=True, mode=0o750)  # a store makes do without one: here it is named
             return Store(self._cache)
+
+    @functools.cached_property
+    def _planner(self) -> Planner:
+        return Planner.of(self._store, self.fingerprint, Engines())
 
     @functools.cached_property
     def _builder(self) -> Builder:

@@ -23,14 +23,23 @@ def add(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A model setting, such as thresholds.score=0.4; repeatable."),
     ] = None,
+    samples: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--samples",
+            metavar="DIR_OR_FILE",
+            help="JPEG or PNG pictures to verify its engines with, or a folder of them; repeatable, 32 at most.",
+        ),
+    ] = None,
     target: common.Target = None,
     state: local.State = None,
     json: common.Json = False,
 ) -> None:
     """Take a model in, if it can be served here: into a running daemon, or into the folder of models.
 
-    Settings: family, names, backends, threads, thresholds.{score,iou,max_detections,class_agnostic},
-    preprocess.{width,height,color,fit,scale,mean,std,pad}.
+    Settings: family, names, backends, threads, precisions, thresholds.{score,iou,max_detections,class_agnostic},
+    preprocess.{width,height,color,fit,scale,mean,std,pad}, and, for all precisions or as verify.PRECISION.FIGURE for
+    one, verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score}.
     """
     from edged.model.settings import parse_assignments
 
@@ -40,9 +49,9 @@ def add(
             from edged.client.client import Client
 
             with Client(target) as client:
-                digest = client.add_model(name, file, settings).digest
+                digest = client.add_model(name, file, settings, samples=samples or ()).digest
         else:
-            digest = local.Box(state).add(name, file, settings).digest
+            digest = local.Box(state).add(name, file, settings, samples or ()).digest
     if json:
         common.print_json(msgspec.json.encode({"name": name, "digest": digest, "settings": settings}))
     else:
@@ -50,7 +59,7 @@ def add(
 
 
 def list_(target: common.Target = None, state: local.State = None, json: common.Json = False) -> None:
-    """Show the models and what serves them."""
+    """Show the models, what serves them, and what is wrong with them."""
     if local.daemon_is_meant(target, state):
         from edged.client.client import Client
 
@@ -109,9 +118,13 @@ def _offline(name: str, planned: PlannedModel) -> ModelInfo:
 
 
 def _table(models: list[ModelInfo]) -> Table:
-    table = Table("model", "state", "family", "backend", "engine", "inputs", box=None, pad_edge=False)
+    titles = ("model", "state", "family", "backend", "engine", "inputs")
+    alarming = any(model.alarms for model in models)
+    table = Table(*titles, *(["alarms"] if alarming else []), box=None, pad_edge=False)
     for model in models:
         inputs = ", ".join(f"{t.name} {t.datatype}{list(t.shape)}" for t in model.inputs)
         family = model.family or ("raw tensors" if model.digest else "")
-        table.add_row(model.name, model.state, family, model.backend, model.engine[:12], model.reason or inputs)
+        alarms = ["; ".join(alarm.message for alarm in model.alarms)] if alarming else []
+        told = model.reason or inputs
+        table.add_row(model.name, model.state, family, model.backend, model.engine[:12], told, *alarms)
     return table

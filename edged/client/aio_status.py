@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from grpc import aio
@@ -19,6 +19,8 @@ from edged.errors import EdgedError
 
 Value = TypeVar("Value")
 
+_Status: TypeAlias = tuple[grpc.StatusCode, str | None, tuple[tuple[str, str | bytes], ...]]
+
 _STAND_IN = "Internal error from Core"
 _GRACE_S = 1.0
 
@@ -27,23 +29,23 @@ class Statuses:
     """Listens to a call from its start and keeps the first status that is not the stand-in."""
 
     def __init__(self, call: aio.Call) -> None:
-        self._real: asyncio.Future[tuple[grpc.StatusCode, str | None]] = asyncio.get_running_loop().create_future()
+        self._real: asyncio.Future[_Status] = asyncio.get_running_loop().create_future()
         call.add_done_callback(self._on_status)
 
     async def error(self, raised: grpc.RpcError, target: str) -> EdgedError:
         """The error for a call that failed with `raised`."""
         try:
-            code, details = await asyncio.wait_for(asyncio.shield(self._real), _GRACE_S)
+            code, details, metadata = await asyncio.wait_for(asyncio.shield(self._real), _GRACE_S)
         except asyncio.TimeoutError:
-            code, details = _said(raised)
-        return to_edged(code, details, target)
+            code, details, metadata = _said(raised)
+        return to_edged(code, details, target, metadata)
 
     def _on_status(self, call: Any) -> None:
         """Called again whenever the status is replaced."""
         code: grpc.StatusCode | None = _at_once(call.code())
         details: str | None = _at_once(call.details())
         if code is not None and details != _STAND_IN and not self._real.done():
-            self._real.set_result((code, details))
+            self._real.set_result((code, details, tuple(_at_once(call.trailing_metadata()) or ())))
 
 
 def _at_once(answer: Coroutine[Any, Any, Value]) -> Value | None:
@@ -57,7 +59,7 @@ def _at_once(answer: Coroutine[Any, Any, Value]) -> Value | None:
     return None
 
 
-def _said(raised: grpc.RpcError) -> tuple[grpc.StatusCode, str | None]:
+def _said(raised: grpc.RpcError) -> _Status:
     if isinstance(raised, aio.AioRpcError):
-        return raised.code(), raised.details()
-    return grpc.StatusCode.UNKNOWN, str(raised)
+        return raised.code(), raised.details(), tuple(raised.trailing_metadata() or ())
+    return grpc.StatusCode.UNKNOWN, str(raised), ()

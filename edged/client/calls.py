@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from edged.client import operations, result
+from edged.client import commands, operations, result
+from edged.client import events as happened
 from edged.client.frames import Picture, single, thresholds
 from edged.proto import cameras_pb2, operations_pb2
 
@@ -107,13 +108,52 @@ def refresh_device() -> Call[list[operations.PartChange]]:
     )
 
 
-def events(after: int, follow: bool) -> Call[operations.EventInfo]:
+def events(after: int, epoch: str, follow: bool) -> Call[happened.EventInfo]:
     """Answered many times."""
     return Call(
         "/edged.v1.Operations/WatchEvents",
-        operations_pb2.WatchEventsRequest(after=after, follow=follow),
+        operations_pb2.WatchEventsRequest(after=after, epoch=epoch, follow=follow),
         operations_pb2.Event.FromString,
-        operations.event_info,
+        happened.event_info,
+    )
+
+
+def rebuild(selector: operations_pb2.Selector, force: bool, follow: bool) -> Call[commands.EngineProgress]:
+    """Answered many times."""
+    return Call(
+        "/edged.v1.Operations/Rebuild",
+        operations_pb2.RebuildRequest(selector=selector, force=force, follow=follow),
+        operations_pb2.EngineProgress.FromString,
+        commands.progress,
+    )
+
+
+def verify(selector: operations_pb2.Selector, follow: bool) -> Call[commands.EngineProgress]:
+    """Answered many times."""
+    return Call(
+        "/edged.v1.Operations/Verify",
+        operations_pb2.VerifyRequest(selector=selector, follow=follow),
+        operations_pb2.EngineProgress.FromString,
+        commands.progress,
+    )
+
+
+def select(verb: str, selector: operations_pb2.Selector) -> Call[list[str]]:
+    """Cancel, Pin, Unpin or Evict; answered with the keys."""
+    return Call(
+        f"/edged.v1.Operations/{verb}",
+        operations_pb2.SelectEngines(selector=selector),
+        operations_pb2.SelectedEngines.FromString,
+        lambda answer: list(answer.keys),
+    )
+
+
+def status() -> Call[commands.StatusInfo]:
+    return Call(
+        "/edged.v1.Operations/GetStatus",
+        operations_pb2.GetStatusRequest(),
+        operations_pb2.GetStatusResponse.FromString,
+        commands.status,
     )
 
 

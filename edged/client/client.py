@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from edged.client import address, calls, operations
+from edged.client import address, calls, commands, operations
+from edged.client.events import EventInfo
 from edged.client.frames import Captured, FrameMaker, Picture, thresholds
 from edged.client.ledger import Ledger
 from edged.client.outgoing import Outgoing
 from edged.client.result import Result
 from edged.client.status import from_rpc_error
 from edged.client.stream import Stream
-from edged.client.upload import Upload
+from edged.client.updates import Updates
+from edged.client.upload import Samples, Upload
 from edged.proto import operations_pb2
 
 if TYPE_CHECKING:
@@ -99,20 +101,60 @@ class Client:
         """Has the daemon read its device's facts again now; what changed. Engines are planned anew from them."""
         return self._ask(calls.refresh_device())
 
-    def events(self, after: int = 0, *, follow: bool = False) -> Iterator[operations.EventInfo]:
-        """What happened since the event numbered `after`, as far as it is kept; with `follow`, also what happens."""
-        call = calls.events(after, follow)
-        send = self._channel.unary_stream(
-            call.path, request_serializer=calls.serialize, response_deserializer=call.read
-        )
-        answers = send(call.request, timeout=None if follow else self.timeout)
-        try:
-            for answer in answers:
-                yield call.parse(answer)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.target) from None
-        finally:
-            answers.cancel()
+    def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Updates[EventInfo]:
+        """What happened since the event numbered `after`, as far as it is kept; with `follow`, also what happens.
+
+        Give the `epoch` of that event too where the daemon may have been started anew since: all that are kept follow
+        then, instead of those with higher numbers.
+        """
+        return self._watch(calls.events(after, epoch, follow), follow)
+
+    def status(self) -> commands.StatusInfo:
+        """The whole box at a glance: what serves, what is being made, what is wrong."""
+        return self._ask(calls.status())
+
+    def rebuild(
+        self,
+        model: str | None = None,
+        *,
+        engine: str | None = None,
+        everything: bool = False,
+        force: bool = False,
+        follow: bool = True,
+    ) -> Updates[commands.EngineProgress]:
+        """Makes engines of a model, the one whose key begins with `engine`, or of all: those that are missing,
+        whatever kept them, or with `force` all that are selected. What serves goes on serving meanwhile.
+
+        When this returns the work is under way, and closing what it returns does not end it: `cancel` does. The answers
+        begin with one for every engine that was selected; with `follow` they go on until all have their outcome.
+        Refused, NotFound or InvalidInput are raised here.
+        """
+        selector = commands.selector(model, engine, everything)
+        return self._watch(calls.rebuild(selector, force, follow), follow).begin(self.timeout)
+
+    def verify(
+        self, model: str | None = None, *, engine: str | None = None, everything: bool = False, follow: bool = True
+    ) -> Updates[commands.EngineProgress]:
+        """Compares engines with the reference again and times them again; the rest is as with `rebuild`."""
+        selector = commands.selector(model, engine, everything)
+        return self._watch(calls.verify(selector, follow), follow).begin(self.timeout)
+
+    def cancel(self, model: str | None = None, *, engine: str | None = None, everything: bool = False) -> list[str]:
+        """Ends the making of engines; their keys."""
+        return self._ask(calls.select("Cancel", commands.selector(model, engine, everything)))
+
+    def pin(self, model: str | None = None, *, engine: str | None = None, everything: bool = False) -> list[str]:
+        """Keeps engines from being evicted; their keys."""
+        return self._ask(calls.select("Pin", commands.selector(model, engine, everything)))
+
+    def unpin(self, model: str | None = None, *, engine: str | None = None, everything: bool = False) -> list[str]:
+        """They may be evicted again; their keys."""
+        return self._ask(calls.select("Unpin", commands.selector(model, engine, everything)))
+
+    def evict(self, model: str | None = None, *, engine: str | None = None, everything: bool = False) -> list[str]:
+        """Removes engines' files; their keys. Refused for one that serves or is pinned; `everything` is everything
+        that nothing needs."""
+        return self._ask(calls.select("Evict", commands.selector(model, engine, everything)))
 
     def add_model(
         self,
@@ -120,10 +162,14 @@ class Client:
         path: str | os.PathLike[str],
         settings: Mapping[str, str] | None = None,
         *,
+        samples: Samples = (),
         timeout: float = 600.0,
     ) -> operations.ModelInfo:
-        """Uploads an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes."""
-        upload = Upload(name, path, settings)
+        """Uploads an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
+
+        `samples` are pictures that its engines are verified with: JPEG or PNG files or folders of them, 32 at most.
+        """
+        upload = Upload(name, path, settings, samples)
         send = self._channel.stream_unary(
             calls.ADD_MODEL,
             request_serializer=calls.serialize,
@@ -147,6 +193,9 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _watch(self, call: calls.Call[Answer], follow: bool) -> Updates[Answer]:
+        return Updates(self._channel, call, self.target, None if follow else self.timeout)
 
     def _ask(self, call: calls.Call[Answer]) -> Answer:
         send = self._channel.unary_unary(call.path, request_serializer=calls.serialize, response_deserializer=call.read)

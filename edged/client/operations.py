@@ -1,4 +1,7 @@
-"""What operators see: models, engines, explanations and the device, mirroring protos/operations.proto."""
+"""What operators see: models, engines, explanations and the device, mirroring protos/operations.proto.
+
+`edged.client.commands` and `edged.client.events` have what they command and what happens.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,20 @@ class TensorInfo(Info, frozen=True):
     shape: tuple[int, ...]
 
 
+class AlarmInfo(Info, frozen=True):
+    """Something that is wrong now, since `since_unix_s`: `kind` is slow, quarantined, builds_paused, reboot_pending or
+    unserved; `model` and `engine`, a key, are empty when it is not about one."""
+
+    kind: str
+    message: str
+    model: str
+    engine: str
+    since_unix_s: float
+
+
 class ModelInfo(Info, frozen=True):
-    """A model in the daemon: `state` is loading, ready, refused or failed, and `reason` why it is not ready."""
+    """A model in the daemon: `state` is loading, ready, refused or failed, and `reason` why it is not ready; `alarms`
+    tell what is wrong with it or its engines."""
 
     name: str
     version: str
@@ -42,6 +57,7 @@ class ModelInfo(Info, frozen=True):
     outputs: tuple[TensorInfo, ...]
     settings: dict[str, str]
     swaps: int
+    alarms: tuple[AlarmInfo, ...] = ()
 
 
 class Verdict(Info, frozen=True):
@@ -54,7 +70,11 @@ class Verdict(Info, frozen=True):
 
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` is the median of one inference on this device, `reference_ms` that of
-    unoptimised ONNX Runtime measured in turns with it; None where a figure was not measured yet."""
+    unoptimised ONNX Runtime measured in turns with it, `load` the share of the processors, 0 to 1, that others used
+    meanwhile; None where a figure was not measured yet. `pinned` ones are never evicted; `used_unix_s` is when it was
+    last made or opened, 0 when that is not known. `adopted_from` is the key of an engine built for another driver whose
+    files these are; `effort`, full, reduced or least, is how hard the builder tried; `standard` the digest of what its
+    answers were held to."""
 
     key: str
     model: str
@@ -70,6 +90,12 @@ class EngineInfo(Info, frozen=True):
     build_s: float | None
     device: str
     verdict: Verdict | None
+    pinned: bool = False
+    used_unix_s: float = 0.0
+    load: float | None = None
+    adopted_from: str = ""
+    effort: str = ""
+    standard: str = ""
 
 
 class PartChange(Info, frozen=True):
@@ -92,17 +118,6 @@ class Explanation(Info, frozen=True):
     summary: str
 
 
-class EventInfo(Info, frozen=True):
-    """Something that happened in the daemon. `sequence` counts from 1 since its start, without gaps."""
-
-    sequence: int
-    unix_s: float
-    kind: str
-    model: str
-    engine: str
-    detail: dict[str, str]
-
-
 class DeviceInfo(Info, frozen=True):
     """The facts about this box that decide whether an engine is valid, and their digest."""
 
@@ -119,10 +134,8 @@ def _in_order(parts: Mapping[str, str]) -> dict[str, str]:
     return {name: parts[name] for name in sorted(parts, key=lambda name: (ranks[name], name))}
 
 
-def event_info(message: pb.Event) -> EventInfo:
-    return EventInfo(
-        message.sequence, message.unix_s, message.kind, message.model, message.engine, dict(message.detail)
-    )
+def alarm_info(message: pb.Alarm) -> AlarmInfo:
+    return AlarmInfo(message.kind, message.message, message.model, message.engine, message.since_unix_s)
 
 
 def model_info(message: pb.ModelStatus) -> ModelInfo:
@@ -139,6 +152,7 @@ def model_info(message: pb.ModelStatus) -> ModelInfo:
         outputs=tuple(_tensor(tensor) for tensor in message.outputs),
         settings=dict(message.settings),
         swaps=message.swaps,
+        alarms=tuple(alarm_info(alarm) for alarm in message.alarms),
     )
 
 
@@ -158,9 +172,15 @@ def engine_info(message: pb.Engine) -> EngineInfo:
         created_unix_s=message.created_unix_s,
         build_s=message.build_s if message.HasField("build_s") else None,
         device=message.device,
-        verdict=Verdict(verdict.accepted, verdict.reason, dict(verdict.figures))
+        verdict=Verdict(verdict.accepted, verdict.reason, dict(sorted(verdict.figures.items())))
         if message.HasField("verdict")
         else None,
+        pinned=message.pinned,
+        used_unix_s=message.used_unix_s,
+        load=message.load if message.HasField("load") else None,
+        adopted_from=message.adopted_from,
+        effort=message.effort,
+        standard=message.standard,
     )
 
 

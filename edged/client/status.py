@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import grpc
 
 from edged.errors import (
@@ -11,7 +14,9 @@ from edged.errors import (
     InvalidInput,
     NotFound,
     NotReady,
+    OutOfSpace,
     Overloaded,
+    Refused,
     TooLarge,
     Unsupported,
 )
@@ -21,11 +26,15 @@ _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExists,
+    grpc.StatusCode.FAILED_PRECONDITION: Refused,
     grpc.StatusCode.UNAVAILABLE: NotReady,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: Unsupported,
 }
+# What the daemon names in its trailing metadata is taken where the code alone would give another.
+_ERROR_NAME = "edged-error"
+_NAMED: dict[str | bytes, type[EdgedError]] = {kind.__name__: kind for kind in (OutOfSpace, TooLarge)}
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 # gRPC's own words, since UNAVAILABLE may also be the daemon's and nothing else in the status tells them apart.
@@ -49,8 +58,10 @@ def code_name(code: int) -> str:
     return _NAMES.get(code, str(code))
 
 
-def to_edged(code: grpc.StatusCode, details: str | None, target: str) -> EdgedError:
-    """The error for a failed call to `target`, in one line."""
+def to_edged(
+    code: grpc.StatusCode, details: str | None, target: str, metadata: Iterable[tuple[str, str | bytes]] = ()
+) -> EdgedError:
+    """The error for a failed call to `target`, in one line; `metadata` is what came with the status."""
     message = (details or "").strip()
     words = message.lower()
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -59,12 +70,14 @@ def to_edged(code: grpc.StatusCode, details: str | None, target: str) -> EdgedEr
         if any(sign in words for sign in _GONE):
             return NotReady(f"the edged daemon at {target} went away; start it again or wait until it is back")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and words in ("", "deadline exceeded"):
-        return DeadlineExceeded(f"the edged daemon at {target} did not answer in time; its log may say why")
+        return late(target)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in words:
         return TooLarge(f"the edged daemon at {target} takes no message this large; send a smaller picture")
     if code is grpc.StatusCode.UNIMPLEMENTED and "method not found" in words:
         return Unsupported(f"the server at {target} is not an edged daemon, or one of another version")
-    return _ERRORS.get(code, EdgedError)(message or f"the daemon at {target} answered {code.name} without a reason")
+    kind = next((_NAMED[value] for name, value in metadata if name == _ERROR_NAME and value in _NAMED), None)
+    kind = kind or _ERRORS.get(code, EdgedError)
+    return kind(message or f"the daemon at {target} answered {code.name} without a reason")
 
 
 def from_rpc_error(error: grpc.RpcError, target: str) -> EdgedError:
@@ -72,7 +85,12 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> EdgedError:
     code, details = getattr(error, "code", None), getattr(error, "details", None)
     if not callable(code) or not callable(details):
         return EdgedError(f"the call to {target} failed: {error}")
-    return to_edged(code() or grpc.StatusCode.UNKNOWN, details(), target)
+    metadata: Any = getattr(error, "trailing_metadata", tuple)()
+    return to_edged(code() or grpc.StatusCode.UNKNOWN, details(), target, metadata or ())
+
+
+def late(target: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"the edged daemon at {target} did not answer in time; its log may say why")
 
 
 def _reason(words: str) -> str:

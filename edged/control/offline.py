@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edged.build.builder import Builder
 from edged.control.plan import PlannedModel
-from edged.device.fingerprint import Fingerprint
+from edged.control.planner import Planner
 from edged.errors import EdgedError
 from edged.model.model import Model
 from edged.model.repository import Repository
@@ -14,16 +14,14 @@ from edged.serving.slot import Slot
 from edged.store.store import Store
 
 
-async def plans(
-    repository: Repository, store: Store, builder: Builder, fingerprint: Fingerprint
-) -> dict[str, PlannedModel]:
+async def plans(repository: Repository, store: Store, builder: Builder, planner: Planner) -> dict[str, PlannedModel]:
     """Every model of the repository with the engines it should have here. Nothing is built or opened."""
     planned: dict[str, PlannedModel] = {}
     for name, entry in repository.entries().items():
         planned[name] = PlannedModel(entry, Slot(name))
         try:
             inspection = await builder.inspect(Path(entry.path))
-            planned[name].plan(Model.of(entry, inspection), fingerprint, store)
+            planner.plan(planned[name], Model.of(entry, inspection))
         except EdgedError as error:
             planned[name].problem = error
     return planned

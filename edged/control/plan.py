@@ -3,26 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edged.backend.contract import Recipe
+from edged.build.jobs import Progress
 from edged.control import states
-from edged.control.policy import candidates
-from edged.control.reconcile import EngineView, ModelView
+from edged.control.desired import DesiredEngine
 from edged.control.states import EngineState
-from edged.device.fingerprint import Fingerprint
 from edged.errors import EdgedError
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, stamp
 from edged.serving.slot import Slot
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
-from edged.store.store import Store
 
 _RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
+
+
+class Wish(str, enum.Enum):
+    """What is to be done with an engine beyond what it lacks."""
+
+    NONE = ""
+    BUILD = "build"  # an operator's command
+    VERIFY = "verify"  # an operator's command
+    REVIEW = "review"  # as VERIFY, of the daemon's own accord: it was judged by another standard, or timed under load
+
+
+@dataclass
+class Making:
+    """How far making an engine is. `started` in monotonic seconds, the estimate for all of it in seconds."""
+
+    started: float
+    estimate_s: float | None = None
+    phase: str = "queued"
+    said: float | None = None  # share of the phase that is done, as the runtime says
+    told: float = 0.0  # the last share that watchers were told of
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def fraction(self) -> float | None:
+        """Share that is done, 0 to 1: what the runtime says, otherwise by the estimate; None where neither tells."""
+        if self.said is not None or not self.estimate_s:
+            return self.said
+        return min(0.99, self.elapsed_s / self.estimate_s)
+
+    def take(self, progress: Progress) -> None:
+        """What the child says."""
+        self.phase, self.said = progress.phase, progress.fraction
 
 
 @dataclass
@@ -31,17 +66,33 @@ class PlannedEngine:
 
     key: EngineKey
     recipe: Recipe
+    standard: str = ""
     state: EngineState = EngineState.ABSENT
     record: EngineRecord | None = None
     reason: str = ""
+    is_held: bool = False  # quarantined by an operator's command, which is nothing to be alarmed at
+    setback: bool = False  # the last attempt at it failed, and what was there before stays
     failures: int = 0
     retry_at: float = 0.0
     open_at: float = 0.0
+    wish: Wish = Wish.NONE
+    trial: str = ""  # key of an engine for another driver whose files may do
+    making: Making | None = None
     told: Callable[[PlannedEngine], None] | None = None  # called after every step
 
     @property
     def digest(self) -> str:
         return self.key.digest
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the store holds it, accepted and whole."""
+        return self.record is not None and self.record.is_usable
+
+    @property
+    def edition(self) -> str:
+        """Tells one build of the same key from another."""
+        return self.record.edition if self.record is not None else ""
 
     def move(self, state: EngineState, reason: str = "") -> None:
         """One step of the table of states."""
@@ -50,31 +101,83 @@ class PlannedEngine:
         if self.told is not None:
             self.told(self)
 
-    def phase(self, name: str) -> None:
-        """What the builder says it is doing now."""
-        self.move(EngineState(name))
+    def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
+        """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
+        good one before it."""
+        self.wish, self.setback = Wish.NONE, False
+        if self._is_outdated(record) and not record.verdict.accepted:
+            self.lose()  # by today's standard it may do: it is built again
+        elif record.verdict.accepted:
+            self.record = record
+            self.wish = Wish.REVIEW if self._is_outdated(record) else Wish.NONE
+            self.move(EngineState.READY, reason)
+        elif stored is not None and stored.is_usable and not self._is_outdated(stored):
+            self.record, self.setback = stored, True
+            self.move(EngineState.READY, f"built again and rejected: {record.verdict.reason}; the one before stays")
+        else:
+            self.record = record
+            self.move(EngineState.REJECTED, record.verdict.reason)
 
-    def finish(self, record: EngineRecord) -> None:
-        """The outcome of making it."""
-        self.record = record
-        self.move(EngineState.READY if record.is_usable else EngineState.REJECTED, record.verdict.reason)
-
-    def fail(self, error: EdgedError, now: float) -> None:
-        """Making it had no outcome: it is tried again, later each time."""
-        self.retry_at = now + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
+    def fail(self, error: EdgedError, most: int = 0) -> None:
+        """Making it had no outcome: it is tried again, later each time, up to `most` times in a row (0: for ever)."""
+        self.wish = Wish.NONE
+        self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures += 1
-        self.move(EngineState.FAILED, str(error))
+        if self.is_usable:
+            self.setback = True
+            self.move(EngineState.READY, f"making it again failed: {error}; the one before stays")
+        elif most and self.failures >= most:
+            self.quarantine(f"failed {self.failures} times, the last time: {error}")
+        else:
+            self.move(EngineState.FAILED, str(error))
+
+    def unsuited(self, error: EdgedError) -> None:
+        """The backend cannot do what the model needs; another attempt would end the same."""
+        self.wish, self.setback = Wish.NONE, self.is_usable
+        self.move(EngineState.READY if self.is_usable else EngineState.UNSUITABLE, str(error))
+
+    def postpone(self, reason: str, seconds: float) -> None:
+        """Making it could not even be tried; that counts for nothing."""
+        self.retry_at = time.monotonic() + seconds
+        self.move(EngineState.READY if self.is_usable else EngineState.FAILED, reason)
+
+    def quarantine(self, reason: str, *, held: bool = False) -> None:
+        """Only a command tries it again."""
+        self.wish, self.is_held = Wish.NONE, held
+        self.move(EngineState.QUARANTINED, reason)
 
     def adopt(self, record: EngineRecord) -> None:
         """The store holds it already."""
-        self.record, self.reason = record, record.verdict.reason
-        self.state = EngineState.READY if record.is_usable else EngineState.REJECTED
-        if self.told is not None:
-            self.told(self)
+        self.record = record
+        if record.evicted:
+            self._settle(EngineState.EVICTED, "its files gave way to others")
+        elif record.is_usable:
+            self._settle(EngineState.READY)
+            if self.wish is Wish.NONE and self._is_outdated(record):
+                self.wish = Wish.REVIEW
+        elif self._is_outdated(record):
+            self.record = None  # by today's standard it may do: it is built again
+            self._settle(EngineState.ABSENT)
+        else:
+            self._settle(EngineState.REJECTED, record.verdict.reason)
 
     def opened(self) -> None:
         """It serves: what went wrong before is forgiven."""
         self.failures, self.open_at = 0, 0.0
+
+    def _settle(self, state: EngineState, reason: str = "") -> None:
+        """As `move`, where it may be so already."""
+        if self.state is not state:
+            self.move(state, reason)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its verdict is by today's standard."""
+        return self.record is not None and not self._is_outdated(self.record)
+
+    def _is_outdated(self, record: EngineRecord) -> bool:
+        """Whether a verdict was reached by another standard than today's."""
+        return record.standard != self.standard and not self.recipe.is_reference
 
     def lose(self) -> None:
         """Its files are gone or damaged: it has to be made again."""
@@ -92,6 +195,7 @@ class PlannedModel:
     problem: EdgedError | None = None
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     opening: asyncio.Task[None] | None = None
+    opening_key: str = ""
     reading: asyncio.Task[None] | None = None
     _weights: str = ""
 
@@ -103,14 +207,34 @@ class PlannedModel:
     def is_being_read(self) -> bool:
         return self.reading is not None and not self.reading.done()
 
-    def plan(self, model: Model, fingerprint: Fingerprint, store: Store) -> None:
-        """Takes up a model as it was just read: which engines it should have, and which of them the store holds."""
+    @property
+    def reference(self) -> PlannedEngine | None:
+        """The engine that needs no build; None while nothing is planned."""
+        return next((engine for engine in self.engines.values() if engine.recipe.is_reference), None)
+
+    def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
+        """Takes up a model and what it should have. Returns the engines that are new in the plan, all still absent."""
         self.model, self.problem = model, None
-        wanted: dict[str, PlannedEngine] = {}
-        for recipe in candidates(model.entry.settings, fingerprint.facts):
-            key = EngineKey.of(model.digest, recipe, fingerprint)
-            wanted[key.digest] = self.engines.get(key.digest) or _from_store(key, recipe, store)
-        self.engines = wanted
+        engines = {
+            each.key.digest: self.engines.get(each.key.digest) or PlannedEngine(each.key, each.recipe, each.standard)
+            for each in wanted
+        }
+        added = [engine for key, engine in engines.items() if key not in self.engines]
+        for each in wanted:
+            self._hold_to(engines[each.key.digest], each.standard)
+        self.engines = engines
+        return added
+
+    @staticmethod
+    def _hold_to(engine: PlannedEngine, standard: str) -> None:
+        """What an engine is held to may change while its key stays."""
+        if engine.standard == standard or engine.recipe.is_reference:
+            return
+        engine.standard = standard
+        if engine.is_usable and engine.wish is Wish.NONE:
+            engine.wish = Wish.REVIEW
+        elif engine.state is EngineState.REJECTED:
+            engine.lose()
 
     def weights_changed(self) -> bool:
         """Whether the model's external data is other files than when this was last asked."""
@@ -121,22 +245,7 @@ class PlannedModel:
         before, self._weights = self._weights, now
         return now != before
 
-    def view(self) -> ModelView:
-        """What the pure decision looks at."""
-        engines = tuple(
-            EngineView(e.digest, e.recipe, e.state, e.record.cost if e.record else None, e.retry_at, e.open_at)
-            for e in self.engines.values()
-        )
-        fits = self._fits()
-        return ModelView(
-            name=self.entry.name,
-            engines=engines,
-            serving=self.serving if fits else None,
-            opening=self.opening is not None,
-            outdated=fits and self.serving not in self.engines,
-        )
-
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         """Whether what serves is this model with these settings; after a change it is the one before."""
         current = self.slot.current
         if current is None or self.model is None:
@@ -145,15 +254,8 @@ class PlannedModel:
 
     def is_hopeless(self) -> bool:
         """Nothing that could be opened may ever be: the reference itself was refused, and no engine is there."""
-        if self.serving in self.engines or self.opening is not None or not self.engines:
+        reference = self.reference
+        if self.serving in self.engines or self.opening is not None or reference is None:
             return False
-        reference = next(e for e in self.engines.values() if e.recipe.is_reference)
-        ready = any(e.state is EngineState.READY and e.open_at < math.inf for e in self.engines.values())
+        ready = any(engine.is_usable and engine.open_at < math.inf for engine in self.engines.values())
         return reference.open_at == math.inf and not ready
-
-
-def _from_store(key: EngineKey, recipe: Recipe, store: Store) -> PlannedEngine:
-    engine, record = PlannedEngine(key, recipe), store.find(key.digest)
-    if record is not None:
-        engine.adopt(record)
-    return engine

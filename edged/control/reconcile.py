@@ -5,18 +5,15 @@ costs nothing, since everything is looked at again each time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import msgspec
 
 from edged.backend.contract import Recipe
-from edged.control.states import EngineState
+from edged.control.states import MAKING, EngineState
 
 # A running engine is replaced only by one that is faster by more than the noise of measuring.
 _GAIN = 0.95
-
-
-_UNDECIDED = frozenset({EngineState.ABSENT, EngineState.QUEUED, EngineState.BUILDING, EngineState.VERIFYING})
 
 
 class EngineView(msgspec.Struct, frozen=True):
@@ -29,9 +26,13 @@ class EngineView(msgspec.Struct, frozen=True):
     key: str
     recipe: Recipe
     state: EngineState
+    usable: bool = False  # in the store, accepted and whole, also while it is being made anew
+    edition: str = ""  # which build of it
     cost: float | None = None
     retry_at: float = 0.0  # of a failed build
     open_at: float = 0.0  # when opening it may be tried (again)
+    wish: str = ""  # "build", "verify": commands; "review": the daemon's own wish to verify it again
+    trial: str = ""  # key of an engine for another driver whose files may do
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -40,6 +41,7 @@ class ModelView(msgspec.Struct, frozen=True):
     name: str
     engines: tuple[EngineView, ...]
     serving: str | None = None  # key
+    edition: str = ""  # of what serves
     opening: bool = False
     outdated: bool = False  # what serves is the right model, but was built for the device as it was
 
@@ -58,16 +60,38 @@ class Make(msgspec.Struct, frozen=True):
     key: str
 
 
-Action = Open | Make
+class Try(msgspec.Struct, frozen=True):
+    """Verify the files of an engine for another driver, and take them over if they answer rightly."""
+
+    model: str
+    key: str
+    source: str
 
 
-def reconcile(models: Iterable[ModelView], now: float, making: bool) -> list[Action]:
-    """The actions that bring the box nearer to what it should be. One engine is made at a time."""
+class Verify(msgspec.Struct, frozen=True):
+    """Verify and time an engine of the store again."""
+
+    model: str
+    key: str
+
+
+Action = Open | Make | Try | Verify
+
+
+def reconcile(models: Iterable[ModelView], now: float, busy: Set[str], *, paused: bool = False) -> list[Action]:
+    """The actions that bring the box nearer to what it should be.
+
+    One engine is made at a time for each device; `busy` are the devices for which one is. While `paused` nothing can
+    be stored, so nothing is made.
+    """
     models = list(models)
     actions: list[Action] = [action for model in models if (action := _open(model, now)) is not None]
-    if not making:
-        actions += _make(models, now)
+    if not paused:
+        actions += _make(models, now, busy)
     return actions
+
+
+# -- what serves ----------------------------------------------------------------------------------------------------
 
 
 def _open(model: ModelView, now: float) -> Open | None:
@@ -80,10 +104,13 @@ def _open(model: ModelView, now: float) -> Open | None:
     serving = next((e for e in model.engines if e.key == model.serving), None)
     if model.outdated and serving is None:
         return _replace_outdated(model, able)
-    if serving is None:
+    if serving is None or (serving not in able and serving.state is EngineState.REJECTED):  # wrong answers end at once
         return Open(model.name, _first_choice(able).key)
     best = min(able, key=lambda e: math.inf if e.cost is None else e.cost)
-    return Open(model.name, best.key) if best.key != serving.key and _is_better(best, serving) else None
+    if best.key != serving.key and _is_better(best, serving):
+        return Open(model.name, best.key)
+    rebuilt = serving in able and serving.usable and serving.edition != model.edition
+    return Open(model.name, serving.key) if rebuilt else None
 
 
 def _first_choice(able: list[EngineView]) -> EngineView:
@@ -97,14 +124,15 @@ def _first_choice(able: list[EngineView]) -> EngineView:
 
 def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
     """An engine of the device as it was goes on serving until everything that could take over has had its chance."""
-    if any(e.state in _UNDECIDED for e in model.engines):
+    if any(e.state is EngineState.ABSENT or (e.state in MAKING and not e.usable) for e in model.engines):
         return None
     return Open(model.name, _first_choice(able).key)
 
 
 def _can_open(engine: EngineView) -> bool:
     # A reference needs no build. Whether it can be opened at all is found by trying; `open_at` says when to try again.
-    return engine.state is EngineState.READY or engine.recipe.is_reference
+    # Its verdict does not matter: what it answers is what is right, also where its answers differ from run to run.
+    return engine.usable or engine.recipe.is_reference
 
 
 def _is_better(candidate: EngineView, serving: EngineView) -> bool:
@@ -113,16 +141,60 @@ def _is_better(candidate: EngineView, serving: EngineView) -> bool:
     return serving.cost is None or candidate.cost < serving.cost * _GAIN
 
 
-def _make(models: list[ModelView], now: float) -> list[Action]:
-    """The next engine to make: the model with the fewest engines first, its engines in their order.
+# -- what is made ---------------------------------------------------------------------------------------------------
 
-    A model that nothing serves yet comes before all: the first thing made for it may be the first that answers.
+
+def _make(models: list[ModelView], now: float, busy: Set[str]) -> list[Action]:
+    """The next engine to make for every device that is free.
+
+    Commands come first, then models that nothing serves: what is made for one may be the first that answers. Verifying
+    and trying take seconds where building takes minutes, so they come before; then the model with the fewest engines.
     """
-    for model in sorted(models, key=lambda m: (m.serving is not None, _finished(m))):
+    wanted: list[tuple[tuple[bool, bool, int, int], str, Action]] = []
+    for model in models:
         for engine in model.engines:
-            if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):
-                return [Make(model.name, engine.key)]
-    return []
+            action = _next(model, engine, now)
+            if action is not None and engine.recipe.device not in busy:
+                commanded = engine.wish in ("build", "verify")
+                rank = (not commanded, model.serving is not None, _slowness(action), _finished(model))
+                wanted.append((rank, engine.recipe.device, action))
+    chosen: dict[str, Action] = {}
+    for _, device, action in sorted(wanted, key=lambda item: item[0]):
+        chosen.setdefault(device, action)
+    return list(chosen.values())
+
+
+def _next(model: ModelView, engine: EngineView, now: float) -> Action | None:
+    """What an engine lacks, or what is wished of it."""
+    if engine.state in MAKING:
+        return None
+    if engine.wish == "build" or (engine.wish and engine.usable):
+        if engine.retry_at > now:  # a disk that is full stays full for a while
+            return None
+        return Make(model.name, engine.key) if engine.wish == "build" else Verify(model.name, engine.key)
+    if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):
+        return Try(model.name, engine.key, engine.trial) if engine.trial else Make(model.name, engine.key)
+    if engine.state is EngineState.EVICTED and _is_missed(model, engine):
+        return Make(model.name, engine.key)
+    return None
+
+
+def _is_missed(model: ModelView, engine: EngineView) -> bool:
+    """Whether an engine that gave way is now the best the model could have: nothing else is there or may still come.
+
+    One that is no better than the reference would be the first to give way again.
+    """
+    if engine.cost is not None and engine.cost >= _GAIN:
+        return False
+    rivals = [e for e in model.engines if not e.recipe.is_reference and e.key != engine.key]
+    if any(e.usable or e.state in MAKING or e.state in (EngineState.ABSENT, EngineState.FAILED) for e in rivals):
+        return False
+    evicted = [e for e in rivals if e.state is EngineState.EVICTED]
+    return all((engine.cost or math.inf, engine.key) < (e.cost or math.inf, e.key) for e in evicted)
+
+
+def _slowness(action: Action) -> int:
+    return 1 if isinstance(action, Make) else 0
 
 
 def _finished(model: ModelView) -> int:

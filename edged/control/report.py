@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
+from edged.control.alarms import Alarm
+from edged.control.commands import Standing
+from edged.control.controller import Controller
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
 from edged.store.key import PartChange, changes, nearest
 from edged.store.record import EngineRecord, Verdict
 from edged.store.store import Store
+from edged.version import __version__
 
 SERVING = "serving"
 
@@ -30,6 +36,29 @@ class EngineReport(msgspec.Struct, frozen=True):
     created_unix_s: float
     build_s: float | None
     verdict: Verdict | None
+    pinned: bool  # an operator keeps it from being evicted
+    used_unix_s: float  # when it was last made or opened; 0 when that is not known
+    load: float | None  # share of the processors, 0 to 1, that others used while it was timed
+    adopted_from: str  # key of the engine for another driver whose files it has
+    effort: str  # how hard its build tried
+    standard: str  # digest of what it was held to
+
+
+class StatusReport(msgspec.Struct, frozen=True):
+    """The daemon at a glance. `budget_bytes` 0 is no limit; `paused` says why nothing is built."""
+
+    version: str
+    epoch: str
+    uptime_s: float
+    models: int
+    serving: int
+    engines: int
+    engine_bytes: int
+    budget_bytes: int
+    free_bytes: int
+    paused: str
+    building: tuple[Standing, ...]
+    alarms: tuple[Alarm, ...]
 
 
 class ExplanationReport(msgspec.Struct, frozen=True):
@@ -47,14 +76,40 @@ class ExplanationReport(msgspec.Struct, frozen=True):
 def engines(models: dict[str, PlannedModel], store: Store, only: str) -> list[EngineReport]:
     """Every engine that a model should have, then those in the store that none wants any more."""
     reports = [
-        _planned(name, engine, planned.serving)
+        _report(
+            engine.digest, name, _state(engine, planned.serving), engine.reason, engine.key.parts, engine.record, store
+        )
         for name, planned in models.items()
         if only in ("", name)
         for engine in planned.engines.values()
     ]
     wanted = {key for planned in models.values() for key in planned.engines}
-    stale = ((key, record) for key, record in store.records().items() if key not in wanted)
-    return reports + [_stored(key, record) for key, record in stale if only in ("", record.model)]
+    trials = {engine.trial for planned in models.values() for engine in planned.engines.values()}
+    serving = {planned.serving: name for name, planned in models.items()}
+    for key, record in store.records().items():
+        if key not in wanted and only in ("", record.model):
+            state, reason = _unwanted(key, record, serving, trials)
+            reports.append(_report(key, record.model, state, reason, record.parts, record, store))
+    return reports
+
+
+def status(controller: Controller) -> StatusReport:
+    """The daemon at a glance."""
+    models, room = controller.models.values(), controller.maker.room
+    return StatusReport(
+        version=__version__,
+        epoch=controller.events.epoch,
+        uptime_s=round(time.monotonic() - controller.started, 1),
+        models=len(models),
+        serving=sum(planned.serving is not None for planned in models),
+        engines=sum(bool(record.files) for record in controller.store.records().values()),
+        engine_bytes=controller.store.size,
+        budget_bytes=room.budget_bytes,
+        free_bytes=room.free_bytes,
+        paused=room.paused,
+        building=tuple(controller.commands.making()),
+        alarms=controller.alarms.active(),
+    )
 
 
 def explain(planned: PlannedModel, store: Store) -> list[ExplanationReport]:
@@ -66,12 +121,18 @@ def explain(planned: PlannedModel, store: Store) -> list[ExplanationReport]:
     return [_explain(engine, planned.serving, kin) for engine in planned.engines.values()]
 
 
-def _planned(model: str, engine: PlannedEngine, serving: str | None) -> EngineReport:
-    return _report(engine.digest, model, _state(engine, serving), engine.reason, engine.key.parts, engine.record)
+def _planned(model: str, engine: PlannedEngine, serving: str | None, store: Store) -> EngineReport:
+    state = _state(engine, serving)
+    return _report(engine.digest, model, state, engine.reason, engine.key.parts, engine.record, store)
 
 
-def _stored(key: str, record: EngineRecord) -> EngineReport:
-    return _report(key, record.model, EngineState.STALE.value, record.verdict.reason, record.parts, record)
+def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], trials: set[str]) -> tuple[str, str]:
+    """State and reason of an engine that is in the store and in no plan."""
+    if key in serving:
+        return SERVING, f"model {serving[key]} is served by it until its successor for the device as it is now is ready"
+    if key in trials:
+        return EngineState.QUARANTINED.value, "built for another driver; it is tried before it is used with this one"
+    return EngineState.STALE.value, record.verdict.reason
 
 
 def _state(engine: PlannedEngine, serving: str | None) -> str:
@@ -85,6 +146,7 @@ def _report(
     reason: str,
     parts: dict[str, str],
     record: EngineRecord | None,
+    store: Store,
 ) -> EngineReport:
     return EngineReport(
         key=key,
@@ -101,6 +163,12 @@ def _report(
         created_unix_s=record.build.created_unix_s if record else 0.0,
         build_s=record.build.build_s if record else None,
         verdict=record.verdict if record else None,
+        pinned=store.is_pinned(key),
+        used_unix_s=store.used(key),
+        load=record.load if record else None,
+        adopted_from=record.adopted_from if record else "",
+        effort=record.build.effort if record else "",
+        standard=record.standard if record else "",
     )
 
 

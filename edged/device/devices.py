@@ -17,6 +17,9 @@ class Device(msgspec.Struct, frozen=True):
     kind: str  # "cpu", "cuda", "intel-gpu", "intel-npu"
     description: str
     memory_mb: int | None = None  # MiB that work on it may use, shared with others where it is; None when unknown
+    index: int = 0  # among those of its kind, by PCI address: the N of `gpu.N.*` or `intel.npu.N.*`
+    compute_capability: str | None = None  # of CUDA devices, "8.7"; None when unknown
+    is_integrated: bool = False  # whether it is part of the processor and has the system's memory
 
 
 def devices(fingerprint: Fingerprint) -> tuple[Device, ...]:
@@ -43,7 +46,7 @@ def _cuda(fingerprint: Fingerprint) -> Iterator[Device]:
         description = name or facts.get(f"{prefix}.name", "NVIDIA GPU")
         if capability:
             description += f", compute capability {capability}"
-        yield Device(f"cuda:{index}", "cuda", description, memory)
+        yield Device(f"cuda:{index}", "cuda", description, memory, index, capability, shared)
 
 
 def _intel(fingerprint: Fingerprint) -> Iterator[Device]:
@@ -52,8 +55,9 @@ def _intel(fingerprint: Fingerprint) -> Iterator[Device]:
         for index in _indices(fingerprint, f"intel.{kind}"):
             code, driver = (facts.get(f"intel.{kind}.{index}.{name}") for name in ("device", "driver"))
             description = " ".join(part for part in (title, code, f"({driver})" if driver else None) if part)
-            # Nothing in the facts tells a card's own memory from an integrated GPU's share of the system's.
-            yield Device(f"intel-{kind}:{index}", f"intel-{kind}", description)
+            shared = facts.get(f"intel.{kind}.{index}.integrated") == "yes"
+            memory = _system_memory(fingerprint) if shared else None  # sysfs does not tell a card's own
+            yield Device(f"intel-{kind}:{index}", f"intel-{kind}", description, memory, index, is_integrated=shared)
 
 
 def _indices(fingerprint: Fingerprint, prefix: str) -> list[int]:

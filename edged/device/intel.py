@@ -28,7 +28,7 @@ _NPU_PACKAGES = {
 
 
 def probe(root: Root) -> dict[str, str]:
-    """PCI device id (`0x46a6`) and kernel driver of each GPU and NPU, and versions of their drivers."""
+    """PCI device id (`0x46a6`), place and kernel driver of each GPU and NPU, and versions of their drivers."""
     gpus = _devices(root, "sys/class/drm/card[0-9]*", "intel.gpu")
     npus = _devices(root, "sys/class/accel/accel[0-9]*", "intel.npu")
     facts = gpus | npus
@@ -50,7 +50,10 @@ def _devices(root: Root, pattern: str, prefix: str) -> dict[str, str]:
             continue
         event = dict(re.findall(r"^([A-Z_]+)=(.*)$", root.read(f"{device}/uevent") or "", re.MULTILINE))
         driver = event.get("DRIVER", "")
-        found[event.get("PCI_SLOT_NAME", node)] = {
+        slot = event.get("PCI_SLOT_NAME", node)
+        found[slot] = {
+            # What is part of the processor sits on its own bus, without a bridge before it.
+            "integrated": "yes" if re.fullmatch(r"[0-9a-f]{4,}:00:[0-9a-f.]+", slot) else "",
             "device": (root.read(f"{device}/device") or "").strip(),
             "driver": driver,
             "driver_version": root.read(f"sys/module/{driver}/version") or "" if driver else "",

@@ -1,7 +1,8 @@
 """Facts `jetson.*` and the integrated GPU `gpu.0.*` of NVIDIA Jetson modules.
 
-Sources: Jetson Linux's `/etc/nv_tegra_release`, its package nvidia-l4t-core, the device tree, and nvpmodel's
-files.
+Sources: Jetson Linux's `/etc/nv_tegra_release` and its package nvidia-l4t-core; the device tree's `compatible` and
+`model`; the SoC's attributes in sysfs (the kernel's `ABI/testing/sysfs-devices-soc` and `drivers/soc/tegra/fuse`);
+nvpmodel's files and answer (Jetson Linux Developer Guide, "Power Model Tool").
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ import os
 import re
 import subprocess
 
-from edged.device import dpkg
+from edged.device import dpkg, nvidia
 from edged.device.root import Root
 from edged.device.system import total_memory_mb
 
 # CUDA compute capability of each Tegra SoC; a new module adds a line here.
 _CAPABILITY = {"tegra194": "7.2", "tegra234": "8.7", "tegra264": "11.0"}
+# Containers hide the device tree (Docker masks /sys/firmware) but not this: the chip's number, in decimal.
+_SOC = "sys/devices/soc0"
+_CHIPS = {"25": "tegra194", "35": "tegra234", "38": "tegra264"}
+# How the driver names the GPU of a SoC; every other one is a card.
+_INTEGRATED = re.compile(r"\b(Xavier|Orin|Thor|Tegra)\b")
 _NVPMODEL = "usr/sbin/nvpmodel"
 _NVPMODEL_SECONDS = 2.0
 
@@ -24,17 +30,32 @@ def probe(root: Root) -> dict[str, str]:
     """`jetson.l4t model module soc power_mode` and what they say about the GPU; nothing on another box."""
     l4t = _l4t(root)
     compatible = root.strings("proc/device-tree/compatible")
-    soc = next((name for entry in compatible if (name := entry.removeprefix("nvidia,")).startswith("tegra")), "")
+    soc = _soc(root, compatible)
     if not (l4t or soc):
         return {}
     return {
         "jetson.l4t": l4t,
-        "jetson.model": " ".join(root.strings("proc/device-tree/model")),
+        "jetson.model": " ".join(root.strings("proc/device-tree/model")) or _sysfs(root, "machine"),
         "jetson.module": _module(compatible),
         "jetson.soc": soc,
         "jetson.power_mode": _power_mode(root),
-        **(_gpu(root, soc) if soc else {}),
+        **(_gpu(root, soc) if soc and not _has_card(root) else {}),
     }
+
+
+def _soc(root: Root, compatible: tuple[str, ...]) -> str:
+    names = (entry.removeprefix("nvidia,") for entry in compatible)
+    found = next((name for name in names if name.startswith("tegra")), "")
+    return found or (_CHIPS.get(_sysfs(root, "soc_id"), "") if _sysfs(root, "family") == "Tegra" else "")
+
+
+def _sysfs(root: Root, attribute: str) -> str:
+    return (root.read(f"{_SOC}/{attribute}") or "").strip()
+
+
+def _has_card(root: Root) -> bool:
+    """Whether the GPU is a card: such boxes (IGX) switch the SoC's own off, and it must not pass for the card."""
+    return any(not _INTEGRATED.search(name) for name in nvidia.listed(root).values())
 
 
 def _l4t(root: Root) -> str:

@@ -1,107 +1,159 @@
-"""The live NVIDIA driver's own answers, through NVML (nvidia-ml-py, module `pynvml`), if both are there.
+"""The live NVIDIA driver's own answers, through NVML: the C library (`nvml.h`) that comes with every driver.
 
-NVML's state does not survive a fork, so it is opened and closed within one call and nothing is kept; nothing
-happens at import. Opening it takes some 10 ms, and up to seconds on a GPU that no one holds and without
-persistence mode.
+The library is opened, asked and closed again within one call, and nothing happens at import. Its state does not
+survive a fork; and a process that kept it open would, after the driver was exchanged without a reboot, go on asking
+with the old library and be told that the two do not match. Opening takes some 10 ms, and up to seconds on a GPU that
+no one holds and without persistence mode.
+
+A recorded tree may hold what NVML said as `nvml.json`; `python -m edged.device.nvml` prints it on the box itself.
 """
 
 from __future__ import annotations
 
-import importlib
+import _ctypes
+import ctypes
+import sys
 from typing import Any
 
 import msgspec
 
+from edged.device.root import Root
+
 REBOOT_PENDING = "reboot pending"
-# nvml.h: NVML_ERROR_LIB_RM_VERSION_MISMATCH, the new driver's library over the old kernel module until a
-# reboot.
-_VERSION_MISMATCH = 18
+RECORDED = "nvml.json"
+_LIBRARY = "libnvidia-ml.so.1"
+_TEXT_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE; a version has at most 80
+
+# nvmlReturn_t
+_SUCCESS = 0
+_LIBRARY_NOT_FOUND = 12
+_FUNCTION_NOT_FOUND = 13
+_VERSION_MISMATCH = 18  # the new driver's library over the old kernel module, until a reboot
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """Facts of the box, and of each GPU by PCI address (`0000:01:00.0`)."""
+class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Constants of one GPU that an engine is tied to; 0 or empty where the driver cannot tell."""
 
-    facts: dict[str, str] = {}
-    gpus: dict[str, dict[str, str]] = {}
+    name: str = ""
+    compute_capability: str = ""
+    memory_mb: int = 0
+    memory_bus_bits: int = 0
+    cores: int = 0
+
+    def facts(self) -> dict[str, str]:
+        return {name: str(value) for name in self.__struct_fields__ if (value := getattr(self, name))}
 
 
-def read() -> Reading:
-    """What NVML says now; empty when nvidia-ml-py or the driver's library is missing."""
+class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the driver says of itself, and of each GPU by its PCI address (`0000:01:00.0`)."""
+
+    driver: str = ""
+    cuda: str = ""  # the newest CUDA that this driver runs
+    state: str = ""  # why it could not be asked
+    gpus: dict[str, Gpu] = {}
+
+
+class _PciInfo(ctypes.Structure):  # nvmlPciInfo_t since NVML 9
+    _fields_ = (
+        ("legacy_address", ctypes.c_char * 16),
+        ("numbers", ctypes.c_uint * 5),  # domain, bus, device, device id, subsystem id
+        ("address", ctypes.c_char * 32),
+    )
+
+
+class _Memory(ctypes.Structure):  # nvmlMemory_t, bytes
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def read(name: str = _LIBRARY) -> Reading:
+    """What NVML says now; empty when there is no driver's library."""
     try:
-        library = importlib.import_module("pynvml")
-    except ImportError:
+        library = ctypes.CDLL(name)
+    except OSError:
         return Reading()
-    return ask(library)
+    try:
+        return ask(library)
+    finally:
+        _ctypes.dlclose(library._handle)
+
+
+def recorded(root: Root) -> Reading:
+    """What NVML said when the tree was recorded; empty when that is not there or damaged."""
+    try:
+        return msgspec.json.decode(root.read(RECORDED) or "", type=Reading)
+    except (msgspec.MsgspecError, RecursionError):
+        return Reading()
 
 
 def ask(library: Any) -> Reading:
-    """As `read`, of a given module."""
+    """As `read`, of a library that is open."""
+    error = _code(library, "nvmlInit_v2")
+    if error == _LIBRARY_NOT_FOUND:
+        return Reading()
+    if error != _SUCCESS:
+        return Reading(state=REBOOT_PENDING if error == _VERSION_MISMATCH else f"NVML error {error}")
     try:
-        library.nvmlInit()
-    except library.NVMLError as error:
-        return Reading(_state(library, error))
-    try:
-        return Reading(_driver(library), _gpus(library))
+        cuda = _number(library, "nvmlSystemGetCudaDriverVersion_v2")
+        return Reading(
+            driver=_text(library, "nvmlSystemGetDriverVersion"),
+            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",  # 12040 is 12.4
+            gpus=_gpus(library),
+        )
     finally:
-        _call(library, "nvmlShutdown")
+        _code(library, "nvmlShutdown")
 
 
-def _state(library: Any, error: Any) -> dict[str, str]:
-    if isinstance(error, library.NVMLError_LibraryNotFound):
-        return {}
-    code = getattr(error, "value", None)
-    return {"nvidia.state": REBOOT_PENDING if code == _VERSION_MISMATCH else f"NVML error {code}"}
-
-
-def _driver(library: Any) -> dict[str, str]:
-    facts = {}
-    driver = _call(library, "nvmlSystemGetDriverVersion")
-    if driver:
-        facts["nvidia.driver"] = _text(driver)
-    cuda = _call(library, "nvmlSystemGetCudaDriverVersion_v2")
-    if cuda:
-        # 12040 is 12.4: the newest CUDA that this driver runs.
-        facts["cuda.driver"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
-    return facts
-
-
-def _gpus(library: Any) -> dict[str, dict[str, str]]:
+def _gpus(library: Any) -> dict[str, Gpu]:
+    """By PCI address; one without an address is part of a SoC, and the device tree tells of it."""
     gpus = {}
-    for index in range(_call(library, "nvmlDeviceGetCount") or 0):
-        handle = _call(library, "nvmlDeviceGetHandleByIndex", index)
-        pci = _call(library, "nvmlDeviceGetPciInfo", handle) if handle is not None else None
-        if pci is not None:
-            gpus[_address(_text(pci.busId))] = _gpu(library, handle)
+    for index in range(_number(library, "nvmlDeviceGetCount_v2")):
+        device, pci = ctypes.c_void_p(), _PciInfo()
+        if (
+            _code(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device)) == _SUCCESS
+            and _code(library, "nvmlDeviceGetPciInfo_v3", device, ctypes.byref(pci)) == _SUCCESS
+        ):
+            gpus[_address(pci.address.decode("ascii", "replace"))] = _gpu(library, device)
     return gpus
 
 
-def _gpu(library: Any, handle: Any) -> dict[str, str]:
-    """Name, memory in MiB and the constants an engine is tied to; what the driver cannot tell is absent."""
-    memory = _call(library, "nvmlDeviceGetMemoryInfo", handle)
-    capability = _call(library, "nvmlDeviceGetCudaComputeCapability", handle)
-    answers = {
-        "name": _call(library, "nvmlDeviceGetName", handle),
-        "memory_mb": memory.total >> 20 if memory else None,
-        "compute_capability": "{}.{}".format(*capability) if capability else None,
-        "cores": _call(library, "nvmlDeviceGetNumGpuCores", handle),
-        "memory_bus_bits": _call(library, "nvmlDeviceGetMemoryBusWidth", handle),
-    }
-    return {name: _text(answer) for name, answer in answers.items() if answer}
+def _gpu(library: Any, device: Any) -> Gpu:
+    memory, major, minor = _Memory(), ctypes.c_int(), ctypes.c_int()
+    capability = (device, ctypes.byref(major), ctypes.byref(minor))
+    has_memory = _code(library, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory)) == _SUCCESS
+    has_capability = _code(library, "nvmlDeviceGetCudaComputeCapability", *capability) == _SUCCESS
+    return Gpu(
+        name=_text(library, "nvmlDeviceGetName", device),
+        compute_capability=f"{major.value}.{minor.value}" if has_capability else "",
+        memory_mb=memory.total >> 20 if has_memory else 0,
+        memory_bus_bits=_number(library, "nvmlDeviceGetMemoryBusWidth", device),
+        cores=_number(library, "nvmlDeviceGetNumGpuCores", device),
+    )
 
 
-def _call(library: Any, function: str, *arguments: Any) -> Any:
-    """The answer, or None where this driver or this nvidia-ml-py does not know the question."""
+def _number(library: Any, function: str, *arguments: Any) -> int:
+    answer = ctypes.c_uint()
+    return answer.value if _code(library, function, *arguments, ctypes.byref(answer)) == _SUCCESS else 0
+
+
+def _text(library: Any, function: str, *arguments: Any) -> str:
+    answer = ctypes.create_string_buffer(_TEXT_BYTES)
+    code = _code(library, function, *arguments, answer, ctypes.c_uint(_TEXT_BYTES))
+    return answer.value.decode("utf-8", "replace") if code == _SUCCESS else ""
+
+
+def _code(library: Any, function: str, *arguments: Any) -> int:
+    """What the function returns; an older driver's library may lack it."""
     try:
-        return getattr(library, function)(*arguments)
-    except (AttributeError, library.NVMLError):
-        return None
-
-
-def _text(answer: Any) -> str:
-    return answer.decode("utf-8", "replace") if isinstance(answer, bytes) else str(answer)
+        return int(getattr(library, function)(*arguments))
+    except AttributeError:
+        return _FUNCTION_NOT_FOUND
 
 
 def _address(bus_id: str) -> str:
     """NVML's `00000000:01:00.0` -> `0000:01:00.0`, as /proc writes it."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(read()), indent=2).decode() + "\n")

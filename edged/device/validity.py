@@ -8,6 +8,7 @@ what was built. They change with every update of the box while the engines go on
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from edged.errors import Unsupported
@@ -94,6 +95,23 @@ _RELEVANT: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("tensorrt", "cuda"): _TENSORRT + _CUDA_DEVICE + _NVIDIA,
     ("tensorrt_rtx", "cuda"): _TENSORRT_RTX + _CUDA_DEVICE + _NVIDIA,
 }
+
+
+# What an engine was built and measured on but is not compiled into it: when only these change, nobody can tell from
+# names whether it still works, but trying and comparing its answers can. The instruction set is not among them.
+_DRIVER = re.compile(
+    r"""(?x)
+    nvidia\.(driver | kernel_module) | jetson\.(l4t | power_mode)
+    | intel\.gpu\.\d+\.(driver | driver_version) | intel\.(opencl | level_zero_gpu | graphics_compiler)
+    | intel\.npu\.\d+\.(driver | driver_version) | intel\.(level_zero_npu | npu_compiler | npu_firmware)
+    | cpu\.(vendor | model | signature)
+    """
+)
+
+
+def is_driver(fact: str) -> bool:
+    """Whether a change of this fact alone leaves an engine to be tried instead of rebuilt."""
+    return _DRIVER.fullmatch(fact) is not None
 
 
 def relevant(backend: str, device_kind: str, index: int = 0) -> tuple[str, ...]:

@@ -16,7 +16,10 @@ from edged.control import report
 from edged.control.controller import Controller
 from edged.control.plan import PlannedModel
 from edged.errors import AlreadyExists, InvalidInput
+from edged.ingress import messages
+from edged.ingress.engines import EngineHandlers
 from edged.ingress.rpc import Context, Service
+from edged.model import samples as model_samples
 from edged.model.repository import check_name
 from edged.proto import operations_pb2 as pb
 
@@ -34,27 +37,21 @@ class OperationsService:
         service.unary("ListModels", pb.ListModelsRequest, self.list_models)
         service.upload("AddModel", pb.AddModelRequest, self.add_model)
         service.unary("RemoveModel", pb.RemoveModelRequest, self.remove_model)
-        service.unary("ListEngines", pb.ListEnginesRequest, self.list_engines)
-        service.unary("ExplainEngine", pb.ExplainEngineRequest, self.explain_engine)
+        service.unary("GetStatus", pb.GetStatusRequest, self.get_status)
         service.unary("GetDevice", pb.GetDeviceRequest, self.get_device)
         service.feed("WatchEvents", pb.WatchEventsRequest, self.watch_events)
         service.unary("RefreshDevice", pb.RefreshDeviceRequest, self.refresh_device)
+        EngineHandlers(self._controller).register(service)
         return service
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        models = self._controller.models
-        return pb.ListModelsResponse(models=[_status(planned) for _, planned in sorted(models.items())])
+        models, alarms = self._controller.models, self._controller.alarms.active()
+        return pb.ListModelsResponse(
+            models=[messages.model_status(planned, alarms) for _, planned in sorted(models.items())]
+        )
 
-    async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
-        if request.model:
-            self._controller.find(request.model)
-        found = report.engines(self._controller.models, self._controller.store, request.model)
-        return pb.ListEnginesResponse(engines=[_engine(engine) for engine in found])
-
-    async def explain_engine(self, request: pb.ExplainEngineRequest, context: Context) -> pb.ExplainEngineResponse:
-        planned = self._controller.find(request.model)
-        found = report.explain(planned, self._controller.store)
-        return pb.ExplainEngineResponse(explanations=[_explanation(item) for item in found])
+    async def get_status(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        return messages.status(report.status(self._controller))
 
     async def get_device(self, request: pb.GetDeviceRequest, context: Context) -> pb.GetDeviceResponse:
         fingerprint = self._controller.fingerprint
@@ -66,16 +63,10 @@ class OperationsService:
         return pb.RefreshDeviceResponse(changes=parts)
 
     async def watch_events(self, request: pb.WatchEventsRequest, context: Context) -> AsyncIterator[pb.Event]:
-        async with aclosing(self._controller.events.follow(request.after, request.follow)) as events:
+        log = self._controller.events
+        async with aclosing(log.follow(request.after, request.epoch, request.follow)) as events:
             async for event in events:
-                yield pb.Event(
-                    sequence=event.sequence,
-                    unix_s=event.unix_s,
-                    kind=event.kind.value,
-                    model=event.model,
-                    engine=event.engine,
-                    detail=event.detail,
-                )
+                yield messages.event(event, log.epoch)
 
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
         """Takes the files in, examines the model, and only then lets it into the repository."""
@@ -84,17 +75,19 @@ class OperationsService:
         # Beside the models, because that is where their bytes have to fit.
         with tempfile.TemporaryDirectory(prefix=".adding-", dir=repository.root) as folder:
             try:
-                header, files = await _receive(parts, Path(folder), self._controller.models)
+                header, upload = await _receive(parts, Path(folder), self._controller.models)
             except OSError as error:
                 raise InvalidInput(f"the upload could not be stored: {error.strerror}") from error
             settings = dict(header.settings)
+            files, samples = upload.files, upload.samples
             model = next(iter(files.values()))
-            await admit(self._controller.builder, model, settings, registry.installed(self._facts()))
-            await asyncio.to_thread(repository.add, header.name, files, settings, move=True)
+            installed = registry.installed(self._facts())
+            await admit(self._controller.builder, model, settings, installed, tuple(samples.values()))
+            await asyncio.to_thread(repository.add, header.name, files, settings, samples=samples, move=True)
         planned = self._controller.find(header.name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
-        return _status(planned)
+        return messages.model_status(planned, self._controller.alarms.active())
 
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         if self._controller.is_configured(request.name):
@@ -109,7 +102,7 @@ class OperationsService:
 
 async def _receive(
     parts: AsyncIterator[pb.AddModelRequest], folder: Path, taken: Mapping[str, PlannedModel]
-) -> tuple[pb.ModelHeader, dict[str, Path]]:
+) -> tuple[pb.ModelHeader, _Upload]:
     """Writes an upload into `folder`; the first file is the model. InvalidInput when the parts make no sense."""
     header, upload = pb.ModelHeader(), _Upload(folder)
     with upload:
@@ -126,14 +119,18 @@ async def _receive(
                 upload.write(part.chunk)
     if not header.name or not upload.files:
         raise InvalidInput("the upload has no header or no file; send the model's name and its bytes")
-    return header, upload.files
+    return header, upload
 
 
 class _Upload:
-    """The files of an upload as they arrive, one after the other, each of the size that was announced."""
+    """The files of an upload as they arrive, one after the other, each of the size that was announced.
+
+    `files` are the model and its external data, `samples` pictures; both by name.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.files: dict[str, Path] = {}
+        self.samples: dict[str, Path] = {}
         self._folder = folder
         self._file: BinaryIO | None = None
         self._missing = 0
@@ -141,15 +138,29 @@ class _Upload:
     def begin(self, announced: pb.ModelFile) -> None:
         self._finish()
         name = _relative(announced.path)
-        if name in self.files:
+        if announced.sample:
+            self._admit_sample(name, announced.size)
+        # Folders of their own: external data may be called as it likes.
+        kind, files = ("samples", self.samples) if announced.sample else ("model", self.files)
+        if name in files:
             raise InvalidInput(f"the upload names {name!r} twice")
-        place = self.files[name] = self._folder / name
+        place = files[name] = self._folder / kind / name
         place.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._missing = place.open("xb"), announced.size
+
+    def _admit_sample(self, name: str, size: int) -> None:
+        if not self.files:
+            raise InvalidInput("the first file of an upload is the model; samples come after it")
+        model_samples.check_name(name)
+        model_samples.check_size(name, size)
+        if len(self.samples) == model_samples.MOST:
+            raise InvalidInput(f"the upload has too many samples; choose at most {model_samples.MOST}")
 
     def write(self, chunk: bytes) -> None:
         if self._file is None:
             raise InvalidInput("an upload is a header, then files, each followed by its chunks")
+        if len(chunk) > self._missing:
+            raise InvalidInput("the upload is longer than was announced; send it again")
         self._file.write(chunk)
         self._missing -= len(chunk)
 
@@ -180,58 +191,3 @@ def _relative(path: str) -> str:
     if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path or str(pure) == ".":
         raise InvalidInput(f"{path[:80]!r} is not a file name inside a model's folder")
     return str(pure)
-
-
-def _status(planned: PlannedModel) -> pb.ModelStatus:
-    model, slot = planned.model, planned.slot
-    state = "refused" if planned.problem else "ready" if planned.serving else "loading"
-    status = pb.ModelStatus(
-        name=planned.entry.name,
-        version=planned.entry.version,
-        state=state,
-        reason=str(planned.problem or ""),
-        settings=planned.entry.settings,
-        swaps=slot.swaps,
-    )
-    if slot.current is not None:
-        status.engine, status.backend = slot.current.engine.key, slot.current.engine.backend
-    if model is not None:
-        status.digest, status.family = model.digest, model.recognition.family or ""
-        signature = model.inspection.signature
-        status.inputs.extend(pb.TensorInfo(name=s.name, datatype=s.datatype, shape=s.dims) for s in signature.inputs)
-        status.outputs.extend(pb.TensorInfo(name=s.name, datatype=s.datatype, shape=s.dims) for s in signature.outputs)
-    return status
-
-
-def _engine(engine: report.EngineReport) -> pb.Engine:
-    message = pb.Engine(
-        key=engine.key,
-        model=engine.model,
-        backend=engine.backend,
-        precision=engine.precision,
-        state=engine.state,
-        reason=engine.reason,
-        parts=engine.parts,
-        latency_ms=engine.latency_ms,
-        reference_ms=engine.reference_ms,
-        bytes=engine.bytes,
-        created_unix_s=engine.created_unix_s,
-        build_s=engine.build_s,
-        device=engine.device,
-    )
-    if engine.verdict is not None:
-        verdict = engine.verdict
-        message.verdict.CopyFrom(pb.Verdict(accepted=verdict.accepted, reason=verdict.reason, figures=verdict.figures))
-    return message
-
-
-def _explanation(item: report.ExplanationReport) -> pb.Explanation:
-    return pb.Explanation(
-        wanted=item.wanted,
-        backend=item.backend,
-        precision=item.precision,
-        state=item.state,
-        nearest=item.nearest,
-        changes=[pb.PartChange(part=c.part, old=c.old or "", new=c.new or "") for c in item.changes],
-        summary=item.summary,
-    )

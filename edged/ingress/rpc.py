@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from edged.ingress.status import describe
+from edged.ingress.status import describe, named
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -69,7 +69,7 @@ def _answering(handler: Callable[..., Awaitable[Any]]) -> Callable[[Any, Context
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:
-            await context.abort(*describe(error))
+            await context.abort(*describe(error), named(error))
 
     return call
 
@@ -82,6 +82,6 @@ def _streaming(handler: Callable[..., AsyncIterator[Any]]) -> Callable[[Any, Con
         except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
             raise
         except Exception as error:
-            await context.abort(*describe(error))
+            await context.abort(*describe(error), named(error))
 
     return call

@@ -11,15 +11,20 @@ from edged.errors import EdgedError
 
 _LOG = logging.getLogger("edged.ingress")
 
+# Trailing metadata with the name of the error's class, since several share a code.
+ERROR_NAME = "edged-error"
+
 # The first class that fits decides, so the more particular come first.
 _CODES: tuple[tuple[type[EdgedError], grpc.StatusCode], ...] = (
     (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.NotFound, grpc.StatusCode.NOT_FOUND),
     (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
+    (errors.Refused, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.NotReady, grpc.StatusCode.UNAVAILABLE),
     (errors.HostLost, grpc.StatusCode.UNAVAILABLE),
     (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.TooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.Unsupported, grpc.StatusCode.UNIMPLEMENTED),
     # A runtime that cannot run these inputs: nearly always the values (an index out of range, a division by zero).
@@ -38,3 +43,8 @@ def describe(error: Exception) -> tuple[grpc.StatusCode, str]:
         return code_of(error), str(error)
     _LOG.error("a call failed with an error nobody expected", exc_info=error)
     return grpc.StatusCode.INTERNAL, f"edged failed on this call ({type(error).__name__}); its log tells more"
+
+
+def named(error: Exception) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata for the status of an exception."""
+    return ((ERROR_NAME, type(error).__name__),) if isinstance(error, EdgedError) else ()

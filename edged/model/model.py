@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edged.backend.artefact import Artefact
-from edged.backend.contract import Order, Recipe
+from edged.backend.contract import Effort, Order, Recipe
 from edged.errors import ConfigError, ModelRefused
 from edged.model.inspection import Inspection
 from edged.model.repository import ModelEntry
@@ -47,11 +47,16 @@ class Model(msgspec.Struct, frozen=True):
         return (preprocess.width, preprocess.height) if preprocess else None
 
     @property
-    def samples(self) -> tuple[str, ...]:
-        """Paths of the pictures that its user gave for verifying engines with."""
-        return ()
+    def is_static(self) -> bool:
+        """Whether every input has one size only."""
+        return all(spec.is_static for spec in self.inspection.signature.inputs)
 
-    def order(self, recipe: Recipe, artefact: Artefact | None = None) -> Order:
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Paths of the pictures that its user gave for verifying engines with; none for a model that takes none."""
+        return self.entry.samples if self.recognition.preprocess else ()
+
+    def order(self, recipe: Recipe, artefact: Artefact | None = None, effort: Effort = "full") -> Order:
         """An order for one of its engines; without an artefact it is not built yet, or a reference."""
         external = tuple(file.path for file in self.inspection.external)
-        return Order(self.entry.path, self.inspection.signature, recipe, artefact, external, self.digest)
+        return Order(self.entry.path, self.inspection.signature, recipe, artefact, external, self.digest, effort)

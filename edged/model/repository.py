@@ -2,6 +2,7 @@
 
     models/NAME/VERSION/model.onnx     with external data beside it
     models/NAME/edged.toml             settings, optional
+    models/NAME/samples/*.jpg          pictures to verify engines with, JPEG or PNG, optional
     models/FILE.onnx                   a plain file serves as model FILE, version 1
 
 The highest numeric version serves. The directory is the truth; whoever wants to know what changed reads it again.
@@ -20,6 +21,7 @@ import msgspec
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
 from edged.files import read_regular
+from edged.model import samples as model_samples
 from edged.model import settings as model_settings
 from edged.store import atomic
 
@@ -29,7 +31,8 @@ _MODEL = "model.onnx"
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """One model as the disk has it. `stamp` changes with its files and settings; `problem` says why it is unusable."""
+    """One model as the disk has it. `stamp` changes with its files, settings and samples, which are paths of pictures;
+    `problem` says why it is unusable."""
 
     name: str
     version: str
@@ -37,6 +40,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     settings: dict[str, str]
     stamp: str
     problem: str = ""
+    samples: tuple[str, ...] = ()
 
 
 class Repository:
@@ -58,27 +62,34 @@ class Repository:
             entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
         return entries
 
-    def add(self, name: str, files: Mapping[str, Path], settings: Mapping[str, str], *, move: bool = False) -> Path:
+    def add(
+        self,
+        name: str,
+        files: Mapping[str, Path],
+        settings: Mapping[str, str],
+        *,
+        samples: Mapping[str, Path] | None = None,
+        move: bool = False,
+    ) -> Path:
         """Copies or moves a model in: the first file is the ONNX model, the others its external data by relative path.
+        `samples` are pictures by file name.
 
         Appears whole or not at all. AlreadyExists when the name is taken. Returns the path of the model.
         """
         check_name(name)
         model_settings.validate(settings)
+        for sample in samples or ():
+            model_samples.check_name(sample)
         final = self.root / name
         if os.path.lexists(final) or os.path.lexists(self.root / f"{name}.onnx"):
             raise AlreadyExists(f"model {name!r} is already there; remove it first: edged models remove {name}")
         self.root.mkdir(parents=True, exist_ok=True, mode=0o750)
         staged = Path(tempfile.mkdtemp(prefix=".adding-", dir=self.root))
         try:
-            folder = staged / "1"
-            folder.mkdir()
-            for index, (relative, source) in enumerate(files.items()):
-                target = folder / (_MODEL if index == 0 else relative)
-                if index and relative == _MODEL:
-                    raise InvalidInput(f"external data may not be called {_MODEL}; export it under another name")
+            take = os.replace if move else shutil.copyfile
+            for target, source in _targets(staged, files, samples or {}):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(source, target) if move else shutil.copyfile(source, target)
+                take(source, target)
             if settings:
                 (staged / _SETTINGS).write_bytes(model_settings.write_toml(settings))
             atomic.publish(staged, final)
@@ -132,9 +143,9 @@ class Repository:
         model = folder / _MODEL
         if not problem and not os.path.lexists(model):
             problem = f"version {number} has no {_MODEL}"
-        return ModelEntry(
-            path.name, str(number), str(model), settings, stamp([*_files(folder), path / _SETTINGS]), problem
-        )
+        samples = model_samples.listed(path / model_samples.FOLDER)
+        mark = stamp([*_files(folder), path / _SETTINGS, *samples])
+        return ModelEntry(path.name, str(number), str(model), settings, mark, problem, tuple(map(str, samples)))
 
 
 def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntry:
@@ -159,6 +170,16 @@ def _read_settings(path: Path) -> tuple[dict[str, str], str]:
     except ConfigError as error:
         return {}, f"{_SETTINGS}: {error}"
     return settings, ""
+
+
+def _targets(staged: Path, files: Mapping[str, Path], samples: Mapping[str, Path]) -> Iterator[tuple[Path, Path]]:
+    """Where each file of a new model belongs, with where it is now."""
+    for index, (relative, source) in enumerate(files.items()):
+        if index and relative == _MODEL:
+            raise InvalidInput(f"external data may not be called {_MODEL}; export it under another name")
+        yield staged / "1" / (_MODEL if index == 0 else relative), source
+    for name, source in samples.items():
+        yield staged / model_samples.FOLDER / name, source
 
 
 def _files(folder: Path) -> Iterator[Path]:

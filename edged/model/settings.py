@@ -11,12 +11,15 @@ import msgspec
 
 from edged.backend import registry
 from edged.errors import ConfigError
+from edged.model import verification
 
 Settings: TypeAlias = dict[str, str]
 
 BACKENDS = "backends"
 THREADS = "threads"
-_OWN = (BACKENDS, THREADS)
+PRECISIONS = "precisions"
+_OWN = (BACKENDS, PRECISIONS, THREADS)
+_PRECISIONS = ("fp32", "fp16", "bf16")
 # Owned and checked by the vision room: how pictures become tensors and tensors become detections.
 _VISION = ("family", "names", "preprocess.", "thresholds.")
 
@@ -35,17 +38,21 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
 def validate(settings: Mapping[str, str]) -> None:
     """Refuses unknown names and impossible values of this room; the vision room checks its own."""
     for key in settings:
-        if key in _OWN or any(key == name or (name.endswith(".") and key.startswith(name)) for name in _VISION):
+        if key in _OWN or key.startswith(verification.PREFIX):
             continue
-        close = difflib.get_close_matches(key, [*_OWN, "family", "names", "thresholds.score"], n=1)
+        if any(key == name or (name.endswith(".") and key.startswith(name)) for name in _VISION):
+            continue
+        close = difflib.get_close_matches(key, [*_OWN, "family", "names", "thresholds.score", "verify.cosine"], n=1)
         hint = (
             f"did you mean {close[0]!r}?"
             if close
-            else f"there are {', '.join(_OWN)}, family, names, preprocess.*, thresholds.*"
+            else f"there are {', '.join(_OWN)}, family, names, preprocess.*, thresholds.*, verify.*"
         )
         raise ConfigError(f"there is no model setting {key!r}; {hint}")
     backends(settings)
+    precisions(settings)
     threads(settings)
+    verification.check(settings)
 
 
 def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -60,12 +67,26 @@ def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:
     return names
 
 
-def threads(settings: Mapping[str, str]) -> int:
-    """CPU threads of one inference, 0 for the runtime's own choice."""
+def precisions(settings: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The precisions to try, in order of preference; None for fp32 and whatever suits the processor."""
+    text = settings.get(PRECISIONS)
+    if text is None:
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names or any(name not in _PRECISIONS for name in names):
+        raise ConfigError(f"setting precisions={text[:40]!r}: choose from {', '.join(_PRECISIONS)}")
+    return names
+
+
+def threads(settings: Mapping[str, str]) -> tuple[int, ...]:
+    """Numbers of CPU threads of one inference to try, 0 for the runtime's own choice; never empty."""
     text = settings.get(THREADS, "0")
-    if not text.isdecimal() or len(text) > 4 or int(text) > 1024:
-        raise ConfigError(f"setting threads={text[:20]!r}: give a whole number from 0 (the runtime chooses) to 1024")
-    return int(text)
+    words = [word.strip() for word in text.split(",")]
+    if len(words) > 8 or not all(word.isdecimal() and len(word) <= 4 and int(word) <= 1024 for word in words):
+        raise ConfigError(
+            f"setting threads={text[:40]!r}: give whole numbers from 0 (the runtime chooses) to 1024, at most 8 of them"
+        )
+    return tuple(dict.fromkeys(int(word) for word in words))
 
 
 def read_toml(text: bytes) -> Settings:

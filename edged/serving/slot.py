@@ -15,6 +15,7 @@ from edged.errors import EdgedError, HostLost, Overloaded
 from edged.serving import messages as m
 from edged.serving.arena import Arena, Span
 from edged.serving.link import HostLink, Reply
+from edged.serving.pace import Pace
 from edged.serving.schedule import Schedule
 from edged.serving.work import Answered, EngineRef, OutputTensor, Work
 
@@ -28,9 +29,15 @@ class ServingSession:
     def __init__(self, link: HostLink, number: int, engine: EngineRef) -> None:
         self.link, self.number, self.engine = link, number, engine
         self.in_flight = 0
+        self.pace = Pace()
         self.reply_bytes = 0  # the largest answer so far, so that the next finds room in the arena
         self.idle = asyncio.Event()
         self.idle.set()
+
+    @property
+    def edition(self) -> str:
+        """Which build of its key it is."""
+        return self.engine.edition
 
     async def retire(self) -> None:
         """Finishes what it has, then closes the engine."""
@@ -155,9 +162,13 @@ class Slot:
         future: asyncio.Future[Reply],
     ) -> None:
         error = future.exception()
-        if error is None and not work.future.done():
-            work.future.set_result(_collect(session, future.result(), queue_ms))
-            self.answered += 1
+        if error is None:
+            reply_now = future.result()
+            if work.is_frame or session.engine.is_static:
+                session.pace.add(reply_now.times.infer_ms)
+            if not work.future.done():
+                work.future.set_result(_collect(session, reply_now, queue_ms))
+                self.answered += 1
         elif isinstance(error, EdgedError):
             self._fail(work, error)
         for span in (*spans, *([reply] if reply else [])):

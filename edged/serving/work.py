@@ -15,12 +15,18 @@ from edged.vision.family import Recognition, Thresholds
 
 
 class EngineRef(msgspec.Struct, frozen=True):
-    """Which engine answers: its key, its backend, the digest of its model, how its pictures and outputs are read."""
+    """Which engine answers: its key, its backend, the digest of its model, how its pictures and outputs are read.
+
+    `edition` tells one build of the key from another. `is_static` says that every inference is of one size, so that
+    their times can be compared.
+    """
 
     key: str
     backend: str
     model: str
     recognition: Recognition
+    edition: str = ""
+    is_static: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,6 +59,7 @@ class Work(ABC):
     """What is common to both kinds. The future ends with an Answered or an EdgedError; cancelling it drops the work."""
 
     __slots__ = ("future", "received", "retried")
+    is_frame = False
 
     def __init__(self) -> None:
         self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
@@ -76,6 +83,7 @@ class FrameWork(Work):
     """A picture to detect on: encoded bytes, or raw pixels with their geometry."""
 
     __slots__ = ("data", "height", "pixel_format", "stride", "thresholds", "width")
+    is_frame = True
 
     def __init__(
         self,

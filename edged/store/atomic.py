@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import tempfile
+import time
 from pathlib import Path
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+# Flags that the file system does not know, the kernel does not know, and a container's lower layer.
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP)
+_PART = ".part"
+_STRAY_SECONDS = 3600.0  # nobody writes one file for so long
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
     """Replaces `path` by `data`. Whatever happens, readers see the old content or the new, never a part."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_PART, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -23,6 +33,14 @@ def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
             os.unlink(temporary)
         raise
     sync_directory(path.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what a `write_file` that was killed has left in a folder, once nobody can be writing it any more."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f".*{_PART}"):
+            if time.time() - path.lstat().st_mtime > _STRAY_SECONDS:
+                path.unlink()
 
 
 def sync_directory(path: Path) -> None:
@@ -44,6 +62,18 @@ def sync_tree(root: Path) -> None:
             finally:
                 os.close(handle)
         sync_directory(Path(folder))
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swaps two names in one step (renameat2(2) with RENAME_EXCHANGE); False where the file system cannot."""
+    with contextlib.suppress(AttributeError):  # a C library older than the call
+        swap = ctypes.CDLL(None, use_errno=True).renameat2
+        if swap(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+            return True
+        code = ctypes.get_errno()
+        if code not in _NO_EXCHANGE:
+            raise OSError(code, os.strerror(code), str(other))
+    return False
 
 
 def publish(staged: Path, final: Path) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from edged.backend.contract import Recipe
 from edged.backend.registry import ABSENT
 from edged.device.fingerprint import Fingerprint
-from edged.device.validity import relevant
+from edged.device.validity import is_driver, relevant
 
 FORMAT = "1"
 _BACKEND = "recipe.backend"
@@ -71,13 +71,22 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange,
     return tuple(PartChange(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n))
 
 
+def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
+    """Whether two keys are of one model, recipe and runtime, and differ in nothing but the driver beneath."""
+    differing = changes(old, new)
+    return bool(differing) and all(is_driver(change.part) for change in differing)
+
+
 def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, str]]]) -> str | None:
-    """The digest of the stored key of the same backend with the fewest differing parts, the same model first."""
+    """The digest of the stored key of the same backend with the fewest differing parts: the same model first, then the
+    same recipe, since an engine is best explained by what it was before."""
     rivals = ((digest, parts) for digest, parts in stored if parts.get(_BACKEND) == wanted.get(_BACKEND))
 
-    def distance(item: tuple[str, Mapping[str, str]]) -> tuple[bool, int, str]:
+    def distance(item: tuple[str, Mapping[str, str]]) -> tuple[bool, int, int, str]:
         digest, parts = item
-        return parts.get("model") != wanted.get("model"), len(changes(parts, wanted)), digest
+        differing = changes(parts, wanted)
+        recipe = sum(change.part.startswith("recipe.") for change in differing)
+        return parts.get("model") != wanted.get("model"), recipe, len(differing), digest
 
     best = min(rivals, key=distance, default=None)
     return best[0] if best else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from edged.backend.artefact import FileRecord
@@ -23,6 +25,7 @@ class BuildFacts(msgspec.Struct, frozen=True):
     build_s: float
     peak_memory_mb: float
     edged_version: str
+    total_s: float = 0.0  # with asking the reference, verifying and timing
     effort: Effort = "full"
 
 
@@ -37,6 +40,7 @@ class EngineRecord(msgspec.Struct, frozen=True):
     verdict: Verdict
     latency_ms: float | None = None  # median of one inference on this device, when it was verified
     reference_ms: float | None = None  # the same of the reference, measured in turns with it
+    baseline_ms: float | None = None  # the lowest latency since it was built: what it is able to do here
     load: float | None = None  # share of the box's processors, 0 to 1, that others used while it was timed
     standard: str = ""  # digest of what it was held to; a verdict by another standard is out of date
     adopted_from: str = ""  # key of the engine whose files these are: built for another driver, proven with this one
@@ -53,6 +57,14 @@ class EngineRecord(msgspec.Struct, frozen=True):
         if self.latency_ms is None or not self.reference_ms:
             return None
         return self.latency_ms / self.reference_ms
+
+    @property
+    def edition(self) -> str:
+        """Tells one build of a key from another: 12 hexadecimal digits over its files; empty where it has none."""
+        if not self.files:
+            return ""
+        content = "".join(f"{name}\0{file.sha256}\0" for name, file in sorted(self.files.items()))
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     @property
     def size(self) -> int:

@@ -1,19 +1,18 @@
-"""The store: `engines/<key>/` holds an engine's files and its `record.json`; `staging/` holds what is being made.
+"""The store: `engines/<key>/` holds an engine's files and its `record.json`; `staging/` holds what is being made;
+`pins/` has an empty file for each engine that an operator wants kept.
 
-Every entry appears by one rename of a complete, synced directory. Several processes may use one store: each holds a
-lock on what it stages, and a stage without a living owner is a stray that the next start removes.
+Every entry appears by one rename of a complete, synced directory. Several processes may use one store.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import logging
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -23,11 +22,14 @@ from edged.files import read_regular
 from edged.store import atomic
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
+from edged.store.staging import Staging
 
 _LOG = logging.getLogger("edged.store")
 _RECORD = "record.json"
-_LOCK = ".owner"
-_SWEEP = ".sweep"
+_LARGEST_RECORD = 1 << 20  # bytes; whatever is larger is no record, and must not fill the memory
+_WANTING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process, and no fault of what is on disk
+_NOTHING = (FileNotFoundError, NotADirectoryError)  # of a folder that could not be made: `problem` tells
+_TICK_SECONDS = 0.001
 
 
 class Counts(msgspec.Struct):
@@ -40,33 +42,73 @@ class Counts(msgspec.Struct):
 
 
 class Store:
-    """Engines by the digest of their key. Not thread-safe; the file system is the truth, memory only an index."""
+    """Engines by the digest of their key. One thread at a time; the file system is the truth, memory only an index.
+
+    A disk that cannot be written, or not even read, makes an empty or unchangeable store and never an error here: what
+    it holds goes on being served. `problem` says what is wrong with it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()  # children work in another folder
-        self._engines = self.root / "engines"
-        self._staging = self.root / "staging"
+        self._engines, self._pins = self.root / "engines", self.root / "pins"
+        self._staging = Staging(self.root / "staging")
         self.counts = Counts()
         self._index: dict[str, EngineRecord] = {}
-        for folder in (self._engines, self._staging):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-        self._sweep()
+        self._used: dict[str, float] = {}  # seconds since the epoch
+        self._latest = 0.0  # of them
+        self._pinned: set[str] = set()
+        with contextlib.suppress(OSError):  # `problem` tells
+            for folder in (self._engines, self._staging.root, self._pins):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        try:
+            self.counts.strays = self._staging.sweep()
+        except _NOTHING:
+            pass
+        except OSError as error:  # a read-only disk still serves what it holds
+            _LOG.warning("%s cannot be cleaned: %s", self._staging.root, error.strerror)
         self.rescan()
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be stored, in a few words; empty where it can. What is stored can perhaps still be read."""
+        for folder in (self._engines, self._staging.root):
+            try:
+                if not stat.S_ISDIR(folder.stat().st_mode):
+                    return f"{folder} is not a directory"
+                if os.statvfs(folder).f_flag & os.ST_RDONLY:
+                    return f"{folder} is on a read-only file system"
+            except FileNotFoundError:
+                return f"{folder} is not there and cannot be made"
+            except OSError as error:
+                return f"{folder} cannot be used: {error.strerror}"
+            if not os.access(folder, os.W_OK | os.X_OK):
+                return f"{folder} may not be written by this user"
+        return ""
 
     def rescan(self) -> None:
         """Reads every record again. What cannot be read is counted, set aside and built anew when it is wanted."""
-        self._index = {}
-        for folder in sorted(self._engines.iterdir()):
-            record = _read(folder)
-            if record is None:
-                self.counts.damaged += 1
-                with contextlib.suppress(OSError):  # on a read-only disk it stays, and stays unused
-                    self._discard(folder)
-            else:
-                self._index[folder.name] = record
+        index: dict[str, EngineRecord] = {}
+        used: dict[str, float] = {}
+        for folder in _entries(self._engines):
+            try:
+                record = _read(folder) or _read(folder)  # another process may have exchanged it in between
+                if record is not None:
+                    used[folder.name], index[folder.name] = folder.stat().st_mtime, record
+                elif os.path.lexists(folder):  # and nobody removed it just now
+                    self.counts.damaged += 1
+                    self._staging.bury(folder, _RECORD)
+            except FileNotFoundError:  # somebody did
+                continue
+            except OSError as error:  # on a read-only disk it stays, and stays unused
+                _LOG.warning("%s: %s", folder, error.strerror)
+        self._index, self._used = index, used  # not before: another thread may be reading them
+        self._latest = max(used.values(), default=0.0)
+        self._pinned = {path.name for path in _entries(self._pins)}
+
+    # -- reading ----------------------------------------------------------------------------------------------------
 
     def records(self) -> dict[str, EngineRecord]:
-        """All engines by key digest, rejected ones included."""
+        """All engines by key digest, rejected and evicted ones included."""
         return dict(self._index)
 
     def find(self, key: str) -> EngineRecord | None:
@@ -82,98 +124,150 @@ class Store:
         """The files of an engine; they are checked when a backend reads them. KeyError when there is no such engine."""
         return Artefact(str(self._engines / key), self._index[key].files)
 
-    @contextmanager
-    def stage(self) -> Iterator[Path]:
+    def used(self, key: str) -> float:
+        """When an engine was last made or opened, in seconds since the epoch; 0 when it is not known.
+
+        Of two engines the one that was used later has the larger number, also when the clock was set back meanwhile.
+        """
+        return self._used.get(key, 0.0)
+
+    def is_pinned(self, key: str) -> bool:
+        """Whether an operator wants it kept."""
+        return key in self._pinned
+
+    @property
+    def size(self) -> int:
+        """Bytes of all engines' files."""
+        return sum(record.size for record in self.records().values())  # a copy: another thread may be committing
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def stage(self) -> AbstractContextManager[Path]:
         """An empty directory to build in, removed afterwards with whatever is left in it."""
-        with self._sweeping(fcntl.LOCK_SH):  # until it is locked, a new stage looks like a stray
-            home = Path(tempfile.mkdtemp(dir=self._staging))
-            lock = os.open(home / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            out = home / "engine"
-            out.mkdir()
-            yield out
-        finally:
-            shutil.rmtree(home, ignore_errors=True)
-            os.close(lock)
+        return self._staging.stage()
 
     def commit(self, staged: Path, record: EngineRecord) -> str:
-        """Publishes a staged engine under its key, replacing one that is there. Returns the key's digest."""
+        """Publishes a staged engine under its key, in one step also where one is there. Returns the key's digest.
+
+        Where the file system cannot exchange two directories, an older engine of the key is taken away first.
+        """
         digest = EngineKey(record.parts).digest
+        place = self._engines / digest
         atomic.write_file(staged / _RECORD, msgspec.json.format(msgspec.json.encode(record)))
+        now = self._now()
+        _set_time(staged, now)
         atomic.sync_tree(staged)
-        self._index.pop(digest, None)
-        self._discard(self._engines / digest)
-        os.rename(staged, self._engines / digest)
-        self._index[digest] = record
+        if not (place.is_dir() and atomic.exchange(staged, place)):  # what was there goes with the stage
+            self._index.pop(digest, None)
+            self._staging.bury(place, _RECORD)
+            os.rename(staged, place)
+        self._index[digest], self._used[digest] = record, now
         atomic.sync_directory(self._engines)
         return digest
 
-    def damaged(self, key: str) -> None:
-        """Drops an engine whose files did not match its record when it was opened."""
+    def amend(self, record: EngineRecord) -> None:
+        """Replaces the record of an engine whose files stay as they are. KeyError when there is no such engine."""
+        digest = EngineKey(record.parts).digest
+        if self._index[digest].files != record.files:
+            raise ValueError("an amended record names other files; commit them instead")
+        place = self._engines / digest
+        with self.stage() as out:  # not beside the old one: whoever is killed here must leave nothing in the entry
+            atomic.write_file(out / _RECORD, msgspec.json.format(msgspec.json.encode(record)))
+            os.replace(out / _RECORD, place / _RECORD)
+            self._index[digest] = record
+        _set_time(place, self.used(digest))  # as it was before the new name
+        atomic.sync_directory(place)
+
+    def strip(self, record: EngineRecord) -> None:
+        """Removes an engine's files and keeps its record, which says why there are none. On a disk so full that not
+        even that can be written the record goes, too."""
+        try:
+            with self.stage() as out:
+                self.commit(out, msgspec.structs.replace(record, files={}))
+        except OSError:
+            self.remove(EngineKey(record.parts).digest)
+
+    def touch(self, key: str) -> None:
+        """It is used now: others are evicted before it."""
+        if key in self._index:
+            self._used[key] = now = self._now()
+            _set_time(self._engines / key, now)
+
+    def pin(self, key: str) -> None:
+        """Keeps an engine from being evicted, until `unpin`."""
+        (self._pins / key).touch()
+        atomic.sync_directory(self._pins)
+        self._pinned.add(key)
+
+    def unpin(self, key: str) -> None:
+        """It may be evicted again."""
+        (self._pins / key).unlink(missing_ok=True)
+        self._pinned.discard(key)
+
+    def damaged(self, artefact: Artefact) -> None:
+        """Drops the engine whose files did not match its record when it was opened, unless others took their place.
+
+        A pin stays: it is for the engine that is built instead.
+        """
         self.counts.damaged += 1
-        self.remove(key)
+        key = Path(artefact.root).name
+        record = self._index.get(key)
+        if record is not None and record.files == artefact.files:
+            self._drop(key)
 
     def remove(self, key: str) -> None:
-        """Removes an engine if it is there."""
+        """Removes an engine if it is there, its record and its pin. What a disk does not let go of is used no more."""
+        with contextlib.suppress(OSError):
+            self.unpin(key)
+        self._drop(key)
+
+    def _drop(self, key: str) -> None:
         self._index.pop(key, None)
-        self._discard(self._engines / key)
-
-    def _discard(self, folder: Path) -> None:
-        """Takes an entry out of sight in one step, then removes it: a crash in between leaves a stray, not a half."""
-        if not os.path.lexists(folder):
-            return
-        if folder.is_symlink() or not folder.is_dir():
-            folder.unlink()
-            return
-        grave = Path(tempfile.mkdtemp(dir=self._staging))
-        os.rename(folder, grave / "engine")
-        shutil.rmtree(grave, ignore_errors=True)
-
-    def _sweep(self) -> None:
+        self._used.pop(key, None)
         try:
-            with self._sweeping(fcntl.LOCK_EX):
-                for stray in self._staging.iterdir():
-                    if stray.is_dir() and not _is_owned(stray):
-                        self.counts.strays += 1
-                        shutil.rmtree(stray, ignore_errors=True)
-        except OSError as error:  # a read-only disk still serves what it holds
-            _LOG.warning("the store cannot be cleaned: %s", error.strerror)
+            self._staging.bury(self._engines / key, _RECORD)
+        except OSError as error:
+            _LOG.warning("engine %s cannot be removed from disk: %s", key[:12], error.strerror)
 
-    @contextmanager
-    def _sweeping(self, mode: int) -> Iterator[None]:
-        """Held shared while a stage is being made, exclusively while strays are removed."""
-        lock = os.open(self._staging / _SWEEP, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(lock, mode)
-            yield
-        finally:
-            os.close(lock)
+    def _now(self) -> float:
+        """Later than every engine was used: the order holds on a box that has no battery and starts in the past."""
+        self._latest = max(time.time(), self._latest + _TICK_SECONDS)
+        return self._latest
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What a folder holds, in order; nothing where it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except _NOTHING:
+        return []
+    except OSError as error:
+        _LOG.warning("%s cannot be read: %s", folder, error.strerror)
+        return []
 
 
 def _read(folder: Path) -> EngineRecord | None:
-    """The record of an entry whose name is the digest of its parts and whose files have their sizes, else None."""
+    """The record of an entry whose name is the digest of its parts and whose files have their sizes, else None.
+
+    OSError when this process has no means to read anything.
+    """
+    place = folder / _RECORD
     try:
-        record = msgspec.json.decode(read_regular(folder / _RECORD), type=EngineRecord)
+        if place.stat().st_size > _LARGEST_RECORD:
+            return None
+        record = msgspec.json.decode(read_regular(place), type=EngineRecord)
         sizes = {name: (folder / name).stat().st_size for name in record.files}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except OSError as error:
+        if error.errno in _WANTING:
+            raise
+        return None
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # no JSON, no text, no name of a file; nested too deep
         return None
     intact = all(sizes[name] == file.size for name, file in record.files.items())
     named = EngineKey(record.parts).digest == folder.name
     return record if intact and named else None
 
 
-def _is_owned(stage: Path) -> bool:
-    """Whether a living process holds the stage's lock."""
-    try:
-        lock = os.open(stage / _LOCK, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(lock)
+def _set_time(folder: Path, seconds: float) -> None:
+    with contextlib.suppress(OSError, OverflowError):  # a read-only disk evicts nothing anyway
+        os.utime(folder, (seconds, seconds))

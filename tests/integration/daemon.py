@@ -93,7 +93,7 @@ class Daemon:
 
     def settled(self, model: str, seconds: float = 90.0) -> list[edged.client.operations.EngineInfo]:
         """Waits until every engine of a model has its outcome and the fastest serves; returns them."""
-        ends = ("ready", "serving", "failed", "rejected", "stale")
+        ends = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale")
         with self.client() as client:
 
             def done() -> list[edged.client.operations.EngineInfo] | None:
@@ -139,11 +139,16 @@ class Daemon:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
+def is_of_the_past(engine: edged.client.operations.EngineInfo) -> bool:
+    """Whether it serves although it was built for the device as it was."""
+    return "until its successor" in engine.reason
+
+
 def _best_serves(engines: list[edged.client.operations.EngineInfo]) -> bool:
     """Whether no swap is due any more: what serves is within the margin, 5 %, of the least cost there is."""
     costs = {e.key: e.latency_ms / e.reference_ms for e in engines if e.latency_ms and e.reference_ms}
     wanted = {e.key: costs.get(e.key, 0.0) for e in engines if e.state in ("ready", "serving")}
-    serving = [e.key for e in engines if e.state == "serving"]
+    serving = [e.key for e in engines if e.state == "serving" and not is_of_the_past(e)]
     return bool(serving) and all(wanted[key] * 0.95 <= min(wanted.values()) for key in serving)
 
 

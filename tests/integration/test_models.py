@@ -14,6 +14,7 @@ import pytest
 
 import edged
 from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
+from edged.events import EngineMoved
 from edged.proto import open_inference_pb2 as pb
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration import onnx_files
@@ -215,7 +216,7 @@ def test_events_tell_what_happened_and_can_be_resumed(daemon: Daemon) -> None:
         client.add_model("told", onnx_files.scale(daemon.home / "told.onnx", 1234))
         daemon.settled("told")
         mine = [e for e in client.events() if e.model == "told"]
-        states = [e.detail["state"] for e in mine if e.kind == "engine_state"]
+        states = [e.what.state for e in mine if isinstance(e.what, EngineMoved)]
         assert mine[0].kind == "model_read"
         assert states[:4] == ["queued", "building", "verifying", "ready"]
         assert any(e.kind == "engine_serves" for e in mine)

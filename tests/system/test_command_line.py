@@ -16,7 +16,7 @@ from tests import models
 pytestmark = pytest.mark.timeout(120)
 
 NOWHERE = "/proc/nowhere"  # where not even root can make a folder
-COMMANDS = ["demo", "serve", "models", "inspect", "infer", "stream", "engines", "events", "device"]
+COMMANDS = ["demo", "serve", "models", "inspect", "infer", "stream", "status", "engines", "events", "device"]
 
 
 class Shell:
@@ -65,6 +65,10 @@ def test_commands_are_listed_as_one_meets_them(edged: Shell) -> None:
         (["engines", "show", "abcdef", "--cache", NOWHERE], 1, f"cannot use {NOWHERE}: "),
         (["engines", "show", "abcdef"], 1, "no engine has a key"),
         (["engines", "list", "--state", "s", "--target", "localhost:1"], 2, "not both"),
+        (["engines", "rebuild"], 2, "rebuild what? name a MODEL"),
+        (["engines", "evict", "--all"], 1, "no edged daemon answers"),
+        (["status"], 1, "no edged daemon answers"),
+        (["events", "--after", "yesterday"], 2, "no place among events"),
         (["serve", "--listen", "localhost:99999"], 2, "from 0 to 65535"),
         (["serve", "--listen", "localhost.evil.com:80"], 2, "reachable from other machines"),
         (["serve", "--listen", f"unix:{NOWHERE}/s.sock"], 2, f"cannot listen on {NOWHERE}/s.sock: "),

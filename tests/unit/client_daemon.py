@@ -1,5 +1,5 @@
 """A small daemon that speaks edged.v1 as protos/ document it, for the client's tests. The model's name says how it
-behaves. Runs in a thread, or as a program: client_daemon.py TARGET.
+behaves. Runs in a thread, or as a program: python -m tests.unit.client_daemon TARGET.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from grpc import aio
 
 from edged.proto import cameras_pb2 as cam
 from edged.proto import operations_pb2 as ops
+from tests.unit.client_commands import Commands
 
 TENSORS: dict[str, np.ndarray] = {
     "BOOL": np.array([[True, False]]),
@@ -50,6 +51,7 @@ class Daemon:
         self.uploads: list[tuple[ops.ModelHeader, dict[str, bytes]]] = []
         self.ended = 0
         self.removed: list[str] = []
+        self.commands = Commands()
 
     async def detect(self, frames: AsyncIterator[cam.Frame], context: Any) -> AsyncIterator[cam.Result]:
         waiting: dict[str, tuple[cam.Frame, int]] = {}
@@ -140,6 +142,7 @@ class Daemon:
             "ListEngines": (one, self.list_engines, ops.ListEnginesRequest),
             "ExplainEngine": (one, self.explain, ops.ExplainEngineRequest),
             "GetDevice": (one, self.device, ops.GetDeviceRequest),
+            **self.commands.methods(),
         }
         return [_service("edged.v1.Cameras", cameras), _service("edged.v1.Operations", operations)]
 

@@ -103,3 +103,73 @@ def test_publishing_over_an_empty_directory_fails_as_well(tmp_path: Path) -> Non
     (tmp_path / "final").mkdir()
     with pytest.raises(OSError):
         atomic.publish(tmp_path / "staged", tmp_path / "final")
+
+
+# -- exchanging -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """Two folders, each with a file that holds its name."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    return tmp_path / "one", tmp_path / "other"
+
+
+def test_two_folders_swap_their_names(two: tuple[Path, Path]) -> None:
+    one, other = two
+    if not atomic.exchange(one, other):
+        pytest.skip("this file system cannot exchange names")
+    assert [(path / "file").read_text() for path in two] == ["other", "one"]
+
+
+def test_a_file_system_that_cannot_exchange_says_so_and_nothing_is_changed(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic, "_RENAME_EXCHANGE", 1 << 9)  # a flag that no file system knows
+    assert not atomic.exchange(*two)
+    assert [(path / "file").read_text() for path in two] == ["one", "other"]
+
+
+def test_an_old_c_library_cannot_exchange(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        """A library without the call."""
+
+    monkeypatch.setattr(atomic.ctypes, "CDLL", lambda *_, **__: Old())
+    assert not atomic.exchange(*two)
+
+
+def test_exchanging_with_what_is_not_there_fails_and_changes_nothing(two: tuple[Path, Path]) -> None:
+    one, _ = two
+    with pytest.raises(FileNotFoundError):
+        atomic.exchange(one, one.with_name("nowhere"))
+    assert (one / "file").read_text() == "one"
+
+
+# -- sweeping -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_writer_left_is_swept_once_nobody_can_be_writing_it(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path / "file")]) as writer:
+        try:
+            wait(lambda: any(tmp_path.glob(".file.*")), "a file that is being written")
+        finally:
+            os.kill(writer.pid, signal.SIGSTOP)  # so that it is killed while it writes
+            os.kill(writer.pid, signal.SIGKILL)
+    (tmp_path / ".file.stray.part").write_bytes(b"half")
+    (tmp_path / ".hidden").write_bytes(b"mine")
+    young = set(tmp_path.iterdir())
+    atomic.sweep(tmp_path)
+    assert set(tmp_path.iterdir()) == young
+    for path in young:
+        os.utime(path, (1, 1))
+    atomic.sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {"file", ".hidden"}
+    assert (tmp_path / ".hidden").exists()
+
+
+def test_sweeping_what_is_no_folder_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    for path in (tmp_path / "nowhere", tmp_path / "file"):
+        atomic.sweep(path)

@@ -10,17 +10,19 @@ import pytest
 
 from edged.backend.contract import Recipe
 from edged.build.admission import admit, examine
-from edged.build.builder import REFERENCE, Builder
+from edged.build.builder import REFERENCE, Builder, Task
 from edged.build.child import Limits
+from edged.build.jobs import Progress
 from edged.device.fingerprint import Fingerprint
-from edged.errors import BuildFailed, EngineUnusable, ModelRefused
+from edged.errors import BuildFailed, EngineUnusable, ModelRefused, OutOfSpace
 from edged.model.inspect import inspect
 from edged.model.model import Model
 from edged.model.repository import plain_entry
 from edged.store.key import EngineKey
-from edged.store.record import EngineRecord
+from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
 from tests import models
+from tests.spoiled import spoil
 from tests.waiting import run
 
 LIMITS = Limits(seconds=60, memory_mb=4096)
@@ -40,17 +42,33 @@ def read(path: Path) -> Model:
     return Model.of(plain_entry("m", path, {}), inspect(path))
 
 
+def task(model: Model, recipe: Recipe, facts: dict[str, str] | None = None) -> Task:
+    return Task(model, recipe, EngineKey.of(model.digest, recipe, Fingerprint(facts or {})))
+
+
+def untold(progress: Progress) -> None:
+    """Nobody watches."""
+
+
+async def plenty(need: int) -> int:
+    return 0
+
+
 def make(builder: Builder, model: Model, recipe: Recipe) -> tuple[EngineRecord, str, list[str]]:
     phases: list[str] = []
-    key = EngineKey.of(model.digest, recipe, Fingerprint())
-    record = run(builder.make(model, recipe, key, phases.append), 60)
-    return record, key.digest, phases
+    wanted = task(model, recipe)
+    record = run(builder.make(wanted, lambda progress: phases.append(progress.phase), plenty), 60)
+    return record, wanted.key.digest, list(dict.fromkeys(phases))
 
 
 def test_an_engine_is_built_verified_timed_and_stored(builder: Builder, store: Store, tmp_path: Path) -> None:
     model = read(models.save(models.conv(), tmp_path / "model.onnx"))
     record, key, phases = make(builder, model, Recipe("onnxruntime"))
-    assert phases == ["building", "verifying"]
+    assert [p for p in phases if p in ("asking the reference", "building", "verifying")] == [
+        "asking the reference",
+        "building",
+        "verifying",
+    ]
     assert record.verdict.accepted, record.verdict.reason
     assert record.latency_ms is not None
     assert store.find(key) == record
@@ -95,7 +113,7 @@ def test_a_disk_that_fills_up_is_a_failed_build_that_says_so(
     model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
     make(builder, model, REFERENCE)
     fill(small_disk)
-    with pytest.raises(BuildFailed):
+    with pytest.raises(OutOfSpace, match="is full; free some space"):
         make(builder, model, Recipe("null"))
     assert len(store.records()) == 1
 
@@ -156,3 +174,96 @@ def test_a_model_that_the_reference_does_not_take_is_not_admitted(builder: Build
     path = models.save(models.identity(ir_version=999), tmp_path / "model.onnx")
     with pytest.raises(ModelRefused, match=r"model\.onnx cannot be served here"):
         run(admit(builder, path, {}, ["onnxruntime"]))
+
+
+# -- again, and for another driver ----------------------------------------------------------------------------------
+
+
+def test_an_engine_is_verified_again_in_place(builder: Builder, store: Store, tmp_path: Path) -> None:
+    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+    built, key, _ = make(builder, model, Recipe("onnxruntime"))
+    again = run(builder.verify(task(model, Recipe("onnxruntime")), untold), 60)
+    assert again == store.find(key)
+    assert (again.files, again.build, again.verdict.accepted) == (built.files, built.build, True)
+    assert again.baseline_ms == min(built.latency_ms or 0, again.latency_ms or 0)
+
+
+def test_an_engine_that_is_rejected_when_it_is_verified_again_loses_its_files(
+    builder: Builder, store: Store, tmp_path: Path
+) -> None:
+    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+    _, key, _ = make(builder, model, Recipe("onnxruntime"))
+    spoil(tmp_path / "cache" / "engines" / key)
+    store.rescan()
+    record = run(builder.verify(task(model, Recipe("onnxruntime")), untold), 60)
+    assert not record.verdict.accepted
+    assert record.files == {}
+    assert [p.name for p in (tmp_path / "cache" / "engines" / key).iterdir()] == ["record.json"]
+
+
+def test_what_is_not_in_the_store_cannot_be_verified(builder: Builder, tmp_path: Path) -> None:
+    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+    with pytest.raises(KeyError):
+        run(builder.verify(task(model, Recipe("onnxruntime")), untold), 60)
+
+
+def test_an_engine_for_another_driver_is_taken_over_if_it_answers_rightly(
+    builder: Builder, store: Store, tmp_path: Path
+) -> None:
+    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+    built, old, _ = make(builder, model, Recipe("onnxruntime"))
+    wanted = task(model, Recipe("onnxruntime"), {"cpu.model": "another"})
+    record = run(builder.adopt(wanted, old, untold, plenty), 60)
+    assert record.adopted_from == old
+    assert (record.files, record.build, record.parts) == (built.files, built.build, wanted.key.parts)
+    store.artefact(wanted.key.digest).check()
+    store.artefact(old).check()
+    store.remove(old)
+    store.artefact(wanted.key.digest).check()
+
+
+def test_an_engine_for_another_driver_that_answers_wrongly_is_not(
+    builder: Builder, store: Store, tmp_path: Path
+) -> None:
+    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+    _, old, _ = make(builder, model, Recipe("onnxruntime"))
+    spoil(tmp_path / "cache" / "engines" / old)
+    store.rescan()
+    wanted = task(model, Recipe("onnxruntime"), {"cpu.model": "another"})
+    with pytest.raises(EngineUnusable, match="reference"):
+        run(builder.adopt(wanted, old, untold, plenty), 60)
+    assert list(store.records()) == [old]
+    assert [p.name for p in (tmp_path / "cache" / "staging").iterdir() if p.is_dir()] == []
+
+
+def test_a_build_that_is_rejected_leaves_a_good_one_of_the_same_key_alone(
+    builder: Builder, store: Store, tmp_path: Path
+) -> None:
+    model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
+    wanted = task(model, Recipe("null"))  # which answers wrongly, as may a builder that is not deterministic
+    good = EngineRecord(wanted.key.parts, "m", wanted.recipe, {}, BuildFacts(1.0, 2.0, 3.0, "0"), Verdict(True, "", {}))
+    with store.stage() as out:
+        store.commit(out, good)
+    record = run(builder.make(wanted, untold, plenty), 60)
+    assert not record.verdict.accepted
+    assert store.find(wanted.key.digest) == good
+
+
+def test_no_room_is_asked_before_anything_is_built(builder: Builder, store: Store, tmp_path: Path) -> None:
+    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+
+    async def none(need: int) -> int:
+        assert need > 0
+        raise OutOfSpace("full")
+
+    with pytest.raises(OutOfSpace):
+        run(builder.make(task(model, Recipe("onnxruntime")), untold, none), 60)
+    assert store.records() == {}
+
+
+def test_how_long_a_build_takes_is_known_from_earlier_ones(builder: Builder, tmp_path: Path) -> None:
+    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+    wanted = task(model, Recipe("onnxruntime"))
+    assert builder.expected_seconds(wanted) is None
+    built, _, _ = make(builder, model, Recipe("onnxruntime"))
+    assert builder.expected_seconds(wanted) == built.build.total_s > built.build.build_s

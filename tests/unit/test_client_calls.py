@@ -27,6 +27,9 @@ from edged.errors import (
     ModelRefused,
     NotFound,
     NotReady,
+    OutOfSpace,
+    Overloaded,
+    Refused,
     TooLarge,
     Unsupported,
 )
@@ -220,6 +223,8 @@ def test_a_deadline(running: Running) -> None:
         ("UNAVAILABLE", "Socket closed", NotReady, "went away"),
         ("UNIMPLEMENTED", "Method not found!", Unsupported, "not an edged daemon"),
         ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (5 vs. 4)", TooLarge, "smaller picture"),
+        ("RESOURCE_EXHAUSTED", "the queue is full", Overloaded, "queue"),
+        ("FAILED_PRECONDITION", "it serves", Refused, "it serves"),
         ("INTERNAL", "two\nlines", EdgedError, "two lines"),
         ("PERMISSION_DENIED", None, EdgedError, "PERMISSION_DENIED without a reason"),
     ],
@@ -228,6 +233,13 @@ def test_one_line_for_every_status(code: str, details: str | None, kind: type, w
     error = to_edged(grpc.StatusCode[code], details, "unix:/x")
     assert type(error) is kind
     assert words in str(error)
+
+
+def test_the_error_that_the_daemon_names_tells_errors_of_one_code_apart() -> None:
+    code, named = grpc.StatusCode.RESOURCE_EXHAUSTED, [("x", "OutOfSpace"), ("edged-error", "OutOfSpace")]
+    assert type(to_edged(code, "no room", "unix:/x", named)) is OutOfSpace
+    assert type(to_edged(code, "full", "unix:/x", [("edged-error", "Overloaded")])) is Overloaded
+    assert type(to_edged(code, "full", "unix:/x", [("edged-error", "OfTheFuture")])) is Overloaded
 
 
 def test_code_names() -> None:
@@ -253,7 +265,7 @@ def test_engines(client: Client) -> None:
     assert (bare.latency_ms, bare.build_s, bare.verdict) == (None, None, None)
     assert " ".join(full.json()) == (
         "key model backend precision state reason parts latency_ms reference_ms bytes"
-        " created_unix_s build_s device verdict"
+        " created_unix_s build_s device verdict pinned used_unix_s load adopted_from effort standard"
     )
     assert full.json()["verdict"] == {"accepted": True, "reason": "", "figures": {"cosine": 0.999}}
 

@@ -255,10 +255,11 @@ class Spawned:
     """The daemon as a process of its own, which can be killed."""
 
     def __init__(self, target: str) -> None:
-        self._command = [sys.executable, client_daemon.__file__, target]
+        self._command = [sys.executable, "-m", client_daemon.__name__, target]
 
     def __enter__(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, env=os.environ)
+        root = Path(client_daemon.__file__).parents[2]
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, env=os.environ, cwd=root)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
         return self._process

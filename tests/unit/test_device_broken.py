@@ -39,6 +39,7 @@ SOURCES = [
         "sys/fs/cgroup/cpu.max",
     ),
     *("sys/class/drm/card0/device/vendor", "sys/class/drm/card0/device/uevent"),
+    *("sys/devices/soc0/family", "sys/devices/soc0/soc_id", "sys/devices/soc0/machine", "nvml.json"),
     "usr/lib/python3/dist-packages/openvino-1.0.dist-info/METADATA",
 ]
 
@@ -108,6 +109,7 @@ SNIPPETS = st.sampled_from(
             "{}",
             "}",
         ),
+        *("Tegra\n", "35", '{"gpus": {"\\n": {"name": "x"}}}', '{"state": "x"}'),
         *("PCI_SLOT_NAME=", "DRIVER=../../etc\n", "DRIVER=a\0b\n", "\0", "\u0663", "\u2028", "\x85"),
     ]
 )

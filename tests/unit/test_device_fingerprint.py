@@ -71,7 +71,7 @@ print(sorted(runtimes & {name.partition(".")[0] for name in sys.modules}))
     assert run_python(program) == "[]"
 
 
-@pytest.mark.parametrize("box", ["jetson-orin-nano", "desktop-rtx-4070"])
+@pytest.mark.parametrize("box", ["jetson-orin-nano", "jetson-agx-orin-jp72", "desktop-rtx-4070"])
 def test_a_recorded_box_is_read_below_its_folder_alone_and_runs_nothing(box: str) -> None:
     program = """
 import sys

@@ -34,11 +34,13 @@ def test_devices_are_numbered_by_slot_and_others_are_left_out(tmp_path: Path) ->
     assert {name: value.strip() for name, value in facts(tmp_path).items()} == {
         "intel.gpu.0.device": "0x7d55",
         "intel.gpu.0.driver": "i915",
+        "intel.gpu.0.integrated": "yes",
         "intel.gpu.1.device": "0xe20b",
         "intel.gpu.1.driver": "xe",
         "intel.gpu.1.driver_version": "1.2.3",
         "intel.npu.0.device": "0x7d1d",
         "intel.npu.0.driver": "intel_vpu",
+        "intel.npu.0.integrated": "yes",
     }
 
 
@@ -55,6 +57,7 @@ def test_driver_packages_count_only_with_a_device(tmp_path: Path) -> None:
     assert facts(tmp_path) == {
         "intel.gpu.0.device": "0x46a6",
         "intel.gpu.0.driver": "i915",
+        "intel.gpu.0.integrated": "yes",
         "intel.opencl": "25.1-1",
         "intel.level_zero_gpu": "1.3-2",
     }

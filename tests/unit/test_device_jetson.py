@@ -43,7 +43,7 @@ def test_another_box_has_no_jetson_facts(facts: Facts) -> None:
             "p3701-0005",
             "8.7",
         ),
-        ("nvidia,p3971-0080+p3834-0008\0nvidia,tegra264\0", "tegra264", "p3834-0008", "11.0"),
+        ("nvidia,p4071-0000+p3834-0008\0nvidia,tegra264\0", "tegra264", "p3834-0008", "11.0"),
         ("nvidia,tegra999\0", "tegra999", None, None),
     ],
 )
@@ -53,6 +53,43 @@ def test_soc_and_module(facts: Facts, compatible: str, soc: str, module: str | N
     assert found.get("jetson.module") == module
     assert found.get("gpu.0.compute_capability") == capability
     assert found["gpu.0.integrated"] == "yes"
+
+
+@pytest.mark.parametrize(("chip", "soc", "capability"), [("35", "tegra234", "8.7"), ("38", "tegra264", "11.0")])
+def test_in_a_container_the_device_tree_is_hidden_and_sysfs_tells_the_soc(
+    facts: Facts, chip: str, soc: str, capability: str
+) -> None:
+    sysfs = "sys/devices/soc0"
+    found = facts(
+        {
+            f"{sysfs}/family": "Tegra\n",
+            f"{sysfs}/soc_id": f"{chip}\n",
+            f"{sysfs}/machine": "NVIDIA Jetson Orin Nano Developer Kit\n",
+            "proc/meminfo": "MemTotal: 7802296 kB\n",
+        }
+    )
+    assert found == {
+        "jetson.model": "NVIDIA Jetson Orin Nano Developer Kit",
+        "jetson.soc": soc,
+        "gpu.0.name": f"{soc} integrated GPU",
+        "gpu.0.integrated": "yes",
+        "gpu.0.compute_capability": capability,
+        "gpu.0.memory_mb": "8192",
+    }
+
+
+def test_the_soc_of_another_maker_is_no_jetson(facts: Facts) -> None:
+    assert facts({"sys/devices/soc0/family": "Snapdragon\n", "sys/devices/soc0/soc_id": "35\n"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "integrated"), [("NVIDIA RTX 6000 Ada Generation", None), ("NVIDIA Thor", "yes"), ("Orin (nvgpu)", "yes")]
+)
+def test_a_card_in_the_box_is_not_taken_for_the_soc_s_gpu(facts: Facts, model: str, integrated: str | None) -> None:
+    found = facts(ORIN | {"proc/driver/nvidia/gpus/0005:01:00.0/information": f"Model: \t {model}\n"})
+    assert found["jetson.soc"] == "tegra234"
+    assert found.get("gpu.0.integrated") == integrated
+    assert found.get("gpu.0.compute_capability") == ("8.7" if integrated else None)
 
 
 @pytest.mark.parametrize(

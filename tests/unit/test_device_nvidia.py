@@ -1,11 +1,10 @@
-"""NVIDIA's driver files, and NVML's answers through a stand-in for pynvml."""
+"""NVIDIA's driver files, and what becomes of NVML's answers."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
+import msgspec
 import pytest
 
 from edged.device import nvidia, nvml
@@ -61,99 +60,33 @@ def test_a_new_library_over_the_old_module_waits_for_a_reboot(tmp_path: Path, li
     assert (found.get("nvidia.state") == nvidia.REBOOT_PENDING) is pending
 
 
-def test_jetson_s_library_has_no_driver_version(tmp_path: Path) -> None:
-    write(tmp_path, "usr/lib/aarch64-linux-gnu/libcuda.so.1.1")
-    (tmp_path / "usr/lib/aarch64-linux-gnu/libcuda.so.1").symlink_to("libcuda.so.1.1")
+def test_jetson_s_library_has_no_driver_version_but_the_compiler_beside_it_has(tmp_path: Path) -> None:
+    place = "usr/lib/aarch64-linux-gnu"
+    write(tmp_path, f"{place}/libcuda.so.1.1")
+    (tmp_path / place / "libcuda.so.1").symlink_to("libcuda.so.1.1")
     assert nvidia.probe(Root(tmp_path)) == {}
+    write(tmp_path, f"{place}/nvidia/libnvidia-ptxjitcompiler.so.540.4.0")
+    assert nvidia.probe(Root(tmp_path)) == {"nvidia.driver": "540.4.0"}
+    write(tmp_path, f"{place}/nvidia/libnvidia-ptxjitcompiler.so.540.5.0")
+    (tmp_path / place / "nvidia/libnvidia-ptxjitcompiler.so.1").symlink_to("libnvidia-ptxjitcompiler.so.540.4.0")
+    assert nvidia.probe(Root(tmp_path)) == {"nvidia.driver": "540.4.0"}
 
 
-class NVMLError(Exception):
-    def __init__(self, value: int) -> None:
-        super().__init__(f"error {value}")
-        self.value = value
-
-
-class LibraryNotFound(NVMLError):
-    pass
-
-
-def refuse(*_: object) -> Any:
-    raise NVMLError(3)
-
-
-def pynvml(**changes: Any) -> SimpleNamespace:
-    """A module with one card that answers; `changes` replace functions."""
-    functions = {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: b"550.54.14",
-        "nvmlSystemGetCudaDriverVersion_v2": lambda: 12040,
-        "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId="00000000:0A:00.0"),
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=12 << 30),
-        "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, 9),
-        "nvmlDeviceGetName": lambda handle: "NVIDIA GeForce RTX 4070",
-        "nvmlDeviceGetNumGpuCores": lambda handle: 5888,
-        "nvmlDeviceGetMemoryBusWidth": lambda handle: 192,
+def test_a_jetson_that_was_upgraded_waits_for_a_reboot_too(tmp_path: Path) -> None:
+    write(tmp_path, "proc/driver/nvidia/version", OPEN.replace("x86_64  560.35.03", "aarch64  540.3.0"))
+    write(tmp_path, "usr/lib/aarch64-linux-gnu/nvidia/libnvidia-ptxjitcompiler.so.540.4.0")
+    assert nvidia.probe(Root(tmp_path)) == {
+        "nvidia.driver": "540.4.0",
+        "nvidia.kernel_module": "540.3.0",
+        "nvidia.state": nvidia.REBOOT_PENDING,
     }
-    return SimpleNamespace(NVMLError=NVMLError, NVMLError_LibraryNotFound=LibraryNotFound, **(functions | changes))
 
 
-def test_nvml_tells_what_the_files_do_not() -> None:
-    assert nvml.ask(pynvml()) == nvml.Reading(
-        {"nvidia.driver": "550.54.14", "cuda.driver": "12.4"},
-        {
-            "0000:0a:00.0": {
-                "name": "NVIDIA GeForce RTX 4070",
-                "memory_mb": "12288",
-                "compute_capability": "8.9",
-                "cores": "5888",
-                "memory_bus_bits": "192",
-            }
-        },
-    )
-
-
-def test_unsupported_questions_are_absent_facts() -> None:
-    library = pynvml(
-        nvmlDeviceGetMemoryInfo=refuse, nvmlDeviceGetMemoryBusWidth=refuse, nvmlSystemGetDriverVersion=refuse
-    )
-    del library.nvmlDeviceGetNumGpuCores
-    reading = nvml.ask(library)
-    assert reading.facts == {"cuda.driver": "12.4"}
-    assert reading.gpus["0000:0a:00.0"].keys() == {"name", "compute_capability"}
-
-
-@pytest.mark.parametrize("question", ["nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo"])
-def test_a_card_that_does_not_answer_is_left_out(question: str) -> None:
-    assert nvml.ask(pynvml(**{question: refuse})).gpus == {}
-
-
-def test_nvml_is_closed_again() -> None:
-    closed = []
-    nvml.ask(pynvml(nvmlShutdown=lambda: closed.append(True)))
-    assert closed == [True]
-
-
-@pytest.mark.parametrize(
-    ("error", "facts"),
-    [
-        (NVMLError(18), {"nvidia.state": "reboot pending"}),
-        (NVMLError(9), {"nvidia.state": "NVML error 9"}),
-        (LibraryNotFound(12), {}),
-    ],
+READING = nvml.Reading(
+    driver="550.54.14",
+    cuda="12.4",
+    gpus={"0000:0a:00.0": nvml.Gpu("NVIDIA GeForce RTX 4070", "8.9", memory_mb=12282, cores=5888)},
 )
-def test_why_nvml_does_not_open(error: NVMLError, facts: dict[str, str]) -> None:
-    def fail() -> None:
-        raise error
-
-    assert nvml.ask(pynvml(nvmlInit=fail)) == nvml.Reading(facts)
-
-
-def test_without_nvidia_ml_py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    assert nvml.read() == nvml.Reading()
 
 
 class Live(Root):
@@ -171,12 +104,15 @@ def test_live_answers_complete_the_files(tmp_path: Path, monkeypatch: pytest.Mon
     write(tmp_path, "proc/driver/nvidia/version", CLOSED)
     card(tmp_path, "0000:0a:00.0", "RTX 4070")
     card(tmp_path, "0000:01:00.0", "T4")
-    monkeypatch.setattr(nvml, "read", lambda: nvml.ask(pynvml()))
+    monkeypatch.setattr(nvml, "read", lambda: READING)
     found = nvidia.probe(Live(tmp_path))
     assert found["gpu.0.name"] == "T4"
     assert found["gpu.1.name"] == "NVIDIA GeForce RTX 4070"
     assert found["gpu.1.compute_capability"] == "8.9"
+    assert found["gpu.1.memory_mb"] == "12282"
     assert found["nvidia.driver"] == "550.54.14"
+    assert found["cuda.driver"] == "12.4"
+    assert "gpu.1.memory_bus_bits" not in found
 
 
 def test_a_card_that_only_nvml_knows_takes_its_place_in_the_order(
@@ -184,7 +120,7 @@ def test_a_card_that_only_nvml_knows_takes_its_place_in_the_order(
 ) -> None:
     write(tmp_path, "proc/driver/nvidia/version", CLOSED)
     card(tmp_path, "0000:81:00.0", "L4")
-    monkeypatch.setattr(nvml, "read", lambda: nvml.ask(pynvml()))
+    monkeypatch.setattr(nvml, "read", lambda: READING)
     found = nvidia.probe(Live(tmp_path))
     assert (found["gpu.0.pci"], found["gpu.1.pci"]) == ("0000:0a:00.0", "0000:81:00.0")
 
@@ -195,13 +131,49 @@ def test_a_recorded_tree_never_asks_this_box_s_driver(tmp_path: Path, monkeypatc
     nvidia.probe(Root(tmp_path))
 
 
+def test_a_box_without_a_driver_is_not_asked_and_has_no_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, nvml.RECORDED, msgspec.json.encode(READING).decode())
+    monkeypatch.setattr(nvml, "read", lambda: pytest.fail("asked"))
+    assert nvidia.probe(Live(tmp_path)) == {}
+
+
+def test_a_recorded_tree_has_what_nvml_said_then(tmp_path: Path) -> None:
+    write(tmp_path, "proc/driver/nvidia/version", CLOSED)
+    card(tmp_path, "0000:0a:00.0", "RTX 4070")
+    write(tmp_path, nvml.RECORDED, msgspec.json.encode(READING).decode())
+    assert nvidia.probe(Root(tmp_path)) == {
+        "cuda.driver": "12.4",
+        "gpu.0.compute_capability": "8.9",
+        "gpu.0.cores": "5888",
+        "gpu.0.memory_mb": "12282",
+        "gpu.0.name": "NVIDIA GeForce RTX 4070",
+        "gpu.0.pci": "0000:0a:00.0",
+        "nvidia.driver": "550.54.14",
+        "nvidia.kernel_module": "550.54.14",
+    }
+
+
+@pytest.mark.parametrize("state", [nvidia.REBOOT_PENDING, "NVML error 9"])
+def test_why_nvml_could_not_be_asked_is_the_driver_s_state(tmp_path: Path, state: str) -> None:
+    write(tmp_path, nvml.RECORDED, f'{{"state": "{state}"}}')
+    assert nvidia.probe(Root(tmp_path)) == {"nvidia.state": state}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"gpus": []}', '{"gpus": {"a": {"memory_mb": "x"}}}', "[" * 200_000])
+def test_a_damaged_recording_is_absent(tmp_path: Path, text: str) -> None:
+    write(tmp_path, nvml.RECORDED, text)
+    assert nvidia.probe(Root(tmp_path)) == {}
+
+
 def test_the_library_on_disk_decides_over_the_one_already_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "proc/driver/nvidia/version", CLOSED)
     write(tmp_path, "usr/lib/x86_64-linux-gnu/libcuda.so.560.35.03")
     (tmp_path / "usr/lib/x86_64-linux-gnu/libcuda.so.1").symlink_to("libcuda.so.560.35.03")
-    monkeypatch.setattr(nvml, "read", lambda: nvml.ask(pynvml()))
+    monkeypatch.setattr(nvml, "read", lambda: READING)
     found = nvidia.probe(Live(tmp_path))
     assert found["nvidia.driver"] == "560.35.03"
     assert found["nvidia.state"] == nvidia.REBOOT_PENDING

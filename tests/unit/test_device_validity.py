@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edged.device.fingerprint import Fingerprint, probe
-from edged.device.validity import relevant
+from edged.device.validity import is_driver, relevant
 from edged.errors import Unsupported
 
 BOXES = Path(__file__).parents[1] / "fixtures" / "devices"
@@ -101,3 +101,52 @@ def test_the_null_backend_depends_on_nothing() -> None:
 def test_an_unknown_pair_is_refused_rather_than_free_of_conditions(backend: str, kind: str) -> None:
     with pytest.raises(Unsupported, match="builds no engines"):
         relevant(backend, kind)
+
+
+# -- what is only beneath an engine ---------------------------------------------------------------------------------
+
+EVERY_RELEVANT = sorted({name for backend, kind in PAIRS for name in relevant(backend, kind)})
+# Not compiled into an engine: trying it, and comparing its answers, tells whether it still works.
+DRIVERS = {
+    *("cpu.vendor", "cpu.model", "cpu.signature"),
+    *("nvidia.driver", "nvidia.kernel_module", "jetson.l4t", "jetson.power_mode"),
+    *("intel.gpu.0.driver", "intel.gpu.0.driver_version", "intel.opencl", "intel.level_zero_gpu"),
+    *("intel.graphics_compiler", "intel.npu.0.driver", "intel.npu.0.driver_version", "intel.npu_compiler"),
+    *("intel.level_zero_npu", "intel.npu_firmware"),
+}
+
+
+def test_the_facts_that_are_only_beneath_an_engine_are_facts_of_some_engine() -> None:
+    assert set(EVERY_RELEVANT) >= DRIVERS
+
+
+@pytest.mark.parametrize("name", EVERY_RELEVANT)
+def test_a_fact_is_either_beneath_an_engine_or_part_of_it(name: str) -> None:
+    assert is_driver(name) is (name in DRIVERS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("runtime.tensorrt", "runtime.openvino", "tensorrt.version", "cuda.runtime", "cudnn.version", "cpu.isa"),
+        *("cpu.arch", "gpu.0.name", "jetson.soc", "jetson.module", "intel.gpu.0.device", "intel.npu.0.device"),
+    ],
+)
+def test_what_an_engine_is_compiled_for_is_never_left_to_a_trial(name: str) -> None:
+    assert not is_driver(name)
+
+
+def test_every_device_of_a_box_has_its_own_driver() -> None:
+    assert is_driver("intel.gpu.1.driver")
+    assert is_driver("intel.npu.12.driver_version")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "cpu.models", "xcpu.model", "cpu.model.name", "nvidia.drivers", "intel.gpu.driver", "intel.gpu.x.driver"),
+        *("recipe.device", "format", "model", "nvidia_driver", "intel-opencl"),
+    ],
+)
+def test_a_name_that_only_looks_like_one_is_none(name: str) -> None:
+    assert not is_driver(name)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import cv2
+import msgspec
 import numpy as np
 import onnx
 import pytest
 
 from edged.backend import registry
 from edged.backend.contract import UNOPTIMISED, Order, Recipe, Session, Signature
-from edged.build import golden
+from edged.build import golden, pictures
 from edged.build.golden import Sample
+from edged.build.questions import PICTURE
 from edged.build.standard import TOLERANCES
-from edged.build.verify import judge
+from edged.build.verify import Pair, judge
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.tensors import Array, TensorSpec, numpy_dtype
+from edged.vision.family import Recognition, Thresholds, recognise
+from edged.vision.image import decode
+from edged.vision.prepare import Preparer
 from tests import models
+
+TENSORS = Recognition(None, "", None, "", (), Thresholds())  # of a model that takes no pictures
 
 
 class Echo:
@@ -41,6 +51,23 @@ def signature(*inputs: tuple[str, tuple[int | str, ...]]) -> Signature:
     return Signature(specs, specs)
 
 
+def ask(session: Session, signature: Signature) -> list[Sample]:
+    return golden.make(session, signature, TENSORS).samples
+
+
+def pictures_of(signature: Signature, width: int, height: int, **more: str) -> Recognition:
+    """What is known of a model with such an input, set to take pictures of that size."""
+    settings = {"preprocess.width": str(width), "preprocess.height": str(height), **more}
+    return recognise(signature.inputs, signature.outputs, {}, settings)
+
+
+def picture(path: Path, seed: int = 1, size: tuple[int, int] = (32, 24)) -> Path:
+    """A small file of noise, JPEG or PNG as its name says."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (*reversed(size), 3), dtype=np.uint8)
+    assert cv2.imwrite(str(path), pixels)
+    return path
+
+
 def session(folder: Path, proto: onnx.ModelProto) -> tuple[Session, Signature]:
     path, sign = models.save(proto, folder / "model.onnx"), models.signature(proto)
     recipe = Recipe("onnxruntime", optimization=UNOPTIMISED)
@@ -61,18 +88,18 @@ def test_questions_of_every_datatype_fit_the_signature_and_are_the_same_every_ti
     datatype: str, shape: tuple[int | str, ...]
 ) -> None:
     wanted = signature((datatype, shape))
-    samples = golden.make(Echo(), wanted, None)
+    samples = ask(Echo(), wanted)
     assert len(samples) == 3
     for sample in samples:
         array = sample.inputs["x0"]
         assert array.dtype == numpy_dtype(datatype)
         assert wanted.inputs[0].admits(array.shape)
         assert array.flags.c_contiguous
-    assert raw(samples) == raw(golden.make(Echo(), wanted, None))
+    assert raw(samples) == raw(ask(Echo(), wanted))
 
 
 def test_questions_are_of_several_kinds() -> None:
-    samples = golden.make(Echo(), signature(("FP32", (1, 100)), ("INT32", (100,))), None)
+    samples = ask(Echo(), signature(("FP32", (1, 100)), ("INT32", (100,))))
     spread = [float(np.abs(s.inputs["x0"]).max()) for s in samples]
     assert spread[0] <= 1 < spread[1] < spread[2]
     highest = [int(np.abs(s.inputs["x1"].astype(np.int64)).max()) for s in samples]
@@ -83,35 +110,37 @@ def test_questions_are_of_several_kinds() -> None:
 
 def test_dynamic_dimensions_get_the_pictures_size_first_and_a_batch_of_one() -> None:
     echo = Echo()
-    golden.make(echo, signature(("FP32", ("batch", 3, "height", "width"))), (96, 48))
-    assert echo.asked[0] == {"x0": (1, 3, 48, 96)}
+    wanted = signature(("FP32", ("batch", 3, "height", "width")))
+    golden.make(echo, wanted, pictures_of(wanted, 96, 48))
+    assert set(map(str, echo.asked)) == {str({"x0": (1, 3, 48, 96)})}
 
 
 def test_dynamic_dimensions_get_the_pictures_size_with_channels_last_too() -> None:
     echo = Echo()
-    golden.make(echo, signature(("UINT8", ("batch", "height", "width", 3))), (96, 48))
-    assert echo.asked[0] == {"x0": (1, 48, 96, 3)}
+    wanted = signature(("UINT8", ("batch", "height", "width", 3)))
+    golden.make(echo, wanted, pictures_of(wanted, 96, 48))
+    assert set(map(str, echo.asked)) == {str({"x0": (1, 48, 96, 3)})}
 
 
 def test_sizes_are_tried_until_the_reference_takes_one() -> None:
     echo = Echo(refuses=lambda inputs: inputs["x0"].shape[1] != 8)
-    samples = golden.make(echo, signature(("FP32", ("n", "m"))), None)
+    samples = ask(echo, signature(("FP32", ("n", "m"))))
     assert {s.inputs["x0"].shape for s in samples} == {(1, 8)}
 
 
 def test_a_reference_that_takes_nothing_says_why_first(tmp_path: Path) -> None:
     with pytest.raises(EngineUnusable, match="not these"):
-        golden.make(Echo(refuses=lambda inputs: True), signature(("FP32", ("n", "m"))), None)
+        ask(Echo(refuses=lambda inputs: True), signature(("FP32", ("n", "m"))))
     echo = Echo(refuses=lambda inputs: True)
     with pytest.raises(EngineUnusable):
-        golden.make(echo, signature(("FP32", (1, 2))), None)
+        ask(echo, signature(("FP32", (1, 2))))
     assert len(echo.asked) == 3  # a fixed shape is tried once with each kind
 
 
 def test_an_input_that_would_fill_the_memory_is_not_made() -> None:
     echo = Echo()
     with pytest.raises(EngineUnusable, match="no golden input fits"):
-        golden.make(echo, signature(("FP32", (1 << 20, 1 << 20))), None)
+        ask(echo, signature(("FP32", (1 << 20, 1 << 20))))
     assert echo.asked == []
 
 
@@ -122,18 +151,18 @@ def test_an_input_that_the_reference_calls_wrong_is_left_out() -> None:
                 raise InvalidInput("too high")
             return dict(inputs)
 
-    assert len(golden.make(Picky(), signature(("INT64", (4,))), None)) == 1
+    assert len(ask(Picky(), signature(("INT64", (4,))))) == 1
 
 
 def test_equal_names_get_equal_sizes() -> None:
     echo = Echo()
-    golden.make(echo, signature(("FP32", ("n", "seq")), ("FP32", ("seq", 4))), None)
+    ask(echo, signature(("FP32", ("n", "seq")), ("FP32", ("seq", 4))))
     assert echo.asked[0]["x0"][1] == echo.asked[0]["x1"][0]
 
 
 def test_a_model_whose_indices_would_be_out_of_range_keeps_the_questions_it_can_answer(tmp_path: Path) -> None:
     reference, sign = session(tmp_path, models.gather())
-    samples = golden.make(reference, sign, None)
+    samples = ask(reference, sign)
     assert samples
     assert all(sample.inputs["index"].max() < 4 for sample in samples)
     assert all("y" in sample.outputs for sample in samples)
@@ -141,7 +170,7 @@ def test_a_model_whose_indices_would_be_out_of_range_keeps_the_questions_it_can_
 
 def test_outputs_that_are_random_by_design_are_left_out(tmp_path: Path) -> None:
     reference, sign = session(tmp_path, models.noisy())
-    for sample in golden.make(reference, sign, None):
+    for sample in ask(reference, sign):
         assert list(sample.outputs) == ["y"]
 
 
@@ -150,8 +179,8 @@ def test_a_model_of_which_everything_is_random_is_not_accepted() -> None:
         def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
             return {"x0": np.random.default_rng().random(8).astype(np.float32)}
 
-    samples = golden.make(Dice(), signature(("FP32", (8,))), None)
-    verdict = judge(((s.outputs, s.inputs) for s in samples), TOLERANCES["fp32"])
+    samples = ask(Dice(), signature(("FP32", (8,))))
+    verdict = judge((Pair(s.outputs, s.inputs) for s in samples), TOLERANCES["fp32"])
     assert not verdict.accepted
     assert "nothing to compare" in verdict.reason
 
@@ -161,7 +190,7 @@ def test_an_output_that_is_not_a_number_every_time_is_kept() -> None:
         def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
             return {"x0": np.array([np.nan, np.inf, 1], np.float32)}
 
-    assert all("x0" in s.outputs for s in golden.make(Nan(), signature(("FP32", (3,))), None))
+    assert all("x0" in s.outputs for s in ask(Nan(), signature(("FP32", (3,)))))
 
 
 def test_answers_are_kept_even_when_the_session_uses_its_arrays_again() -> None:
@@ -172,16 +201,118 @@ def test_answers_are_kept_even_when_the_session_uses_its_arrays_again() -> None:
             self.answer[:] = inputs["x0"]
             return {"x0": self.answer}
 
-    for sample in golden.make(Reusing(), signature(("FP32", (4,))), None):
+    for sample in ask(Reusing(), signature(("FP32", (4,)))):
         np.testing.assert_array_equal(sample.inputs["x0"], sample.outputs["x0"])
 
 
 def test_the_reference_agrees_with_itself_over_every_small_model(tmp_path: Path) -> None:
     for proto in (models.conv(), models.matmul(), models.several(), models.branches(), models.dynamic(), models.text()):
         reference, sign = session(tmp_path, proto)
-        samples = golden.make(reference, sign, None)
-        verdict = judge(((s.outputs, reference.infer(s.inputs)) for s in samples), TOLERANCES["fp32"])
+        samples = ask(reference, sign)
+        verdict = judge((Pair(s.outputs, reference.infer(s.inputs)) for s in samples), TOLERANCES["fp32"])
         assert verdict.accepted, verdict.reason
+
+
+# -- pictures -------------------------------------------------------------------------------------------------------
+
+
+RGB = signature(("FP32", ("batch", 3, "height", "width")))
+
+
+def test_a_model_that_takes_pictures_is_asked_about_drawn_ones() -> None:
+    made = golden.make(Echo(), RGB, pictures_of(RGB, 96, 48))
+    shown = [sample for sample in made.samples if sample.kind == PICTURE]
+    assert [sample.name for sample in shown] == [f"drawn picture {n}" for n in range(1, pictures.COUNT + 1)]
+    assert all(sample.inputs["x0"].shape == (1, 3, 48, 96) for sample in shown)
+    assert made.samples[0].kind != PICTURE
+
+
+def test_the_users_pictures_are_prepared_as_in_serving(tmp_path: Path) -> None:
+    known = pictures_of(RGB, 96, 48, **{"preprocess.fit": "letterbox", "preprocess.mean": "0.5", "preprocess.std": "2"})
+    path = picture(tmp_path / "hall.png")
+    made = golden.make(Echo(), RGB, known, [str(path)])
+    (sample,) = (sample for sample in made.samples if sample.name == "hall.png")
+    assert known.preprocess is not None
+    wanted = np.empty(known.preprocess.shape, np.float32)
+    placement = Preparer(known.preprocess).prepare(decode(path.read_bytes()), wanted)
+    np.testing.assert_array_equal(sample.inputs["x0"][0], wanted)
+    assert sample.placement == placement
+    assert made.skipped == ()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape"), [("UINT8", (1, 8, 8, 3)), ("FP16", (1, 1, 8, 8)), ("FP32", (4, 3, 8, 8))]
+)
+def test_pictures_fit_inputs_of_every_kind(tmp_path: Path, datatype: str, shape: tuple[int, ...]) -> None:
+    wanted = signature((datatype, shape))
+    made = golden.make(
+        Echo(), wanted, recognise(wanted.inputs, wanted.outputs, {}, {}), [str(picture(tmp_path / "a.png"))]
+    )
+    samples = [sample for sample in made.samples if sample.kind == PICTURE]
+    assert len(samples) == 1 + pictures.COUNT
+    for sample in samples:
+        array = sample.inputs["x0"]
+        assert (array.dtype, array.shape) == (numpy_dtype(datatype), shape)
+        assert array[0].any()
+        assert not array[1:].any()  # with a fixed batch only the first is a picture, as in serving
+
+
+BAD: dict[str, Callable[[Path], object]] = {
+    "gone": lambda path: None,
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("not a picture"),
+    "half": lambda path: path.write_bytes(picture(path.with_name("whole.jpg")).read_bytes()[:300]),
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": lambda path: os.mkfifo(path),
+    "too large": lambda path: path.write_bytes(bytes((16 << 20) + 1)),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_sample_that_cannot_be_read_is_left_out_and_told_in_one_line(tmp_path: Path, what: str) -> None:
+    bad, good = tmp_path / "bad.jpg", picture(tmp_path / "good.png")
+    BAD[what](bad)
+    made = golden.make(Echo(), RGB, pictures_of(RGB, 8, 8), [str(bad), str(good)])
+    (reason,) = made.skipped
+    assert "bad.jpg" in reason
+    assert "\n" not in reason
+    assert "good.png" in [sample.name for sample in made.samples]
+
+
+def test_pictures_of_a_model_that_takes_none_are_not_looked_at(tmp_path: Path) -> None:
+    made = golden.make(Echo(), signature(("FP32", (3,))), TENSORS, [str(tmp_path / "gone.jpg")])
+    assert made.skipped == ()
+
+
+def test_a_picture_that_the_reference_refuses_is_left_out(tmp_path: Path) -> None:
+    dark = tmp_path / "dark.png"
+    cv2.imwrite(str(dark), np.zeros((8, 8, 3), np.uint8))
+    made = golden.make(Echo(lambda inputs: not inputs["x0"].any()), RGB, pictures_of(RGB, 8, 8), [str(dark)])
+    assert made.skipped == ("sample dark.png is refused by the reference: not these",)
+
+
+def test_golden_answers_take_a_bounded_room_and_the_users_pictures_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = 2 * 3 * 8 * 8 * 4  # bytes of a picture with its answer, which is an echo
+    monkeypatch.setattr(golden, "_MOST_BYTES", 3 * one)
+    samples = [str(picture(tmp_path / f"{n}.png", n)) for n in range(4)]
+    made = golden.make(Echo(), RGB, pictures_of(RGB, 8, 8), samples)
+    assert [s.name for s in made.samples if s.kind == PICTURE] == ["0.png", "1.png", "2.png"]
+    (reason,) = made.skipped
+    assert "3.png is one too many" in reason
+
+
+def test_an_output_that_was_random_before_is_left_out_of_pictures_which_are_asked_once(tmp_path: Path) -> None:
+    class Dice(Echo):
+        def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+            super().infer(inputs)
+            return {"x0": inputs["x0"], "dice": np.random.default_rng().random(8).astype(np.float32)}
+
+    dice = Dice()
+    made = golden.make(dice, RGB, pictures_of(RGB, 8, 8), [str(picture(tmp_path / "a.png"))])
+    assert {tuple(sample.outputs) for sample in made.samples} == {("x0",)}
+    assert len(dice.asked) == 2 * 3 + 2 + pictures.COUNT  # numbers and the first picture twice, the others once
 
 
 # -- the file -------------------------------------------------------------------------------------------------------
@@ -189,9 +320,9 @@ def test_the_reference_agrees_with_itself_over_every_small_model(tmp_path: Path)
 
 def test_samples_of_every_datatype_come_back_from_the_file(tmp_path: Path) -> None:
     wanted = signature(*((name, ("n", 3)) for name in models.ONNX_TYPES), ("FP32", ()), ("FP32", (0, 2)))
-    samples = golden.make(Echo(), wanted, None)
+    samples = ask(Echo(), wanted)
     golden.save(tmp_path / "deep" / "file", samples)
-    assert raw(golden.load(tmp_path / "deep" / "file")) == raw(samples)
+    assert raw(golden.load(tmp_path / "deep" / "file").samples) == raw(samples)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +346,7 @@ def test_a_damaged_file_is_removed_so_that_it_is_made_anew(tmp_path: Path, conte
 
 def test_a_file_cut_anywhere_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    golden.save(path, golden.make(Echo(), signature(("FP32", (2,)), ("BYTES", (2,))), None))
+    golden.save(path, ask(Echo(), signature(("FP32", (2,)), ("BYTES", (2,)))))
     whole = path.read_bytes()
     for length in range(0, len(whole), 7):
         path.write_bytes(whole[:length])
@@ -225,7 +356,7 @@ def test_a_file_cut_anywhere_is_damaged(tmp_path: Path) -> None:
 
 def test_a_file_with_an_altered_answer_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    golden.save(path, golden.make(Echo(), signature(("FP32", (2000,))), None))
+    golden.save(path, ask(Echo(), signature(("FP32", (2000,)))))
     data = bytearray(path.read_bytes())
     data[len(data) // 2 - 100] ^= 0x40
     path.write_bytes(data)
@@ -236,3 +367,35 @@ def test_a_file_with_an_altered_answer_is_damaged(tmp_path: Path) -> None:
 def test_a_missing_file_is_made_anew(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed):
         golden.load(tmp_path / "none")
+
+
+def test_names_placements_and_what_was_left_out_come_back_from_the_file(tmp_path: Path) -> None:
+    samples = [str(picture(tmp_path / "a.png")), str(tmp_path / "gone.png")]
+    made = golden.make(Echo(), RGB, pictures_of(RGB, 8, 8), samples)
+    golden.save(tmp_path / "file", made.samples, made.skipped)
+    loaded = golden.load(tmp_path / "file")
+    assert loaded.skipped == made.skipped != ()
+    assert [(s.kind, s.name, s.placement) for s in loaded.samples] == [
+        (s.kind, s.name, s.placement) for s in made.samples
+    ]
+    for sample in loaded.samples:
+        assert all(array.flags.aligned and array.flags.c_contiguous for array in sample.inputs.values())
+
+
+def test_a_whole_file_of_another_format_is_made_anew(tmp_path: Path) -> None:
+    body = msgspec.msgpack.encode([[{}, {}]])  # as it was once
+    (tmp_path / "file").write_bytes(hashlib.sha256(body).digest() + body)
+    with pytest.raises(BuildFailed, match="made anew"):
+        golden.load(tmp_path / "file")
+
+
+def test_old_answers_of_the_same_model_are_removed_and_no_others(tmp_path: Path) -> None:
+    one, other = "a" * 64, "b" * 64
+    names = [f"{one}-1.golden", f"{one}-2.golden", f"{one}.golden", f"{other}-1.golden", f"{one}-1.other", "file"]
+    for name in names:
+        (tmp_path / name).touch()
+    golden.prune(tmp_path / "file")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    golden.prune(tmp_path / f"{one}-2.golden")
+    kept = [f"{one}-2.golden", f"{other}-1.golden", f"{one}-1.other", "file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

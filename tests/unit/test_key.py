@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from edged.backend.contract import Recipe
 from edged.device.fingerprint import Fingerprint
+from edged.device.validity import relevant
 from edged.errors import Unsupported
 from edged.store import key as key_module
-from edged.store.key import EngineKey, PartChange, changes, nearest
+from edged.store.key import EngineKey, PartChange, changes, differ_by_driver, nearest
 
 FACTS = {
     "cpu.arch": "x86_64",
@@ -132,6 +133,80 @@ def test_moving_a_letter_from_one_part_to_another_changes_the_digest(
 def test_a_key_that_was_written_and_read_again_has_its_digest() -> None:
     stored = msgspec.json.decode(msgspec.json.encode(key()), type=EngineKey)
     assert stored.digest == key().digest
+
+
+# -- what a part is for ---------------------------------------------------------------------------------------------
+
+
+def test_every_part_is_named_after_the_format_the_model_the_recipe_or_a_fact_and_in_that_order() -> None:
+    names = list(key().parts)
+    recipe = [f"recipe.{name}" for name in Recipe.__struct_fields__]
+    assert names[: 2 + len(recipe)] == ["format", "model", *recipe]
+    assert names[2 + len(recipe) :] == list(relevant("onnxruntime", "cpu"))
+
+
+def test_a_fact_that_the_box_lacks_is_named_as_absent() -> None:
+    parts = EngineKey.of("m", RECIPE, Fingerprint({"cpu.arch": "x86_64"})).parts
+    assert parts["cpu.arch"] == "x86_64"
+    assert parts["runtime.onnxruntime"] == "absent"
+
+
+@pytest.mark.parametrize("fact", DECIDING)
+def test_engines_of_other_facts_do_not_share_a_host(fact: str) -> None:
+    changed = EngineKey.of("m" * 64, RECIPE, Fingerprint(FACTS | {fact: "another"}))
+    assert changed.generation != key().generation
+
+
+def test_engines_of_equal_facts_share_a_host_whatever_their_model_and_recipe() -> None:
+    assert key(model="n" * 64).generation == key().generation
+    assert key(recipe=Recipe("onnxruntime", precision="fp16", threads=4)).generation == key().generation
+    assert key(recipe=Recipe("openvino")).generation != key().generation
+
+
+def test_a_new_format_is_no_reason_for_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = key()
+    monkeypatch.setattr(key_module, "FORMAT", "next")
+    assert key().generation == old.generation
+
+
+# -- which engines may be tried instead of built --------------------------------------------------------------------
+
+GPU = Recipe("onnxruntime", device="cuda:0")
+
+
+def gpu_key(**facts: str) -> EngineKey:
+    return key(recipe=GPU, **facts)
+
+
+@pytest.mark.parametrize("fact", ["nvidia__driver", "nvidia__kernel_module", "cpu__model", "cpu__vendor"])
+def test_engines_that_differ_by_a_driver_or_the_model_of_the_processor_may_be_tried(fact: str) -> None:
+    assert differ_by_driver(gpu_key().parts, gpu_key(**{fact: "another"}).parts)
+    assert differ_by_driver(gpu_key(**{fact: "another"}).parts, gpu_key().parts)
+
+
+def test_several_halves_of_a_driver_may_differ_at_once_and_one_may_have_come_or_gone() -> None:
+    other = gpu_key(nvidia__driver="560.1", nvidia__kernel_module="560.1", cpu__signature="6-191-0")
+    assert differ_by_driver(gpu_key().parts, other.parts)
+    without = EngineKey.of("m" * 64, GPU, Fingerprint({n: v for n, v in FACTS.items() if n != "nvidia.driver"}))
+    assert differ_by_driver(without.parts, gpu_key().parts)
+
+
+@pytest.mark.parametrize("fact", ["runtime__onnxruntime", "cpu__isa", "cpu__arch", "gpu.0.name", "cudnn__version"])
+def test_engines_of_another_runtime_instruction_set_or_gpu_are_built(fact: str) -> None:
+    other = {fact: "another", "nvidia__driver": "560.1"}
+    assert not differ_by_driver(gpu_key().parts, gpu_key(**other).parts)
+
+
+def test_engines_of_another_model_recipe_or_format_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = gpu_key(nvidia__driver="560.1").parts
+    assert not differ_by_driver(key(model="n" * 64, recipe=GPU).parts, newer)
+    assert not differ_by_driver(key(recipe=Recipe("onnxruntime", device="cuda:0", threads=2)).parts, newer)
+    monkeypatch.setattr(key_module, "FORMAT", "next")
+    assert not differ_by_driver(gpu_key().parts, newer)
+
+
+def test_equal_engines_need_no_trial() -> None:
+    assert not differ_by_driver(gpu_key().parts, gpu_key().parts)
 
 
 NAMED = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("xyz"), max_size=6)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edged.errors import ConfigError
-from edged.model.settings import backends, parse_assignments, read_toml, threads, validate, write_toml
+from edged.model.settings import backends, parse_assignments, precisions, read_toml, threads, validate, write_toml
 
 # What lies beyond has a test of its own.
 TEXT = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))
@@ -95,13 +95,25 @@ def test_backends_that_are_none_are_refused(text: str) -> None:
         validate({"backends": text})
 
 
-def test_threads_are_a_number() -> None:
-    assert threads({}) == 0
-    assert threads({"threads": "0"}) == 0
-    assert threads({"threads": "1024"}) == 1024
+def test_threads_are_numbers_to_try_each_once() -> None:
+    assert threads({}) == (0,)
+    assert threads({"threads": "0"}) == (0,)
+    assert threads({"threads": "1024"}) == (1024,)
+    assert threads({"threads": "2, 1,2 "}) == (2, 1)
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1025", "1.5", "two", " 1", "1e3", "²"])
+def test_precisions_are_those_to_try_in_their_order() -> None:
+    assert precisions({}) is None
+    assert precisions({"precisions": "bf16, fp32,bf16"}) == ("bf16", "fp32")
+
+
+@pytest.mark.parametrize("text", ["", ",", "fp8", "FP32", "fp32 bf16"])
+def test_precisions_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="choose from fp32"):
+        validate({"precisions": text})
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1025", "1.5", "two", "1 2", "1,", "1e3", "²", "1,2,3,4,5,6,7,8,9"])
 def test_threads_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="whole number"):
         validate({"threads": text})

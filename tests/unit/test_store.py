@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,7 +29,7 @@ from edged.store import atomic
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
-from tests.waiting import ends_despite_fifo, wait
+from tests.waiting import ends_despite_fifo
 
 _HOLDER = """
 import sys, time
@@ -54,6 +59,37 @@ def put(store: Store, name: str = "a", content: bytes = b"engine", file: str = "
     with store.stage() as out:
         (out / file).write_bytes(content)
         return store.commit(out, record_of(Artefact.seal(out), name))
+
+
+def content(store: Store, name: str = "a") -> bytes:
+    """What the blob of an engine holds, checked against its record."""
+    return store.artefact(key_of(name)).load("blob")
+
+
+def key_of(name: str) -> str:
+    return EngineKey(record_of(Artefact("", {}), name).parts).digest
+
+
+def as_another_user(question: Callable[[], str]) -> str:
+    """What a function answers in a process without root's rights."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            os.write(writer, question().encode())
+        except BaseException as error:
+            os.write(writer, f"raised {error!r}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return said
 
 
 def names(folder: Path) -> list[str]:
@@ -114,10 +150,158 @@ def test_removing_takes_the_files_and_removing_again_is_nothing(store: Store, tm
 
 def test_an_engine_reported_as_damaged_is_counted_and_gone(store: Store, tmp_path: Path) -> None:
     key = put(store)
-    store.damaged(key)
+    store.damaged(store.artefact(key))
     assert store.counts.damaged == 1
     assert store.find(key) is None
     assert names(tmp_path / "engines") == []
+
+
+def test_an_engine_reported_as_damaged_stays_when_another_took_its_place(store: Store) -> None:
+    key = put(store, content=b"old")
+    opened = store.artefact(key)
+    put(store, content=b"new")
+    store.damaged(opened)
+    assert store.counts.damaged == 1
+    assert content(store) == b"new"
+    store.remove(key)
+    store.damaged(opened)  # and one that is gone already is only counted
+    assert store.counts.damaged == 2
+
+
+def test_a_pin_outlives_a_damaged_engine_since_it_is_built_again(store: Store, tmp_path: Path) -> None:
+    key = put(store)
+    store.pin(key)
+    store.damaged(store.artefact(key))
+    assert put(store) == key
+    assert store.is_pinned(key)
+    (tmp_path / "engines" / key / "blob").unlink()
+    again = Store(tmp_path)
+    assert again.find(key) is None
+    assert again.is_pinned(key)
+
+
+def test_pins_are_kept_through_everything_but_removal(store: Store, tmp_path: Path) -> None:
+    key, other = put(store), put(store, "b")
+    store.pin(key)
+    store.pin(key)
+    put(store, content=b"newer")
+    store.touch(key)
+    store.amend(store.records()[key])
+    store.strip(store.records()[key])
+    store = Store(tmp_path)
+    assert store.is_pinned(key)
+    assert not store.is_pinned(other)
+    store.remove(key)
+    assert not store.is_pinned(key)
+    assert names(tmp_path / "pins") == []
+    store.pin(other)
+    store.unpin(other)
+    store.unpin(other)
+    assert not store.is_pinned(other)
+    assert names(tmp_path / "pins") == []
+
+
+def test_amending_replaces_the_record_and_nothing_else(store: Store, tmp_path: Path) -> None:
+    key, last = put(store), put(store, "b")
+    folder = tmp_path / "engines" / key
+    inode, used = (folder / "blob").stat().st_ino, store.used(key)
+    store.amend(msgspec.structs.replace(store.records()[key], latency_ms=9.0))
+    assert names(folder) == ["blob", "record.json"]
+    assert (folder / "blob").stat().st_ino == inode
+    for each in (store, Store(tmp_path)):
+        record = each.find(key)
+        assert record is not None
+        assert record.latency_ms == 9.0
+        assert each.used(key) == pytest.approx(used, abs=1e-4)  # looking at an engine is not using it
+        assert each.used(key) < each.used(last)
+        assert content(each) == b"engine"
+
+
+def test_amending_refuses_other_files_and_what_is_not_there(store: Store) -> None:
+    key = put(store)
+    record = store.records()[key]
+    with pytest.raises(ValueError, match="commit"):
+        store.amend(msgspec.structs.replace(record, files={}))
+    store.remove(key)
+    with pytest.raises(KeyError):
+        store.amend(record)
+
+
+def test_stripping_keeps_the_record_without_the_files(store: Store, tmp_path: Path) -> None:
+    key = put(store)
+    store.strip(msgspec.structs.replace(store.records()[key], evicted=True))
+    assert names(tmp_path / "engines" / key) == ["record.json"]
+    for each in (store, Store(tmp_path)):
+        record = each.find(key)
+        assert record is not None
+        assert record.evicted
+        assert not record.is_usable
+        assert each.size == 0
+    put(store)
+    assert content(store) == b"engine"
+
+
+# -- the order of use -----------------------------------------------------------------------------------------------
+
+
+def by_use(store: Store) -> str:
+    """Names of the engines, the least recently used first."""
+    records = store.records()
+    return "".join(record.model for key, record in sorted(records.items(), key=lambda item: store.used(item[0])))
+
+
+def test_the_order_of_use_is_kept_across_restarts(store: Store, tmp_path: Path) -> None:
+    for name in "abc":
+        put(store, name)
+    store.touch(key_of("a"))
+    put(store, "b")
+    assert by_use(store) == by_use(Store(tmp_path)) == "cab"
+    assert store.used("0" * 32) == 0.0
+    store.touch("0" * 32)  # an engine that is gone is not used
+    assert store.used("0" * 32) == 0.0
+
+
+@pytest.mark.parametrize("jump", [-40 * 365 * 86400.0, -1.0, 0.0, 1.0, 10 * 365 * 86400.0])
+def test_a_clock_that_jumps_does_not_change_the_order(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    for name in "abc":
+        put(store, name)
+    there = time.time() + jump
+    monkeypatch.setattr(time, "time", lambda: there)  # and stands still
+    store = Store(tmp_path)
+    assert by_use(store) == "abc"
+    store.touch(key_of("b"))
+    put(store, "d")
+    store.touch(key_of("a"))
+    assert by_use(store) == by_use(Store(tmp_path)) == "cbda"
+    monkeypatch.undo()
+    store = Store(tmp_path)
+    store.touch(key_of("c"))
+    assert by_use(store) == by_use(Store(tmp_path)) == "bdac"
+
+
+def test_an_engine_of_the_future_is_not_fresh_for_ever(store: Store, tmp_path: Path) -> None:
+    for name in "abc":
+        put(store, name)
+    future = time.time() + 1e9
+    os.utime(tmp_path / "engines" / key_of("a"), (future, future))
+    store = Store(tmp_path)
+    assert by_use(store) == "bca"
+    store.touch(key_of("b"))
+    assert by_use(store) == by_use(Store(tmp_path)) == "cab"
+
+
+def test_a_time_beyond_all_clocks_harms_nothing(store: Store, tmp_path: Path) -> None:
+    put(store)
+    os.utime(tmp_path / "engines" / key_of("a"), ns=(0, (1 << 63) - 1))
+    store = Store(tmp_path)
+    store.touch(key_of("a"))
+    put(store, "b")
+    assert len(Store(tmp_path).records()) == 2
+
+
+# -- stages ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_stage_goes_with_its_block_even_when_the_build_fails(store: Store, tmp_path: Path) -> None:
@@ -171,6 +355,15 @@ def _flip_a_part(folder: Path) -> None:
     (folder / "record.json").write_text(text.replace('"model": "a"', '"model": "b"'))
 
 
+def _edit(folder: Path, change: Callable[[dict[str, dict[str, object]]], object]) -> None:
+    record = json.loads((folder / "record.json").read_text())
+    change(record)
+    (folder / "record.json").write_text(json.dumps(record))
+
+
+EMPTY = {"sha256": "0", "size": 0}
+NUL = {"a\0b": EMPTY}
+
 RESIDUE: dict[str, Callable[[Path], object]] = {
     "no record": lambda e: (e / "record.json").unlink(),
     "an empty record": lambda e: (e / "record.json").write_bytes(b""),
@@ -180,6 +373,10 @@ RESIDUE: dict[str, Callable[[Path], object]] = {
     "a record with a lone surrogate": lambda e: (e / "record.json").write_bytes(b'{"parts": {"a": "\\ud800"}}'),
     "a record nested without end": lambda e: (e / "record.json").write_bytes(b"[" * 100_000),
     "a record of another key": _flip_a_part,
+    "a part nested without end": lambda e: (e / "record.json").write_bytes(b'{"z":' + b"[" * 100_000),
+    "a record without end": lambda e: os.truncate(e / "record.json", 1 << 40),
+    "a file whose name is none": lambda e: _edit(e, lambda record: record["files"].update(NUL)),
+    "a file whose name is too long": lambda e: _edit(e, lambda record: record["files"].update({"x" * 5000: EMPTY})),
     "a folder as record": lambda e: _replace(e / "record.json", Path.mkdir),
     "a dangling link as record": lambda e: _replace(e / "record.json", lambda p: p.symlink_to("nowhere")),
     "a link to itself as record": lambda e: _replace(e / "record.json", lambda p: p.symlink_to(p)),
@@ -275,25 +472,136 @@ def test_strangers_in_the_staging_folder_never_raise(store: Store, tmp_path: Pat
     assert not (staging / "old").exists()
 
 
-def test_killing_the_process_at_any_moment_leaves_every_entry_whole(tmp_path: Path) -> None:
-    script = (
-        "import sys\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[2])\n"
-        "from test_store import put, Store\nstore = Store(Path(sys.argv[1]))\n"
-        "print('ready', flush=True)\nnumber = 0\n"
-        "while True:\n    number += 1\n    put(store, str(number % 3), bytes([number % 256]) * 5000)\n"
-    )
-    for least in (0, 1, 1):
-        arguments = [sys.executable, "-c", script, str(tmp_path), str(Path(__file__).parent)]
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as writer:
-            assert writer.stdout is not None
-            writer.stdout.readline()
-            wait(lambda least=least: len(names(tmp_path / "engines")) > least, "an engine")
-            os.kill(writer.pid, signal.SIGKILL)
-        store = Store(tmp_path)
-        assert store.counts.damaged == 0
-        assert names(tmp_path / "staging") == []
-        for key in store.records():
-            store.artefact(key).check()
+def test_a_record_that_may_not_be_read_is_a_counted_miss(tmp_path: Path) -> None:
+    root = Path(tempfile.mkdtemp())  # where another user comes to as well
+    try:
+        root.chmod(0o777)
+        as_another_user(lambda: put(Store(root / "cache")))
+        (root / "cache" / "engines" / key_of("a") / "record.json").chmod(0)
+
+        def question() -> str:
+            store = Store(root / "cache")
+            return f"{store.counts.damaged} {len(store.records())} {store.problem}"
+
+        assert as_another_user(question) == "1 0 "
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM])
+def test_a_process_that_can_open_nothing_does_not_take_its_engines_for_damaged(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    key = put(store)
+
+    def refused(path: Path) -> bytes:
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr("edged.store.store.read_regular", refused)
+    store.rescan()
+    monkeypatch.undo()
+    assert store.find(key) is None
+    assert store.counts.damaged == 0
+    assert content(Store(tmp_path)) == b"engine"
+
+
+def test_the_size_can_be_asked_while_another_thread_commits(store: Store) -> None:
+    done = threading.Event()
+
+    def commit_many() -> None:
+        for number in range(60):
+            put(store, str(number))
+            store.remove(key_of(str(number - 5)))
+        done.set()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=commit_many)
+    try:
+        thread.start()
+        while not done.is_set() and thread.is_alive():
+            assert store.size >= 0
+            store.records()
+    finally:
+        sys.setswitchinterval(before)
+        thread.join()
+    assert done.is_set()
+    assert store.size == len(b"engine") * 5
+
+
+def test_where_directories_cannot_be_exchanged_the_old_engine_goes_first(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, content=b"old")
+    monkeypatch.setattr(atomic, "exchange", lambda one, other: False)
+    assert put(store, content=b"new") == key_of("a")
+    assert content(store) == content(Store(tmp_path)) == b"new"
+
+    def broken(source: object, target: object) -> None:
+        if "engines" in str(target):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)  # type: ignore[arg-type]
+
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", broken)
+    with pytest.raises(OSError):
+        put(store, content=b"newest")
+    monkeypatch.undo()
+    assert store.find(key_of("a")) is None  # which is what the disk says, too
+    assert names(tmp_path / "engines") == names(tmp_path / "staging") == []
+
+
+# -- what is wrong with the disk ------------------------------------------------------------------------------------
+
+
+def test_a_store_without_a_problem_has_none(store: Store) -> None:
+    assert store.problem == ""
+
+
+def _file(path: Path) -> Iterator[Path]:
+    (path / "file").write_text("not a folder")
+    yield path / "file" / "cache"
+    (path / "cache").mkdir()
+    (path / "cache" / "engines").write_text("not a folder")
+    yield path / "cache"
+
+
+def test_a_folder_that_cannot_be_made_is_an_empty_store_that_says_why(tmp_path: Path) -> None:
+    for place in _file(tmp_path):
+        store = Store(place)
+        assert store.records() == {}
+        assert "ot a directory" in store.problem
+        assert str(place) in store.problem
+        with pytest.raises(OSError):
+            put(store)
+        store.remove(key_of("a"))
+
+
+def test_a_folder_that_goes_away_is_told_of(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "staging" / ".sweep").unlink()
+    (tmp_path / "staging").rmdir()
+    assert store.problem == f"{tmp_path / 'staging'} is not there and cannot be made"
+
+
+def test_a_folder_of_another_user_is_a_store_that_says_so(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs another user's rights")
+    root = Path(tempfile.mkdtemp())
+    try:
+        root.chmod(0o755)
+        put(Store(root / "cache"))
+
+        def question() -> str:
+            store = Store(root / "cache")
+            return f"{len(store.records())} {store.problem}"
+
+        (root / "cache").chmod(0)
+        assert as_another_user(question) == f"0 {root}/cache/engines cannot be used: Permission denied"
+        for folder in (root / "cache", *(root / "cache").rglob("*")):
+            folder.chmod(0o755 if folder.is_dir() else 0o644)
+        assert as_another_user(question) == f"1 {root}/cache/engines may not be written by this user"
+    finally:
+        shutil.rmtree(root)
 
 
 # -- disks that refuse ----------------------------------------------------------------------------------------------
@@ -327,6 +635,64 @@ def test_a_read_only_disk_still_serves_what_it_holds(small_disk: Path, make_read
     with pytest.raises(OSError), store.stage():
         pytest.fail("nothing can be staged here")
     assert store.find(key) is not None
+
+
+def test_a_read_only_disk_is_told_of_and_what_it_holds_may_be_dropped(
+    small_disk: Path, make_read_only: Callable[[Path], None]
+) -> None:
+    store = Store(small_disk)
+    bad, good = put(store, "bad"), put(store, "good")
+    store.pin(bad)
+    make_read_only(small_disk)
+    store = Store(small_disk)
+    assert store.problem == f"{small_disk}/engines is on a read-only file system"
+    store.damaged(store.artefact(bad))
+    store.touch(good)
+    assert list(store.records()) == [good]
+    store.remove(good)
+    store.strip(record_of(Artefact("", {}), "bad"))
+    assert store.records() == {}
+    for change in (store.pin, store.unpin):
+        with pytest.raises(OSError):
+            change(bad)
+    assert store.is_pinned(bad)
+    store.rescan()
+    assert sorted(store.records()) == sorted([bad, good])
+
+
+def test_a_full_disk_lets_go_of_engines(small_disk: Path, fill: Callable[[Path], Path]) -> None:
+    store = Store(small_disk)
+    for name in "ab":
+        put(store, name, bytes(1 << 18))
+    fill(small_disk)
+    store.strip(msgspec.structs.replace(store.records()[key_of("a")], evicted=True))  # no room for a record either
+    assert key_of("a") not in store.records()
+    store.remove(key_of("b"))
+    assert names(small_disk / "engines") == names(small_disk / "staging") == []
+    assert put(store, "c", bytes(1 << 18)) == key_of("c")
+
+
+def test_a_disk_without_room_for_one_more_file_is_left_as_it_was(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,nr_inodes=64", str(small_disk)], check=True)
+    put(Store(small_disk))
+    for left in range(5):  # a new engine needs more: two folders, the lock, the blob, the record
+        filler = small_disk / "filler"
+        filler.mkdir()
+        with contextlib.suppress(OSError):
+            for number in range(64):
+                (filler / str(number)).touch()
+        for number in range(left):
+            (filler / str(number)).unlink()
+        store = Store(small_disk)
+        with pytest.raises(OSError) as raised:
+            put(store, "new")
+        assert raised.value.errno == errno.ENOSPC
+        assert names(small_disk / "staging") == []
+        assert content(store) == content(Store(small_disk)) == b"engine"
+        store.remove(key_of("a"))
+        assert names(small_disk / "engines") == names(small_disk / "staging") == []
+        shutil.rmtree(filler)
+        put(store)
 
 
 def test_a_damaged_entry_on_a_read_only_disk_does_not_prevent_the_start(
@@ -363,37 +729,87 @@ class Histories(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.root = Path(tempfile.mkdtemp())
-        self.store, self.expected = Store(self.root), dict[str, bytes]()
+        self.store, self.expected = Store(self.root), dict[str, bytes | None]()  # None: without files
+        self.pinned, self.order = set[str](), list[str]()
 
     @rule(name=st.sampled_from("abc"), content=st.binary(max_size=3))
     def commit(self, name: str, content: bytes) -> None:
-        self.expected[put(self.store, name, content)] = content
+        key = put(self.store, name, content)
+        self.expected[key] = content
+        self._used(key)
 
     @rule(name=st.sampled_from("abc"))
     def remove(self, name: str) -> None:
-        key = EngineKey(record_of(Artefact("", {}), name).parts).digest
-        self.store.remove(key)
-        self.expected.pop(key, None)
+        self.store.remove(key_of(name))
+        self.pinned.discard(key_of(name))
+        self._gone(key_of(name))
 
-    @rule(data=st.data())
-    def lose_a_file(self, data: st.DataObject) -> None:
-        if self.expected:
-            key = data.draw(st.sampled_from(sorted(self.expected)))
+    @rule(name=st.sampled_from("abc"))
+    def strip(self, name: str) -> None:
+        if key_of(name) in self.expected:
+            self.store.strip(msgspec.structs.replace(self.store.records()[key_of(name)], evicted=True))
+            self.expected[key_of(name)] = None
+            self._used(key_of(name))
+
+    @rule(name=st.sampled_from("abc"), latency=st.floats(1, 9))
+    def amend(self, name: str, latency: float) -> None:
+        if key_of(name) in self.expected:
+            record = self.store.records()[key_of(name)]
+            self.store.amend(msgspec.structs.replace(record, latency_ms=latency))
+
+    @rule(name=st.sampled_from("abc"))
+    def touch(self, name: str) -> None:
+        self.store.touch(key_of(name))
+        if key_of(name) in self.expected:
+            self._used(key_of(name))
+
+    @rule(name=st.sampled_from("abc"))
+    def pin(self, name: str) -> None:
+        self.store.pin(key_of(name))
+        self.pinned.add(key_of(name))
+
+    @rule(name=st.sampled_from("abc"))
+    def unpin(self, name: str) -> None:
+        self.store.unpin(key_of(name))
+        self.pinned.discard(key_of(name))
+
+    @rule(data=st.data(), is_opened=st.booleans())
+    def lose_a_file(self, data: st.DataObject, is_opened: bool) -> None:
+        whole = sorted(key for key, content in self.expected.items() if content is not None)
+        if whole:
+            key = data.draw(st.sampled_from(whole))
             (self.root / "engines" / key / "blob").unlink()
-            self.store.rescan()
-            del self.expected[key]
+            if is_opened:
+                self.store.damaged(self.store.artefact(key))
+            else:
+                self.store.rescan()
+            self._gone(key)
 
     @rule()
     def restart(self) -> None:
         self.store = Store(self.root)
+
+    def _used(self, key: str) -> None:
+        self.order = [*(other for other in self.order if other != key), key]
+
+    def _gone(self, key: str) -> None:
+        self.expected.pop(key, None)
+        self.order = [other for other in self.order if other != key]
 
     @invariant()
     def holds_what_was_committed(self) -> None:
         assert set(self.store.records()) == set(self.expected)
         assert names(self.root / "engines") == sorted(self.expected)
         for key, content in self.expected.items():
-            assert self.store.artefact(key).load("blob") == content
+            if content is None:
+                assert self.store.artefact(key).files == {}
+            else:
+                assert self.store.artefact(key).load("blob") == content
         assert names(self.root / "staging") == []
+        assert names(self.root / "pins") == sorted(self.pinned)
+        assert {key for key in map(key_of, "abc") if self.store.is_pinned(key)} == self.pinned
+        assert sorted(self.expected, key=self.store.used) == self.order
+        assert self.store.size == sum(len(content or b"") for content in self.expected.values())
 
     def teardown(self) -> None:
         if hasattr(self, "root"):

@@ -1,0 +1,115 @@
+"""Compares detections: does an engine see what the reference sees? Pure: outputs of two engines in, an agreement out.
+
+A detection of one counts as found by the other when that has a box of the same class at the same place (IoU of at least
+0.5) whose score may be a little *below* the threshold: a score of 0.251 here and 0.249 there is no difference, though
+only one of them is told. The other's boxes are taken before suppression, since which of two overlapping boxes stays can
+hang on the last bit; suppression is the same code for both, and with the same candidates comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edged.tensors import Array
+from edged.vision.detections import Detections
+from edged.vision.family import Family, Recognition, open_family
+from edged.vision.placement import Placement
+
+_SAME_PLACE = 0.5  # IoU from which on two boxes are about the same thing
+_MOST_SEEN = 512  # detections of a picture that are looked up, the best; a wall of noise has thousands
+_MOST_OFFERED = 4096
+
+
+class Agreement(msgspec.Struct, frozen=True):
+    """How many detections the reference made and the engine found, the other way round, and how far scores differ."""
+
+    expected: int = 0
+    kept: int = 0  # of the expected, by the engine
+    found: int = 0
+    known: int = 0  # of the found, to the reference
+    score: float = 0.0  # largest difference between the scores of a detection that both have
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(
+            self.expected + other.expected,
+            self.kept + other.kept,
+            self.found + other.found,
+            self.known + other.known,
+            max(self.score, other.score),
+        )
+
+    @property
+    def share(self) -> float | None:
+        """Of the detections that the other has as well, in the worse of both directions; None where there are none."""
+        if not self.expected and not self.found:
+            return None
+        kept = self.kept / self.expected if self.expected else 1.0
+        known = self.known / self.found if self.found else 1.0
+        return min(kept, known)
+
+
+class Matcher:
+    """Compares the answers to pictures of a model whose family is known."""
+
+    def __init__(self, recognition: Recognition, slack: float) -> None:
+        """`slack` is how far below the threshold a score may be and still count as found; never below its half."""
+        self._family: Family = open_family(recognition)
+        self._output = recognition.output
+        thresholds = recognition.thresholds
+        self._seen = msgspec.structs.replace(thresholds, max_detections=_MOST_SEEN)
+        least = max(thresholds.score - slack, thresholds.score / 2)
+        self._offered = msgspec.structs.replace(thresholds, score=least, iou=1.0, max_detections=_MOST_OFFERED)
+
+    @classmethod
+    def of(cls, recognition: Recognition, slack: float) -> Matcher | None:
+        """None for a model of no family."""
+        return cls(recognition, slack) if recognition.family else None
+
+    def compare(self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement) -> Agreement:
+        """For one picture, from the outputs of the reference and of the engine, which have the same shapes."""
+        if self._output not in expected:  # it differs from run to run, so that nothing can be said
+            return Agreement()
+        ours, theirs = (self._family.decode(outputs, 0, placement, self._seen) for outputs in (expected, found))
+        kept = _differences(ours, self._family.decode(found, 0, placement, self._offered))
+        known = _differences(theirs, self._family.decode(expected, 0, placement, self._offered))
+        worst = max(_largest(kept), _largest(known))
+        return Agreement(len(ours), _count(kept), len(theirs), _count(known), worst)
+
+
+def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float32]:
+    """For each of the seen, the difference to the score nearest to its own at its place; infinite where there is none.
+
+    The nearest, because around a thing there are many candidates. The best score of them cannot hide a difference: in
+    one of the two directions all the others lie on the far side of it.
+    """
+    scores: npt.NDArray[np.float32] = np.abs(seen.scores[:, None] - offered.scores)
+    same = _overlap(seen.boxes, offered.boxes) & (seen.class_ids[:, None] == offered.class_ids)
+    nearest: npt.NDArray[np.float32] = np.where(same, scores, np.float32(np.inf)).min(axis=1, initial=np.inf)
+    return nearest
+
+
+def _overlap(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Which of the boxes [n, 4] and [m, 4] overlap by at least `_SAME_PLACE`: [n, m]. Boxes are xyxy and not empty."""
+    low = np.maximum(one[:, None, :2], other[:, :2])
+    high = np.minimum(one[:, None, 2:], other[:, 2:])
+    shared = np.clip(high - low, 0, None).prod(axis=2)
+    union = _areas(one)[:, None] + _areas(other) - shared
+    enough: npt.NDArray[np.bool_] = shared >= _SAME_PLACE * union
+    return enough
+
+
+def _areas(boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    areas: npt.NDArray[np.float32] = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    return areas
+
+
+def _count(differences: npt.NDArray[np.float32]) -> int:
+    return int(np.count_nonzero(np.isfinite(differences)))
+
+
+def _largest(differences: npt.NDArray[np.float32]) -> float:
+    return float(differences[np.isfinite(differences)].max(initial=0.0))

@@ -1,0 +1,117 @@
+"""Pictures to ask an engine about when its user gave none: drawn, always the same, with the statistics of photographs.
+
+A "dead leaves" drawing: discs and slabs of every size lie upon each other as things do before a camera, each with a
+shade, a texture and light from one side. Because their sizes follow a power law the drawing looks alike at every scale,
+as photographs do: power falls with the square of the frequency, edges are everywhere, colours go together. (Lee,
+Mumford, Huang: Occlusion models for natural images, 2001.)
+
+Only the frozen generator of numpy and single IEEE operations on doubles are used, so that every box draws the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edged.vision.image import Image
+
+_Plane: TypeAlias = npt.NDArray[np.float64]
+
+_LEAVES = 700
+_RADII = (0.02, 0.45)  # of the smaller side: the smallest and the largest leaf
+_CHROMA = 0.18  # how far a leaf's colours go from gray
+_TEXTURE = 0.07
+_GRAIN = 0.02  # of the sensor
+_OCTAVES = (64, 32, 16, 8, 4, 2)  # pixels from one value of the texture to the next
+
+
+class _Shot(NamedTuple):
+    """How one picture is taken: size in pixels, exposure."""
+
+    width: int
+    height: int
+    exposure: float
+
+
+# Wide, high and square ones, since fitting them into an input differs; of them one by night and one against the light.
+_SHOTS = (_Shot(640, 480, 1.0), _Shot(1280, 720, 1.2), _Shot(480, 640, 0.3), _Shot(416, 416, 1.0))
+COUNT = len(_SHOTS)
+
+
+def draw() -> Iterator[Image]:
+    """`COUNT` pictures, BGR uint8 [height, width, 3], the same at every call."""
+    for seed, shot in enumerate(_SHOTS):
+        yield _draw(shot, np.random.RandomState(seed))
+
+
+def _draw(shot: _Shot, random: np.random.RandomState) -> Image:
+    height, width = shot.height, shot.width
+    texture = _texture(random, height, width)
+    canvas = np.repeat((0.5 + texture * _TEXTURE)[:, :, None], 3, axis=2)
+    for _ in range(_LEAVES):
+        _add_leaf(canvas, texture, random)
+    canvas *= shot.exposure * _light(random, height, width)[:, :, None]
+    canvas = _soften(canvas)
+    canvas += (random.random_sample(canvas.shape) - 0.5) * _GRAIN
+    pixels: Image = np.floor(np.clip(canvas, 0.0, 1.0) * 255 + 0.5).astype(np.uint8)
+    return pixels
+
+
+def _add_leaf(canvas: _Plane, texture: _Plane, random: np.random.RandomState) -> None:
+    height, width = canvas.shape[:2]
+    smallest, largest = (min(height, width) * part for part in _RADII)
+    row, column, size, turn_x, turn_y, kind, long, shade, light, rough, *chroma = random.random_sample(13)
+    # Inverse of the distribution whose density falls with the third power of the radius.
+    radius = smallest / np.sqrt(1 - size * (1 - (smallest / largest) ** 2))
+    y, x = row * height, column * width
+    top, bottom = max(0, int(y - radius)), min(height, int(y + radius) + 1)
+    left, right = max(0, int(x - radius)), min(width, int(x + radius) + 1)
+    down, across = np.arange(top, bottom)[:, None] - y, np.arange(left, right)[None, :] - x
+    length = np.sqrt((turn_x - 0.5) ** 2 + (turn_y - 0.5) ** 2) + 1e-9
+    cosine, sine = (turn_x - 0.5) / length, (turn_y - 0.5) / length
+    along, aside = (across * cosine + down * sine) / radius, (down * cosine - across * sine) / radius
+    if kind < 0.5:
+        inside = along * along + aside * aside <= 1
+    else:  # a slab whose corners are on the circle or within
+        inside = (np.abs(along) <= 0.9) & (np.abs(aside) <= 0.1 + 0.3 * long)
+    value = 0.05 + 0.9 * shade * shade + along * (light - 0.5) * 0.3 * shade
+    value = value + texture[top:bottom, left:right] * (rough * 2 * _TEXTURE)
+    patch = canvas[top:bottom, left:right]
+    for channel in range(3):
+        colour = value * (1 + (chroma[channel] - 0.5) * 2 * _CHROMA)
+        patch[:, :, channel] = np.where(inside, colour, patch[:, :, channel])
+
+
+def _light(random: np.random.RandomState, height: int, width: int) -> _Plane:
+    """Light that falls off towards one side."""
+    x, y = random.random_sample(2) - 0.5
+    across, down = np.arange(width) / width - 0.5, np.arange(height) / height - 0.5
+    light: _Plane = 1 + (across[None, :] * x + down[:, None] * y)
+    return light
+
+
+def _texture(random: np.random.RandomState, height: int, width: int) -> _Plane:
+    """Noise with as much in every octave, about -1 to 1."""
+    total = np.zeros((height, width))
+    for step in _OCTAVES:
+        grid = random.random_sample((height // step + 2, width // step + 2)) - 0.5
+        total += _interpolate(_interpolate(grid, height, step).T, width, step).T
+    return total
+
+
+def _interpolate(grid: _Plane, length: int, step: int) -> _Plane:
+    """`length` rows from the rows of a grid that are `step` apart."""
+    index = np.arange(length)
+    below, part = index // step, ((index % step) / step)[:, None]
+    rows: _Plane = grid[below] * (1 - part) + grid[below + 1] * part
+    return rows
+
+
+def _soften(canvas: _Plane) -> _Plane:
+    """What a lens does to edges: each pixel a quarter of itself and its neighbours below and to the right."""
+    padded = np.pad(canvas, ((0, 1), (0, 1), (0, 0)), mode="edge")
+    soft: _Plane = (padded[:-1, :-1] + padded[1:, :-1] + padded[:-1, 1:] + padded[1:, 1:]) / 4
+    return soft

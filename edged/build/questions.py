@@ -1,0 +1,142 @@
+"""What an engine is asked before it may serve: seeded tensors of several kinds; pictures of the user's; drawn pictures.
+
+Pictures go through the very preparation that they meet while serving, because engines go wrong where their values are:
+noise hardly ever makes a detector see anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edged.backend.contract import Signature
+from edged.build import pictures
+from edged.errors import EdgedError, InvalidInput
+from edged.files import read_regular
+from edged.model.samples import check_size
+from edged.tensors import Array, TensorSpec, numpy_dtype
+from edged.vision import image
+from edged.vision.family import Recognition
+from edged.vision.placement import Placement
+from edged.vision.prepare import Preparer
+
+_SEED = 20240229
+# Sizes tried for dynamic dimensions other than the first, in this order, until the reference takes one.
+_SIZES = (64, 224, 32, 16, 8, 4, 2, 1)
+_KINDS = ("unit", "normal", "wide")
+_LARGEST = 1 << 28  # elements of one golden input
+WIDE = "wide"  # the kind whose values are far beyond what a model is made for
+PICTURE = "picture"
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Inputs by name. A picture has a name, and a placement: where it lies in the input, as the first of the batch."""
+
+    inputs: dict[str, Array]
+    kind: str
+    name: str = ""
+    placement: Placement | None = None
+
+
+def tensors(signature: Signature, recognition: Recognition) -> Iterator[list[Question]]:
+    """Seeded tensors of every kind, for one way after the other to fill dynamic dimensions in: some model takes one."""
+    for shapes in _shapes(signature, recognition):
+        yield [
+            Question({s.name: _values(s.datatype, shapes[s.name], kind) for s in signature.inputs}, kind)
+            for kind in _KINDS
+        ]
+
+
+class Pictures:
+    """Makes questions of pictures for a model that takes them (`recognition.preprocess`)."""
+
+    def __init__(self, signature: Signature, recognition: Recognition) -> None:
+        if recognition.preprocess is None:
+            raise InvalidInput(f"this model takes no picture: {recognition.picture}")
+        self._preparer = Preparer(recognition.preprocess)
+        self._input = recognition.input
+        (first, *_) = next(spec.shape for spec in signature.inputs if spec.name == self._input)
+        self._shape = (first if isinstance(first, int) else 1, *recognition.preprocess.shape)
+        self._dtype = numpy_dtype(recognition.preprocess.datatype)
+
+    def drawn(self) -> Iterator[Question]:
+        """The pictures that edged draws itself."""
+        for number, pixels in enumerate(pictures.draw(), 1):
+            yield self._question(f"drawn picture {number}", pixels)
+
+    def sample(self, path: Path) -> Question:
+        """A picture of the user's. InvalidInput, with the file's name, when it cannot be read."""
+        return self._question(path.name, read_sample(path))
+
+    def _question(self, name: str, pixels: image.Image) -> Question:
+        # As in serving: with a fixed batch the picture is the first and the rest stay zero.
+        tensor = np.zeros(self._shape, self._dtype)
+        placement = self._preparer.prepare(pixels, tensor[0])
+        return Question({self._input: tensor}, PICTURE, name, placement)
+
+
+def read_sample(path: Path) -> image.Image:
+    """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, when it cannot be used."""
+    try:
+        encoded = read_regular(path)
+        check_size(path.name, len(encoded))
+        return image.decode(encoded)
+    except OSError as error:
+        raise InvalidInput(f"sample {path.name} cannot be read: {error.strerror or error}") from error
+    except EdgedError as error:
+        raise InvalidInput(f"sample {path.name} cannot be used: {error}") from error
+
+
+def _shapes(signature: Signature, recognition: Recognition) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes."""
+    preprocess = recognition.preprocess
+    own = [(preprocess.width, preprocess.height)] if preprocess else []
+    for width, height in [*own, *((size, size) for size in _SIZES)]:
+        named: dict[str, int] = {}
+        shapes = {s.name: _shape(s, width, height, named) for s in signature.inputs}
+        if all(np.prod(shape, dtype=np.float64) <= _LARGEST for shape in shapes.values()):
+            yield shapes
+        if all(spec.is_static for spec in signature.inputs):
+            return
+
+
+def _shape(spec: TensorSpec, width: int, height: int, named: dict[str, int]) -> tuple[int, ...]:
+    """Sizes for one input. `named` remembers what a dimension's name stands for, over all inputs."""
+    rank = len(spec.shape)
+    rows = None if rank != 4 else 1 if spec.shape[-1] in (1, 3) else 2  # where a picture's height is
+    sizes = []
+    for axis, dim in enumerate(spec.shape):
+        if isinstance(dim, int):
+            sizes.append(dim)
+            continue
+        size = 1 if axis == 0 else height if axis == rows else width
+        sizes.append(size if dim == "?" else named.setdefault(dim, size))
+    return tuple(sizes)
+
+
+def _values(datatype: str, shape: tuple[int, ...], kind: str) -> Array:
+    random = np.random.default_rng([_SEED, _KINDS.index(kind)])
+    dtype = numpy_dtype(datatype)
+    if datatype == "BYTES":
+        words = [b"edged", b"", "Größe".encode(), b"0", b"a b"]
+        return np.array(random.choice(np.array(words, np.object_), size=shape), dtype=np.object_).reshape(shape)
+    if datatype == "BF16":  # the upper half of a float32
+        return np.asarray(_floats(random, shape, kind).view(np.uint32) >> 16, dtype=np.uint16).reshape(shape)
+    if dtype.kind == "b":
+        return np.asarray(random.integers(0, 2, size=shape), dtype=dtype)
+    if dtype.kind in "iu":
+        bounds = np.iinfo(datatype.lower())
+        low, high = {"unit": (0, 1), "normal": (0, 8), "wide": (bounds.min, bounds.max)}[kind]
+        if datatype == "UINT8" and kind != "normal":
+            low, high = 0, 255  # a picture
+        return np.asarray(random.integers(low, high, size=shape, dtype=dtype, endpoint=True))
+    return np.asarray(_floats(random, shape, kind), dtype=dtype).reshape(shape)
+
+
+def _floats(random: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.typing.NDArray[np.float32]:
+    if kind == "unit":
+        return np.asarray(random.random(shape), dtype=np.float32)
+    return np.asarray(random.standard_normal(shape) * (1 if kind == "normal" else 64), dtype=np.float32)

@@ -1,0 +1,62 @@
+"""`edged status`: the box on one screen."""
+
+from __future__ import annotations
+
+import msgspec
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+
+from edged.cli import common, words
+from edged.client.commands import StatusInfo
+from edged.client.operations import AlarmInfo
+
+
+def status(target: common.Target = None, json: common.Json = False) -> None:
+    """Show the daemon at a glance: models that serve, engines and their room, what is being made, what is wrong.
+
+    For scripts: the exit status is 0 when all is well, and 1 when an alarm is raised or no daemon answers.
+    """
+    from edged.client.client import Client
+
+    with Client(target) as client:
+        found = client.status()
+    if json:
+        common.print_json(msgspec.json.encode(found.json()))
+    else:
+        common.show(_sheet(found))
+    if found.alarms:
+        raise typer.Exit(common.FAILED)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status")(common.command(status))
+
+
+def _sheet(found: StatusInfo) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("edged", f"{found.version}, up {words.span(found.uptime_s)}")
+    table.add_row("models", f"{found.serving} of {found.models} serve")
+    table.add_row("engines", _engines(found))
+    if found.paused:
+        table.add_row("paused", found.paused)
+    _add(table, "making", [words.line(engine) for engine in found.building])
+    _add(table, "alarms", [_alarm(alarm) for alarm in found.alarms])
+    return table
+
+
+def _add(table: Table, name: str, lines: list[str]) -> None:
+    for line in lines or ["none"]:
+        table.add_row(name, line)
+        name = ""
+
+
+def _engines(found: StatusInfo) -> str:
+    budget = f" of {decimal(found.budget_bytes)}" if found.budget_bytes else ""
+    return f"{found.engines}, {decimal(found.engine_bytes)}{budget}; {decimal(found.free_bytes)} free on the disk"
+
+
+def _alarm(alarm: AlarmInfo) -> str:
+    about = " ".join(filter(None, (alarm.model, alarm.engine[:12])))
+    told = f"{about}: {alarm.message}" if about else alarm.message
+    return f"{alarm.kind} since {words.moment(alarm.since_unix_s)}: {told}"

@@ -1,0 +1,67 @@
+"""Moments, durations and progress as one reads them."""
+
+from __future__ import annotations
+
+import datetime
+
+from edged.client.commands import EngineProgress
+
+
+def moment(unix_s: float) -> str:
+    """The local time of a moment in seconds since the epoch."""
+    return f"{_local(unix_s):%Y-%m-%d %H:%M:%S %z}"
+
+
+def clock(unix_s: float) -> str:
+    """Hours, minutes and seconds of it."""
+    return f"{_local(unix_s):%H:%M:%S}"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two largest units; seconds with a tenth while they are few."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f} s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole // 60 % 60} min"
+    return f"{whole // 86400} d {whole // 3600 % 24} h"
+
+
+def far(phase: str, fraction: float | None, elapsed_s: float, estimate_s: float | None) -> str:
+    """How far something is: what is done, how much of it, how long it took and may take."""
+    share = "" if fraction is None else f" {fraction:.0%}"
+    return ", ".join(filter(None, (f"{phase}{share}", times(elapsed_s, estimate_s))))
+
+
+def times(elapsed_s: float, estimate_s: float | None) -> str:
+    """Empty before anything has taken any time. An estimate that is over already tells nothing and is left out."""
+    if estimate_s is not None and max(elapsed_s, 1.0) <= estimate_s:
+        return f"{span(elapsed_s)} of about {span(estimate_s)}"
+    return span(elapsed_s) if elapsed_s >= 0.05 else ""
+
+
+def name(engine: EngineProgress) -> str:
+    """An engine as lines begin with it; one that nothing wants any more has only its key left."""
+    what = f"{engine.backend}/{engine.precision}" if engine.backend else ""
+    return " ".join(filter(None, (engine.model, engine.key[:12], what)))
+
+
+def standing(engine: EngineProgress) -> str:
+    """How it gets on, or how it ended."""
+    if engine.done:
+        return f"{engine.state}: {engine.reason}" if engine.reason else engine.state
+    told = far(engine.phase or engine.state, engine.fraction, engine.elapsed_s, engine.estimate_s)
+    return f"{told} ({engine.reason})" if engine.reason else told
+
+
+def line(engine: EngineProgress) -> str:
+    """Both, for a log."""
+    return f"{name(engine)}: {standing(engine)}"
+
+
+def _local(unix_s: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(unix_s, tz=datetime.timezone.utc).astimezone()

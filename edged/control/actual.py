@@ -1,0 +1,75 @@
+"""What there is: the engines as the store and the builds have left them, and what the slots serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.reconcile import EngineView, ModelView
+from edged.control.states import MAKING, EngineState
+from edged.store.record import EngineRecord
+from edged.store.store import Store
+
+
+def actual(store: Store, models: Iterable[PlannedModel]) -> list[ModelView]:
+    """One picture of the moment, for `reconcile`. Engines that others brought into the store are taken up first.
+
+    A model that is being read may be another one in a moment, so it is left out: nothing new is begun for it.
+    """
+    stored = store.records()
+    views = []
+    for planned in models:
+        for key, engine in planned.engines.items():
+            record = stored.get(key)
+            if record is not None and record != engine.record:
+                _take_up(engine, record)
+        if not planned.is_being_read:
+            views.append(_model(planned))
+    return views
+
+
+def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
+    """What the store holds is news: models of one content share engines, and what was made or found out for one holds
+    for all.
+
+    A verdict by the standard of another model is nothing to one that has its own, or the two would have it made again
+    in turns for ever; but without its files it has to be made again. To one that is not tried any more only a good
+    engine is news, to one that waits for its next try also that its answers are wrong.
+    """
+    same_standard = record.standard == engine.standard or engine.recipe.is_reference
+    if engine.is_judged and not same_standard:
+        if engine.state is EngineState.READY and not record.files:
+            engine.lose()
+    elif (
+        engine.state in (EngineState.ABSENT, EngineState.READY)
+        or (engine.state not in MAKING and record.is_usable)
+        or (engine.state is EngineState.FAILED and same_standard and not record.evicted)
+    ):
+        engine.adopt(record)
+
+
+def _model(planned: PlannedModel) -> ModelView:
+    fits, current = planned.fits(), planned.slot.current
+    return ModelView(
+        name=planned.entry.name,
+        engines=tuple(_engine(engine) for engine in planned.engines.values()),
+        serving=planned.serving if fits else None,
+        edition=current.edition if current is not None and fits else "",
+        opening=planned.opening is not None,
+        outdated=fits and planned.serving not in planned.engines,
+    )
+
+
+def _engine(engine: PlannedEngine) -> EngineView:
+    return EngineView(
+        key=engine.digest,
+        recipe=engine.recipe,
+        state=engine.state,
+        usable=engine.is_usable,
+        edition=engine.edition,
+        cost=engine.record.cost if engine.record else None,
+        retry_at=engine.retry_at,
+        open_at=engine.open_at,
+        wish=engine.wish.value,
+        trial=engine.trial,
+    )

@@ -1,0 +1,56 @@
+"""What is wrong with models and engines now. Looks, and changes nothing but the engines' own memory of their pace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from edged.config import Engines
+from edged.control.alarms import Alarm, AlarmKind
+from edged.control.plan import PlannedModel
+from edged.control.states import EngineState
+
+_REBOOT = "the driver's libraries are new and its kernel module is old; nothing is built until the box is rebooted"
+
+
+def wrong(
+    models: Iterable[PlannedModel], settings: Engines, now: float, busy: float, paused: str, is_reboot_pending: bool
+) -> Iterator[Alarm]:
+    """Everything that is wrong. `now` in monotonic seconds, `busy` the share of the processors in use."""
+    if paused:
+        yield Alarm(AlarmKind.BUILDS_PAUSED, paused)
+    if is_reboot_pending:
+        yield Alarm(AlarmKind.REBOOT_PENDING, _REBOOT)
+    for planned in models:
+        yield from _model(planned, settings, now, busy)
+
+
+def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[float, float] | None:
+    """Milliseconds of inference now and when it was measured, where what serves has been too slow for long enough."""
+    current = planned.slot.current
+    engine = planned.engines.get(planned.serving or "")
+    baseline = engine.record.baseline_ms if engine is not None and engine.record is not None else None
+    if current is None or not baseline:
+        return None
+    lasted = current.pace.slow_for(now, baseline * settings.regression_factor)
+    median = current.pace.median(now)
+    return (median or 0.0, baseline) if lasted >= settings.regression_seconds else None
+
+
+def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) -> Iterator[Alarm]:
+    name = planned.entry.name
+    if planned.problem is not None:
+        word = "is not what is served" if planned.serving else "cannot be served"
+        yield Alarm(AlarmKind.UNSERVED, f"model {name} {word}: {planned.problem}", name)
+    for key, engine in planned.engines.items():
+        if engine.state is EngineState.QUARANTINED and not engine.is_held:
+            message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"
+            yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
+    slow = slow_engine(planned, settings, now)
+    if slow is not None and planned.serving is not None:
+        median, baseline = slow
+        now_ms = f"{median:.3g} ms" if median else "much longer"
+        message = (
+            f"model {name}: inference takes {now_ms} instead of {baseline:.3g} ms"
+            f" ({median / baseline:.1f}x; the processors are {busy:.0%} busy)"
+        )
+        yield Alarm(AlarmKind.SLOW, message, name, planned.serving)

@@ -1,0 +1,244 @@
+"""Makes engines: builds, trials and verifications, one at a time for each device, each in children of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from edged.backend.contract import Effort
+from edged.build.builder import Builder, Task
+from edged.build.jobs import Progress
+from edged.config import Engines
+from edged.control.chores import Chores
+from edged.control.plan import Making, PlannedEngine, PlannedModel, Wish
+from edged.control.reconcile import Action, Make, Open, Try
+from edged.control.room import Room
+from edged.control.states import EngineState
+from edged.errors import EdgedError, EngineDamaged, EngineUnusable, OutOfSpace, Superseded, Unsuitable
+from edged.events import EngineProgress, EventLog
+from edged.model.model import Model
+from edged.store.attempts import AttemptLog
+from edged.store.store import Store
+
+_LOG = logging.getLogger("edged.control")
+_EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
+_AGAIN_SECONDS = 0.2  # after the disk turned out to hold something else
+_SPACE_SECONDS = 30.0  # space may have been freed by then
+_TOLD_STEP = 0.1  # of a phase: what watchers of events are told of
+
+
+@dataclass
+class _Lane:
+    """What is being made for a device."""
+
+    engine: PlannedEngine
+    source: str
+    task: asyncio.Task[None]
+    is_cancelled: bool = False
+
+
+class Maker:
+    """Carries out `Make`, `Try` and `Verify`."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        store: Store,
+        models: Mapping[str, PlannedModel],
+        settings: Engines,
+        events: EventLog,
+        chores: Chores,
+        attempts: AttemptLog,
+        read_again: Callable[[PlannedModel], None],
+    ) -> None:
+        self.room = Room(store, settings, models, events, self._keys)
+        self._builder, self._store, self._models, self._settings = builder, store, models, settings
+        self._events, self._chores = events, chores
+        self._attempts, self._read_again = attempts, read_again
+        self._lanes: dict[str, _Lane] = {}
+
+    @property
+    def busy(self) -> frozenset[str]:
+        """Devices that something is being made for."""
+        return frozenset(self._lanes)
+
+    def start(self, planned: PlannedModel, action: Action) -> None:
+        """Begins what was decided."""
+        assert not isinstance(action, Open)
+        assert planned.model is not None  # nothing is decided for a model that could not be read
+        engine = planned.engines[action.key]
+        engine.move(EngineState.QUEUED)
+        engine.making = Making(time.monotonic())
+        source = action.source if isinstance(action, Try) else ""
+        task = self._chores.start(self._run(planned, planned.model, engine, action))
+        self._lanes[engine.recipe.device] = _Lane(engine, source, task)
+        task.add_done_callback(partial(self._over, engine))
+
+    def cancel(self, engine: PlannedEngine, reason: str) -> None:
+        """Ends what is being made or waits to be; only a command starts it again."""
+        lane = self._lane(engine)
+        if lane is not None:
+            lane.is_cancelled = True
+            engine.reason = reason
+            lane.task.cancel()
+        elif engine.state in (EngineState.ABSENT, EngineState.FAILED):
+            engine.quarantine(reason, held=True)
+        elif engine.wish is Wish.BUILD or engine.wish is Wish.VERIFY:
+            engine.reason, engine.setback = reason, True
+        engine.wish = Wish.NONE
+
+    def abandon(self) -> None:
+        """Ends what is being made for a model that was removed or changed: others wait for their turn."""
+        wanted = {id(engine) for planned in self._models.values() for engine in planned.engines.values()}
+        for lane in self._lanes.values():
+            if id(lane.engine) not in wanted and not lane.is_cancelled:
+                lane.is_cancelled = True  # once: its child is being ended
+                lane.task.cancel()
+
+    def is_making(self, engine: PlannedEngine) -> bool:
+        """Whether it is being made now."""
+        return self._lane(engine) is not None
+
+    def forgive(self, engine: PlannedEngine) -> None:
+        """A new start, by command: what failed before counts no more."""
+        self._attempts.forget(engine.digest)
+        engine.failures, engine.retry_at = 0, 0.0
+
+    # -- one engine -------------------------------------------------------------------------------------------------
+
+    async def _run(self, planned: PlannedModel, model: Model, engine: PlannedEngine, action: Action) -> None:
+        task = Task(model, engine.recipe, engine.key, _EFFORTS[min(engine.failures, len(_EFFORTS) - 1)])
+        try:
+            await self._outcome(planned, engine, task, action)
+        except asyncio.CancelledError:
+            self._cancelled(engine)
+            raise
+        except Exception as error:  # nobody expected it: a failure like any other, and told by whoever sees tasks end
+            why = EngineUnusable(f"{type(error).__name__}; the log tells more")
+            self._attempts.failed(engine.digest, str(why))
+            engine.fail(why, self._settings.attempts)
+            raise
+        finally:
+            self._free(engine)
+
+    async def _outcome(self, planned: PlannedModel, engine: PlannedEngine, task: Task, action: Action) -> None:
+        name, short = planned.entry.name, engine.digest[:12]
+        try:
+            if isinstance(action, Make):
+                await self._make(engine, task)
+            elif isinstance(action, Try):
+                await self._try(engine, task, action.source)
+            else:
+                await self._verify(engine, task)
+        except Superseded as error:
+            engine.postpone(str(error), _AGAIN_SECONDS)
+            _LOG.info("model %s: engine %s is void: %s", name, short, error)
+            self._read_again(planned)
+        except OutOfSpace as error:
+            engine.postpone(str(error), _SPACE_SECONDS)
+            _LOG.warning("model %s: engine %s: %s", name, short, error)
+        except KeyError:  # it was evicted or found damaged meanwhile: the next look sees what there is
+            engine.lose()
+        else:
+            latency = engine.record.latency_ms if engine.record else None
+            _LOG.info("model %s: engine %s is %s: %s ms", name, short, engine.state.value, latency)
+
+    async def _make(self, engine: PlannedEngine, task: Task) -> None:
+        key = engine.digest
+        await asyncio.to_thread(self._attempts.begin, key)  # it waits for the disk
+        engine.making = Making(time.monotonic(), self._builder.expected_seconds(task))
+        try:
+            room = partial(self.room.make, replacing=key)
+            record = await self._builder.make(task, partial(self._told, task, engine), room)
+        except (Superseded, OutOfSpace, asyncio.CancelledError):
+            self._attempts.undone(key)
+            raise
+        except Unsuitable as error:
+            self._attempts.undone(key)
+            engine.unsuited(error)
+        except EdgedError as error:
+            self._attempts.failed(key, str(error))
+            engine.fail(error, self._settings.attempts)
+            _LOG.warning("model %s: engine %s failed: %s", task.model.name, key[:12], error)
+        else:
+            self._attempts.forget(key)
+            engine.finish(record, self._store.records().get(key))
+
+    async def _verify(self, engine: PlannedEngine, task: Task) -> None:
+        key, artefact = engine.digest, self._store.artefact(engine.digest)
+        try:
+            record = await self._builder.verify(task, partial(self._told, task, engine))
+        except (Superseded, OutOfSpace):
+            raise
+        except EngineDamaged as error:
+            self._store.damaged(artefact)
+            engine.lose()
+            engine.reason = str(error)
+        except EdgedError as error:
+            engine.fail(error)
+            _LOG.warning("model %s: engine %s could not be verified: %s", task.model.name, key[:12], error)
+        else:
+            engine.finish(record, self._store.records().get(key))
+
+    async def _try(self, engine: PlannedEngine, task: Task, source: str) -> None:
+        try:
+            tell = partial(self._told, task, engine)
+            record = await self._builder.adopt(task, source, tell, self.room.make)
+        except (Superseded, OutOfSpace):
+            raise
+        except (EdgedError, KeyError) as error:
+            engine.trial = ""
+            if isinstance(error, EngineDamaged):
+                self._store.damaged(self._store.artefact(source))
+            reason = f"engine {source[:12]} of another driver is not right with this one: {error}; it is built anew"
+            _LOG.warning("model %s: %s", task.model.name, reason)
+            engine.move(EngineState.ABSENT, reason)
+        else:
+            engine.trial = ""
+            engine.finish(record, record, f"taken over from {source[:12]} after a trial")
+
+    def _over(self, engine: PlannedEngine, task: asyncio.Task[None]) -> None:
+        lane = self._lane(engine)
+        if lane is not None and lane.task is task:  # it was cancelled before it had begun
+            self._free(engine)
+            self._cancelled(engine)
+
+    def _free(self, engine: PlannedEngine) -> None:
+        engine.making = None
+        self._lanes.pop(engine.recipe.device, None)
+
+    @staticmethod
+    def _cancelled(engine: PlannedEngine) -> None:
+        reason = engine.reason or "cancelled"
+        if engine.is_usable:
+            engine.setback = True
+            engine.move(EngineState.READY, reason)
+        else:
+            engine.quarantine(reason, held=True)
+
+    def _told(self, task: Task, engine: PlannedEngine, progress: Progress) -> None:
+        """A child or the builder says how far it is."""
+        making = engine.making
+        if making is None:
+            return
+        before = making.phase
+        making.take(progress)
+        state = EngineState.VERIFYING if making.phase in ("verifying", "timing") else EngineState.BUILDING
+        if engine.state is not state:
+            engine.move(state, engine.reason)
+        if making.phase != before or (making.said or 0.0) - making.told >= _TOLD_STEP:
+            making.told = making.said or 0.0
+            what = EngineProgress(making.phase, making.fraction, making.elapsed_s, making.estimate_s)
+            self._events.tell(what, task.model.name, engine.digest)
+
+    def _lane(self, engine: PlannedEngine) -> _Lane | None:
+        lane = self._lanes.get(engine.recipe.device)
+        return lane if lane is not None and lane.engine is engine else None
+
+    def _keys(self) -> set[str]:
+        """Engines of the store that work under way depends on."""
+        return {lane.engine.digest for lane in self._lanes.values()} | {lane.source for lane in self._lanes.values()}

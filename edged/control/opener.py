@@ -1,0 +1,144 @@
+"""Opens engines in their hosts and installs them in the slots, and takes note of hosts that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from edged.backend import registry
+from edged.backend.artefact import Artefact
+from edged.control.chores import Chores
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.states import EngineState
+from edged.errors import EdgedError, EngineDamaged, HostLost, NotReady, Superseded
+from edged.events import EngineServes, EventLog
+from edged.model.identity import require_same
+from edged.model.model import Model
+from edged.serving.hosts import HostKind, Hosts
+from edged.serving.slot import ServingSession
+from edged.serving.work import EngineRef
+from edged.store.store import Store
+
+_LOG = logging.getLogger("edged.control")
+_REOPEN_SECONDS = 0.2  # after its host was lost
+_RETRY_SECONDS = 10.0  # after an error that nobody expected
+
+
+class Opener:
+    """Carries out `Open`. `attempts` is how many failures in a row an engine is forgiven."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        store: Store,
+        attempts: int,
+        events: EventLog,
+        chores: Chores,
+        read_again: Callable[[PlannedModel], None],
+    ) -> None:
+        self._hosts, self._store, self._attempts = hosts, store, attempts
+        self._events, self._chores, self._read_again = events, chores, read_again
+
+    def start(self, planned: PlannedModel, key: str) -> None:
+        """Begins to open an engine of a model."""
+        planned.opening_key = key
+        assert planned.model is not None  # nothing is decided for a model that could not be read
+        planned.opening = self._chores.start(self._open(planned, planned.model, planned.engines[key]))
+
+    def retire(self, session: ServingSession | None) -> None:
+        """Closes a session once it has finished what it has."""
+        if session is not None:
+            self._chores.start(session.retire())
+
+    def tidy(self, models: Mapping[str, PlannedModel]) -> None:
+        """Ends hosts that nothing of the device as it is now would be opened in."""
+        wanted = {_kind(engine) for planned in models.values() for engine in planned.engines.values()}
+        for link in self._hosts.empty(wanted):
+            self._chores.start(link.stop())
+
+    async def _open(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
+        try:
+            await self._install(planned, model, engine)
+        finally:
+            planned.opening, planned.opening_key = None, ""
+
+    async def _install(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
+        # Until it is known how this ends: an error that nobody expected must not be tried again at once.
+        engine.open_at = time.monotonic() + _RETRY_SECONDS
+        try:
+            session = await self._session(model, engine)
+        except EngineDamaged as error:
+            _LOG.warning("engine %s of %s: %s", engine.digest[:12], model.name, error)
+            if engine.state is EngineState.READY:  # while it is being made anew, the outcome decides
+                engine.lose()
+                engine.reason, engine.open_at = str(error), 0.0
+        except (HostLost, NotReady, Superseded) as error:
+            engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(engine)))
+            if isinstance(error, Superseded):
+                self._read_again(planned)
+            _LOG.warning("engine %s of %s cannot be opened now: %s", engine.digest[:12], model.name, error)
+        except EdgedError as error:
+            self._cannot_open(model, engine, error)
+        else:
+            engine.opened()
+            # Meanwhile the model may have changed, or the engine been found to answer wrongly.
+            if planned.engines.get(engine.digest) is not engine or not _may_serve(engine):
+                await session.retire()
+                return
+            previous = planned.slot.install(session)
+            self._store.touch(engine.digest)
+            _LOG.info("model %s: engine %s (%s) serves", model.name, engine.digest[:12], engine.recipe.backend)
+            self._events.tell(EngineServes(engine.recipe.backend), model.name, engine.digest)
+            self.retire(previous)
+
+    async def _session(self, model: Model, engine: PlannedEngine) -> ServingSession:
+        link = await self._hosts.get(_kind(engine))
+        edition, artefact = engine.edition, self._artefact(engine)
+        order = model.order(engine.recipe, artefact)
+        try:
+            number = await link.open(order, model.recognition)
+        except EngineDamaged:
+            if artefact is not None:
+                await asyncio.to_thread(self._store.damaged, artefact)
+            raise
+        ref = EngineRef(engine.digest, link.backend, model.digest, model.recognition, edition, model.is_static)
+        session = ServingSession(link, number, ref)
+        if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
+            try:
+                await asyncio.to_thread(require_same, order)
+            except EdgedError:
+                self.retire(session)
+                raise
+        return session
+
+    def _artefact(self, engine: PlannedEngine) -> Artefact | None:
+        if engine.recipe.is_reference:
+            return None
+        if not _may_serve(engine):
+            raise NotReady("it was evicted or rejected while its host was started")
+        try:
+            return self._store.artefact(engine.digest)
+        except KeyError:  # another model of the same content found it damaged
+            raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
+
+    def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
+        """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again later."""
+        _LOG.warning("engine %s of %s cannot be opened: %s", engine.digest[:12], model.name, error)
+        if engine.recipe.is_reference:
+            engine.open_at, engine.reason = math.inf, str(error)
+        elif engine.state is EngineState.READY:
+            self._store.remove(engine.digest)
+            engine.record = None
+            engine.fail(error, self._attempts)
+
+
+def _may_serve(engine: PlannedEngine) -> bool:
+    return engine.recipe.is_reference or engine.is_usable
+
+
+def _kind(engine: PlannedEngine) -> HostKind:
+    backend = engine.recipe.backend
+    return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "")

@@ -1,0 +1,69 @@
+"""Gives a model the engines it should have on the device as it is now, each with what is known of it already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from edged.config import Engines
+from edged.control.desired import desired
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.states import EngineState
+from edged.device.fingerprint import Fingerprint
+from edged.model.model import Model
+from edged.store.attempts import AttemptLog
+from edged.store.key import differ_by_driver
+from edged.store.record import EngineRecord
+from edged.store.store import Store
+
+
+class Planner:
+    """`attempts` is how many failures in a row an engine is forgiven; `tries_drivers` says whether an engine for
+    another driver may be tried before one is built."""
+
+    def __init__(
+        self, store: Store, log: AttemptLog, fingerprint: Fingerprint, *, attempts: int, tries_drivers: bool
+    ) -> None:
+        self.fingerprint = fingerprint
+        self._store, self._log, self._attempts, self._tries_drivers = store, log, attempts, tries_drivers
+
+    @classmethod
+    def of(cls, store: Store, fingerprint: Fingerprint, settings: Engines) -> Planner:
+        """As the settings want it."""
+        tries = settings.on_driver_change == "verify"
+        return cls(store, AttemptLog(store.root), fingerprint, attempts=settings.attempts, tries_drivers=tries)
+
+    def plan(self, planned: PlannedModel, model: Model, told: Callable[[PlannedEngine], None] | None = None) -> None:
+        """Plans a model as it was just read, for the device as it is now. `told` hears of every step of its engines."""
+        name = planned.entry.name
+        added = planned.plan(model, desired(self.fingerprint, {name: model})[name])
+        stored = self._store.records()
+        for engine in added:
+            engine.told = told
+            record = self._store.find(engine.digest)
+            if record is not None:
+                engine.adopt(record)
+            if engine.state is EngineState.ABSENT:
+                self._recall(engine, stored)
+
+    def _recall(self, engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> None:
+        """What is known of an engine that is not there: how often making it failed, and whether another might do."""
+        before = self._log.of(engine.digest)
+        engine.failures = before.failures
+        if before.failures >= self._attempts:
+            engine.quarantine(f"failed {before.failures} times, the last time: {before.reason}")
+        elif self._tries_drivers:
+            engine.trial = trial(engine, stored)
+            if engine.trial:
+                engine.reason = f"engine {engine.trial[:12]} differs only by the driver and is tried first"
+
+
+def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> str:
+    """The key of the newest stored engine that is equal to this one but for the driver; empty where there is none."""
+    model = engine.key.parts["model"]  # compared first: the store may hold thousands of others
+    kin = {
+        key: record
+        for key, record in stored.items()
+        if record.parts.get("model") == model and record.is_usable and record.files
+        if differ_by_driver(record.parts, engine.key.parts)
+    }
+    return max(kin, key=lambda key: kin[key].build.created_unix_s, default="")

@@ -1,0 +1,149 @@
+"""From what the core tells to the messages of edged.v1.Operations, and from a selector back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edged.control import report
+from edged.control.alarms import Alarm
+from edged.control.commands import Selection, Standing
+from edged.control.plan import PlannedModel
+from edged.events import Event
+from edged.proto import operations_pb2 as pb
+from edged.store.key import PartChange
+
+
+def selection(selector: pb.Selector) -> Selection:
+    """Which engines a client means."""
+    return Selection(model=selector.model, engine=selector.engine, everything=selector.everything)
+
+
+def model_status(planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelStatus:
+    """A model with those of the alarms that are about it."""
+    model, slot = planned.model, planned.slot
+    state = "refused" if planned.problem else "ready" if planned.serving else "loading"
+    status = pb.ModelStatus(
+        name=planned.entry.name,
+        version=planned.entry.version,
+        state=state,
+        reason=str(planned.problem or ""),
+        settings=planned.entry.settings,
+        swaps=slot.swaps,
+        alarms=[alarm(each) for each in alarms if each.model == planned.entry.name],
+    )
+    if slot.current is not None:
+        status.engine, status.backend = slot.current.engine.key, slot.current.engine.backend
+    if model is not None:
+        status.digest, status.family = model.digest, model.recognition.family or ""
+        signature = model.inspection.signature
+        status.inputs.extend(pb.TensorInfo(name=s.name, datatype=s.datatype, shape=s.dims) for s in signature.inputs)
+        status.outputs.extend(pb.TensorInfo(name=s.name, datatype=s.datatype, shape=s.dims) for s in signature.outputs)
+    return status
+
+
+def engine(engine: report.EngineReport) -> pb.Engine:
+    message = pb.Engine(
+        key=engine.key,
+        model=engine.model,
+        backend=engine.backend,
+        precision=engine.precision,
+        state=engine.state,
+        reason=engine.reason,
+        parts=engine.parts,
+        latency_ms=engine.latency_ms,
+        reference_ms=engine.reference_ms,
+        bytes=engine.bytes,
+        created_unix_s=engine.created_unix_s,
+        build_s=engine.build_s,
+        device=engine.device,
+        pinned=engine.pinned,
+        used_unix_s=engine.used_unix_s,
+        load=engine.load,
+        adopted_from=engine.adopted_from,
+        effort=engine.effort,
+        standard=engine.standard,
+    )
+    if engine.verdict is not None:
+        verdict = engine.verdict
+        message.verdict.CopyFrom(pb.Verdict(accepted=verdict.accepted, reason=verdict.reason, figures=verdict.figures))
+    return message
+
+
+def explanation(item: report.ExplanationReport) -> pb.Explanation:
+    return pb.Explanation(
+        wanted=item.wanted,
+        backend=item.backend,
+        precision=item.precision,
+        state=item.state,
+        nearest=item.nearest,
+        changes=[part_change(change) for change in item.changes],
+        summary=item.summary,
+    )
+
+
+def part_change(change: PartChange) -> pb.PartChange:
+    return pb.PartChange(part=change.part, old=change.old or "", new=change.new or "")
+
+
+def progress(standing: Standing) -> pb.EngineProgress:
+    message = pb.EngineProgress(
+        key=standing.key,
+        model=standing.model,
+        backend=standing.backend,
+        precision=standing.precision,
+        device=standing.device,
+        state=standing.state,
+        reason=standing.reason,
+        done=standing.done,
+        succeeded=standing.succeeded,
+    )
+    if standing.phase:
+        making = pb.Making(
+            phase=standing.phase,
+            fraction=standing.fraction,
+            elapsed_s=standing.elapsed_s,
+            estimate_s=standing.estimate_s,
+        )
+        message.making.CopyFrom(making)
+    return message
+
+
+def alarm(raised: Alarm) -> pb.Alarm:
+    return pb.Alarm(
+        kind=raised.kind.value,
+        message=raised.message,
+        model=raised.model,
+        engine=raised.engine,
+        since_unix_s=raised.since_unix_s,
+    )
+
+
+def status(box: report.StatusReport) -> pb.GetStatusResponse:
+    return pb.GetStatusResponse(
+        version=box.version,
+        epoch=box.epoch,
+        uptime_s=box.uptime_s,
+        models=box.models,
+        serving=box.serving,
+        engines=box.engines,
+        engine_bytes=box.engine_bytes,
+        budget_bytes=box.budget_bytes,
+        free_bytes=box.free_bytes,
+        paused=box.paused,
+        building=[progress(standing) for standing in box.building],
+        alarms=[alarm(each) for each in box.alarms],
+    )
+
+
+def event(event: Event, epoch: str) -> pb.Event:
+    """A kind is the name of its field on the wire, and what it tells has the same names there: see `edged.events`."""
+    what = msgspec.to_builtins(event.what)
+    kind = what.pop("type")
+    return pb.Event(
+        sequence=event.sequence,
+        unix_s=event.unix_s,
+        epoch=epoch,
+        model=event.model,
+        engine=event.engine,
+        **{kind: what},
+    )

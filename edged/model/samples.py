@@ -1,0 +1,74 @@
+"""The pictures that a user gives with a model to verify its engines with: which files count, and which may be added.
+
+They lie in `models/NAME/samples/` as JPEG or PNG files. What lies there may be changed at any time by anybody, so a
+file that cannot be read then is left out when engines are verified, and said so; a model is only *added* with pictures
+that can be read.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from edged.errors import InvalidInput
+
+FOLDER = "samples"
+SUFFIXES = (".jpg", ".jpeg", ".png")
+MOST = 32  # more would make verifying take long and tell little
+MOST_BYTES = 16 << 20  # of one file
+
+
+def listed(folder: Path) -> tuple[Path, ...]:
+    """The samples in a folder, the first `MOST` by name; none where there is no folder or it may not be read."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if _is_sample(entry.name) and entry.is_file()]
+    except OSError:
+        return ()
+    return tuple(folder / name for name in heapq.nsmallest(MOST, names))
+
+
+def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
+    """The samples by name that files and folders stand for. InvalidInput for what is neither, or for too many."""
+    found: dict[str, Path] = {}
+    for path in [Path(given)] if isinstance(given, (str, os.PathLike)) else map(Path, given):
+        for sample in _expanded(path):
+            if sample.name in found:
+                raise InvalidInput(f"two samples are called {sample.name}; rename one of them")
+            found[sample.name] = sample
+    if len(found) > MOST:
+        raise InvalidInput(f"{len(found)} samples are too many; choose at most {MOST} that show what the cameras see")
+    return found
+
+
+def check_name(name: str) -> None:
+    """Refuses what cannot be the name of a sample, so that none lands where it does not belong or is not seen there."""
+    if not _is_sample(name) or "/" in name or "\0" in name:
+        raise InvalidInput(f"sample {name[:80]!r} is not named like a picture; give *.jpg, *.jpeg or *.png files")
+
+
+def check_size(name: str, size: int) -> None:
+    """Refuses a sample of more than `MOST_BYTES`."""
+    if size > MOST_BYTES:
+        raise InvalidInput(f"sample {name} has {size >> 20} MiB; give pictures of at most {MOST_BYTES >> 20} MiB")
+
+
+def _expanded(path: Path) -> list[Path]:
+    try:
+        found = sorted(p for p in path.iterdir() if _is_sample(p.name)) if path.is_dir() else [path]
+        if not found:
+            raise InvalidInput(f"there is no picture in {path}; put *.jpg, *.jpeg or *.png files there")
+        for sample in found:
+            check_name(sample.name)
+            check_size(sample.name, sample.stat().st_size)
+            if not sample.is_file():
+                raise InvalidInput(f"sample {sample} is not a file; give pictures, or a folder of them")
+    except OSError as error:
+        raise InvalidInput(f"sample {path} cannot be read: {error.strerror or error}") from error
+    return found
+
+
+def _is_sample(name: str) -> bool:
+    return not name.startswith(".") and name.lower().endswith(SUFFIXES) and name.isprintable()

@@ -1,0 +1,88 @@
+"""How often making an engine has failed, kept on disk: a build that takes the whole box down must not be tried anew
+at every start. An attempt is noted before it begins and forgotten when it ends well. One that was cut off counts as a
+failure when the box has been started anew since; a daemon that was merely killed may try again at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from edged.files import read_regular
+from edged.store import atomic
+
+_CUT_OFF = "the box stopped while it was being made"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_KEPT = 1000  # engines that failed; the oldest are forgotten
+
+
+class Attempts(msgspec.Struct, frozen=True):
+    """Failures in a row of making one engine, and the reason of the last."""
+
+    failures: int = 0
+    reason: str = ""
+    running: str = ""  # the boot of the box in which an attempt began that nothing more was heard of
+
+
+class AttemptLog:
+    """One small file for each engine that has failed. A disk that cannot be written only makes it forget."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute() / "attempts"
+        with contextlib.suppress(OSError):
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o750)
+            atomic.sweep(self._root)
+            for stale in sorted(self._root.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+                stale.unlink()
+
+    def of(self, key: str) -> Attempts:
+        """What is known of an engine; none where nothing is, or it cannot be read."""
+        known = self._read(key)
+        if known.running and known.running != _boot():
+            return Attempts(known.failures + 1, _CUT_OFF)
+        return Attempts(known.failures, known.reason)
+
+    def begin(self, key: str) -> None:
+        """An attempt begins. Should nothing more be heard of it, and the box be started anew, it has failed."""
+        before = self.of(key)
+        self._write(key, Attempts(before.failures, before.reason, _boot()))
+
+    def failed(self, key: str, reason: str) -> None:
+        """The attempt that began has failed."""
+        self._write(key, Attempts(self._read(key).failures + 1, reason))
+
+    def undone(self, key: str) -> None:
+        """The attempt that began counts for nothing: it was cancelled, or what it was for has changed."""
+        before = self._read(key)
+        if before.failures:
+            self._write(key, Attempts(before.failures, before.reason))
+        else:
+            self.forget(key)
+
+    def forget(self, key: str) -> None:
+        """It was made, or is to have a new start."""
+        with contextlib.suppress(OSError):
+            self._place(key).unlink(missing_ok=True)
+
+    def _read(self, key: str) -> Attempts:
+        try:
+            return msgspec.json.decode(read_regular(self._place(key)), type=Attempts)
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+            return Attempts()
+
+    def _place(self, key: str) -> Path:
+        return self._root / f"{key}.json"
+
+    def _write(self, key: str, attempts: Attempts) -> None:
+        with contextlib.suppress(OSError):
+            atomic.write_file(self._place(key), msgspec.json.encode(attempts))
+
+
+def _boot() -> str:
+    """Names this run of the box, from its start to its end."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,134 @@
+"""What the store costs as it fills up: a start, lists, a plan, an eviction. Prints how each grows with the engines.
+
+python tests/bench/store.py [ENGINES ...]
+
+Milliseconds are of this box; the last column compares each size with the one before: 10 for ten times the engines is
+linear.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from edged.backend.artefact import Artefact
+from edged.config import Engines
+from edged.control import report
+from edged.control.desired import desired
+from edged.control.plan import PlannedModel
+from edged.control.planner import Planner
+from edged.control.room import Room
+from edged.device.fingerprint import Fingerprint, probe
+from edged.events import EventLog
+from edged.model.inspect import inspect
+from edged.model.model import Model
+from edged.model.repository import plain_entry
+from edged.serving.slot import Slot
+from edged.shapes import MODEL_PATH
+from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.store import Store
+from tests.waiting import run
+
+_SIZES = (50, 500, 5000)
+_BLOB = bytes(4096)
+_MODELS = 10  # are wanted; engines of all others, and of the device as it was, are left over
+_MB = 1 << 20
+
+
+def of(name: str, read: Model) -> Model:
+    """A model like another, of other content."""
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return Model.of(plain_entry(name, MODEL_PATH, {}), msgspec.structs.replace(read.inspection, digest=digest))
+
+
+def fill(root: Path, count: int, read: Model, facts: Fingerprint) -> None:
+    """Engines of many models, for the device as it is and as it was before each of nine upgrades."""
+    Store(root)
+    made = 0
+    for number in range(count):
+        model = of(f"m{number}", read)
+        for age in range(10):
+            then = Fingerprint({**facts.facts, "runtime.onnxruntime": f"1.{age}", "cpu.model": f"model {age}"})
+            for engine in desired(facts if age == 9 else then, {model.name: model})[model.name]:
+                if made == count:
+                    return
+                folder = root / "engines" / engine.key.digest
+                if folder.exists():
+                    continue
+                folder.mkdir()
+                (folder / "blob").write_bytes(_BLOB)
+                files = Artefact.seal(folder).files
+                build = BuildFacts(1.0, 2.0, 3.0, "bench")
+                record = EngineRecord(engine.key.parts, model.name, engine.recipe, files, build, Verdict(True, "", {}))
+                (folder / "record.json").write_bytes(msgspec.json.encode(record))
+                made += 1
+
+
+def timed(work: Callable[[], object], times: int = 5) -> float:
+    """Milliseconds of the median call."""
+    took = []
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - started)
+    return statistics.median(took) * 1000
+
+
+def measure(root: Path, count: int, read: Model, facts: Fingerprint) -> dict[str, float]:
+    fill(root, count, read, facts)
+    start = timed(lambda: Store(root))
+    store, settings = Store(root), Engines()
+    assert len(store.records()) == count
+    assert store.counts.damaged == 0
+    planner = Planner.of(store, facts, settings)
+    models = {}
+    for number in range(_MODELS):
+        model = of(f"m{number}", read)
+        models[model.name] = PlannedModel(model.entry, Slot(model.name))
+        planner.plan(models[model.name], model)
+    strange = of("strange", read)
+
+    def plan() -> None:
+        planner.plan(PlannedModel(strange.entry, Slot("strange")), strange)
+
+    full = msgspec.structs.replace(settings, budget_mb=-(-store.size // _MB), keep_free_mb=0)
+    room = Room(store, full, models, EventLog(), set)
+    before = len(store.records())
+
+    def evict() -> None:
+        run(room.make(room.budget_bytes - store.size + 1))
+
+    figures = {
+        "start": start,
+        "list engines": timed(lambda: report.engines(models, store, "")),
+        "why, one model": timed(lambda: report.explain(models["m0"], store)),
+        "plan a new model": timed(plan),
+        "one look": timed(lambda: (room.paused, store.records(), store.size)),
+        "one eviction": timed(evict),
+    }
+    assert before > len(store.records())
+    return figures
+
+
+def main(sizes: tuple[int, ...]) -> None:
+    read, facts = Model.of(plain_entry("m", MODEL_PATH, {}), inspect(MODEL_PATH)), probe()
+    before: dict[str, float] = {}
+    for count in sizes:
+        with tempfile.TemporaryDirectory(prefix="edged-bench-") as folder:
+            figures = measure(Path(folder), count, read, facts)
+        print(f"{count} engines")
+        for name, milliseconds in figures.items():
+            growth = f"  x{milliseconds / before[name]:.1f}" if before else ""
+            print(f"  {name:18} {milliseconds:9.2f} ms{growth}")
+        before = figures
+
+
+if __name__ == "__main__":
+    main(tuple(int(word) for word in sys.argv[1:]) or _SIZES)

@@ -1,0 +1,282 @@
+"""Operators' commands on a real daemon: engines made anew while they serve, kept, and evicted; status and events."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import edged
+from edged import events
+from edged.client.operations import EngineInfo
+from edged.errors import InvalidInput, NotFound, Refused
+from edged.shapes import MODEL_PATH
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon, wait_for
+from tests.integration.test_engine_life import Cameras
+
+pytestmark = pytest.mark.timeout(180)
+
+
+MODEL = "small"
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Daemon]:
+    daemon = Daemon()
+    onnx_files.convolutions(daemon.models / f"{MODEL}.onnx")
+    with daemon:
+        yield daemon
+
+
+@pytest.fixture
+def daemon(own: Daemon) -> Daemon:
+    """Every test finds the engines made, and leaves the daemon running."""
+    own.settled(MODEL)
+    return own
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[edged.Client]:
+    with daemon.client() as client:
+        yield client
+
+
+def command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "edged", *words, "--target", daemon.unix]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+
+
+def engines(client: edged.Client, model: str = MODEL) -> dict[str, EngineInfo]:
+    return {engine.key: engine for engine in client.engines(model)}
+
+
+def serving(client: edged.Client) -> str:
+    return next(key for key, engine in engines(client).items() if engine.state == "serving")
+
+
+def spare(client: edged.Client) -> str:
+    """A built engine that does not serve."""
+    return next(key for key, engine in engines(client).items() if engine.state == "ready" and engine.bytes)
+
+
+# --- rebuild --------------------------------------------------------------------------------------------------------
+
+
+def test_a_serving_engine_is_rebuilt_without_a_failed_request() -> None:
+    with Daemon("--model", f"shapes={MODEL_PATH}") as daemon, daemon.client() as client:
+        (before,) = [engine for engine in daemon.settled("shapes") if engine.state == "serving"]
+        with Cameras(daemon, 2) as cameras:
+            updates = list(client.rebuild(engine=before.key[:10], force=True))
+            time.sleep(0.5)
+        assert cameras.errors == []
+        for sent, answered, skipped in zip(cameras.sent, cameras.answered, cameras.skipped, strict=True):
+            assert sent == answered + skipped
+            assert answered > 0
+        assert {update.key for update in updates} == {before.key}
+        assert not updates[0].done
+        assert (updates[-1].done, updates[-1].succeeded, updates[-1].reason) == (True, True, "")
+        assert any(update.phase not in ("", "waiting", "queued") for update in updates)
+        after = {engine.key: engine for engine in daemon.settled("shapes")}
+        assert after[before.key].created_unix_s > before.created_unix_s
+        kinds = [event.kind for event in client.events() if event.engine == before.key]
+        assert {"commanded", "engine_state", "engine_progress", "engine_serves"} <= set(kinds)
+
+
+def test_what_is_there_is_not_rebuilt_unless_forced(daemon: Daemon, client: edged.Client) -> None:
+    before = {key: engine.created_unix_s for key, engine in engines(client).items()}
+    assert list(client.rebuild(MODEL)) == []
+    told = command(daemon, "engines", "rebuild", MODEL, "--follow")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "--force" in told.stdout
+    assert {key: engine.created_unix_s for key, engine in engines(client).items()} == before
+
+
+def test_the_command_line_follows_to_the_end(daemon: Daemon, client: edged.Client) -> None:
+    before = engines(client)
+    told = command(daemon, "engines", "rebuild", MODEL, "--force", "--follow", "--json")
+    assert (told.returncode, told.stderr) == (0, "")
+    lines = [json.loads(line) for line in told.stdout.splitlines()]
+    assert {line["key"] for line in lines if line["done"] and line["succeeded"]} == set(before)
+    assert {line["key"] for line in lines[: len(before)]} == set(before), "all that were selected come first"
+
+
+def test_hanging_up_does_not_end_the_work(client: edged.Client) -> None:
+    key = spare(client)
+    before = engines(client)[key].created_unix_s
+    client.rebuild(engine=key, force=True).close()
+    wait_for("the engine is rebuilt all the same", lambda: engines(client)[key].created_unix_s > before)
+
+
+def test_cancelling_leaves_good_engines_as_they_were(daemon: Daemon, client: edged.Client) -> None:
+    before = {key: engine.created_unix_s for key, engine in engines(client).items()}
+    with client.rebuild(MODEL, force=True) as updates:
+        (begun,) = wait_for("one is being made", lambda: client.status().building)
+        cancelled = client.cancel(MODEL)
+        last = {update.key: update for update in updates}
+    assert begun.key in cancelled
+    assert all(update.done for update in last.values())
+    assert not last[begun.key].succeeded
+    assert "cancelled" in last[begun.key].reason
+    after = {engine.key: engine for engine in daemon.settled(MODEL)}
+    assert {key: after[key].created_unix_s for key in cancelled} == {key: before[key] for key in cancelled}
+    assert {engine.state for engine in after.values()} == {"ready", "serving"}
+
+
+def test_an_engine_whose_making_was_cancelled_is_left_alone_until_it_is_commanded(
+    daemon: Daemon, client: edged.Client
+) -> None:
+    client.add_model("fresh", onnx_files.convolutions(daemon.home / "fresh.onnx", layers=5))
+    try:
+        cancelled = client.cancel("fresh")
+        assert cancelled
+        making = {"absent", "queued", "building", "verifying"}
+        wait_for("all is quiet", lambda: not making & {each.state for each in engines(client, "fresh").values()})
+        left = {engines(client, "fresh")[key].state for key in cancelled}
+        assert "quarantined" in left
+        assert left <= {"quarantined", "serving"}, "the reference serves, whatever its figures"
+        daemon.ready("fresh")
+        assert not [alarm for alarm in client.status().alarms if alarm.model == "fresh"]
+        updates = list(client.rebuild("fresh"))
+        assert {update.key for update in updates if update.succeeded} == set(cancelled)
+    finally:
+        client.remove_model("fresh")
+
+
+# --- verify ---------------------------------------------------------------------------------------------------------
+
+
+def test_engines_are_verified_on_demand(daemon: Daemon, client: edged.Client) -> None:
+    before = engines(client)
+    updates = list(client.verify(MODEL))
+    assert {update.key for update in updates if update.succeeded} == set(before)
+    assert any(update.state == "verifying" for update in updates)
+    after = engines(client)
+    assert {key: e.created_unix_s for key, e in after.items()} == {key: e.created_unix_s for key, e in before.items()}
+    assert any(after[key].latency_ms != before[key].latency_ms for key in before), "nothing was timed again"
+    told = command(daemon, "engines", "verify", "--engine", serving(client)[:12])
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.splitlines()[-1].endswith(": ready")
+
+
+# --- pin, evict -----------------------------------------------------------------------------------------------------
+
+
+def test_what_serves_is_not_evicted_and_one_line_says_so(daemon: Daemon, client: edged.Client) -> None:
+    key = serving(client)
+    told = command(daemon, "engines", "evict", "--engine", key)
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.startswith(f"edged: engine {key[:12]} is needed")
+    assert told.stderr.count("\n") == 1
+    with pytest.raises(Refused, match="nothing was evicted"):
+        client.evict(engine=key)
+    assert engines(client)[key].state == "serving"
+
+
+def test_pinned_engines_stay_and_others_go_when_told_to(daemon: Daemon, client: edged.Client) -> None:
+    key = spare(client)
+    assert client.pin(engine=key) == [key]
+    assert engines(client)[key].pinned
+    assert "pinned" in command(daemon, "engines", "list").stdout
+    with pytest.raises(Refused, match="unpin it first"):
+        client.evict(engine=key)
+    assert key not in client.evict(everything=True)
+    assert client.unpin(engine=key) == [key]
+    assert not engines(client)[key].pinned
+    if engines(client)[key].bytes:
+        assert client.evict(engine=key) == [key]
+    gone = engines(client)[key]
+    assert (gone.state, gone.bytes) == ("evicted", 0)
+    assert [e.what.bytes > 0 for e in client.events() if isinstance(e.what, events.EngineEvicted) and e.engine == key]
+    updates = list(client.rebuild(MODEL))
+    assert all(update.succeeded for update in updates if update.done)
+    assert engines(client)[key].bytes > 0
+
+
+def test_a_pin_outlives_the_daemon(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        key = spare(client)
+        client.pin(engine=key)
+    assert daemon.stop() == 0
+    daemon.start()
+    daemon.settled(MODEL)
+    with daemon.client() as client:
+        assert engines(client)[key].pinned
+        client.unpin(engine=key)
+
+
+# --- what cannot be commanded ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["rebuild", "verify", "cancel", "pin", "unpin", "evict"])
+def test_a_selection_that_fits_nothing_is_refused(client: edged.Client, verb: str) -> None:
+    act = getattr(client, verb)
+    with pytest.raises(NotFound, match="no model 'nobody'"):
+        act("nobody")
+    with pytest.raises(NotFound, match="edged engines list"):
+        act(engine="0123456789" * 3)
+    for wrong in ({}, {"engine": "abc"}, {"model": MODEL, "everything": True}):
+        with pytest.raises(InvalidInput):
+            act(**wrong)
+
+
+# --- watching -------------------------------------------------------------------------------------------------------
+
+
+def test_the_status_tells_what_the_lists_tell(daemon: Daemon, client: edged.Client) -> None:
+    status, listed = client.status(), engines(client)
+    assert (status.models, status.serving, status.alarms, status.paused) == (1, 1, (), "")
+    assert status.engines == sum(engine.bytes > 0 for engine in listed.values())
+    assert status.engine_bytes == sum(engine.bytes for engine in listed.values())
+    assert status.free_bytes > 0
+    assert status.uptime_s > 0
+    assert status.epoch == next(iter(client.events())).epoch
+    assert command(daemon, "status").returncode == 0
+    key = spare(client)
+    with client.rebuild(engine=key, force=True) as updates:
+        (making,) = wait_for("it is being made", lambda: client.status().building)
+        assert (making.key, making.model, making.done) == (key, MODEL, False)
+        assert [update.succeeded for update in updates][-1]
+
+
+def test_a_model_that_cannot_be_served_is_an_alarm(daemon: Daemon, client: edged.Client) -> None:
+    broken = daemon.models / "broken.onnx"
+    broken.write_text("This is not a model.\n")
+    wait_for("the alarm is raised", lambda: [a for a in client.status().alarms if a.model == "broken"])
+    (model,) = [model for model in client.models() if model.name == "broken"]
+    assert [alarm.kind for alarm in model.alarms] == ["unserved"]
+    told = command(daemon, "status")
+    assert told.returncode == 1
+    assert "broken" in told.stdout
+    broken.unlink()
+    wait_for("the alarm is over", lambda: not client.status().alarms)
+    kinds = [event.kind for event in client.events() if event.model == "broken"]
+    assert [kind for kind in kinds if kind.startswith("alarm")] == ["alarm_raised", "alarm_cleared"]
+
+
+def test_events_are_resumed_after_the_daemon_was_started_anew(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        last = list(client.events())[-1]
+        assert list(client.events(last.sequence, epoch=last.epoch)) == []
+    assert daemon.stop() == 0
+    daemon.start()
+    daemon.settled(MODEL)
+    with daemon.client() as client:
+        since = list(client.events(last.sequence, epoch=last.epoch))
+        assert since[0].sequence == 1
+        assert {event.epoch for event in since} == {client.status().epoch} != {last.epoch}
+        told = command(daemon, "events", "--after", f"{last.epoch}:{last.sequence}")
+        assert told.stdout.splitlines()[0].startswith("1 ")
+        assert "model small was read" in told.stdout
+
+
+def test_a_command_is_an_event(client: edged.Client) -> None:
+    key = spare(client)
+    client.pin(engine=key)
+    client.unpin(engine=key)
+    verbs = [event.what.verb for event in client.events() if isinstance(event.what, events.Commanded)]
+    assert verbs[-2:] == ["pin", "unpin"]

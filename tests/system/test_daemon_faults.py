@@ -1,0 +1,192 @@
+"""A daemon whose disk is full, broken, read-only or not there at all: it starts, serves, and says what it found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon, wait_for
+from tests.system import disks
+from tests.system.torture_state import look
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+def prepare(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """Makes a daemon that has one model, of which it builds one engine beside the reference, and that may fill the
+    disk. It is not started."""
+    made = []
+    (tmp_path / "config.toml").write_text("[engines]\nkeep_free_mb = 0\n")
+
+    def one(**environment: str) -> Daemon:
+        daemon = Daemon("--config", str(tmp_path / "config.toml"), environment={**os.environ, **environment})
+        made.append(daemon)
+        (daemon.models / "m" / "1").mkdir(parents=True)
+        onnx_files.convolutions(daemon.models / "m" / "1" / "model.onnx", 6)
+        (daemon.models / "m" / "edged.toml").write_text('backends = "onnxruntime"\n')
+        return daemon
+
+    yield one
+    for daemon in made:
+        shutil.rmtree(daemon.home, ignore_errors=True)
+
+
+@pytest.fixture
+def home(prepare: Callable[..., Daemon]) -> Daemon:
+    return prepare()
+
+
+def states(daemon: Daemon) -> dict[str, str]:
+    """The states of both engines by their optimisation."""
+    with daemon.client() as client:
+        return {e.parts["recipe.optimization"]: e.state for e in client.engines("m")}
+
+
+def wrong(daemon: Daemon) -> list[str]:
+    """What a daemon says is wrong, as an operator reads it."""
+    with daemon.client() as client:
+        return [alarm.message for alarm in client.status().alarms]
+
+
+def answers(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        result = client.infer("m", np.zeros((64, 64, 3), np.uint8))
+    assert result.error is None
+    assert [outputs.shape for outputs in result.outputs.values()] == [(1, 8, 64, 64)]
+
+
+def all_made(daemon: Daemon) -> bool:
+    return sorted(states(daemon).values()) == ["ready", "serving"]
+
+
+def unfinished(daemon: Daemon) -> list[list[int]]:
+    """What each start said of the store: engines, damaged ones, strays."""
+    lines = [line for line in daemon.log.read_text().splitlines() if " store: " in line]
+    return [[int(word) for word in line.split(" store: ")[1].split() if word.isdigit()] for line in lines]
+
+
+def test_a_daemon_that_is_killed_while_it_builds_cleans_up_and_builds_on(home: Daemon) -> None:
+    with home as daemon:
+        for _ in range(2):
+            wait_for("something is being made", lambda: list((home.cache / "staging").glob("*/engine")))
+            daemon.kill()
+            daemon.start()
+            daemon.ready("m")
+            answers(daemon)
+        wait_for("all engines are made", lambda: all_made(daemon), 120)
+        assert wrong(daemon) == []
+        daemon.stop()
+        told = unfinished(home)
+        look(home.cache)
+    assert len(told) == 3
+    assert all(damaged == 0 for _, damaged, _ in told)
+    assert all(strays == 1 for _, _, strays in told[1:])
+
+
+def test_a_daemon_with_a_full_disk_serves_and_builds_once_there_is_room(home: Daemon) -> None:
+    with disks.tmpfs(home.cache, 24):
+        filler = disks.fill(home.cache)
+        with home as daemon:
+            daemon.ready("m")
+            answers(daemon)
+            wait_for("a build fails", lambda: "No space left on device" in daemon.log.read_text())
+            answers(daemon)
+            filler.unlink()
+            wait_for("all engines are made", lambda: all_made(daemon), 120)
+            answers(daemon)
+            daemon.stop()
+            look(home.cache)
+
+
+def test_a_daemon_that_is_to_leave_room_says_that_there_is_none(home: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[engines]\nkeep_free_mb = 20\n")
+    with disks.tmpfs(home.cache, 24):
+        filler = disks.fill(home.cache)
+        with home as daemon:
+            daemon.ready("m")
+            answers(daemon)
+            (message,) = wait_for("an alarm", lambda: wrong(daemon))
+            assert message.startswith(f"engines are not built: 0 MiB are free in {home.cache}")
+            assert states(daemon) == {"none": "serving", "all": "absent"}
+            filler.unlink()
+            wait_for("all engines are made", lambda: all_made(daemon), 120)
+            assert wrong(daemon) == []
+            daemon.stop()
+
+
+def test_a_daemon_on_a_read_only_disk_serves_what_is_there_and_never_what_was_altered(home: Daemon) -> None:
+    with home as daemon:
+        wait_for("all engines are made", lambda: all_made(daemon), 120)
+        daemon.stop()
+        with disks.read_only(home.cache):
+            daemon.start()
+            daemon.ready("m")
+            answers(daemon)
+            expected = f"engines are not built: {home.cache}/engines is on a read-only file system"
+            assert [message.partition(";")[0] for message in wrong(daemon)] == [expected]
+            assert all_made(daemon)
+            daemon.stop()
+        blobs = list((home.cache / "engines").glob("*/[!r]*"))
+        for blob in blobs:
+            with blob.open("r+b") as file:
+                file.seek(blob.stat().st_size // 2)
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 0x10]))
+        with disks.read_only(home.cache):
+            daemon.start()
+            daemon.ready("m")
+            answers(daemon)
+            assert states(daemon)["none"] == "serving"
+            daemon.stop()
+        daemon.start()
+        wait_for("all engines are made", lambda: all_made(daemon), 120)
+        assert wrong(daemon) == []
+        if states(daemon)["all"] == "serving":  # otherwise nobody had a reason to open it
+            assert "does not match its record" in daemon.log.read_text()
+        daemon.stop()
+
+
+def test_a_daemon_whose_cache_cannot_be_made_serves_the_reference(home: Daemon) -> None:
+    (home.home / "file").write_text("not a folder")
+    home.cache = home.home / "file" / "cache"
+    with home as daemon:
+        daemon.ready("m")
+        answers(daemon)
+        (message,) = wait_for("an alarm", lambda: wrong(daemon))
+        assert message.startswith(f"engines are not built: {home.cache}/engines cannot be used: Not a directory")
+        assert message in daemon.log.read_text()
+        daemon.stop()
+
+
+def test_a_daemon_whose_disk_fails_serves_and_builds_once_it_works_again(
+    prepare: Callable[..., Daemon], tmp_path: Path
+) -> None:
+    source, library = Path(__file__).with_name("failing_disk.c"), tmp_path / "failing_disk.so"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True, timeout=60)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (disk / "failing").touch()
+    daemon = prepare(LD_PRELOAD=str(library), FAILING_DISK=str(disk))
+    daemon.cache = disk / "cache"
+    with daemon:
+        daemon.ready("m")
+        answers(daemon)
+        wait_for("a build fails", lambda: "Input/output error" in daemon.log.read_text())
+        assert not list((daemon.cache / "engines").iterdir())
+        (disk / "failing").unlink()
+        wait_for("all engines are made", lambda: all_made(daemon), 120)
+        answers(daemon)
+        daemon.stop()
+        look(daemon.cache)

@@ -1,0 +1,208 @@
+"""dpkg tells the daemon of changed libraries: the package built by `make deb-trigger`, in a system of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edged.device import watch
+from tests.integration.daemon import Daemon
+
+_ROOT = Path(__file__).parents[2]
+_UNITS = _ROOT / "systemd"
+_LIBRARY = "usr/lib/x86_64-linux-gnu/libedgedtest.so.1"
+
+
+def _run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+class Debian:
+    """A root folder with nothing in it but dpkg's own records, and commands that its packages' scripts find."""
+
+    def __init__(self, home: Path) -> None:
+        self.root, self.commands, self.home = home / "root", home / "bin", home
+        for folder in ("updates", "info", "triggers"):
+            (self.root / "var/lib/dpkg" / folder).mkdir(parents=True)
+        for file in ("status", "available"):
+            (self.root / "var/lib/dpkg" / file).touch()
+        self.commands.mkdir()
+        self.calls = home / "calls"
+        self.calls.touch()
+        self.environment = {
+            "PATH": f"{self.commands}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "EDGED_TARGET": "unix:/nowhere/edged.sock",
+        }
+        self.command("edged", 'echo "edged $*" >> "$CALLS"')
+
+    def command(self, name: str, script: str) -> None:
+        """Puts a command in the way of the real one."""
+        path = self.commands / name
+        path.write_text(f"#!/bin/sh\nCALLS={self.calls}\n{script}\n")
+        path.chmod(0o755)
+
+    def dpkg(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """Does something; it must come to a good end."""
+        options = ("--force-script-chrootless", "--force-not-root", "--force-depends", f"--log={self.home}/dpkg.log")
+        as_root = () if os.geteuid() == 0 else ("fakeroot",)
+        done = _run(*as_root, "dpkg", f"--root={self.root}", *options, *words, **self.environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def package(self, name: str, *files: str) -> Path:
+        """A package that ships files."""
+        tree = self.home / name
+        for file in files:
+            (tree / file).parent.mkdir(parents=True, exist_ok=True)
+            (tree / file).write_text(name)
+        (tree / "DEBIAN").mkdir(parents=True)
+        (tree / "DEBIAN" / "control").write_text(
+            f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: test <test@localhost>\nDescription: test\n"
+        )
+        built = self.home / f"{name}.deb"
+        done = _run("dpkg-deb", "--root-owner-group", "--build", tree, built)
+        assert done.returncode == 0, done.stderr
+        return built
+
+    def state(self, package: str) -> str:
+        return _run("dpkg-query", f"--admindir={self.root}/var/lib/dpkg", "-Wf", "${Status}", package).stdout
+
+    def told(self) -> list[str]:
+        """What was called since the last time this was asked."""
+        lines = self.calls.read_text().splitlines()
+        self.calls.write_text("")
+        return lines
+
+
+@pytest.fixture(scope="module")
+def trigger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package under test."""
+    for name in ("dpkg", "dpkg-deb", "dpkg-query", "make"):
+        if shutil.which(name) is None:
+            pytest.skip(f"{name} is not installed")
+    place = tmp_path_factory.mktemp("dist")
+    done = _run("make", "-C", _ROOT, "deb-trigger", f"DIST={place}")
+    assert done.returncode == 0, done.stderr
+    (built,) = place.glob("*.deb")
+    return built
+
+
+@pytest.fixture
+def debian(trigger: Path, tmp_path: Path) -> Debian:
+    """With the package under test installed."""
+    system = Debian(tmp_path)
+    if os.geteuid() != 0 and shutil.which("fakeroot") is None:
+        pytest.skip("dpkg gives files to root, and fakeroot is not installed")
+    system.dpkg("--install", trigger)
+    assert system.told() == []
+    return system
+
+
+def test_a_package_with_a_library_has_the_daemon_refreshed_once(debian: Debian) -> None:
+    library = debian.package("library", _LIBRARY, "usr/lib/aarch64-linux-gnu/nvidia/libnvinfer.so.10")
+    debian.dpkg("--install", library)
+    assert debian.told() == ["edged device refresh"]
+    assert (debian.root / _LIBRARY).is_file()
+    debian.dpkg("--remove", "library")
+    assert debian.told() == ["edged device refresh"]
+
+
+def test_many_packages_at_once_are_one_refresh(debian: Debian) -> None:
+    packages = [debian.package(f"library{n}", f"{_LIBRARY}.{n}") for n in range(3)]
+    debian.dpkg("--install", *packages)
+    assert debian.told() == ["edged device refresh"]
+
+
+def test_a_package_without_libraries_is_nothing_to_the_daemon(debian: Debian) -> None:
+    debian.dpkg("--install", debian.package("words", "usr/share/doc/words/copyright", "usr/lib/words/words"))
+    assert debian.told() == []
+
+
+@pytest.mark.parametrize("folder", watch._SYSTEM)
+def test_every_folder_that_the_daemon_watches_is_a_trigger(debian: Debian, folder: str) -> None:
+    # CUDA's packages know the folder by its version.
+    file = folder.replace("/cuda/", "/cuda-12.6/").lstrip("/") + "/something"
+    debian.dpkg("--install", debian.package("something", file))
+    assert debian.told() == ["edged device refresh"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["exit 1", "kill -KILL $$", "echo much; echo noise >&2; exit 2"],
+    ids=["fails", "is killed", "complains"],
+)
+def test_a_refresh_that_goes_wrong_is_nothing_to_dpkg(debian: Debian, script: str) -> None:
+    debian.command("edged", f'echo "edged $*" >> "$CALLS"\n{script}')
+    done = debian.dpkg("--install", debian.package("library", _LIBRARY))
+    assert debian.told() == ["edged device refresh"]
+    assert "noise" not in done.stderr + done.stdout
+    for package in ("library", "edged-refresh"):
+        assert debian.state(package) == "install ok installed"
+
+
+def test_a_refresh_has_its_time(debian: Debian) -> None:
+    real = shutil.which("timeout")
+    debian.command("timeout", f'echo "timeout $*" >> "$CALLS"\nshift 3\nexec {real} 0.2 "$@"')
+    debian.command("edged", "exec sleep 60")
+    debian.dpkg("--install", debian.package("library", _LIBRARY))
+    assert debian.told() == ["timeout -k 5 30 edged device refresh"]
+    assert debian.state("edged-refresh") == "install ok installed"
+
+
+def test_without_a_daemon_or_without_edged_nothing_is_called(debian: Debian) -> None:
+    if Path("/run/edged/edged.sock").exists():
+        pytest.skip("a daemon runs on this machine")
+    debian.environment["EDGED_TARGET"] = ""
+    debian.dpkg("--install", debian.package("library", _LIBRARY))
+    assert debian.told() == []
+    debian.environment["EDGED_TARGET"] = "unix:/nowhere/edged.sock"
+    (debian.commands / "edged").unlink()
+    debian.dpkg("--remove", "library")
+    assert debian.state("edged-refresh") == "install ok installed"
+
+
+def test_the_package_goes_without_a_trace(debian: Debian) -> None:
+    debian.dpkg("--purge", "edged-refresh")
+    debian.dpkg("--install", debian.package("library", _LIBRARY))
+    assert debian.told() == []
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as daemon:
+        yield daemon
+
+
+def test_a_running_daemon_is_reached(debian: Debian, daemon: Daemon) -> None:
+    real = f"PYTHONPATH={_ROOT} {sys.executable} -m edged"
+    debian.command("edged", f'exec >> "$CALLS" 2>&1\nexec env {real} "$@"')
+    debian.environment["EDGED_TARGET"] = daemon.unix
+    debian.dpkg("--install", debian.package("library", _LIBRARY))
+    (answer,) = debian.told()
+    assert answer == "nothing changed" or " → " in answer
+    daemon.stop()
+    debian.dpkg("--remove", "library")
+    (answer,) = debian.told()  # one line, and dpkg does not mind
+    assert answer.startswith("edged: ")
+
+
+def test_the_units_for_other_systems_are_sound() -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    done = _run("systemd-analyze", "verify", _UNITS / "edged-refresh.path", _UNITS / "edged-refresh.service")
+    assert "edged-refresh" not in done.stderr
+    watched = (_UNITS / "edged-refresh.path").read_text()
+    assert all(f"PathChanged={folder}\n" in watched for folder in watch._SYSTEM)

@@ -1,0 +1,279 @@
+"""What the torture test kills: processes that do things to a store and say what they have begun and done.
+
+python -m tests.system.torture_peer: one JSON `Order` a line on standard input, one JSON `Outcome` a line on standard
+output. For each order this process forks. It is warm, so that its children are at work within milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edged.backend.artefact import Artefact, FileRecord
+from edged.backend.contract import Recipe
+from edged.build.builder import REFERENCE, Builder, Task
+from edged.build.child import Limits
+from edged.device.fingerprint import Fingerprint
+from edged.model.model import Model
+from edged.model.repository import plain_entry
+from edged.store import atomic
+from edged.store.key import EngineKey
+from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.store import Store
+
+_PATIENCE = 60.0
+_SIZES = (0, 1, 4096, 70_000, 1_300_000)
+_PR_SET_PTRACER = 0x59616D61
+RECIPES = (REFERENCE, Recipe("onnxruntime"), Recipe("onnxruntime", optimization="basic"), Recipe("null"))
+
+Content = tuple[str, int]  # name and number of the step that made it
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One thing done to a store; what it needs and is not there makes it nothing. `number` tells contents apart."""
+
+    do: Literal[
+        "commit", "adopt", "amend", "strip", "remove", "damaged", "pin", "unpin", "touch", "abandon", "rescan", "build"
+    ]
+    name: str
+    number: int = 0
+    source: str = ""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Steps for a child, which is killed after so many seconds, or by strace when it makes a system call for the
+    `when`-th time; otherwise it ends by itself. With a `fault` the call fails with this error instead."""
+
+    root: str
+    steps: list[Step]
+    seconds: float | None = None
+    call: str = ""
+    when: int = 0
+    can_exchange: bool = True
+    fault: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How many steps the process `pid` has begun, how they ended (d: done, f: failed as the order said they would), its
+    exit status (negative: the signal) and its complaint."""
+
+    pid: int
+    begun: int
+    ends: str
+    status: int
+    complaint: str
+    is_hit: bool  # whether strace came to interfere
+
+    @property
+    def done(self) -> int:
+        return len(self.ends)
+
+
+# -- contents -------------------------------------------------------------------------------------------------------
+
+
+def files_of(content: Content) -> dict[str, bytes]:
+    """One to three files of sizes from nothing to more than a megabyte."""
+    seed = hashlib.sha256(repr(content).encode()).digest()
+    sizes = [_SIZES[byte % len(_SIZES)] for byte in seed[: 1 + seed[31] % 3]]
+    return {f"file{i}": ((seed + bytes([i])) * (size // 33 + 1))[:size] for i, size in enumerate(sizes)}
+
+
+@functools.lru_cache(maxsize=4096)
+def recorded(content: Content) -> dict[str, FileRecord]:
+    """What a record says of these files."""
+    return {name: FileRecord(hashlib.sha256(b).hexdigest(), len(b)) for name, b in files_of(content).items()}
+
+
+def record_of(name: str, files: dict[str, FileRecord], latency: float = 0.0) -> EngineRecord:
+    return EngineRecord(
+        parts={"format": "1", "model": name, "recipe.backend": "null"},
+        model=name,
+        recipe=Recipe("null"),
+        files=files,
+        build=BuildFacts(1.0, 2.0, 3.0, "test"),
+        verdict=Verdict(True, "", {}),
+        latency_ms=latency,
+    )
+
+
+def key_of(name: str) -> str:
+    return EngineKey(record_of(name, {}).parts).digest
+
+
+# -- the child ------------------------------------------------------------------------------------------------------
+
+
+def do(store: Store, step: Step) -> None:
+    """One step."""
+    key = key_of(step.name)
+    record = store.records().get(key)
+    if step.do == "build":
+        asyncio.run(_build(store, step))
+    elif step.do == "commit":
+        with store.stage() as out:
+            for name, content in files_of((step.name, step.number)).items():
+                (out / name).write_bytes(content)
+            store.commit(out, record_of(step.name, Artefact.seal(out).files, step.number))
+    elif step.do == "adopt":
+        _adopt(store, step)
+    elif step.do == "abandon":
+        with contextlib.suppress(EOFError), store.stage() as out:
+            (out / "half").write_bytes(bytes(5000))
+            raise EOFError
+    elif step.do in ("remove", "touch", "pin", "unpin"):
+        getattr(store, step.do)(key)
+    elif step.do == "rescan":
+        store.rescan()
+    elif record is None:
+        return
+    elif step.do == "amend":
+        store.amend(msgspec.structs.replace(record, latency_ms=step.number))
+    elif step.do == "strip":
+        store.strip(msgspec.structs.replace(record, evicted=True))
+    else:
+        store.damaged(store.artefact(key))
+
+
+def _adopt(store: Store, step: Step) -> None:
+    """The files of another engine under this key as well, as a trial leaves them."""
+    source = store.records().get(key_of(step.source))
+    if source is None or source.evicted:
+        return
+    with store.stage() as out:
+        for name in source.files:
+            os.link(store.root / "engines" / key_of(step.source) / name, out / name)
+        store.commit(out, record_of(step.name, source.files, step.number))
+
+
+async def _build(store: Store, step: Step) -> None:
+    """Every engine of a model, with golden answers, in children of its own."""
+    builder = Builder(store, store.root, Limits(seconds=_PATIENCE, memory_mb=4096))
+    path = Path(step.source)
+    model = Model.of(plain_entry(step.name, path, {}), await builder.inspect(path))
+    recipe = RECIPES[step.number]
+    task = Task(model, recipe, EngineKey.of(model.digest, recipe, Fingerprint()))
+
+    async def room(need: int) -> int:
+        return 0
+
+    await builder.make(task, lambda progress: None, room)
+
+
+def _child(order: Order, said: int, go: int) -> None:
+    if not order.can_exchange:
+        atomic.exchange = lambda one, other: False
+    # Where only a parent may trace its children, strace is our sibling.
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1))
+    os.readv(go, [bytearray(1)])
+    store = Store(Path(order.root))
+    for step in order.steps:
+        os.writev(said, [b"b"])  # a call that the store does not make, so that what is said is not what fails
+        try:
+            do(store, step)
+        except OSError:
+            if not order.fault:
+                raise
+            os.writev(said, [b"f"])
+        else:
+            os.writev(said, [b"d"])
+    disks = [Store(Path(order.root)).records() for _ in range(2)]  # the call that fails may be one of these
+    wrong = [r.model for key, r in store.records().items() if all(r != disk.get(key) for disk in disks)]
+    assert not wrong, f"what is in memory is not what is on disk: {wrong}"
+
+
+# -- the parent -----------------------------------------------------------------------------------------------------
+
+
+def run(order: Order) -> Outcome:
+    """Has the steps done in a child and waits until it has ended, one way or the other."""
+    said, said_end = os.pipe()
+    complaint, complaint_end = os.pipe()
+    go_end, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for handle in (said, complaint, go):  # so that a parent that dies is seen to have died
+                os.close(handle)
+            _child(order, said_end, go_end)
+            status = 0
+        except BaseException:
+            os.write(complaint_end, traceback.format_exc().encode()[-4000:])
+        finally:
+            os._exit(status)
+    for handle in (said_end, complaint_end, go_end):
+        os.close(handle)
+    with os.fdopen(said, "rb") as hear, os.fdopen(complaint, "rb") as complaints:
+        tracer = _Tracer(pid, order) if order.call else None
+        os.write(go, b"g")
+        if order.seconds is not None:
+            time.sleep(order.seconds)
+            os.kill(pid, signal.SIGKILL)
+        status = _wait(pid)
+        os.close(go)
+        heard = hear.read().decode()
+        is_hit = tracer is not None and "(INJECTED)" in tracer.end()
+        return Outcome(pid, heard.count("b"), heard.replace("b", ""), status, complaints.read().decode(), is_hit)
+
+
+class _Tracer:
+    """strace, attached to a process: a signal that it injects comes before the system call is made."""
+
+    def __init__(self, pid: int, order: Order) -> None:
+        what = f"error={order.fault}" if order.fault else "signal=KILL"
+        inject = f"inject={order.call}:{what}:when={order.when}"
+        command = ["strace", "-q", "-e", f"trace={order.call}", "-e", inject, "-p", str(pid)]
+        # Not a pipe, which could fill up with nobody there to read it.
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in `end`
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self._said)
+        deadline = time.monotonic() + _PATIENCE
+        while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise RuntimeError(f"strace does not come to trace: {self.end()}")
+            time.sleep(0.001)
+
+    def end(self) -> str:
+        """What it said, once what it traced has ended."""
+        self._process.wait(_PATIENCE)
+        self._said.seek(0)
+        with self._said:
+            return self._said.read()
+
+
+def _wait(pid: int) -> int:
+    handle = os.pidfd_open(pid)
+    try:
+        if not select.select([handle], [], [], _PATIENCE)[0]:
+            os.kill(pid, signal.SIGKILL)
+    finally:
+        os.close(handle)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def main() -> None:
+    for line in sys.stdin.buffer:
+        outcome = run(msgspec.json.decode(line, type=Order))
+        sys.stdout.buffer.write(msgspec.json.encode(outcome) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""What a store should hold after steps that were cut off or failed, and the process that does them (`torture_peer`)."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edged.store.store import Store
+from tests.system.torture_peer import Content, Order, Outcome, Step, key_of, recorded
+
+
+class Peer:
+    """The warm process that forks what is killed."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.system.torture_peer"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def begin(self, order: Order) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._process.stdin.flush()
+
+    def end(self) -> Outcome:
+        assert self._process.stdout is not None
+        return msgspec.json.decode(self._process.stdout.readline(), type=Outcome)
+
+    def run(self, order: Order) -> Outcome:
+        self.begin(order)
+        return self.end()
+
+    def close(self) -> None:
+        with self._process:  # closes its input, upon which it ends
+            pass
+
+
+@contextlib.contextmanager
+def peers(count: int) -> Iterator[list[Peer]]:
+    peers = [Peer() for _ in range(count)]
+    try:
+        yield peers
+    finally:
+        for peer in peers:
+            peer.close()
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """What an engine is known by: whose files it has (None: they were evicted), and a figure in its record."""
+
+    content: Content | None
+    latency: float
+
+
+class State(msgspec.Struct):
+    """What a store should hold."""
+
+    engines: dict[str, Engine] = {}
+    pins: set[str] = set()
+
+    def after(self, step: Step) -> State:
+        """What a step makes of it."""
+        engines, pins, name = dict(self.engines), set(self.pins), step.name
+        source = engines.get(step.source)
+        if step.do == "commit":
+            engines[name] = Engine((name, step.number), step.number)
+        elif step.do == "adopt" and source is not None and source.content is not None:
+            engines[name] = Engine(source.content, step.number)
+        elif step.do in ("remove", "damaged"):
+            engines.pop(name, None)
+        elif name in engines and step.do == "amend":
+            engines[name] = Engine(engines[name].content, step.number)
+        elif name in engines and step.do == "strip":
+            engines[name] = Engine(None, engines[name].latency)
+        if step.do == "pin":
+            pins.add(name)
+        elif step.do in ("unpin", "remove"):
+            pins.discard(name)
+        return State(engines, pins)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def look(root: Path) -> Store:
+    """A store that was just opened, every entry of which is whole and listed, with nothing beside."""
+    store = Store(root)
+    assert store.counts.damaged == 0
+    assert not store.problem
+    assert names(root / "staging") == [".sweep"]
+    assert names(root / "engines") == sorted(store.records())
+    assert all(store.is_pinned(name) for name in names(root / "pins"))
+    for key, record in store.records().items():
+        store.artefact(key).check()
+        assert names(root / "engines" / key) == sorted([*record.files, "record.json"])
+    return store
+
+
+def found(store: Store, possible: dict[str, list[State]]) -> State:
+    """What a store holds, if for every name it is as in one of the states that are possible."""
+    seen = State({}, set())
+    for name, states in possible.items():
+        record = store.records().get(key_of(name))
+        engines = [state.engines.get(name) for state in states]
+        if record is None:
+            assert None in engines, f"engine {name} was acknowledged and is lost: {engines}"
+        else:
+            alike = [each for each in engines if each is not None and _is(record.files, record.latency_ms, each)]
+            assert alike, f"engine {name} is none of {engines}: {record}"
+            assert record.evicted == (alike[0].content is None)
+            seen.engines[name] = alike[0]
+        pinned = store.is_pinned(key_of(name))
+        assert pinned in [name in state.pins for state in states], f"the pin of {name}"
+        if pinned:
+            seen.pins.add(name)
+    return seen
+
+
+def _is(files: object, latency: float | None, engine: Engine) -> bool:
+    return latency == engine.latency and files == (recorded(engine.content) if engine.content else {})
+
+
+def scenario() -> list[Step]:
+    """Each thing that is done to a store, most of them to what is there and to what is not."""
+    deeds = [("commit", "a"), ("pin", "a"), ("commit", "b"), ("commit", "a"), ("amend", "a"), ("touch", "a")]
+    deeds += [("adopt", "c"), ("strip", "b"), ("commit", "b"), ("abandon", "d"), ("unpin", "a"), ("pin", "c")]
+    deeds += [("remove", "c"), ("damaged", "a"), ("commit", "a")]
+    return [Step(do, name, number, "a") for number, (do, name) in enumerate(deeds)]  # type: ignore[arg-type]
+
+
+def require_tracing() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    with subprocess.Popen(["sleep", "60"]) as asleep:
+        command = ["timeout", "1", "strace", "-q", "-o", "/dev/null", "-p", str(asleep.pid)]
+        tried = subprocess.run(command, capture_output=True, text=True)
+        asleep.kill()
+    if "ttach" in tried.stderr or "not permitted" in tried.stderr:
+        pytest.skip(f"processes cannot be traced here: {tried.stderr.strip()}")

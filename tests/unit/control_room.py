@@ -1,0 +1,289 @@
+"""A control room without runtimes: models that no child read, a builder and hosts that do what a test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edged.backend.artefact import FileRecord
+from edged.backend.contract import Order, Recipe, Signature
+from edged.build.builder import MakeRoom, Task, Tell
+from edged.build.jobs import Progress
+from edged.build.standard import Standard
+from edged.control import maker as maker_module
+from edged.control import opener as opener_module
+from edged.control import plan as plan_module
+from edged.control.plan import PlannedModel
+from edged.device.fingerprint import Fingerprint
+from edged.errors import EngineUnusable
+from edged.events import EventLog, What
+from edged.model.inspection import ExternalFile, Inspection
+from edged.model.model import Model
+from edged.model.repository import ModelEntry
+from edged.serving.hosts import HostKind
+from edged.serving.slot import ServingSession, Slot
+from edged.serving.work import EngineRef
+from edged.store.key import EngineKey
+from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.store import Store
+from edged.tensors import TensorSpec
+from edged.vision.family import Recognition
+
+FACTS = {"runtime.onnxruntime": "1", "runtime.openvino": "2", "cpu.isa": "avx2", "cpu.model": "N100"}
+MB = 1 << 20
+
+
+class Clock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+def stop_time(patch: pytest.MonkeyPatch) -> Clock:
+    """From now on the control room lives by the clock that is returned."""
+    clock = Clock()
+    for module in (plan_module, maker_module, opener_module):
+        patch.setattr(module, "time", clock)
+    return clock
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+
+def inspection(content: str = "content", external: Sequence[str] = ()) -> Inspection:
+    """What a child would have read of a file with that content: one matrix in, one out."""
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    tensor = TensorSpec("x", "FP32", (1, 4))
+    signature = Signature((tensor,), (msgspec.structs.replace(tensor, name="y"),))
+    files = tuple(ExternalFile(path, 1) for path in external)
+    return Inspection(digest, digest, 1, 10, {"": 20}, "tests", {}, signature, {"Identity": 1}, 0, 0, 0, files)
+
+
+def entry(name: str = "m", stamp: str = "1", path: str = "", **settings: str) -> ModelEntry:
+    return ModelEntry(name, "1", path or f"/nowhere/{name}.onnx", settings, stamp)
+
+
+def model(name: str = "m", content: str = "content", **settings: str) -> Model:
+    return Model.of(entry(name, **settings), inspection(content))
+
+
+def planned_model(name: str = "m") -> PlannedModel:
+    return PlannedModel(entry(name), Slot(name))
+
+
+def key_of(of: Model, recipe: Recipe, **facts: str) -> EngineKey:
+    """The key of a model's engine on a box with those facts."""
+    return EngineKey.of(of.digest, recipe, box(**facts))
+
+
+def box(**facts: str) -> Fingerprint:
+    """The box of `FACTS`, with facts that differ as `cpu__model="other"`."""
+    return Fingerprint(FACTS | {name.replace("__", "."): value for name, value in facts.items()})
+
+
+# -- engines --------------------------------------------------------------------------------------------------------
+
+
+def record_of(
+    key: EngineKey,
+    recipe: Recipe,
+    *,
+    accepted: bool = True,
+    cost: float | None = 0.5,
+    content: bytes = b"engine",
+    made: float = 1.0,
+    **more: Any,
+) -> EngineRecord:
+    """What the store would hold of an engine; a reference and a rejected engine have no files."""
+    reason = "" if accepted else "cosine 0.5 is below 0.999"
+    has_files = accepted and not recipe.is_reference
+    files = {"engine.bin": FileRecord(hashlib.sha256(content).hexdigest(), len(content))} if has_files else {}
+    times = (None, None) if cost is None or not accepted else (cost * 10.0, 10.0)
+    facts = BuildFacts(made, 1.0, 1.0, "test")
+    return EngineRecord(
+        key.parts, "m", recipe, files, facts, Verdict(accepted, reason, {}), *times, baseline_ms=times[0], **more
+    )
+
+
+def put(store: Store, record: EngineRecord, content: bytes = b"engine") -> str:
+    """Commits an engine of a record to the store, with files of that content. Returns its key's digest."""
+    with store.stage() as out:
+        for name in record.files:
+            (out / name).write_bytes(content)
+        return store.commit(out, record)
+
+
+class Unexpected(RuntimeError):
+    """An error that nobody planned for."""
+
+
+class FakeBuilder:
+    """A builder whose outcomes a test gives: an error to raise, or whether the engine is accepted.
+
+    While `gate` is clear, work waits where a child would be at work. `says` is what the child tells meanwhile.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.outcomes: deque[bool | BaseException] = deque()  # then everything is accepted
+        self.did: list[tuple[str, str]] = []  # verb, key
+        self.efforts: list[str] = []
+        self.sources: list[str] = []
+        self.cost: float | None = 0.5
+        self.content = b"engine"
+        self.says: list[Progress] = []
+        self.estimate: float | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def make(self, task: Task, tell: Tell, room: MakeRoom) -> EngineRecord:
+        self.efforts.append(task.effort)
+        tell(Progress("building"))
+        await room(len(self.content))
+        accepted = await self._work("make", task, tell)
+        record = self._record(task, accepted)
+        before = self.store.records().get(task.key.digest)
+        if accepted:
+            put(self.store, record, self.content)
+        elif before is None or not before.is_usable:
+            self.store.strip(record)
+        return record
+
+    async def verify(self, task: Task, tell: Tell) -> EngineRecord:
+        record = self.store.records()[task.key.digest]
+        accepted = await self._work("verify", task, tell)
+        found = self._record(task, accepted)
+        record = msgspec.structs.replace(
+            record, verdict=found.verdict, latency_ms=found.latency_ms, standard=found.standard
+        )
+        (self.store.amend if accepted else self.store.strip)(record)
+        return self.store.records()[task.key.digest]
+
+    async def adopt(self, task: Task, source: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+        self.sources.append(source)
+        old = self.store.records()[source]
+        if not await self._work("adopt", task, tell):
+            raise EngineUnusable("its answers are wrong")
+        record = msgspec.structs.replace(old, parts=task.key.parts, adopted_from=source)
+        put(self.store, record, self.content)
+        return record
+
+    async def inspect(self, path: Path) -> Inspection:
+        raise NotImplementedError
+
+    def expected_seconds(self, task: Task) -> float | None:
+        return self.estimate
+
+    async def _work(self, verb: str, task: Task, tell: Tell) -> bool:
+        self.did.append((verb, task.key.digest))
+        for progress in self.says or [Progress("verifying")]:
+            tell(progress)
+        await self.gate.wait()
+        outcome = self.outcomes.popleft() if self.outcomes else True
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _record(self, task: Task, accepted: bool) -> EngineRecord:
+        standard = Standard.of(task.model, task.recipe.precision).digest
+        return record_of(
+            task.key, task.recipe, accepted=accepted, cost=self.cost, content=self.content, standard=standard
+        )
+
+
+# -- hosts ----------------------------------------------------------------------------------------------------------
+
+
+class FakeHost:
+    """As much of a link as opening and serving nothing takes. `outcomes` are errors, or None for success."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend, self.lost, self.stopping = backend, "", False
+        self.outcomes: deque[Exception | None] = deque()
+        self.opened: list[Order] = []
+        self.closed: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def open(self, order: Order, recognition: Recognition) -> int:
+        self.opened.append(order)
+        await self.gate.wait()
+        outcome = self.outcomes.popleft() if self.outcomes else None
+        if outcome is not None:
+            raise outcome
+        return len(self.opened)
+
+    async def close_session(self, number: int) -> None:
+        self.closed.append(number)
+
+    async def stop(self) -> None:
+        self.stopping = True
+
+
+class FakeHosts:
+    """One host for each backend, started when it is asked for."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, FakeHost] = {}
+        self.idle: list[FakeHost] = []
+        self.wait = 0.0
+
+    async def get(self, kind: HostKind) -> FakeHost:
+        return self.host(kind.backend)
+
+    def host(self, backend: str) -> FakeHost:
+        if backend not in self.hosts or self.hosts[backend].lost:
+            self.hosts[backend] = FakeHost(backend)
+        return self.hosts[backend]
+
+    def retry_in(self, kind: HostKind) -> float:
+        return self.wait
+
+    def empty(self, wanted: object) -> list[FakeHost]:
+        return self.idle
+
+
+def serve(planned: PlannedModel, key: str, *, edition: str = "", backend: str = "fake") -> FakeHost:
+    """Lets an engine serve a model, as if it had been opened. Returns its host."""
+    assert planned.model is not None
+    host: Any = FakeHost(backend)
+    ref = EngineRef(key, backend, planned.model.digest, planned.model.recognition, edition)
+    planned.slot.install(ServingSession(host, 1, ref))
+    return host  # type: ignore[no-any-return]
+
+
+# -- what happened --------------------------------------------------------------------------------------------------
+
+
+def told(events: EventLog, kind: type[What]) -> list[Any]:
+    """Everything of a kind that was told, oldest first."""
+
+    async def read() -> list[Any]:
+        return [event.what async for event in events.follow(live=False) if isinstance(event.what, kind)]
+
+    reading = read()
+    try:
+        reading.send(None)  # what is kept is read without waiting
+    except StopIteration as end:
+        return list(end.value)
+    raise AssertionError("reading what is kept had to wait")
+
+
+async def settle() -> None:
+    """Lets everything that can run without waiting do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -1,0 +1,567 @@
+"""A little world: the whole control room on a box of memory, where everything that can go wrong does, step by step.
+
+Planning, looking, deciding, making, opening, evicting and commands are the real ones. Children, hosts, the disk and
+time are made up: what comes of each build and each opening is a fate that was drawn before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edged.backend.artefact import Artefact, FileRecord
+from edged.backend.contract import Order, Recipe
+from edged.build.builder import MakeRoom, Task, Tell
+from edged.build.jobs import Progress
+from edged.build.standard import Standard
+from edged.config import Engines
+from edged.control import opener as opener_module
+from edged.control import planner as planner_module
+from edged.control.actual import actual
+from edged.control.catalogue import Catalogue
+from edged.control.chores import Chores
+from edged.control.commands import Commands, Selection
+from edged.control.desired import DesiredEngine, desired
+from edged.control.maker import Maker
+from edged.control.opener import Opener
+from edged.control.plan import PlannedEngine, PlannedModel, Wish
+from edged.control.planner import Planner
+from edged.control.reconcile import ModelView, Open, reconcile
+from edged.control.states import MAKING, EngineState
+from edged.device.fingerprint import Fingerprint
+from edged.errors import (
+    BuildFailed,
+    EdgedError,
+    EngineDamaged,
+    EngineUnusable,
+    HostLost,
+    NotReady,
+    OutOfSpace,
+    Superseded,
+    Unsuitable,
+)
+from edged.events import EventLog
+from edged.model.inspection import Inspection
+from edged.model.model import Model
+from edged.model.repository import ModelEntry
+from edged.serving.hosts import HostKind
+from edged.serving.slot import ServingSession
+from edged.store.attempts import AttemptLog, Attempts
+from edged.store.key import EngineKey
+from edged.store.record import EngineRecord
+from tests.unit.control_room import MB, Clock, Unexpected, box, entry, inspection, record_of, stop_time
+
+GPU = Recipe("onnxruntime", device="cuda:0")
+NOISE = 0.95  # an engine is replaced only by one that takes less than this part of its time
+ATTEMPTS = 3
+UNDECIDED = MAKING | {EngineState.ABSENT, EngineState.FAILED}
+# What is tried in the world is one of these; a recipe's fate is the same for every model of one content.
+KINDS = ("reference", "onnxruntime", "openvino", "gpu")
+
+
+def kind_of(recipe: Recipe) -> str:
+    if recipe.is_reference:
+        return "reference"
+    return "gpu" if recipe.device == GPU.device else recipe.backend
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What comes of the first, the second, ... attempt at an engine; the last one repeats for ever."""
+
+    builds: tuple[str, ...] = ("good",)
+    opens: tuple[str, ...] = ("good",)
+    trials: tuple[str, ...] = ("good",)
+    costs: tuple[float, ...] = (0.5,)
+
+
+_ERRORS: dict[str, type[Exception]] = {
+    "failed": BuildFailed,
+    "unsuitable": Unsuitable,
+    "void": Superseded,
+    "no space": OutOfSpace,
+    "a bug": Unexpected,
+    "refused": EngineUnusable,
+    "damaged": EngineDamaged,
+    "lost": HostLost,
+    "not ready": NotReady,
+}
+
+
+class MemoryStore:
+    """A store without a disk."""
+
+    def __init__(self) -> None:
+        self.root, self.problem = Path("/"), ""
+        self._records: dict[str, EngineRecord] = {}
+        self._used: dict[str, int] = {}
+        self._ticks = 0
+
+    def records(self) -> dict[str, EngineRecord]:
+        return dict(self._records)
+
+    def find(self, key: str) -> EngineRecord | None:
+        return self._records.get(key)
+
+    def artefact(self, key: str) -> Artefact:
+        return Artefact(f"/engines/{key}", self._records[key].files)
+
+    def put(self, record: EngineRecord) -> EngineRecord:
+        key = EngineKey(record.parts).digest
+        self._records[key] = record
+        self.touch(key)
+        return record
+
+    def amend(self, record: EngineRecord) -> None:
+        if self._records[EngineKey(record.parts).digest].files != record.files:
+            raise ValueError("an amended record names other files")
+        self.put(record)
+
+    def strip(self, record: EngineRecord) -> None:
+        self.put(msgspec.structs.replace(record, files={}))
+
+    def remove(self, key: str) -> None:
+        self._records.pop(key, None)
+
+    def damaged(self, artefact: Artefact) -> None:
+        key = Path(artefact.root).name
+        if key in self._records and self._records[key].files == artefact.files:
+            self.remove(key)
+
+    def touch(self, key: str) -> None:
+        self._ticks += 1
+        self._used[key] = self._ticks
+
+    def used(self, key: str) -> float:
+        return self._used.get(key, 0)
+
+    def is_pinned(self, key: str) -> bool:
+        return False
+
+    @property
+    def size(self) -> int:
+        return sum(record.size for record in self._records.values())
+
+
+class MemoryLog(AttemptLog):
+    """A log of attempts without a disk."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Attempts] = {}
+
+    def forget(self, key: str) -> None:
+        self._known.pop(key, None)
+
+    def _read(self, key: str) -> Attempts:
+        return self._known.get(key, Attempts())
+
+    def _write(self, key: str, attempts: Attempts) -> None:
+        self._known[key] = attempts
+
+
+class Steps:
+    """Work that takes time waits here for the next step of the world."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def go(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+class Box:
+    """Everything outside the control room: children, hosts, and what must never be asked of them."""
+
+    def __init__(self, fates: Mapping[str, Mapping[str, Fate]], store: MemoryStore, steps: Steps) -> None:
+        self.fates, self.store, self.steps = fates, store, steps
+        self.files: dict[str, Inspection] = {}
+        self.commanded: set[str] = set()  # keys of what a command wants made
+        self.contents: dict[str, str] = {}  # digest of a model -> the content that its fate hangs on
+        self.busy: Counter[str] = Counter()
+        self.tries: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.built = self.opened = 0
+        self.links: dict[HostKind, Link] = {}
+
+    # -- the builder ------------------------------------------------------------------------------------------------
+
+    async def make(self, task: Task, tell: Tell, room: MakeRoom) -> EngineRecord:
+        async with self._child(task):
+            key, recipe = task.key.digest, task.recipe
+            known = self.store.records().get(key)
+            if known is not None and not known.verdict.accepted and known.standard == self._standard(task):
+                assert key in self.commanded, "a rejected engine is not made again without a command"
+            if not recipe.is_reference:
+                tell(Progress("building"))
+                await room(MB)
+            self.built += 1
+            await self.steps.wait()
+            outcome = self._next(task, "builds")
+            if outcome not in ("good", "rejected"):
+                raise _ERRORS[outcome](outcome)
+            tell(Progress("verifying"))
+            await self.steps.wait()
+            self.commanded.discard(key)
+            record = self._record(task, outcome == "good")
+            if outcome == "good":
+                if record.size:
+                    await room(record.size)
+                self.store.put(record)
+            elif known is None or not known.is_usable:
+                self.store.strip(record)
+            return record
+
+    async def verify(self, task: Task, tell: Tell) -> EngineRecord:
+        async with self._child(task):
+            record = self.store.records()[task.key.digest]
+            tell(Progress("verifying"))
+            await self.steps.wait()
+            outcome = self._next(task, "trials")
+            if outcome not in ("good", "rejected"):
+                raise _ERRORS[outcome](outcome)
+            found = self._record(task, outcome == "good")
+            write = self.store.amend if outcome == "good" else self.store.strip
+            write(msgspec.structs.replace(found, files=record.files))
+            return self.store.records()[task.key.digest]
+
+    async def adopt(self, task: Task, source: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+        async with self._child(task):
+            old = self.store.records()[source]
+            tell(Progress("verifying"))
+            await self.steps.wait()
+            outcome = self._next(task, "trials")
+            if outcome != "good":
+                raise _ERRORS.get(outcome, EngineUnusable)(outcome)
+            record = msgspec.structs.replace(self._record(task, True), files=old.files, adopted_from=source)
+            return self.store.put(record)
+
+    async def inspect(self, path: Path) -> Inspection:
+        return self.files[path.stem]
+
+    def expected_seconds(self, task: Task) -> float | None:
+        return None
+
+    def forget(self, digest: str) -> None:
+        pass
+
+    @asynccontextmanager
+    async def _child(self, task: Task) -> AsyncIterator[None]:
+        self.busy[task.recipe.device] += 1
+        assert self.busy[task.recipe.device] == 1, "one thing at a time is made for a device"
+        try:
+            yield
+        finally:
+            self.busy[task.recipe.device] -= 1
+
+    def _standard(self, task: Task) -> str:
+        return Standard.of(task.model, task.recipe.precision).digest
+
+    def _record(self, task: Task, accepted: bool) -> EngineRecord:
+        number = self.tries[(task.key.digest, "costs")]
+        cost = float(self._next(task, "costs"))
+        record = record_of(
+            task.key, task.recipe, accepted=accepted, cost=cost, made=float(number), standard=self._standard(task)
+        )
+        sha = hashlib.sha256(f"{task.key.digest} {number}".encode()).hexdigest()
+        return msgspec.structs.replace(record, files={name: FileRecord(sha, MB) for name in record.files})
+
+    def _next(self, task: Task, what: str) -> Any:
+        return self.outcome(task.model.digest, task.recipe, task.key.digest, what)
+
+    def outcome(self, digest: str, recipe: Recipe, key: str, what: str) -> Any:
+        """What comes of the next attempt."""
+        fates = getattr(self.fate(digest, recipe), what)
+        number = self.tries[(key, what)]
+        self.tries[(key, what)] += 1
+        return fates[min(number, len(fates) - 1)]
+
+    def fate(self, digest: str, recipe: Recipe) -> Fate:
+        return self.fates[self.contents[digest]][kind_of(recipe)]
+
+    # -- the hosts --------------------------------------------------------------------------------------------------
+
+    async def get(self, kind: HostKind) -> Link:
+        link = self.links.get(kind)
+        if link is None or link.lost:
+            link = self.links[kind] = Link(self, kind)
+        return link
+
+    def retry_in(self, kind: HostKind) -> float:
+        return 0.0
+
+    def empty(self, wanted: object) -> list[Any]:
+        return []
+
+
+class Link:
+    """A host."""
+
+    def __init__(self, box: Box, kind: HostKind) -> None:
+        self.box, self.backend, self.lost = box, kind.backend, ""
+
+    async def open(self, order: Order, recognition: object) -> int:
+        box = self.box
+        key = Path(order.artefact.root).name if order.artefact is not None else f"reference of {order.digest}"
+        record = box.store.records().get(key)
+        if order.artefact is not None:
+            assert record is not None, "what is opened is in the store"
+            assert record.is_usable, "a rejected engine is not opened"
+        await box.steps.wait()
+        if self.lost:
+            raise HostLost("it died")
+        outcome = box.outcome(order.digest, order.recipe, key, "opens")
+        if outcome != "good":
+            raise _ERRORS[outcome](outcome)
+        box.opened += 1
+        return box.opened
+
+    async def close_session(self, number: int) -> None:
+        pass
+
+
+class WatchedChores(Chores):
+    """Chores whose errors are not only logged."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.errors: list[BaseException] = []
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = super().start(work)
+        task.add_done_callback(self._watch)
+        return task
+
+    def _watch(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.errors.append(error)
+
+
+class World:
+    """The control room on such a box. Made within a loop, with `laws` in force."""
+
+    def __init__(self, clock: Clock, fates: Mapping[str, Mapping[str, Fate]], budget_mb: int = 0) -> None:
+        self.clock, self.steps, self.store, self.events = clock, Steps(), MemoryStore(), EventLog()
+        self.box = Box(fates, self.store, self.steps)
+        self.entries_now: dict[str, ModelEntry] = {}
+        self.chores = WatchedChores()
+        settings = Engines(budget_mb=budget_mb, keep_free_mb=0, attempts=ATTEMPTS)
+        outside: Any = self.box
+        store: Any = self.store
+        log = MemoryLog()
+        self.planner = Planner(store, log, box(), attempts=ATTEMPTS, tries_drivers=True)
+        repository: Any = self
+        self.opener = Opener(outside, store, ATTEMPTS, self.events, self.chores, self._read_again)
+        self.catalogue = Catalogue(repository, {}, outside, self.planner, self.events, self.chores, self.opener.retire)
+        self.models = self.catalogue.models
+        self.maker = Maker(outside, store, self.models, settings, self.events, self.chores, log, self._read_again)
+        self.commands = Commands(self.catalogue, store, self.maker, self.events, lambda: None)
+        self.lost: set[str] = set()  # models whose host was lost since the last step
+
+    def entries(self) -> dict[str, ModelEntry]:
+        return dict(self.entries_now)
+
+    def _read_again(self, planned: PlannedModel) -> None:
+        self.catalogue.read_again(planned)
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    def put_model(self, name: str, content: str, version: int, is_strict: bool = False) -> None:
+        """A model appears, or is replaced by another version, or gets other settings."""
+        settings = {"verify.fp32.cosine": "0.9999999"} if is_strict else {}
+        found = inspection(f"{content} {version}")
+        self.box.contents[found.digest] = content
+        self.box.files[name] = found
+        self.entries_now[name] = entry(name, f"{content} {version}", **settings)
+
+    def remove_model(self, name: str) -> None:
+        self.entries_now.pop(name, None)
+
+    def change_device(self, **facts: str) -> None:
+        self.planner.fingerprint = box(**facts)
+        self.catalogue.plan_all()
+
+    def lose_hosts(self, backend: str) -> None:
+        for link in self.box.links.values():
+            if link.backend == backend:
+                link.lost = "died"
+                self.lost |= {n for n, planned in self.models.items() if planned.slot.vacate(link)}  # type: ignore
+
+    async def command(self, verb: str, selection: Selection) -> None:
+        try:
+            if verb == "rebuild":
+                self.commands.rebuild(selection, force=False)
+            elif verb == "force":
+                self.commands.rebuild(selection, force=True)
+            elif verb == "verify":
+                self.commands.verify(selection)
+            elif verb == "cancel":
+                self.commands.cancel(selection)
+            else:
+                await self.commands.evict(selection)
+        except EdgedError:
+            pass  # it fits nothing now
+
+    async def step(self, seconds: float = 1.0, *, is_missed: bool = False) -> None:
+        """Time passes, what takes time gets on, and the control room looks at it unless that is missed."""
+        before = {name: planned.slot.current for name, planned in self.models.items()}
+        self.clock.now += seconds
+        self.steps.go()
+        await self._settle()
+        if not is_missed:
+            self._act()
+            await self._settle()
+        self._check(before)
+
+    def _act(self) -> None:
+        """What the controller does at every look."""
+        self.catalogue.look()
+        self.maker.abandon()
+        views, now, busy = actual(self.store, self.models.values()), self.clock.now, self.maker.busy  # type: ignore
+        written = msgspec.json.encode(views)
+        actions = reconcile(views, now, busy, paused=bool(self.store.problem))
+        assert actions == reconcile(iter(views), now, busy, paused=bool(self.store.problem)), (
+            "it depends on nothing else"
+        )
+        assert msgspec.json.encode(views) == written, "deciding changes nothing"
+        self._check_actions(views, actions)
+        for action in actions:
+            planned = self.models[action.model]
+            if isinstance(action, Open):
+                self.opener.start(planned, action.key)
+            else:
+                if planned.engines[action.key].wish is Wish.BUILD:
+                    self.box.commanded.add(action.key)
+                self.maker.start(planned, action)
+        self.catalogue.refuse_hopeless()
+
+    async def _settle(self) -> None:
+        for _ in range(12):
+            await asyncio.sleep(0)
+
+    # -- what must hold at every step -------------------------------------------------------------------------------
+
+    def _check_actions(self, views: list[ModelView], actions: list[Any]) -> None:
+        opens = [action for action in actions if isinstance(action, Open)]
+        makes = [action for action in actions if not isinstance(action, Open)]
+        assert len({action.model for action in opens}) == len(opens), "one opening at a time for a model"
+        engines = {(view.name, e.key): e for view in views for e in view.engines}
+        devices = [engines[action.model, action.key].recipe.device for action in makes]
+        assert len(set(devices)) == len(devices), "one thing at a time for a device"
+        assert not set(devices) & self.maker.busy
+        assert not (makes and self.store.problem), "while paused nothing is made"
+        for view in views:
+            mine = [action for action in opens if action.model == view.name]
+            assert not (mine and view.opening)
+            able = [e for e in view.engines if (e.usable or e.recipe.is_reference) and e.open_at <= self.clock.now]
+            if able and view.serving is None and not view.opening:
+                assert mine, "what may be opened is opened where nothing serves"
+
+    def _check(self, before: Mapping[str, ServingSession | None]) -> None:
+        bugs = [error for error in self.chores.errors if not isinstance(error, Unexpected)]
+        assert not bugs, bugs
+        for name, planned in self.models.items():
+            if before.get(name) is not None and planned.slot.current is None:
+                assert name in self.lost, "only a lost host takes away what serves"
+        self.lost.clear()
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def sign(self) -> Any:
+        """What there is, as far as it is to come to rest."""
+        serving = {
+            name: (planned.serving, planned.slot.current.edition if planned.slot.current else "", str(planned.problem))
+            for name, planned in self.models.items()
+        }
+        held = sorted((key, record.is_usable, record.edition) for key, record in self.store.records().items())
+        return serving, held, self.box.built, self.box.opened
+
+    async def come_to_rest(self) -> None:
+        """Everything that waits for time gets it, until nothing changes any more."""
+        self.store.problem = ""
+        quiet, last = 0, None
+        for _ in range(100):
+            for seconds in (200.0, *(0.3,) * 6):  # one after the other, what waits gets its turn
+                await self.step(seconds)
+            now = self.sign()
+            quiet, last = (quiet + 1 if now == last else 0), now
+            if quiet >= 4:
+                return
+        raise AssertionError("it never came to rest")
+
+    def check_end(self, *, has_budget: bool) -> None:
+        for name in self.entries_now:
+            planned = self.models[name]
+            engines = list(planned.engines.values())
+            if not has_budget:
+                assert not [
+                    e for e in engines if e.state in MAKING or e.state in (EngineState.ABSENT, EngineState.FAILED)
+                ]
+            if planned.problem is not None:
+                self._check_refused(planned)
+                continue
+            able = [e for e in engines if e.is_usable and e.open_at < math.inf]
+            reference = planned.reference
+            assert reference is not None
+            if able or reference.open_at < math.inf:
+                self._check_serving(planned, able)
+
+    def _check_serving(self, planned: PlannedModel, able: list[PlannedEngine]) -> None:
+        current = planned.slot.current
+        assert current is not None, "what could serve does"
+        assert not current.link.lost
+        assert planned.fits(), "what serves is the model as it is"
+        serving = planned.engines.get(current.engine.key)
+        assert serving is not None, "what serves is for the device as it is"
+        costs = [e.record.cost for e in able if e.record is not None and e.record.cost is not None]
+        if costs:
+            assert serving.record is not None
+            assert serving.record.cost is not None
+            assert min(costs) >= serving.record.cost * NOISE, "what serves is as good as the best"
+        if serving.is_usable:
+            assert current.edition == serving.edition, "what serves is the newest build"
+
+    def _check_refused(self, planned: PlannedModel) -> None:
+        """A model is refused for good reason only."""
+        digest = self.box.files[planned.entry.name].digest
+        assert "refused" in self.box.fates[self.box.contents[digest]]["reference"].opens
+        assert planned.slot.current is None or planned.serving not in planned.engines
+
+
+def desired_here(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[str, tuple[DesiredEngine, ...]]:
+    """What is desired of every box, and an engine for the GPU that this one has."""
+
+    def on_gpu(model: Model) -> DesiredEngine:
+        key = EngineKey.of(model.digest, GPU, fingerprint)
+        return DesiredEngine(key, GPU, Standard.of(model, GPU.precision).digest)
+
+    found = desired(fingerprint, models)
+    return {name: (*engines, on_gpu(models[name])) for name, engines in found.items()}
+
+
+def laws(patch: pytest.MonkeyPatch) -> Clock:
+    """What holds in the world: time stands still between two steps, and nothing waits for a disk."""
+
+    async def at_once(function: Any, *args: Any) -> Any:
+        return function(*args)
+
+    patch.setattr(asyncio, "to_thread", at_once)
+    patch.setattr(planner_module, "desired", desired_here)
+    patch.setattr(opener_module, "require_same", lambda order: None)
+    patch.setattr(logging.getLogger("edged.control"), "disabled", True)
+    return stop_time(patch)

@@ -1,0 +1,105 @@
+"""Small networks whose layers have weights enough to count, with things between, before and behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+
+from edged.tensors import Array
+from tests.models import OPSET, model, save, value
+
+SIZE, CHANNELS = 16, 8
+
+
+def constant(name: str, values: object, dtype: type[np.generic] = np.float32) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray(values, dtype), name)
+
+
+def random(name: str, *shape: int, seed: int = 0) -> onnx.TensorProto:
+    generator = np.random.default_rng([seed, *name.encode()])
+    return constant(name, generator.standard_normal(shape) / np.sqrt(np.prod(shape[1:])))
+
+
+def conv(source: str, target: str, weights: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node("Conv", [source, weights], [target], name=f"conv {target}", pads=[1] * 4, **attributes)
+
+
+def network(
+    between: Sequence[onnx.NodeProto],
+    constants: Sequence[onnx.TensorProto] = (),
+    *,
+    inputs: Sequence[onnx.ValueInfoProto] = (),
+    outputs: Sequence[onnx.ValueInfoProto] = (),
+    behind: Sequence[onnx.NodeProto] = (),
+    opset: int = OPSET,
+    **more: object,
+) -> onnx.ModelProto:
+    """x -> layer -> a -> what is `between` -> b -> layer -> y, all of [1, 8, 16, 16] but for x of [1, 3, 16, 16]."""
+    shape = [1, CHANNELS, SIZE, SIZE]
+    return model(
+        [conv("x", "a", "w1"), *between, conv("b", "y", "w2"), *behind],
+        [value("x", "FP32", [1, 3, SIZE, SIZE]), *inputs],
+        [*outputs] or [value("y", "FP32", shape)],
+        [random("w1", CHANNELS, 3, 3, 3), random("w2", CHANNELS, CHANNELS, 3, 3), *constants],
+        opset=opset,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def relu(**more: object) -> onnx.ModelProto:
+    return network([helper.make_node("Relu", ["a"], ["b"])], **more)  # type: ignore[arg-type]
+
+
+def chain(layers: int = 3, opset: int = OPSET, **more: object) -> onnx.ModelProto:
+    """As many layers as that, each with a bias, with ReLU between them."""
+    nodes, constants, last = [], [], "x"
+    for index in range(layers):
+        constants += [random(f"w{index}", CHANNELS, CHANNELS if index else 3, 3, 3), random(f"bias{index}", CHANNELS)]
+        target = "y" if index == layers - 1 else f"c{index}"
+        nodes.append(conv(last, target, f"w{index}"))
+        nodes[-1].input.append(f"bias{index}")
+        if target != "y":
+            nodes.append(helper.make_node("Relu", [target], [f"r{index}"]))
+        last = f"r{index}"
+    inputs, outputs = [value("x", "FP32", [1, 3, SIZE, SIZE])], [value("y", "FP32", [1, CHANNELS, SIZE, SIZE])]
+    return model(nodes, inputs, outputs, constants, opset=opset, **more)  # type: ignore[arg-type]
+
+
+def picture(seed: int = 0, channels: int = 3) -> dict[str, Array]:
+    return {"x": np.random.default_rng(seed).random((1, channels, SIZE, SIZE), np.float32)}
+
+
+def store(proto: onnx.ModelProto, folder: Path) -> Path:
+    return save(proto, folder / "model.onnx")
+
+
+def answers(path: Path | str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Of ONNX Runtime on the CPU, with the model as it is."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, dict(inputs)), strict=True))
+
+
+def declared(path: Path | str) -> list[tuple[str, int, list[int]]]:
+    """Inputs and outputs of the file, but for initialisers: name, element type, dimensions."""
+    graph = onnx.load(path, load_external_data=False).graph
+    held = {tensor.name for tensor in graph.initializer}
+    values = [v for v in (*graph.input, *graph.output) if v.name not in held]
+    return [
+        (v.name, v.type.tensor_type.elem_type, [dim.dim_value for dim in v.type.tensor_type.shape.dim]) for v in values
+    ]
+
+
+def kinds(path: Path | str) -> dict[str, int]:
+    """The element type of every value, as ONNX infers it."""
+    proto = onnx.load(path)
+    graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input, *graph.output)}
+    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}

@@ -1,0 +1,114 @@
+"""Alarms are told once when something begins to be wrong, and once when it is over."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.control import alarms as alarms_module
+from edged.control.alarms import Alarm, AlarmKind, Alarms
+from edged.events import AlarmCleared, AlarmRaised, EventLog
+from tests.unit.control_room import Clock, told
+
+SLOW = Alarm(AlarmKind.SLOW, "inference takes 340 ms instead of 12 ms", "m", "key")
+
+
+@pytest.fixture
+def events() -> EventLog:
+    return EventLog()
+
+
+@pytest.fixture
+def alarms(events: EventLog) -> Alarms:
+    return Alarms(events)
+
+
+def test_an_alarm_is_told_once_however_long_it_lasts(alarms: Alarms, events: EventLog) -> None:
+    for _ in range(3):
+        alarms.update([SLOW])
+    assert told(events, AlarmRaised) == [AlarmRaised("slow", SLOW.message)]
+    assert told(events, AlarmCleared) == []
+
+
+def test_it_is_told_once_that_it_is_over(alarms: Alarms, events: EventLog) -> None:
+    alarms.update([SLOW])
+    for _ in range(3):
+        alarms.update([])
+    assert told(events, AlarmCleared) == [AlarmCleared("slow", SLOW.message)]
+    assert alarms.active() == ()
+
+
+def test_what_begins_anew_is_told_anew(alarms: Alarms, events: EventLog) -> None:
+    for wrong in ([SLOW], [], [SLOW]):
+        alarms.update(wrong)
+    assert len(told(events, AlarmRaised)) == 2
+
+
+def test_figures_that_move_are_shown_and_not_told(alarms: Alarms, events: EventLog) -> None:
+    alarms.update([SLOW])
+    later = Alarm(AlarmKind.SLOW, "inference takes 350 ms instead of 12 ms", "m", "key")
+    alarms.update([later])
+    assert [alarm.message for alarm in alarms.active()] == [later.message]
+    assert len(told(events, AlarmRaised)) == 1
+
+
+def test_it_lasts_since_it_began(alarms: Alarms, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(100.0)
+    monkeypatch.setattr(alarms_module, "time", clock)
+    alarms.update([SLOW])
+    clock.now = 200.0
+    alarms.update([SLOW, Alarm(AlarmKind.UNSERVED, "", "n")])
+    assert [alarm.since_unix_s for alarm in alarms.active()] == [100.0, 200.0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Alarm(AlarmKind.QUARANTINED, SLOW.message, "m", "key"),
+        Alarm(AlarmKind.SLOW, SLOW.message, "n", "key"),
+        Alarm(AlarmKind.SLOW, SLOW.message, "m", "another"),
+    ],
+)
+def test_what_is_wrong_with_something_else_is_another_alarm(alarms: Alarms, events: EventLog, other: Alarm) -> None:
+    alarms.update([SLOW])
+    alarms.update([SLOW, other])
+    assert len(told(events, AlarmRaised)) == 2
+    alarms.update([other])
+    assert [alarm.subject for alarm in alarms.active()] == [other.subject]
+
+
+def test_an_alarm_names_its_model_and_engine_to_whoever_follows(alarms: Alarms, events: EventLog) -> None:
+    alarms.update([SLOW])
+    alarms.update([])
+    log = events.follow(live=False)
+    found = []
+    for _ in range(2):
+        step = log.__anext__()
+        with pytest.raises(StopIteration) as end:
+            step.send(None)
+        found.append(end.value.value)
+    assert [(event.model, event.engine) for event in found] == [("m", "key")] * 2
+
+
+def test_the_log_says_so_once_as_well(alarms: Alarms, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "edged.alarms"):
+        for wrong in ([SLOW], [SLOW], [], []):
+            alarms.update(wrong)
+    assert [record.getMessage() for record in caplog.records] == [SLOW.message, f"over: {SLOW.message}"]
+
+
+WRONG = st.lists(st.builds(Alarm, st.sampled_from(AlarmKind), st.just("x"), st.sampled_from("mn")), max_size=4)
+
+
+@given(st.lists(WRONG, max_size=8))
+def test_what_was_raised_and_not_cleared_is_what_is_wrong_now(looks: list[list[Alarm]]) -> None:
+    events = EventLog()
+    alarms = Alarms(events)
+    for wrong in looks:
+        alarms.update(iter(wrong))
+        subjects = {alarm.subject for alarm in wrong}
+        assert {alarm.subject for alarm in alarms.active()} == subjects
+        assert len(told(events, AlarmRaised)) - len(told(events, AlarmCleared)) == len(subjects)

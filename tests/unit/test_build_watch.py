@@ -1,0 +1,120 @@
+"""When a child must be stopped, from what is measured of it and its family."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from edged.build import watch
+from edged.build.watch import Family, Usage, Watch
+from tests.waiting import is_running, wait
+
+_SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def silence(guard: Watch, seconds: int, *, used: float = 0.0) -> str:
+    """The verdict after so many seconds in each of which the child used that much processor time."""
+    cpu, reason = 50.0, ""
+    guard.judge(Usage(cpu, 1.0, 1), 1.0)
+    guard.heard()
+    for _ in range(seconds):
+        cpu += used
+        reason = reason or guard.judge(Usage(cpu, 1.0, 1), 1.0)
+    return reason
+
+
+def test_a_child_that_does_nothing_is_stopped_after_the_time_given() -> None:
+    assert silence(Watch(100, 600), 599) == ""
+    assert silence(Watch(100, 600), 600) == "showed no sign of life for 600 s"
+
+
+@pytest.mark.parametrize(("used", "stopped"), [(0.0005, True), (0.002, True), (0.01, False), (1.0, False)])
+def test_a_thread_that_only_looks_at_a_flag_is_no_sign_of_life(used: float, stopped: bool) -> None:
+    assert bool(silence(Watch(100, 600), 7200, used=used)) is stopped
+
+
+def test_a_message_is_a_sign_of_life() -> None:
+    guard = Watch(100, 10)
+    for _ in range(10):
+        assert silence(guard, 9) == ""
+    assert silence(guard, 10) != ""
+
+
+def test_time_that_vanishes_with_a_process_is_no_debt() -> None:
+    guard = Watch(100, 10)
+    guard.judge(Usage(1000.0, 1.0, 2), 1.0)
+    guard.judge(Usage(1.0, 1.0, 1), 1.0)  # a busy grandchild was killed and waited for by nobody
+    for second in range(30):
+        assert guard.judge(Usage(1.0 + second, 1.0, 1), 1.0) == ""
+
+
+def test_memory_is_judged_at_once_alone_and_at_the_second_look_in_a_family() -> None:
+    assert Watch(100, 600).judge(Usage(0.0, 101.0, 1), 0.25) == "used more than 100 MiB of memory"
+    guard = Watch(100, 600)
+    assert guard.judge(Usage(0.0, 190.0, 2), 0.25) == ""  # a fork, for an instant twice its parent
+    assert guard.judge(Usage(0.0, 95.0, 1), 0.25) == ""
+    assert guard.judge(Usage(0.0, 190.0, 2), 0.25) == ""
+    assert "memory" in guard.judge(Usage(0.0, 190.0, 2), 0.25)
+
+
+def test_a_process_is_read_as_it_is() -> None:
+    reading = watch.read(os.getpid())
+    assert reading is not None
+    assert (reading.parent, reading.session) == (os.getppid(), os.getsid(0))
+    assert reading.cpu_seconds == pytest.approx(sum(os.times()[:4]), abs=0.1)
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+    assert reading.resident_mb == pytest.approx(resident, rel=0.1)
+
+
+def test_a_name_that_looks_like_the_file_format_is_read_too() -> None:
+    rename = "open('/proc/self/comm', 'w').write(') R 1 1 1 (')\n"
+    with subprocess.Popen([sys.executable, "-c", f"{rename}print(flush=True)\n{_SLEEP[2]}"], stdout=-1) as odd:
+        assert odd.stdout is not None
+        odd.stdout.readline()
+        reading = watch.read(odd.pid)
+        odd.kill()
+    assert reading is not None
+    assert reading.parent == os.getpid()
+
+
+def test_a_process_that_is_gone_reads_as_nothing() -> None:
+    with subprocess.Popen(["true"]) as process:
+        pass
+    assert watch.read(process.pid) is None
+    assert Family(process.pid, 100).measure() == Usage(0.0, 0.0, 0)
+
+
+def test_the_family_is_the_session_and_all_descendants_and_is_killed_as_one() -> None:
+    start = f"import subprocess, sys; p = {_SLEEP!r}; subprocess.Popen(p); subprocess.Popen(p, start_new_session=True)"
+    orphan = f"subprocess.run([sys.executable, '-c', {f'import subprocess; subprocess.Popen({_SLEEP!r})'!r}])"
+    command = [sys.executable, "-c", f"{start}; {orphan}; import time; time.sleep(60)"]
+    with subprocess.Popen(command, start_new_session=True) as leader:
+        wait(lambda: len(watch.family(leader.pid)) == 4, "the leader, its two children and the orphan")
+        members = watch.family(leader.pid)
+        assert leader.pid in members
+        assert os.getpid() not in members
+        watch.kill(leader.pid)
+    wait(lambda: not any(is_running(member) for member in members), "the end of all four")
+
+
+def test_reading_does_not_disturb_a_busy_box() -> None:
+    """Processes come and go while /proc is read."""
+    stop = threading.Event()
+
+    def bustle() -> None:
+        while not stop.is_set():
+            subprocess.run(["true"], check=True)
+
+    thread = threading.Thread(target=bustle)
+    thread.start()
+    try:
+        for _ in range(50):
+            assert os.getpid() in watch.family(os.getpid())
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,457 @@
+"""What is planned follows what is on disk, read by a builder that a test decides for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edged.config import Engines
+from edged.control.catalogue import Catalogue
+from edged.control.chores import Chores
+from edged.control.plan import PlannedModel
+from edged.control.planner import Planner
+from edged.control.states import EngineState
+from edged.errors import EdgedError, NotFound, NotReady
+from edged.errors import ModelRefused as Refusal
+from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
+from edged.model.inspection import Inspection
+from edged.model.repository import ModelEntry
+from edged.serving.slot import ServingSession
+from edged.serving.work import FrameWork
+from edged.store.store import Store
+from tests.unit.control_room import Clock, Unexpected, box, entry, inspection, serve, settle, stop_time, told
+from tests.waiting import run
+
+
+class Readers:
+    """As much of a builder as reading models takes: what is in every file, and how many are read at once."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Inspection | Exception] = {}
+        self.now = self.most = self.reads = 0
+        self.forgotten: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def inspect(self, path: Path) -> Inspection:
+        self.reads += 1
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.gate.wait()
+        finally:
+            self.now -= 1
+        found = self.files.get(path.stem, inspection(path.stem))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def forget(self, digest: str) -> None:
+        self.forgotten.append(digest)
+
+
+class Shelf:
+    """A repository of entries that a test puts there."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, ModelEntry] = {}
+
+    def entries(self) -> dict[str, ModelEntry]:
+        return dict(self.models)
+
+
+class House:
+    """A catalogue of a repository. Made within a loop."""
+
+    def __init__(self, root: Path, named: dict[str, Path] | None = None) -> None:
+        self.shelf, self.readers, self.events = Shelf(), Readers(), EventLog()
+        self.retired: list[ServingSession | None] = []
+        store = Store(root)
+        self.planner = Planner.of(store, box(), Engines())
+        self.catalogue = Catalogue(
+            self.shelf,  # type: ignore[arg-type]
+            named or {},
+            self.readers,  # type: ignore[arg-type]
+            self.planner,
+            self.events,
+            Chores(lambda: None),
+            self.retired.append,
+        )
+
+    async def look(self) -> None:
+        self.catalogue.look()
+        await settle()
+
+    async def add(self, name: str, stamp: str = "1", **settings: str) -> PlannedModel:
+        self.shelf.models[name] = entry(name, stamp, **settings)
+        await self.look()
+        return self.catalogue.models[name]
+
+    async def holds(self, name: str, found: Inspection | Exception, stamp: str) -> PlannedModel:
+        """The file is replaced by another one."""
+        self.readers.files[name] = found
+        return await self.add(name, stamp)
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[Clock]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield stop_time(patch)
+
+
+async def answer(planned: PlannedModel) -> EdgedError | None:
+    """What a frame is told that is offered now; None when it waits for an engine."""
+    frame = FrameWork(b"")
+    try:
+        planned.slot.offer(object(), frame)
+    except EdgedError as error:
+        return error
+    return frame.future.exception() if frame.future.done() else None  # type: ignore[return-value]
+
+
+# -- what is there --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_appears_is_read_and_planned(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        assert planned.model is not None
+        assert (planned.model.digest, planned.problem, planned.is_being_read) == (inspection("m").digest, None, False)
+        assert len(planned.engines) == 3
+        assert told(house.events, ModelRead) == [ModelRead(planned.model.digest)]
+        assert await answer(planned) is None, "it waits for an engine"
+
+    run(story())
+
+
+def test_a_model_that_stays_as_it_is_is_read_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        before = dict((await house.add("m")).engines)
+        for _ in range(3):
+            await house.look()
+        assert house.readers.reads == 1
+        assert house.catalogue.models["m"].engines == before
+
+    run(story())
+
+
+def test_a_model_that_changes_is_read_again_and_keeps_its_place(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        slot = planned.slot
+        assert await house.holds("m", inspection("other"), "2") is planned
+        assert planned.model is not None
+        assert (planned.model.digest, planned.slot) == (inspection("other").digest, slot)
+
+    run(story())
+
+
+def test_a_model_whose_settings_change_is_planned_by_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        reference = planned.reference
+        await house.add("m", backends="openvino")
+        assert [e.recipe.backend for e in planned.engines.values()] == ["onnxruntime", "openvino"]
+        assert planned.reference is reference, "what is known of engines that stay is kept"
+
+    run(story())
+
+
+def test_a_model_whose_external_data_changes_is_read_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.readers.files["model"] = inspection(external=["weights.bin"])
+        (tmp_path / "weights.bin").write_bytes(b"1")
+        house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
+        for _ in range(3):
+            await house.look()
+        assert house.readers.reads == 1
+        (tmp_path / "weights.bin").write_bytes(b"22")
+        for _ in range(3):
+            await house.look()
+        assert house.readers.reads == 2
+
+    run(story())
+
+
+def test_a_model_that_goes_is_forgotten_and_whoever_waits_is_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        frame = FrameWork(b"")
+        planned.slot.offer("camera", frame)
+        del house.shelf.models["m"]
+        await house.look()
+        assert house.catalogue.models == {}
+        assert planned.engines == {}, "what is being made for it has no use any more"
+        assert isinstance(frame.future.exception(), NotFound)
+        assert isinstance(await answer(planned), NotFound)
+        assert len(told(house.events, ModelRemoved)) == 1
+
+    run(story())
+
+
+def test_what_served_a_model_that_goes_is_retired(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        serve(planned, "key")
+        current = planned.slot.current
+        del house.shelf.models["m"]
+        await house.look()
+        assert house.retired == [current]
+
+    run(story())
+
+
+def test_what_is_kept_of_a_content_is_dropped_with_the_last_model_that_has_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        for name in "mn":
+            await house.holds(name, inspection("twins"), "1")
+        for name, forgotten in (("m", []), ("n", [inspection("twins").digest])):
+            del house.shelf.models[name]
+            await house.look()
+            assert house.readers.forgotten == forgotten
+
+    run(story())
+
+
+def test_a_model_that_goes_while_it_is_read_is_not_planned(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.readers.gate.clear()
+        planned = await house.add("m")
+        del house.shelf.models["m"]
+        await house.look()
+        house.readers.gate.set()
+        await settle()
+        assert (planned.model, planned.engines, house.readers.now) == (None, {}, 0)
+
+    run(story())
+
+
+def test_a_model_that_changes_while_it_is_read_is_planned_as_it_is_in_the_end(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.readers.gate.clear()
+        await house.add("m")
+        planned = await house.holds("m", inspection("other"), "2")
+        assert planned.is_being_read
+        house.readers.gate.set()
+        await settle()
+        assert planned.model is not None
+        assert planned.model.digest == inspection("other").digest
+        assert len(told(house.events, ModelRead)) == 1
+
+    run(story())
+
+
+def test_only_a_few_models_are_read_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.readers.gate.clear()
+        for name in "abcdef":
+            await house.add(name)
+        assert 0 < house.readers.most < 6
+        house.readers.gate.set()
+        await settle()
+        assert all(planned.model for planned in house.catalogue.models.values())
+
+    run(story())
+
+
+def test_reading_again_waits_for_a_reading_that_is_under_way(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        house.readers.gate.clear()
+        for _ in range(3):
+            house.catalogue.read_again(planned)
+            await settle()
+        house.readers.gate.set()
+        await settle()
+        assert house.readers.reads == 2
+
+    run(story())
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_the_configuration_names_is_served_where_it_lies(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path, {"named": Path("/elsewhere/file.onnx")})
+        await house.add("named")
+        await house.add("m")
+        assert house.catalogue.models["named"].entry.path == "/elsewhere/file.onnx"
+        assert house.catalogue.is_configured("named")
+        assert not house.catalogue.is_configured("m")
+
+    run(story())
+
+
+def test_a_model_is_found_as_soon_as_it_is_on_disk(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.shelf.models["m"] = entry("m")
+        assert house.catalogue.find("m").entry.name == "m"
+        await settle()
+
+    run(story())
+
+
+def test_who_asks_for_a_model_that_is_not_there_is_told_which_are(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        with pytest.raises(NotFound, match="there is no model 'x'; there are: none"):
+            house.catalogue.find("x")
+        await house.add("n")
+        await house.add("m")
+        with pytest.raises(NotFound, match="there is no model 'x'; there are: m, n"):
+            house.catalogue.find("x")
+        with pytest.raises(NotFound, match=r"names no model.*m, n"):
+            house.catalogue.find("")
+
+    run(story())
+
+
+# -- models that cannot be served -----------------------------------------------------------------------------------
+
+
+def test_a_model_that_cannot_be_read_is_refused_and_whoever_waits_is_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.holds("m", Refusal("it is no model"), "1")
+        assert (str(planned.problem), planned.model, planned.engines) == ("it is no model", None, {})
+        assert "model 'm' cannot be served: it is no model" in str(await answer(planned))
+        assert told(house.events, ModelRefused) == [ModelRefused("it is no model")]
+
+    run(story())
+
+
+def test_a_model_that_is_made_good_is_served(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        await house.holds("m", Refusal("it is no model"), "1")
+        planned = await house.holds("m", inspection(), "2")
+        assert (planned.problem, len(planned.engines)) == (None, 3)
+        assert await answer(planned) is None
+
+    run(story())
+
+
+def test_a_model_that_is_spoiled_goes_on_being_served_as_it_was_until_its_host_is_lost(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        host = serve(planned, next(iter(planned.engines)))
+        await house.holds("m", Refusal("it is no model"), "2")
+        house.catalogue.refuse_hopeless()
+        assert planned.serving
+        assert str(planned.problem) == "it is no model"
+        planned.slot.vacate(host)  # type: ignore[arg-type]
+        house.catalogue.refuse_hopeless()
+        assert isinstance(await answer(planned), NotReady)
+        before = len(told(house.events, ModelRefused))
+        house.catalogue.refuse_hopeless()
+        assert len(told(house.events, ModelRefused)) == before, "it is told once"
+
+    run(story())
+
+
+def test_a_bug_while_a_model_is_read_is_told_and_leaves_nobody_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.holds("m", Unexpected("a bug"), "1")
+        assert "Unexpected" in str(await answer(planned))
+
+    with caplog.at_level(logging.ERROR, "edged.control"):
+        run(story())
+    assert any(record.exc_info for record in caplog.records)
+
+
+def test_a_model_whose_reference_no_runtime_opens_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        house.catalogue.refuse_hopeless()
+        assert planned.problem is None
+        assert planned.reference is not None
+        planned.reference.open_at, planned.reference.reason = math.inf, "no such operator"
+        house.catalogue.refuse_hopeless()
+        assert "no such operator" in str(await answer(planned))
+        assert (str(planned.problem), planned.engines) == ("no such operator", {})
+
+    run(story())
+
+
+def test_a_model_that_no_runtime_opened_is_planned_anew_when_the_device_changes(tmp_path: Path) -> None:
+    """An update of the runtime may have brought the operator that was missing."""
+
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        assert planned.reference is not None
+        planned.reference.open_at, planned.reference.reason = math.inf, "no such operator"
+        house.catalogue.refuse_hopeless()
+        house.planner.fingerprint = box(runtime__onnxruntime="2")
+        house.catalogue.plan_all()
+        await settle()
+        assert len(planned.engines) == 3
+        assert planned.problem is None
+        assert await answer(planned) is None
+
+    run(story())
+
+
+# -- the device -----------------------------------------------------------------------------------------------------
+
+
+def test_every_model_is_planned_anew_when_the_device_changes(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        models = [await house.add(name) for name in "mn"]
+        before = [set(planned.engines) for planned in models]
+        house.planner.fingerprint = box(runtime__openvino="3")
+        house.catalogue.plan_all()
+        assert [len(set(planned.engines) - old) for planned, old in zip(models, before, strict=True)] == [1, 1]
+        assert house.readers.reads == 2, "nothing is read for it"
+
+    run(story())
+
+
+def test_every_step_of_an_engine_is_told_with_its_model(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        assert planned.reference is not None
+        planned.reference.move(EngineState.QUEUED, "because")
+        assert told(house.events, EngineMoved) == [EngineMoved("queued", "onnxruntime", "because")]
+        events = [event async for event in house.events.follow(live=False) if isinstance(event.what, EngineMoved)]
+        assert [(event.model, event.engine) for event in events] == [("m", planned.reference.digest)]
+
+    run(story())
+
+
+def test_an_entry_with_a_problem_is_refused_with_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.shelf.models["m"] = msgspec.structs.replace(entry("m"), problem="edged.toml: unknown setting")
+        await house.look()
+        planned = house.catalogue.models["m"]
+        assert "edged.toml: unknown setting" in str(planned.problem)
+
+    run(story())

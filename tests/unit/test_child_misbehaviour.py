@@ -1,0 +1,348 @@
+"""Children that misbehave for real: they stall, babble, grow, leave others behind. Each is a script of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import textwrap
+import time
+import tracemalloc
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edged.backend.contract import Order, Recipe, Signature
+from edged.build import child, jobs
+from edged.build.child import Limits
+from edged.errors import BuildFailed
+from tests.waiting import children, descriptors, is_running, run, until
+
+ENOUGH = Limits(seconds=30, memory_mb=4096)
+ORDER = Order("/none", Signature((), ()), Recipe("null"))
+_BEGIN = """
+import os, signal, subprocess, sys, threading, time
+from edged.build import jobs, tasks, worker
+from edged.errors import EngineUnusable
+PYTHON = [sys.executable, "-c"]
+NAP = [*PYTHON, "import time; time.sleep(60)"]
+def note(*pids):
+    with open(job.path, "w") as file: file.write(" ".join(map(str, pids)))
+"""
+_END = """
+def do(asked, tell):
+    global job
+    job = asked
+    return work(tell) or jobs.Done()
+tasks.do = do
+worker.run()
+"""
+
+
+def working(body: str) -> list[str]:
+    """The command of a worker whose work is this body, which may `tell`, and `note` numbers in the file `job.path`."""
+    body = textwrap.indent(textwrap.dedent(body).strip(), "    ")
+    return [sys.executable, "-c", f"{_BEGIN}def work(tell):\n{body}\n{_END}"]
+
+
+def raw(body: str) -> list[str]:
+    """The command of a child that keeps to nothing; `send(kind, payload)` writes a frame."""
+    frame = "send = lambda kind, payload: os.write(1, kind + len(payload).to_bytes(4, 'little') + payload)"
+    return [sys.executable, "-c", f"import os, time\n{frame}\n{textwrap.dedent(body).strip()}"]
+
+
+def do(
+    command: list[str], limits: Limits = ENOUGH, tell: child.Tell | None = None, path: Path = Path("/none")
+) -> Coroutine[Any, Any, jobs.Done]:
+    return child._run(command, jobs.Inspect(str(path)), jobs.Done, limits, tell)
+
+
+def failure(command: list[str], limits: Limits = ENOUGH, path: Path = Path("/none")) -> str:
+    """The message of the BuildFailed that a child ends with; nothing of it is left."""
+    before = descriptors(), children()
+
+    async def fail() -> str:
+        tasks = asyncio.all_tasks()
+        with pytest.raises(BuildFailed) as raised:
+            await do(command, limits, path=path)
+        assert asyncio.all_tasks() == tasks
+        assert children() == before[1]
+        return str(raised.value)
+
+    message = run(fail())
+    assert descriptors() == before[0]
+    return message
+
+
+def noted(path: Path) -> list[int]:
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+# What it says.
+
+
+def test_progress_is_told_as_it_comes_and_thousands_of_reports_cost_nothing() -> None:
+    heard: list[tuple[float, jobs.Progress]] = []
+    body = """
+        for phase in ("parsing", "building"):
+            for count in range(20000):
+                tell(jobs.Progress(phase, count / 19999))
+        time.sleep(0.6)
+        tell(jobs.Progress("checking"))
+        time.sleep(0.6)
+    """
+    run(do(working(body), tell=lambda progress: heard.append((time.monotonic(), progress))))
+    phases = [progress.phase for _, progress in heard]
+    assert list(dict.fromkeys(phases)) == ["parsing", "building", "checking"]
+    assert len(heard) < 30
+    for phase in ("parsing", "building"):
+        assert [progress.fraction for _, progress in heard if progress.phase == phase][-1] == 1.0
+    assert heard[-1][0] - heard[0][0] > 0.4  # not all at the end
+
+
+def test_progress_that_nobody_wants_is_no_obstacle() -> None:
+    assert run(do(working("for count in range(20000): tell(jobs.Progress(str(count)))"))) == jobs.Done()
+
+
+def test_an_error_of_who_is_told_comes_through_and_the_child_is_stopped() -> None:
+    def tell(_: jobs.Progress) -> None:
+        raise ZeroDivisionError("mine")
+
+    before = children()
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(do(working("tell(jobs.Progress('x')); time.sleep(60)"), tell=tell))
+    assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("print('Loading plugin...')", "sent byte 0x4c where a message should begin and was stopped"),
+        ("os.write(1, bytes(200))", "sent byte 0x00"),
+        ("os.write(1, b'P' + (65537).to_bytes(4, 'little')); time.sleep(60)", "sent a message of 65537 bytes"),
+        ("os.write(1, b'A\\xff\\xff\\xff\\xff')\nwhile True: os.write(1, bytes(4096))", "of 4294967295 bytes"),
+        ("send(b'P', b'{')", "sent a progress that cannot be read"),
+        ("send(b'P', b'[' * 60000)", "sent a progress that cannot be read"),
+        ('send(b\'P\', b\'{"type":"Progress","phase":"x","more":\' + b\'[\' * 60000)', "cannot be read"),
+        ("send(b'A', b'')", "gave an answer that cannot be read"),
+        ("send(b'A', b'[1, 2]')", "gave an answer that cannot be read"),
+        ("send(b'A', b'{\"x\":' + b'[' * 1000000)", "gave an answer that cannot be read"),
+        ("send(b'A', b'\\xff\\xfe')", "gave an answer that cannot be read"),
+        ("send(b'F', b'null')", "gave an answer that cannot be read"),
+        ('send(b\'F\', b\'{"error": "annotations", "message": "odd"}\')', "odd"),
+        ('send(b\'F\', b\'{"error": "__doc__", "message": "odd"}\')', "odd"),
+        ("os.write(1, b'A\\x10\\0\\0\\0half'); os._exit(0)", "ended with status 0"),
+        ("os._exit(0)", "ended with status 0"),
+        ("os._exit(3)", "ended with status 3"),
+        ("os.close(1); time.sleep(60)", "closed its channel without an answer and was stopped"),
+    ],
+)
+def test_whatever_comes_through_the_channel_is_a_failed_build(body: str, words: str) -> None:
+    message = failure(raw(body))
+    assert words in message
+    assert "\n" not in message
+
+
+def test_an_answer_is_the_last_word_even_of_a_child_that_stays_and_babbles() -> None:
+    begun = time.monotonic()
+    assert run(do(raw("send(b'A', b'{}'); os.write(1, b'garbage'); time.sleep(60)"))) == jobs.Done()
+    assert time.monotonic() - begun < 10
+
+
+def test_an_answer_beyond_its_bound_is_refused_where_it_is_made() -> None:
+    body = "return jobs.Failure('x', 'y' * (65 << 20))"
+    assert failure(working(body)) == "the child's failure of 68157466 bytes is too large to send"
+
+
+def test_much_noise_neither_blocks_the_child_nor_stays_in_memory() -> None:
+    noise = "for _ in range(160): sys.stderr.buffer.write(b'w' * 65536)\nprint('noise on descriptor one')"
+    assert run(do(working(noise))) == jobs.Done()
+    tracemalloc.start()
+    try:
+        message = failure(working(f"{noise}\nraise RuntimeError('the ' + 'last ' * 3 + 'words')"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert message == "inspect child ended with status 1: RuntimeError: the last last last words"
+    assert peak < 2 << 20
+
+
+# Whether it lives.
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+        """
+        def tick():
+            while True: time.sleep(0.1)
+        threading.Thread(target=tick, daemon=True).start()
+        lock = threading.Lock(); lock.acquire(); lock.acquire()
+        """,
+        "os.read(os.pipe()[0], 1)",
+        "subprocess.run(NAP)",
+    ],
+    ids=[
+        "stopped",
+        "deadlocked",
+        "deadlocked beside a thread that ticks",
+        "waits for ever",
+        "waits for one that waits",
+    ],
+)
+def test_a_child_without_a_sign_of_life_is_stopped(body: str) -> None:
+    begun = time.monotonic()
+    message = failure(working(body), Limits(seconds=60, stall_seconds=3))
+    assert message == "inspect child showed no sign of life for 3 s and was stopped"
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "end = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass",
+        "sum(range(10 ** 8))",  # in C, with the interpreter's lock held all the time
+        "for count in range(25):\n    tell(jobs.Progress(str(count)))\n    time.sleep(0.1)",
+        "subprocess.run([*PYTHON, 'import time\\nwhile time.process_time() < 2.5: pass'])",
+    ],
+    ids=["busy", "holds the lock", "tells", "waits for one that works"],
+)
+def test_a_child_that_works_or_tells_is_alive(body: str) -> None:
+    assert run(do(working(body), Limits(seconds=30, stall_seconds=1))) == jobs.Done()
+
+
+# How much it takes.
+
+_THREE = """
+grow = [*PYTHON, "import time; kept = b'x' * (250 << 20); time.sleep(60)"]
+started = [subprocess.Popen(grow) for _ in range(3)]
+note(*(process.pid for process in started))
+time.sleep(60)
+"""
+
+
+def test_the_memory_of_what_a_child_starts_counts_as_its_own(tmp_path: Path) -> None:
+    message = failure(working(_THREE), Limits(seconds=30, memory_mb=600), tmp_path / "pids")
+    assert message == "inspect child used more than 600 MiB of memory and was stopped"
+    assert len(noted(tmp_path / "pids")) == 3
+    assert not any(is_running(pid) for pid in noted(tmp_path / "pids"))
+
+
+def test_memory_that_forked_children_share_is_counted_once() -> None:
+    body = """
+        kept = b"x" * (300 << 20)
+        for _ in range(3):
+            if os.fork() == 0:
+                time.sleep(60)
+        time.sleep(1.5)
+    """
+    assert run(do(working(body), Limits(seconds=30, memory_mb=600))) == jobs.Done()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "open(file, 'wb').write(bytes(2 << 20))",
+        "try: open(file, 'wb').write(bytes(2 << 20))\nexcept OSError: raise EngineUnusable('no') from None",
+        "subprocess.run(['sh', '-c', f'head -c 2000000 /dev/zero > {file}'], stderr=subprocess.DEVNULL)",
+    ],
+    ids=["told", "told as something else", "not told at all"],
+)
+def test_a_file_beyond_the_limit_is_a_failed_build_that_says_so(tmp_path: Path, write: str) -> None:
+    begin = "file = job.out + '/engine'"
+    job = jobs.Build(ORDER, str(tmp_path))
+    with pytest.raises(BuildFailed, match="wrote a file beyond its limit of 1 MiB; free some space or raise"):
+        run(child._run(working(f"{begin}\n{write}"), job, jobs.Done, Limits(seconds=30, disk_mb=1)))
+    assert run(child._run(working(f"{begin}\n{write}"), job, jobs.Done, Limits(seconds=30, disk_mb=3))) == jobs.Done()
+
+
+# What it leaves.
+
+_FAMILY = """
+plain, apart = subprocess.Popen(NAP), subprocess.Popen(NAP, start_new_session=True)
+orphan = subprocess.run(
+    [*PYTHON, f"import subprocess; print(subprocess.Popen({NAP!r}, stdout=-3, stderr=-3).pid)"], capture_output=True)
+note(plain.pid, apart.pid, int(orphan.stdout))
+"""
+
+
+async def _finished(work: Coroutine[Any, Any, jobs.Done], path: Path) -> None:
+    await work
+
+
+async def _failed(work: Coroutine[Any, Any, jobs.Done], path: Path) -> None:
+    with pytest.raises(BuildFailed):
+        await work
+
+
+async def _cancelled(work: Coroutine[Any, Any, jobs.Done], path: Path) -> None:
+    task = asyncio.create_task(work)
+    await until(lambda: len(noted(path)) == 3, "the family")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize(
+    ("rest", "limits", "ending"),
+    [
+        ("pass", ENOUGH, _finished),
+        ("raise EngineUnusable('no')", ENOUGH, None),
+        ("time.sleep(60)", Limits(seconds=6), _failed),
+        ("time.sleep(60)", Limits(seconds=60, stall_seconds=3), _failed),
+        ("time.sleep(60)", ENOUGH, _cancelled),
+    ],
+    ids=["answer", "failure", "time", "stall", "cancelled"],
+)
+def test_nothing_that_a_child_started_stays(
+    tmp_path: Path, rest: str, limits: Limits, ending: Callable[[Any, Path], Coroutine[Any, Any, None]] | None
+) -> None:
+    path = tmp_path / "pids"
+
+    async def work() -> None:
+        with contextlib.ExitStack() as stack:
+            if ending is None:
+                stack.enter_context(pytest.raises(Exception, match="no"))
+            await (ending or _finished)(do(working(_FAMILY + rest), limits, path=path), path)
+        assert len(noted(path)) == 3
+        await until(lambda: not any(is_running(pid) for pid in noted(path)), "the end of the family", seconds=2)
+
+    run(work())
+
+
+@pytest.mark.parametrize("end", ["os._exit(5)", "os.kill(os.getpid(), signal.SIGSEGV)"])
+def test_a_crashed_childs_family_goes_too(tmp_path: Path, end: str) -> None:
+    """One that left the session goes only if its parent is still there, which a crashed one is not."""
+    body = "plain = subprocess.Popen(NAP)\nnote(plain.pid)\nif os.fork() == 0: time.sleep(60)\n" + end
+    begun = time.monotonic()
+    message = failure(working(body), path=tmp_path / "pids")
+    assert ("ended with status 5" if "exit" in end else "was killed by SIGSEGV") in message
+    assert not any(is_running(pid) for pid in noted(tmp_path / "pids"))
+    assert time.monotonic() - begun < 10  # though the forked one held the channel open
+
+
+def test_who_escaped_with_the_pipes_is_not_waited_for(tmp_path: Path) -> None:
+    body = """
+        first, second = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            note(os.getpid())
+            os.write(second, b".")
+            time.sleep(60)
+        os.read(first, 1)
+        print("bye", flush=True)
+        os._exit(7)
+    """
+    begun = time.monotonic()
+    try:
+        assert failure(working(body), path=tmp_path / "pids") == "inspect child ended with status 7: bye"
+        assert time.monotonic() - begun < 10
+    finally:
+        for pid in noted(tmp_path / "pids"):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,283 @@
+"""The commands that operators give, as they meet them: what is printed where, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from edged.cli import engines, events, models, status, words
+from edged.cli.events import position
+from edged.client.client import Client
+from edged.client.operations import AlarmInfo, ModelInfo
+from edged.errors import InvalidInput
+from edged.proto import operations_pb2 as ops
+from tests.unit.client_commands import KEYS
+from tests.unit.client_daemon import Running
+
+pytestmark = pytest.mark.timeout(60)
+
+PROGRAM = "import typer; from edged.cli import engines; app = typer.Typer(); engines.register(app); app()"
+FIRST, SECOND = "doors aaaaaa111111 openvino/fp32", "doors bbbbbb222222 openvino/fp32"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(f"unix:{tmp_path}/edged.sock") as running:
+        yield running
+
+
+def call(running: Running | str, *line: str) -> Result:
+    app = typer.Typer()
+
+    @app.callback()
+    def root() -> None:
+        """So that one command is still called by its name."""
+
+    for module in (engines, events, models, status):
+        module.register(app)
+    target = running if isinstance(running, str) else running.target
+    return CliRunner().invoke(app, [*line, "--target", target])
+
+
+def program(running: Running, *line: str, **streams: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", PROGRAM, "engines", *line, "--target", running.target]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
+    return subprocess.Popen(command, env=environment, **streams)  # type: ignore[call-overload,no-any-return]
+
+
+# --- rebuild and verify ---------------------------------------------------------------------------------------------
+
+
+def test_a_rebuild_leaves_when_it_is_ordered(running: Running) -> None:
+    result = call(running, "engines", "rebuild", "doors", "--force")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [f"{FIRST}: waiting", f"{SECOND}: waiting"]
+    assert running.daemon.commands.given == [ops.RebuildRequest(selector={"model": "doors"}, force=True)]
+
+
+def test_a_rebuild_that_is_followed_prints_each_step(running: Running) -> None:
+    result = call(running, "engines", "rebuild", "doors", "--follow")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"{FIRST}: waiting",
+        f"{SECOND}: waiting",
+        f"{FIRST}: building 0%, 0.0 s of about 30 s",
+        f"{FIRST}: ready",
+        f"{SECOND}: ready",
+    ]
+
+
+@pytest.mark.parametrize("command", [("rebuild", "--follow"), ("verify",)])
+def test_the_status_tells_whether_all_succeeded_and_the_error_which_did_not(
+    running: Running, command: tuple[str, ...]
+) -> None:
+    result = call(running, "engines", *command, "bad")
+    assert result.exit_code == 1
+    assert "bad bbbbbb222222 openvino/fp32: rejected: its answers are wrong" in result.stdout
+    done = "rebuilt" if command[0] == "rebuild" else "verified"
+    assert result.stderr == (
+        f"edged: 1 of 2 engines could not be {done}: bad bbbbbb222222 openvino/fp32: rejected: its answers are wrong\n"
+    )
+
+
+def test_json_is_one_object_for_every_change(running: Running) -> None:
+    result = call(running, "engines", "rebuild", "--all", "--follow", "--json")
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(found) == 7
+    assert (found[3]["key"], found[3]["phase"], found[3]["fraction"]) == (KEYS[0], "building", 0.25)
+    assert all(line["succeeded"] for line in found[-2:])
+    started = call(running, "engines", "rebuild", "--all", "--json").stdout.splitlines()
+    assert [json.loads(line)["key"] for line in started] == list(KEYS)
+
+
+def test_a_verification_is_followed_unless_told_otherwise(running: Running) -> None:
+    assert call(running, "engines", "verify", "doors").stdout.splitlines()[-1] == f"{SECOND}: ready"
+    assert call(running, "engines", "verify", "doors", "--no-follow").stdout.splitlines()[-1] == f"{SECOND}: waiting"
+
+
+def test_nothing_to_do_is_said(running: Running) -> None:
+    for follow in ((), ("--follow",)):
+        result = call(running, "engines", "rebuild", "nothing", *follow)
+        assert (result.exit_code, "--force" in result.stdout) == (0, True)
+    assert call(running, "engines", "rebuild", "nothing", "--follow", "--json").stdout == ""
+
+
+def test_bars_on_a_terminal_then_the_outcome_on_standard_output(running: Running) -> None:
+    master, slave = pty.openpty()
+    process = program(running, "rebuild", "doors", "--follow", stdout=subprocess.PIPE, stderr=slave)
+    os.close(slave)
+    drawn = b""
+    with open(master, "rb", buffering=0) as terminal:
+        try:
+            while chunk := terminal.read(4096):
+                drawn += chunk
+        except OSError:  # how Linux reports that the other end is closed
+            pass
+    told, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert told.decode().splitlines() == [f"{FIRST}: ready", f"{SECOND}: ready"]
+    assert FIRST.encode() in drawn
+    assert b"100%" in drawn
+
+
+def test_ctrl_c_ends_the_watching_and_says_that_the_work_goes_on(running: Running) -> None:
+    process = program(running, "rebuild", "endless", "-f", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert b"waiting" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert said.decode() == "the work goes on; see: edged status; end it: edged engines cancel\n"
+
+
+# --- what all have in common ----------------------------------------------------------------------------------------
+
+VERBS = ("rebuild", "verify", "cancel", "pin", "unpin", "evict")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_command_about_nothing_says_what_it_takes(running: Running, verb: str) -> None:
+    result = call(running, "engines", verb)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"edged: {verb} what? name a MODEL, an engine with --engine KEY, or --all")
+    both = call(running, "engines", verb, "doors", "--all")
+    assert (both.exit_code, "not both" in both.stderr) == (2, True)
+    assert running.daemon.commands.given == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_command_needs_a_daemon(tmp_path: Path, verb: str) -> None:
+    result = call(f"{tmp_path}/none.sock", "engines", verb, "doors")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert (
+        result.stderr == f"edged: no edged daemon answers at unix:{tmp_path}/none.sock; start one with: edged serve\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("verb", "done"), [("cancel", "cancelled"), ("pin", "pinned"), ("unpin", "unpinned"), ("evict", "evicted")]
+)
+def test_a_command_prints_the_keys_that_it_was_about(running: Running, verb: str, done: str) -> None:
+    result = call(running, "engines", verb, "--engine", "aaaaaa")
+    assert result.stdout.splitlines() == [f"{done} {key}" for key in KEYS]
+    assert running.daemon.commands.given == [ops.SelectEngines(selector={"engine": "aaaaaa"})]
+    assert json.loads(call(running, "engines", verb, "--all", "--json").stdout) == {"engines": list(KEYS)}
+    assert call(running, "engines", verb, "nothing").stdout.startswith(f"nothing to {verb}")
+
+
+def test_a_refusal_is_one_line(running: Running) -> None:
+    result = call(running, "engines", "evict", "serving")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "edged: engine aaaaaa111111 serves; nothing was evicted\n"
+
+
+# --- status ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_status_is_one_screen_and_0_when_all_is_well(running: Running) -> None:
+    result = call(running, "status")
+    assert result.exit_code == 0
+    assert [line.split(maxsplit=1) for line in result.stdout.splitlines()] == [
+        ["edged", "0.1.0, up 1 h 2 min"],
+        ["models", "2 of 3 serve"],
+        ["engines", "5, 12.3 MB of 2.0 GB; 4.5 GB free on the disk"],
+        ["making", f"{FIRST}: building 25%, 12 s of about 30 s"],
+        ["alarms", "none"],
+    ]
+
+
+def test_the_status_is_1_when_something_is_wrong(running: Running) -> None:
+    slow = ops.Alarm(kind="slow", message="takes 4 times as long", model="doors", engine=KEYS[0], since_unix_s=1.6e9)
+    paused = ops.Alarm(kind="builds_paused", message="the disk is full", since_unix_s=1.6e9)
+    running.daemon.commands.alarms = [slow, paused]
+    result = call(running, "status")
+    assert (result.exit_code, result.stderr) == (1, "")
+    first, second = result.stdout.splitlines()[-2:]
+    assert first.startswith(f"alarms   slow since {words.moment(1.6e9)}: doors {KEYS[0]}: takes 4 times as long")
+    assert second.strip() == f"builds_paused since {words.moment(1.6e9)}: the disk is full"
+    plain = call(running, "status", "--json")
+    assert plain.exit_code == 1
+    assert [alarm["kind"] for alarm in json.loads(plain.stdout)["alarms"]] == ["slow", "builds_paused"]
+
+
+def test_models_list_tells_alarms_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = dict.fromkeys(("version", "digest", "reason", "family", "engine", "backend"), "")
+    well = ModelInfo(name="doors", state="ready", inputs=(), outputs=(), settings={}, swaps=0, **fields)
+    alarm = AlarmInfo("slow", "takes 4 times as long", "cars", "", 1.6e9)
+    ill = ModelInfo(name="cars", state="ready", inputs=(), outputs=(), settings={}, swaps=0, alarms=(alarm,), **fields)
+    found = [well]
+    monkeypatch.setattr(Client, "models", lambda _: found)
+    assert "alarms" not in call("box:1", "models", "list").stdout
+    found.append(ill)
+    titles, _, row = call("box:1", "models", "list").stdout.splitlines()
+    assert titles.split()[-1] == "alarms"
+    assert row.endswith("takes 4 times as long")
+    assert json.loads(call("box:1", "models", "list", "--json").stdout)["models"][1]["alarms"][0]["kind"] == "slow"
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+def test_events_are_lines_that_one_can_read(running: Running) -> None:
+    result = call(running, "events")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        f"1  {words.clock(1.6e9)}  model doors was read, digest dddddddddddd",
+        f"2  {words.clock(1.6e9)}  engine kkkkkkkkkkkk was evicted to make room, 5 bytes",
+        f"3  {words.clock(1.6e9)}  something that this edged is too old to know",
+    ]
+
+
+def test_events_are_resumed_where_json_ended(running: Running) -> None:
+    first = json.loads(call(running, "events", "--json").stdout.splitlines()[0])
+    rest = call(running, "events", "--json", "--after", f"{first['epoch']}:{first['sequence']}")
+    assert [json.loads(line)["sequence"] for line in rest.stdout.splitlines()] == [2, 3]
+    assert running.daemon.commands.given[-1] == ops.WatchEventsRequest(after=1, epoch="e1")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("0", ("", 0)), (" 17 ", ("", 17)), ("e1:17", ("e1", 17)), ("a:b:3", ("a:b", 3))]
+)
+def test_a_place_among_events(text: str, place: tuple[str, int]) -> None:
+    assert position(text) == place
+
+
+@pytest.mark.parametrize("text", ["", "-1", "e1:", ":5", "e1", "1.5", "e1:-3", "٣", "9" * 20])
+def test_what_is_no_place_among_events(text: str) -> None:
+    with pytest.raises(InvalidInput, match="N or EPOCH:N"):
+        position(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "9 s"),
+        (59.9, "59 s"),
+        (61, "1 min 1 s"),
+        (3599, "59 min 59 s"),
+        (7380, "2 h 3 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_spans(seconds: float, told: str) -> None:
+    assert words.span(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "estimate", "told"),
+    [(0, None, ""), (0, 30, "0.0 s of about 30 s"), (12, None, "12 s"), (40, 30, "40 s"), (0.5, 0.9, "0.5 s")],
+)
+def test_how_long_it_took_and_may_take(elapsed: float, estimate: float | None, told: str) -> None:
+    assert words.times(elapsed, estimate) == told

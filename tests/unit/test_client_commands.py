@@ -1,0 +1,222 @@
+"""Commands on engines, the status and events through both clients: what is sent, what comes, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edged.client import AsyncClient, Client
+from edged.errors import DeadlineExceeded, NotFound, OutOfSpace, Refused
+from edged.proto import operations_pb2 as ops
+from tests.unit.client_commands import KEYS
+from tests.unit.client_daemon import Running
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(f"unix:{tmp_path}/edged.sock") as running:
+        yield running
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[Client]:
+    with Client(running.target, timeout=10) as client:
+        yield client
+
+
+def eventually(probe: Callable[[], bool]) -> bool:
+    """Whether it becomes true within ten seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if probe():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def run(running: Running, work: Callable[[AsyncClient], Coroutine[Any, Any, None]], timeout: float = 10.0) -> None:
+    async def bounded() -> None:
+        async with AsyncClient(running.target, timeout=timeout) as client:
+            await asyncio.wait_for(work(client), 30)
+
+    asyncio.run(bounded())
+
+
+# --- progress -------------------------------------------------------------------------------------------------------
+
+
+def test_a_rebuild_is_followed_to_its_end(client: Client, running: Running) -> None:
+    updates = list(client.rebuild("doors", engine="aaaaaa", force=True))
+    (request,) = running.daemon.commands.given
+    assert request == ops.RebuildRequest(selector={"model": "doors", "engine": "aaaaaa"}, force=True, follow=True)
+    assert [update.key for update in updates[:2]] == list(KEYS)
+    assert {update.phase for update in updates[:2]} == {"waiting"}
+    assert [update.fraction for update in updates[2:5]] == [0.0, 0.25, 0.5]
+    assert (updates[0].fraction, updates[0].estimate_s) == (None, None)
+    assert (updates[4].elapsed_s, updates[4].estimate_s) == (12.0, 30.0)
+    assert [(update.done, update.succeeded, update.phase) for update in updates[5:]] == [(True, True, "")] * 2
+    assert " ".join(updates[0].json()) == (
+        "key model backend precision device state reason phase fraction elapsed_s estimate_s done succeeded"
+    )
+
+
+def test_a_rebuild_that_is_not_followed_tells_what_was_selected(client: Client, running: Running) -> None:
+    assert [update.key for update in client.rebuild(everything=True, follow=False)] == list(KEYS)
+    assert running.daemon.commands.given == [ops.RebuildRequest(selector={"everything": True})]
+
+
+def test_the_command_is_given_even_if_nobody_looks_at_the_answers(client: Client, running: Running) -> None:
+    client.rebuild("endless")
+    client.verify("endless")
+    assert [type(request).__name__ for request in running.daemon.commands.given] == ["RebuildRequest", "VerifyRequest"]
+
+
+def test_nothing_to_make_is_an_end_and_no_error(client: Client) -> None:
+    assert list(client.rebuild("nothing")) == []
+    assert list(client.verify("nothing", follow=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "words"),
+    [("missing", NotFound, "no model"), ("refused", Refused, "rebuild it"), ("full", OutOfSpace, "no room")],
+)
+def test_a_refusal_is_raised_by_the_command_itself(
+    client: Client, running: Running, model: str, kind: type, words: str
+) -> None:
+    for command in (client.rebuild, client.verify):
+        with pytest.raises(kind, match=words):
+            command(model)
+
+    async def work(other: AsyncClient) -> None:
+        for command in (other.rebuild, other.verify):
+            with pytest.raises(kind, match=words):
+                await command(model)
+
+    run(running, work)
+
+
+def test_a_daemon_that_does_not_answer_is_not_waited_for(running: Running) -> None:
+    with Client(running.target, timeout=0.2) as client, pytest.raises(DeadlineExceeded, match="did not answer"):
+        client.rebuild("hung")
+
+    async def work(other: AsyncClient) -> None:
+        with pytest.raises(DeadlineExceeded, match="did not answer"):
+            await other.rebuild("hung")
+
+    run(running, work, timeout=0.2)
+    assert eventually(lambda: running.daemon.commands.watching == 0)
+
+
+def test_following_has_no_deadline(running: Running) -> None:
+    with Client(running.target, timeout=0.3) as client, client.rebuild("endless") as updates:
+        for _ in range(5):
+            next(updates)
+        closer = threading.Timer(1.0, updates.close)  # more than three times the timeout
+        closer.start()
+        assert next(updates, None) is None
+        closer.join()
+
+
+@pytest.mark.parametrize("how", ["close", "with", "drop"])
+def test_whoever_stops_looking_hangs_up(client: Client, running: Running, how: str) -> None:
+    updates = client.rebuild("endless")
+    next(updates)
+    assert running.daemon.commands.watching == 1
+    if how == "close":
+        updates.close()
+        assert next(updates, None) is None
+    elif how == "with":
+        with updates:
+            pass
+    else:
+        del updates
+        gc.collect()
+    assert eventually(lambda: running.daemon.commands.watching == 0)
+
+
+def test_the_asynchronous_client_does_the_same(running: Running) -> None:
+    async def work(client: AsyncClient) -> None:
+        assert [update.key async for update in await client.rebuild("doors", follow=False)] == list(KEYS)
+        updates = [update async for update in await client.verify("bad")]
+        assert [update.succeeded for update in updates if update.done] == [True, False]
+        async with await client.rebuild("endless") as following:
+            assert (await following.__anext__()).key == KEYS[0]
+        assert [update async for update in following] == []
+        waiting = asyncio.ensure_future(anext_of(client.events(after=3, follow=True)))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    run(running, work)
+    assert eventually(lambda: running.daemon.commands.watching == 0)
+
+
+async def anext_of(updates: Any) -> Any:
+    return await updates.__anext__()
+
+
+# --- the other commands ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pin", "unpin", "evict"])
+def test_a_command_returns_the_keys_that_it_was_about(client: Client, running: Running, verb: str) -> None:
+    command = getattr(client, verb)
+    assert command("doors") == list(KEYS)
+    assert command(engine="aaaaaa") == list(KEYS)
+    assert command(everything=True) == list(KEYS)
+
+    async def work(other: AsyncClient) -> None:
+        assert await getattr(other, verb)("nothing") == []
+        with pytest.raises(Refused, match="serves"):
+            await getattr(other, verb)("serving")
+
+    run(running, work)
+    wanted = [
+        {"model": "doors"},
+        {"engine": "aaaaaa"},
+        {"everything": True},
+        {"model": "nothing"},
+        {"model": "serving"},
+    ]
+    assert running.daemon.commands.given == [ops.SelectEngines(selector=selector) for selector in wanted]
+
+
+def test_the_status(client: Client, running: Running) -> None:
+    running.daemon.commands.alarms = [ops.Alarm(kind="slow", message="3 times slower", model="doors", since_unix_s=5)]
+    status = client.status()
+    assert (status.version, status.epoch, status.serving, status.models) == ("0.1.0", "e1", 2, 3)
+    assert (status.engine_bytes, status.budget_bytes, status.free_bytes) == (12_300_000, 2_000_000_000, 4_500_000_000)
+    assert (status.building[0].phase, status.building[0].fraction) == ("building", 0.25)
+    alarm = {"kind": "slow", "message": "3 times slower", "model": "doors", "engine": "", "since_unix_s": 5.0}
+    assert list(status.json()["alarms"]) == [alarm]
+
+    async def work(other: AsyncClient) -> None:
+        assert await other.status() == status
+
+    run(running, work)
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+def test_events_are_resumed_by_epoch_and_number(client: Client, running: Running) -> None:
+    assert [event.kind for event in client.events()] == ["model_read", "engine_evicted", "unknown"]
+    (second, _) = client.events(1, epoch="e1")
+    assert second.json() == {
+        "epoch": "e1", "sequence": 2, "unix_s": 1.6e9, "kind": "engine_evicted", "model": "", "engine": "k" * 64,
+        "bytes": 5, "reason": "to make room",
+    }  # fmt: skip
+    assert running.daemon.commands.given[1] == ops.WatchEventsRequest(after=1, epoch="e1")
+    with client.events(follow=True) as events:
+        assert [next(events).sequence for _ in range(3)] == [1, 2, 3]
+    assert eventually(lambda: running.daemon.commands.watching == 0)

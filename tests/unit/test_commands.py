@@ -1,0 +1,554 @@
+"""What operators command, and what is wished of engines then. Nothing is decided here that the control loop decides."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from edged.config import Engines
+from edged.control import commands as commands_module
+from edged.control.actual import actual
+from edged.control.chores import Chores
+from edged.control.commands import Commands, Selection, Standing
+from edged.control.desired import desired
+from edged.control.maker import Maker
+from edged.control.plan import PlannedEngine, PlannedModel, Wish
+from edged.control.reconcile import Make, Open, reconcile
+from edged.control.states import EngineState
+from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Refused
+from edged.events import Commanded, EngineEvicted, EventLog
+from edged.store.attempts import AttemptLog
+from edged.store.store import Store
+from tests.unit.control_room import (
+    Clock,
+    FakeBuilder,
+    box,
+    model,
+    planned_model,
+    put,
+    record_of,
+    serve,
+    settle,
+    stop_time,
+    told,
+)
+from tests.waiting import run, until
+
+S = EngineState
+ALL, M = Selection(everything=True), Selection(model="m")
+
+
+class Desk:
+    """Two models with a reference and two engines each; `look` is what the control loop does between two commands."""
+
+    def __init__(self, root: Path, clock: Clock, **settings: object) -> None:
+        self.clock, self.store, self.events, self.wakes = clock, Store(root), EventLog(), 0
+        self.builder, self.log = FakeBuilder(self.store), AttemptLog(root)
+        self.models: dict[str, PlannedModel] = {}
+        for name in "mn":
+            self.models[name] = planned_model(name)
+            self.plan(name, name)
+        self.maker = Maker(
+            self.builder,  # type: ignore[arg-type]
+            self.store,
+            self.models,
+            msgspec.convert({"keep_free_mb": 0} | settings, Engines),
+            self.events,
+            Chores(lambda: None),
+            self.log,
+            lambda planned: None,
+        )
+        catalogue: object = SimpleNamespace(models=self.models, find=self._find)
+        self.commands = Commands(catalogue, self.store, self.maker, self.events, self._wake)  # type: ignore[arg-type]
+
+    def plan(self, name: str, content: str) -> None:
+        of = model(name, content, backends="openvino", threads="1,2")
+        self.models[name].plan(of, desired(box(), {name: of})[name])
+
+    def _find(self, name: str) -> PlannedModel:
+        if name not in self.models:
+            raise NotFound(f"there is no model {name!r}")
+        return self.models[name]
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def engine(self, name: str = "m", number: int = 1) -> PlannedEngine:
+        return list(self.models[name].engines.values())[number]
+
+    def selection(self, name: str = "m", number: int = 1) -> Selection:
+        return Selection(engine=self.engine(name, number).digest)
+
+    def digests(self, name: str = "m") -> tuple[str, ...]:
+        return tuple(self.models[name].engines)
+
+    def have(self, name: str = "m", number: int = 1, cost: float = 0.5, accepted: bool = True) -> PlannedEngine:
+        """An engine that was made before."""
+        engine = self.engine(name, number)
+        record = record_of(engine.key, engine.recipe, cost=cost, accepted=accepted, standard=engine.standard)
+        put(self.store, msgspec.structs.replace(record, model=name))
+        engine.adopt(self.store.records()[engine.digest])
+        return engine
+
+    async def look(self) -> None:
+        for action in reconcile(actual(self.store, self.models.values()), self.clock.now, self.maker.busy):
+            if not isinstance(action, Open):
+                self.maker.start(self.models[action.model], action)
+        await settle()
+
+    async def until_quiet(self) -> None:
+        for _ in range(20):
+            await self.look()
+            await until(lambda: not self.maker.busy, "everything is made")
+
+    def commanded(self) -> list[str]:
+        return [event.verb for event in told(self.events, Commanded)]
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    monkeypatch.setattr(commands_module, "_FOLLOW_SECONDS", 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        yield stop_time(patch)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, clock: Clock) -> Desk:
+    return Desk(tmp_path, clock)
+
+
+# -- which engines --------------------------------------------------------------------------------------------------
+
+
+def every_command(desk: Desk) -> list[Callable[[Selection], object]]:
+    commands = desk.commands
+    return [
+        lambda selection: commands.rebuild(selection, False),
+        commands.verify,
+        commands.cancel,
+        commands.pin,
+        commands.unpin,
+        lambda selection: run(commands.evict(selection)),
+    ]
+
+
+def test_a_selection_that_selects_nothing_or_too_much_is_refused_by_every_command(desk: Desk) -> None:
+    for command in every_command(desk):
+        for selection in (
+            Selection(),
+            Selection(model="m", everything=True),
+            Selection(engine="abcdef", everything=True),
+        ):
+            with pytest.raises(InvalidInput, match="name a model or an engine"):
+                command(selection)
+
+
+def test_a_model_or_an_engine_that_is_not_there_is_not_found_by_any_command(desk: Desk) -> None:
+    desk.have()
+    for command in every_command(desk):
+        for selection in (
+            Selection(model="nothing"),
+            Selection(engine="0" * 32),
+            Selection(model="n", engine="0" * 32),
+        ):
+            with pytest.raises(NotFound):
+                command(selection)
+
+
+def test_the_beginning_of_a_key_is_enough_when_it_is_not_too_short(desk: Desk) -> None:
+    engine = desk.have()
+    for command in every_command(desk):
+        with pytest.raises(InvalidInput, match="too short"):
+            command(Selection(engine=engine.digest[:5]))
+    assert desk.commands.verify(Selection(engine=engine.digest[:6])) == (engine.digest,)
+    assert desk.commands.verify(Selection(model="m", engine=engine.digest[:6])) == (engine.digest,)
+    with pytest.raises(NotFound):
+        desk.commands.verify(Selection(model="n", engine=engine.digest[:6]))
+
+
+def test_a_beginning_that_several_keys_have_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands_module, "_SHORTEST", 1)
+    of = model(backends="openvino,onnxruntime", threads="1,2,3,4,5,6,7,8")
+    desk.models["m"].plan(of, desired(box(), {"m": of})["m"])
+    digits = [key[0] for key in desk.digests()]
+    assert len(digits) == 17, "more than there are digits"
+    shared = max(digits, key=digits.count)
+    with pytest.raises(InvalidInput, match=f"keys begin with '{shared}'; give more of it"):
+        desk.commands.rebuild(Selection(model="m", engine=shared), True)
+    whole = next(key for key in desk.digests() if key[0] == shared)
+    assert desk.commands.rebuild(Selection(model="m", engine=whole), True) == (whole,)
+
+
+def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk: Desk) -> None:
+    async def story() -> None:
+        desk.plan("n", "m")
+        assert desk.digests("m") == desk.digests("n")
+        for name in "mn":
+            for number in range(3):
+                desk.have(name, number)
+        desk.builder.content = b"built anew"
+        key = desk.commands.rebuild(desk.selection(), True)
+        assert key == (desk.engine().digest,)
+        await desk.until_quiet()
+        assert desk.builder.did == [("make", key[0])]
+        assert desk.engine("m").edition == desk.engine("n").edition == desk.store.records()[key[0]].edition
+
+    run(story())
+
+
+# -- rebuild --------------------------------------------------------------------------------------------------------
+
+
+def test_rebuilding_builds_what_is_not_there_and_leaves_what_is(desk: Desk) -> None:
+    desk.have(number=1)
+    assert desk.commands.rebuild(M, False) == (desk.digests()[0], desk.digests()[2])
+    assert [e.wish for e in desk.models["m"].engines.values()] == [Wish.BUILD, Wish.NONE, Wish.BUILD]
+    assert [e.wish for e in desk.models["n"].engines.values()] == [Wish.NONE] * 3
+    assert desk.commanded() == ["rebuild", "rebuild"]
+    assert desk.wakes == 1
+
+
+def test_rebuilding_by_force_builds_everything_that_is_selected(desk: Desk) -> None:
+    desk.have(number=1)
+    desk.have(number=2, accepted=False)
+    assert desk.commands.rebuild(M, True) == desk.digests()
+    assert set(desk.commands.rebuild(ALL, True)) == {*desk.digests("m"), *desk.digests("n")}
+
+
+@pytest.mark.parametrize("state", [S.FAILED, S.QUARANTINED, S.EVICTED, S.UNSUITABLE])
+def test_rebuilding_tries_whatever_kept_an_engine_from_being_there(desk: Desk, state: EngineState) -> None:
+    engine = desk.engine()
+    if state in (S.FAILED, S.UNSUITABLE):
+        engine.move(S.QUEUED)
+        engine.move(S.BUILDING)
+    engine.move(state)
+    engine.failures, engine.retry_at = 3, desk.clock.now + 600
+    desk.log.failed(engine.digest, "no memory")
+    assert engine.digest in desk.commands.rebuild(M, False)
+    assert (engine.wish, engine.failures, engine.retry_at) == (Wish.BUILD, 0, 0.0)
+    assert desk.log.of(engine.digest).failures == 0
+
+
+def test_a_rejected_engine_is_rebuilt_only_when_it_is_named_or_by_force(desk: Desk) -> None:
+    engine = desk.have(accepted=False)
+    assert engine.digest not in desk.commands.rebuild(M, False)
+    assert engine.wish is Wish.NONE
+    assert desk.commands.rebuild(desk.selection(), False) == (engine.digest,)
+    assert engine.wish is Wish.BUILD
+
+
+def test_what_is_to_be_built_by_force_is_not_tried_with_other_files(desk: Desk) -> None:
+    desk.engine(number=1).trial = desk.engine(number=2).trial = "source"
+    desk.commands.rebuild(desk.selection(number=1), True)
+    assert desk.engine(number=1).trial == ""
+    assert desk.engine(number=2).trial == "source"
+
+
+def test_what_is_being_made_is_told_of_and_not_made_twice(desk: Desk) -> None:
+    async def story() -> None:
+        desk.builder.gate.clear()
+        await desk.look()
+        reference = desk.engine(number=0)
+        assert reference.state not in (S.ABSENT, S.READY)
+        assert reference.digest in desk.commands.rebuild(M, True)
+        assert reference.wish is Wish.NONE
+        desk.builder.gate.set()
+        await desk.until_quiet()
+        assert desk.builder.did.count(("make", reference.digest)) == 1
+
+    run(story())
+
+
+# -- verify ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_in_the_store_can_be_verified(desk: Desk) -> None:
+    with pytest.raises(Refused, match="none of the selected engines is in the store"):
+        desk.commands.verify(M)
+    engine = desk.have()
+    desk.have(number=2, accepted=False)
+    assert desk.commands.verify(M) == (engine.digest,)
+    assert [e.wish for e in desk.models["m"].engines.values()] == [Wish.NONE, Wish.VERIFY, Wish.NONE]
+    assert (desk.commanded(), desk.wakes) == (["verify"], 1)
+
+
+# -- cancel ---------------------------------------------------------------------------------------------------------
+
+
+def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: Desk) -> None:
+    async def story() -> None:
+        ready = desk.have(number=2)
+        ready.wish = Wish.BUILD
+        desk.have("n", 1)
+        desk.builder.gate.clear()
+        desk.maker.start(desk.models["m"], Make("m", desk.digests()[0]))
+        await until(lambda: bool(desk.builder.did), "a child is at work")
+        assert desk.commands.cancel(M) == desk.digests()
+        await until(lambda: not desk.maker.busy, "the child has ended")
+        reference, other, _ = desk.models["m"].engines.values()
+        assert (reference.state, other.state, ready.state) == (S.QUARANTINED, S.QUARANTINED, S.READY)
+        assert ready.wish is Wish.NONE
+        desk.builder.gate.set()
+        await desk.until_quiet()
+        assert {key for _, key in desk.builder.did} & set(desk.digests("m")) == {reference.digest}, "and never again"
+        assert desk.engine("n").state is S.READY
+
+    run(story())
+
+
+def test_what_is_there_and_left_alone_has_nothing_to_cancel(desk: Desk) -> None:
+    desk.have(number=0)
+    desk.have(number=1)
+    desk.have(number=2, accepted=False)
+    assert desk.commands.cancel(M) == ()
+    assert desk.commanded() == []
+
+
+# -- pin and evict --------------------------------------------------------------------------------------------------
+
+
+def test_pinning_is_for_what_the_store_holds(desk: Desk) -> None:
+    with pytest.raises(NotFound):
+        desk.commands.pin(M)
+    engine = desk.have()
+    assert desk.commands.pin(M) == (engine.digest,)
+    assert desk.store.is_pinned(engine.digest)
+    assert desk.commands.unpin(ALL) == (engine.digest,)
+    assert not desk.store.is_pinned(engine.digest)
+    assert desk.commanded() == ["pin", "unpin"]
+
+
+def spare(desk: Desk) -> PlannedEngine:
+    """The worse of two engines: the better one is needed."""
+    desk.have(number=1, cost=0.3)
+    return desk.have(number=2, cost=0.6)
+
+
+def test_evicting_an_engine_removes_its_files_and_remembers_it(desk: Desk) -> None:
+    engine = spare(desk)
+    assert run(desk.commands.evict(desk.selection(number=2))) == (engine.digest,)
+    assert (engine.state, engine.is_usable) == (S.EVICTED, False)
+    assert desk.store.records()[engine.digest].evicted
+    assert [event.reason for event in told(desk.events, EngineEvicted)] == ["by command"]
+    assert (desk.commanded(), desk.wakes) == (["evict"], 1)
+    assert run(desk.commands.evict(desk.selection(number=2))) == (), "it has nothing more to give"
+
+
+def test_what_serves_is_not_evicted(desk: Desk) -> None:
+    engine = spare(desk)
+    serve(desk.models["m"], engine.digest)
+    with pytest.raises(Refused, match="it serves or soon will"):
+        run(desk.commands.evict(desk.selection(number=2)))
+    assert engine.state is S.READY
+
+
+def test_what_is_pinned_is_not_evicted(desk: Desk) -> None:
+    engine = spare(desk)
+    desk.store.pin(engine.digest)
+    with pytest.raises(Refused, match="pinned; unpin it first"):
+        run(desk.commands.evict(desk.selection(number=2)))
+    desk.store.unpin(engine.digest)
+    assert run(desk.commands.evict(desk.selection(number=2))) == (engine.digest,)
+
+
+def test_evicting_a_model_removes_what_nothing_needs(desk: Desk) -> None:
+    engine = spare(desk)
+    desk.have("n", 1)
+    assert run(desk.commands.evict(M)) == (engine.digest,)
+    assert desk.engine(number=1).state is desk.engine("n", 1).state is S.READY
+
+
+def test_a_model_whose_engines_are_all_needed_is_told_so(desk: Desk) -> None:
+    desk.have(number=0, cost=1.0)  # a reference has no files that could give way
+    desk.have(number=1)
+    with pytest.raises(Refused, match="it serves or soon will"):
+        run(desk.commands.evict(M))
+
+
+def test_evicting_everything_removes_what_nothing_needs_and_complains_of_nothing(desk: Desk) -> None:
+    assert run(desk.commands.evict(ALL)) == ()
+    engine = spare(desk)
+    desk.have("n", 1)
+    assert run(desk.commands.evict(ALL)) == (engine.digest,)
+
+
+def test_an_engine_that_no_model_wants_any_more_can_be_evicted_by_its_key_or_the_model_it_was_made_for(
+    desk: Desk,
+) -> None:
+    stale = desk.have().digest
+    desk.plan("m", "another content")
+    assert stale not in desk.models["m"].engines
+    desk.store.pin(stale)
+    with pytest.raises(Refused, match="pinned"):
+        run(desk.commands.evict(M))
+    desk.store.unpin(stale)
+    assert run(desk.commands.evict(M)) == (stale,)
+    assert stale not in desk.store.records()
+
+
+# -- how they get on ------------------------------------------------------------------------------------------------
+
+
+async def follow(desk: Desk, keys: tuple[str, ...]) -> list[Standing]:
+    """Everything that is told until all is done, while the control loop looks again and again."""
+
+    async def look() -> None:
+        while True:
+            await desk.look()
+            await asyncio.sleep(0.001)
+
+    looking = asyncio.create_task(look())
+    try:
+        return [standing async for standing in desk.commands.follow(keys)]
+    finally:
+        looking.cancel()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "succeeded"),
+    [(True, "ready", True), (False, "rejected", False), (BuildFailed("no memory"), "failed", False)],
+    ids=type,
+)
+def test_who_follows_is_told_every_change_until_it_is_done(
+    desk: Desk, outcome: bool | BuildFailed, state: str, succeeded: bool
+) -> None:
+    async def story() -> None:
+        desk.builder.outcomes.append(outcome)
+        key = desk.commands.rebuild(desk.selection(), True)
+        seen = await asyncio.wait_for(follow(desk, key), 10)
+        assert (seen[0].phase, seen[0].done) == ("waiting", False)
+        assert (seen[-1].state, seen[-1].done, seen[-1].succeeded, seen[-1].phase) == (state, True, succeeded, "")
+        assert all(one != other for one, other in itertools.pairwise(seen))
+        assert {s.key for s in seen} == set(key)
+
+    run(story())
+
+
+def test_a_rebuild_that_leaves_the_engine_before_has_not_succeeded(desk: Desk) -> None:
+    async def story() -> None:
+        desk.have()
+        desk.builder.outcomes.append(False)
+        seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
+        assert (seen[-1].state, seen[-1].succeeded) == ("ready", False)
+        assert "the one before stays" in seen[-1].reason
+
+    run(story())
+
+
+def test_following_ends_when_the_last_of_several_is_done(desk: Desk) -> None:
+    async def story() -> None:
+        seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(ALL, True)), 10)
+        last = {standing.key: standing for standing in seen}
+        assert set(last) == {*desk.digests("m"), *desk.digests("n")}
+        assert all(standing.done and standing.succeeded for standing in last.values())
+
+    run(story())
+
+
+def test_following_ends_when_what_is_followed_is_cancelled(desk: Desk) -> None:
+    async def story() -> None:
+        desk.builder.gate.clear()
+        seen = []
+        async for standing in desk.commands.follow(desk.commands.rebuild(desk.selection(), True)):
+            seen.append(standing)
+            await desk.look()
+            desk.commands.cancel(desk.selection())
+        assert (seen[-1].done, seen[-1].succeeded, seen[-1].state) == (True, False, "quarantined")
+
+    run(story(), 10)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_verification_that_is_cancelled_has_not_succeeded(desk: Desk, is_begun: bool) -> None:
+    async def story() -> None:
+        desk.have(number=0, cost=1.0)
+        desk.have()
+        desk.builder.gate.clear()
+        key = desk.commands.verify(desk.selection())
+        if is_begun:
+            await desk.look()
+        desk.commands.cancel(desk.selection())
+        desk.builder.gate.set()
+        seen = await asyncio.wait_for(follow(desk, key), 10)
+        assert (seen[-1].state, seen[-1].done, seen[-1].succeeded) == ("ready", True, False)
+        assert "cancelled" in seen[-1].reason
+
+    run(story())
+
+
+def test_following_ends_when_what_is_to_be_verified_gives_way(desk: Desk) -> None:
+    async def story() -> None:
+        spare(desk)
+        key = desk.commands.verify(desk.selection(number=2))
+        await desk.commands.evict(desk.selection(number=2))
+        (standing,) = desk.commands.standings(key)
+        assert (standing.state, standing.done, standing.succeeded) == ("evicted", True, False)
+
+    run(story())
+
+
+def test_an_engine_that_is_not_wanted_any_more_has_no_more_to_come(desk: Desk) -> None:
+    async def story() -> None:
+        key = desk.commands.rebuild(desk.selection(), True)
+        desk.plan("m", "another content")
+        (seen,) = await asyncio.wait_for(follow(desk, key), 10)
+        assert (seen.state, seen.done, seen.succeeded) == ("gone", True, False)
+
+    run(story())
+
+
+def test_nothing_to_follow_ends_at_once(desk: Desk) -> None:
+    assert run(follow(desk, ()), 10) == []
+
+
+def test_who_waits_on_a_paused_box_is_told_why(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tmp_path, clock)
+    key = desk.commands.rebuild(desk.selection(), True)
+    monkeypatch.setattr(Store, "problem", "the disk is read-only")
+    (standing,) = desk.commands.standings(key)
+    assert (standing.phase, standing.done) == ("waiting", False)
+    assert "the disk is read-only" in standing.reason
+
+
+def test_a_command_that_could_not_be_carried_out_for_want_of_space_waits_and_says_so(desk: Desk, clock: Clock) -> None:
+    async def story() -> None:
+        for number in range(3):
+            desk.have(number=number, cost=1.0)
+            desk.have("n", number, cost=1.0)
+        desk.builder.outcomes.extend([OutOfSpace("it does not fit")] * 2)
+        key = desk.commands.rebuild(desk.selection(), True)
+        for _ in range(5):
+            await desk.look()
+            await until(lambda: not desk.maker.busy, "it was tried")
+        (standing,) = desk.commands.standings(key)
+        assert (standing.done, standing.reason) == (False, "it does not fit")
+        assert len(desk.builder.did) == 1, "it is not tried over and over"
+        clock.now += 600
+        await desk.look()
+        await until(lambda: not desk.maker.busy, "it was tried")
+        assert len(desk.builder.did) == 2
+
+    run(story())
+
+
+def test_what_is_being_made_can_be_asked_for(desk: Desk) -> None:
+    async def story() -> None:
+        assert desk.commands.making() == []
+        desk.builder.gate.clear()
+        desk.builder.estimate = 40.0
+        await desk.look()
+        await until(lambda: bool(desk.builder.did), "a child is at work")
+        desk.clock.now += 4
+        (standing,) = desk.commands.making()
+        assert (standing.model, standing.backend, standing.phase) == ("m", "onnxruntime", "verifying")
+        assert (standing.elapsed_s, standing.estimate_s, standing.done) == (4.0, 40.0, False)
+        desk.builder.gate.set()
+        await desk.until_quiet()
+
+    run(story())

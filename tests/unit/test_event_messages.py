@@ -1,0 +1,84 @@
+"""Every type of event crosses the wire whole, is flat as JSON, and has words; a new type without them fails."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import pytest
+
+from edged import events
+from edged.cli.events import told
+from edged.client.events import EventInfo, event_info
+from edged.events import Event, FactChange
+from edged.ingress import messages
+from edged.proto import operations_pb2 as pb
+
+TYPES: tuple[type[msgspec.Struct], ...] = typing.get_args(events.What)
+_VALUES: dict[object, object] = {
+    str: "words",
+    int: 1 << 40,
+    float: 2.5,
+    float | None: 0.25,
+    tuple[FactChange, ...]: (FactChange("nvidia.driver", "", "580"), FactChange("cpu.isa", "a", "")),
+}
+
+
+def example(kind: type[msgspec.Struct], **absent: None) -> events.What:
+    """One of a type, with a value in every field."""
+    hints = typing.get_type_hints(kind)
+    made = kind(**{name: _VALUES[hint] for name, hint in hints.items() if not name.startswith("__")} | absent)
+    return typing.cast(events.What, made)
+
+
+def across(what: events.What, model: str = "doors", engine: str = "k" * 64) -> EventInfo:
+    sent = messages.event(Event(7, 1.5e9, model, engine, what), "e1").SerializeToString()
+    return event_info(pb.Event.FromString(sent))
+
+
+every_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name__)
+
+
+@every_type
+def test_it_comes_as_it_was_sent(kind: type[msgspec.Struct]) -> None:
+    what = example(kind)
+    info = across(what)
+    assert info.what == what
+    assert type(info.what) is kind
+    assert info.kind == kind.__struct_config__.tag
+    assert (info.epoch, info.sequence, info.unix_s, info.model, info.engine) == ("e1", 7, 1.5e9, "doors", "k" * 64)
+
+
+def test_what_is_not_known_stays_unknown() -> None:
+    what = example(events.EngineProgress, fraction=None, estimate_s=None)
+    assert across(what).what == what
+
+
+@every_type
+def test_its_json_is_flat(kind: type[msgspec.Struct]) -> None:
+    json = across(example(kind)).json()
+    assert list(json)[:6] == ["epoch", "sequence", "unix_s", "kind", "model", "engine"]
+    assert list(json)[6:] == list(kind.__struct_fields__)
+    msgspec.json.encode(json)
+
+
+@every_type
+def test_it_has_words(kind: type[msgspec.Struct]) -> None:
+    for info in (across(example(kind)), across(example(kind), model="", engine="")):
+        words = told(info)
+        assert words
+        assert "\n" not in words
+        assert "too old to know" not in words
+        assert "None" not in words
+
+
+def test_the_wire_has_no_event_that_the_log_cannot_tell() -> None:
+    fields = pb.Event.DESCRIPTOR.oneofs_by_name["what"].fields
+    assert sorted(field.name for field in fields) == sorted(kind.__struct_config__.tag for kind in TYPES)
+
+
+def test_an_event_of_the_future_is_no_error() -> None:
+    info = event_info(pb.Event(sequence=3, epoch="e1", model="doors", engine="k" * 64))
+    assert (info.kind, info.what) == ("unknown", None)
+    assert info.json()["sequence"] == 3
+    assert "too old to know" in told(info)

@@ -1,0 +1,179 @@
+"""What is wrong with models and engines: each thing is found, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from edged.backend.contract import Recipe
+from edged.config import Engines
+from edged.control.alarms import Alarm, AlarmKind
+from edged.control.health import slow_engine, wrong
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.states import EngineState
+from edged.errors import BuildFailed, NotReady
+from edged.serving import pace as pace_module
+from tests.unit.control_room import Clock, key_of, model, planned_model, record_of, serve
+
+SETTINGS = Engines(regression_factor=3.0, regression_seconds=30.0)
+RECIPE = Recipe("openvino")
+
+
+class Served:
+    """A model with one engine that took 12 ms when it was measured, and cameras that never pause."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.planned = clock, planned_model()
+        self.planned.model = model()
+        key = key_of(self.planned.model, RECIPE)
+        self.engine = PlannedEngine(key, RECIPE)
+        self.engine.adopt(record_of(key, RECIPE, cost=1.2))
+        assert self.engine.record is not None
+        assert self.engine.record.baseline_ms == 12.0
+        self.planned.engines = {key.digest: self.engine}
+        serve(self.planned, key.digest)
+
+    def infer(self, milliseconds: float, seconds: float) -> list[AlarmKind]:
+        """Answers frame after frame for a while; what was wrong at the looks that were taken meanwhile."""
+        found, end, look = [], self.clock.now + seconds, self.clock.now
+        while self.clock.now < end:
+            self.clock.now += max(0.04, milliseconds / 1000)
+            assert self.planned.slot.current is not None
+            self.planned.slot.current.pace.add(milliseconds)
+            if self.clock.now - look >= 1.0:
+                look = self.clock.now
+                found += [alarm.kind for alarm in self.look()]
+        return found
+
+    def look(self, busy: float = 0.25) -> list[Alarm]:
+        return list(wrong([self.planned], SETTINGS, self.clock.now, busy, "", is_reboot_pending=False))
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    clock = Clock()
+    monkeypatch.setattr(pace_module, "time", clock)
+    return Served(clock)
+
+
+# -- slowness -------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_went_from_12_ms_to_340_is_told_of_after_it_lasted_and_not_before(served: Served) -> None:
+    assert served.infer(12, 60) == []
+    assert served.infer(340, 29) == []
+    assert AlarmKind.SLOW in served.infer(340, 60)
+    (alarm,) = served.look()
+    assert alarm.model == "m"
+    assert alarm.engine == served.engine.digest
+    for part in ("340 ms", "12 ms", "28.3x", "25%"):
+        assert part in alarm.message
+
+
+def test_it_is_over_when_inference_is_as_fast_again(served: Served) -> None:
+    served.infer(340, 90)
+    assert served.look()
+    served.infer(12, 30)
+    assert served.look() == []
+
+
+def test_a_short_slowness_is_nothing_to_tell_of_however_often_it_comes_back(served: Served) -> None:
+    for _ in range(4):
+        assert served.infer(340, 20) == []
+        assert served.infer(12, 30) == []
+
+
+def test_an_engine_that_takes_less_than_the_factor_more_is_not_slow(served: Served) -> None:
+    assert served.infer(35, 120) == []
+    assert AlarmKind.SLOW in served.infer(37, 120)
+
+
+def test_the_alarm_stays_while_nothing_is_inferred(served: Served) -> None:
+    served.infer(340, 90)
+    served.clock.now += 600
+    (alarm,) = served.look()
+    assert "much longer instead of 12 ms" in alarm.message
+
+
+def test_a_few_slow_answers_and_then_silence_are_nothing_to_tell_of(served: Served) -> None:
+    found = served.infer(340, 3)  # an engine that was just opened
+    for _ in range(120):
+        served.clock.now += 1
+        found += [alarm.kind for alarm in served.look()]
+    assert found == []
+
+
+def test_an_engine_whose_pace_was_never_measured_is_never_slow(served: Served) -> None:
+    served.engine.record = record_of(served.engine.key, RECIPE, cost=None)
+    assert served.infer(340, 120) == []
+    assert slow_engine(served.planned, SETTINGS, served.clock.now) is None
+
+
+def test_an_engine_of_the_device_as_it_was_has_no_pace_to_keep(served: Served) -> None:
+    served.planned.engines = {}
+    assert served.infer(340, 120) == []
+
+
+def test_what_serves_now_does_not_answer_for_what_served_before(served: Served) -> None:
+    served.infer(340, 90)
+    serve(served.planned, served.engine.digest)
+    assert served.look() == []
+
+
+# -- everything else ------------------------------------------------------------------------------------------------
+
+
+def kinds(*models: PlannedModel, paused: str = "", is_reboot_pending: bool = False) -> list[AlarmKind]:
+    return [alarm.kind for alarm in wrong(models, SETTINGS, 0.0, 0.0, paused, is_reboot_pending)]
+
+
+def test_nothing_is_wrong_with_a_box_without_models() -> None:
+    assert kinds() == []
+
+
+def test_a_disk_that_takes_nothing_is_told_of_as_it_says_itself() -> None:
+    (alarm,) = wrong([], SETTINGS, 0.0, 0.0, "the disk is full", is_reboot_pending=False)
+    assert alarm == Alarm(AlarmKind.BUILDS_PAUSED, "the disk is full")
+
+
+def test_a_driver_whose_halves_differ_is_told_of_with_what_to_do() -> None:
+    (alarm,) = wrong([], SETTINGS, 0.0, 0.0, "", is_reboot_pending=True)
+    assert alarm.kind is AlarmKind.REBOOT_PENDING
+    assert "rebooted" in alarm.message
+
+
+@pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.QUARANTINED])
+def test_an_engine_that_lives_as_it_should_is_not_wrong(served: Served, state: EngineState) -> None:
+    served.engine.state = state
+    assert kinds(served.planned) == []
+
+
+def test_an_engine_that_is_no_longer_tried_is_told_of_with_its_reason_and_what_to_do(served: Served) -> None:
+    served.engine.move(EngineState.QUEUED)
+    served.engine.record = None
+    for _ in range(4):
+        served.engine.fail(BuildFailed("no memory"), most=4)
+        if served.engine.state is EngineState.FAILED:
+            served.engine.move(EngineState.QUEUED)
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.QUARANTINED, "m", served.engine.digest)
+    assert "failed 4 times, the last time: no memory; see: edged engines rebuild" in alarm.message
+
+
+def test_a_model_that_cannot_be_served_is_told_of_and_one_that_was_changed_is_told_apart(served: Served) -> None:
+    served.planned.problem = NotReady("it is no model")
+    (alarm,) = served.look()
+    assert alarm.kind is AlarmKind.UNSERVED
+    assert "is not what is served: it is no model" in alarm.message
+    served.planned.slot.current = None
+    (alarm,) = served.look()
+    assert "cannot be served: it is no model" in alarm.message
+
+
+def test_every_thing_that_is_wrong_is_told_of(served: Served) -> None:
+    other = planned_model("n")
+    other.problem = NotReady("it is no model")
+    served.engine.move(EngineState.QUARANTINED)
+    found = kinds(served.planned, other, paused="full", is_reboot_pending=True)
+    assert sorted(found) == sorted(
+        [AlarmKind.BUILDS_PAUSED, AlarmKind.REBOOT_PENDING, AlarmKind.QUARANTINED, AlarmKind.UNSERVED]
+    )

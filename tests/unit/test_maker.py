@@ -1,0 +1,704 @@
+"""Making engines, with a builder whose outcome is decided here: what becomes of the engine, the log and the lanes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edged.backend.contract import Recipe
+from edged.build.builder import Task
+from edged.build.jobs import Progress
+from edged.config import Engines
+from edged.control.chores import Chores
+from edged.control.desired import desired
+from edged.control.maker import Maker
+from edged.control.plan import PlannedEngine, PlannedModel, Wish
+from edged.control.reconcile import Action, Make, Try, Verify
+from edged.control.states import EngineState
+from edged.errors import BuildFailed, EdgedError, OutOfSpace, Superseded, Unsuitable
+from edged.events import EngineEvicted, EngineMoved, EngineProgress, EventLog
+from edged.store import attempts as attempts_module
+from edged.store.attempts import AttemptLog, Attempts
+from edged.store.store import Store
+from tests.unit.control_room import (
+    MB,
+    Clock,
+    FakeBuilder,
+    Unexpected,
+    box,
+    key_of,
+    model,
+    planned_model,
+    put,
+    record_of,
+    settle,
+    stop_time,
+    told,
+)
+from tests.waiting import run, until
+
+S = EngineState
+
+
+class Workshop:
+    """One model with a reference and two engines, and everything that a maker needs. Made within a loop."""
+
+    def __init__(self, root: Path, clock: Clock, **settings: object) -> None:
+        self.clock, self.store, self.events = clock, Store(root), EventLog()
+        self.builder, self.log, self.looks = FakeBuilder(self.store), AttemptLog(root), 0
+        self.read_again: list[PlannedModel] = []
+        self.planned = planned_model()
+        self.models = {"m": self.planned}
+        self.plan(model(backends="openvino", threads="1,2"))
+        wanted = msgspec.convert({"keep_free_mb": 0} | settings, Engines)
+        self.maker = Maker(
+            self.builder,  # type: ignore[arg-type]
+            self.store,
+            self.models,
+            wanted,
+            self.events,
+            Chores(self._look),
+            self.log,
+            self.read_again.append,
+        )
+
+    def plan(self, of: object) -> None:
+        for engine in self.planned.plan(of, desired(box(), {"m": of})["m"]):  # type: ignore[arg-type,dict-item]
+            engine.told = self._told
+        self.reference, self.engine, self.other = self.planned.engines.values()
+
+    def _told(self, engine: PlannedEngine) -> None:
+        self.events.tell(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), "m", engine.digest)
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    def start(self, kind: type[Action] = Make, engine: PlannedEngine | None = None, source: str = "") -> None:
+        key = (engine or self.engine).digest
+        self.maker.start(self.planned, Try("m", key, source) if kind is Try else kind("m", key))  # type: ignore[call-arg]
+
+    async def idle(self) -> None:
+        await until(lambda: not self.maker.busy, "everything is made")
+        await settle()
+
+    async def make(
+        self, outcome: bool | BaseException = True, kind: type[Action] = Make, source: str = ""
+    ) -> PlannedEngine:
+        """Makes the engine to its end."""
+        self.builder.outcomes.append(outcome)
+        self.start(kind, source=source)
+        await self.idle()
+        return self.engine
+
+    async def at_work(self) -> None:
+        """The engine is being made, and waits for the gate."""
+        self.builder.gate.clear()
+        self.start()
+        await until(lambda: bool(self.builder.did), "a child is at work")
+
+    def states(self) -> list[str]:
+        return [event.state for event in told(self.events, EngineMoved)]
+
+    def attempts(self) -> Attempts:
+        return self.log.of(self.engine.digest)
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[Clock]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield stop_time(patch)
+
+
+@pytest.fixture
+def reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "boot_id"
+    place.write_text("first")
+    monkeypatch.setattr(attempts_module, "_BOOT", place)
+    return place
+
+
+# -- good ends ------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_accepted_is_ready_and_in_the_store(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        engine = await shop.make()
+        assert (engine.state, engine.is_usable, engine.making, engine.wish) == (S.READY, True, None, Wish.NONE)
+        assert engine.record == shop.store.records()[engine.digest]
+        assert shop.states() == ["queued", "building", "verifying", "ready"]
+        assert shop.attempts() == Attempts()
+        assert shop.looks == 1, "the end of a task is a reason to look"
+
+    run(story())
+
+
+def test_an_engine_that_is_rejected_keeps_its_reason_and_did_not_fail(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        engine = await shop.make(False)
+        assert (engine.state, engine.is_usable) == (S.REJECTED, False)
+        assert "cosine" in engine.reason
+        assert not shop.store.records()[engine.digest].verdict.accepted
+        assert shop.attempts() == Attempts()
+
+    run(story())
+
+
+def test_while_an_engine_is_made_its_device_is_busy_and_it_can_be_asked_how_far_it_is(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        shop.builder.estimate = 40.0
+        await shop.at_work()
+        assert shop.maker.busy == {"cpu"}
+        assert shop.maker.is_making(shop.engine)
+        assert not shop.maker.is_making(shop.other)
+        clock.now += 7
+        assert shop.engine.making is not None
+        assert (shop.engine.making.phase, shop.engine.making.elapsed_s) == ("verifying", 7.0)
+        assert shop.engine.making.estimate_s == 40.0
+        shop.builder.gate.set()
+        await shop.idle()
+        assert shop.maker.busy == frozenset()
+        assert not shop.maker.is_making(shop.engine)
+
+    run(story())
+
+
+def test_two_devices_are_made_for_at_the_same_time(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        recipe = Recipe("onnxruntime", device="cuda:0")
+        gpu = PlannedEngine(key_of(model(), recipe), recipe)
+        shop.planned.engines[gpu.digest] = gpu
+        await shop.at_work()
+        shop.start(engine=gpu)
+        assert shop.maker.busy == {"cpu", "cuda:0"}
+        await until(lambda: len(shop.builder.did) == 2, "both are at work")
+        shop.maker.cancel(gpu, "cancelled")
+        await until(lambda: shop.maker.busy == {"cpu"}, "one of them ends")
+        shop.builder.gate.set()
+        await shop.idle()
+        assert (shop.engine.state, gpu.state) == (S.READY, S.QUARANTINED)
+
+    run(story())
+
+
+def test_an_engine_that_is_being_made_and_its_source_are_not_evicted_for_it(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock, budget_mb=1)
+        recipe = shop.engine.recipe
+        content = bytes(MB // 2)
+        source = put(shop.store, record_of(key_of(model(), recipe, cpu__model="N97"), recipe, content=content), content)
+        shop.builder.gate.clear()
+        shop.start(Try, source=source)
+        await until(lambda: bool(shop.builder.did), "a child is at work")
+        with pytest.raises(OutOfSpace):
+            await shop.maker.room.make(MB)
+        assert source in shop.store.records()
+        shop.builder.gate.set()
+        await shop.idle()
+        await shop.maker.room.make(MB // 2)
+        assert [event.bytes for event in told(shop.events, EngineEvicted)] == [MB // 2]
+
+    run(story())
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_keeps_failing_is_tried_with_less_and_less_effort_and_then_no_more(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        for number in range(1, 4):
+            engine = await shop.make(BuildFailed(f"failure {number}"))
+            assert (engine.state, engine.reason, engine.failures) == (S.FAILED, f"failure {number}", number)
+            assert engine.retry_at > clock.now
+            assert shop.attempts() == Attempts(number, f"failure {number}")
+        await shop.make(BuildFailed("failure 4"))
+        assert engine.state is S.QUARANTINED
+        assert engine.reason == "failed 4 times, the last time: failure 4"
+        assert shop.attempts() == Attempts(4, "failure 4")
+        assert shop.builder.efforts == ["full", "full", "reduced", "least"]
+
+    run(story())
+
+
+def test_how_often_an_engine_may_fail_is_configured(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock, attempts=1)
+        assert (await shop.make(BuildFailed("no memory"))).state is S.QUARANTINED
+
+    run(story())
+
+
+def test_no_engine_is_tried_with_less_than_the_least_effort(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock, attempts=9)
+        for _ in range(6):
+            await shop.make(BuildFailed("no memory"))
+        assert shop.builder.efforts[3:] == ["least"] * 3
+
+    run(story())
+
+
+def test_a_success_and_a_command_forgive_what_failed_before(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        for _ in range(2):
+            await shop.make(BuildFailed("no memory"))
+        shop.maker.forgive(shop.engine)
+        assert (shop.engine.failures, shop.engine.retry_at, shop.attempts()) == (0, 0.0, Attempts())
+        await shop.make(BuildFailed("no memory"))
+        await shop.make()
+        assert shop.attempts() == Attempts()
+        assert shop.builder.efforts == ["full"] * 4
+
+    run(story())
+
+
+def test_an_engine_that_a_backend_cannot_make_is_not_tried_again_and_did_not_fail(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        shop.engine.wish = Wish.BUILD
+        engine = await shop.make(Unsuitable("it would not keep int64 exact"))
+        assert (engine.state, engine.reason) == (S.UNSUITABLE, "it would not keep int64 exact")
+        assert (engine.wish, engine.failures, shop.attempts()) == (Wish.NONE, 0, Attempts())
+
+    run(story())
+
+
+@pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
+def test_what_was_void_or_did_not_fit_is_tried_later_and_did_not_fail(
+    tmp_path: Path, clock: Clock, error: EdgedError, reboot: Path
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        engine = await shop.make(error)
+        assert (engine.state, engine.reason, engine.failures) == (S.FAILED, str(error), 0)
+        assert engine.retry_at > clock.now
+        assert shop.read_again == ([shop.planned] if isinstance(error, Superseded) else [])
+        reboot.write_text("second")
+        assert shop.attempts() == Attempts()
+
+    run(story())
+
+
+def test_an_engine_that_does_not_fit_because_of_its_size_does_not_fail_either(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock, budget_mb=1)
+        shop.builder.content = bytes(2 * MB)
+        engine = await shop.make()
+        assert (engine.state, engine.failures, shop.builder.did) == (S.FAILED, 0, [])
+        assert "does not fit" in engine.reason
+
+    run(story())
+
+
+def test_an_error_that_nobody_expected_frees_the_device_and_is_not_tried_again_at_once(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        engine = await shop.make(Unexpected("a bug"))
+        assert (engine.state, engine.making, shop.maker.busy) == (S.FAILED, None, frozenset())
+        assert engine.retry_at > clock.now
+        assert "Unexpected" in engine.reason
+        assert (await shop.make()).state is S.READY
+
+    with caplog.at_level(logging.ERROR, "edged.control"):
+        run(story())
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_an_error_that_nobody_expected_leaves_a_good_engine_as_it_was(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        before = (await shop.make()).record
+        shop.engine.wish = Wish.BUILD
+        engine = await shop.make(Unexpected("a bug"))
+        assert (engine.state, engine.record, engine.setback) == (S.READY, before, True)
+        assert engine.wish is Wish.NONE, "it is not tried for ever"
+
+    run(story())
+
+
+def test_an_error_that_nobody_expects_again_and_again_is_a_failure_like_any_other(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        for _ in range(4):
+            engine = await shop.make(Unexpected("a bug"))
+        assert engine.state is S.QUARANTINED
+        assert shop.attempts().failures == 4
+
+    run(story())
+
+
+def test_a_model_that_is_refused_before_its_engine_has_begun_leaves_the_device_free(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        shop.start()
+        shop.planned.model, shop.planned.engines = None, {}
+        shop.maker.abandon()
+        await shop.idle()
+        assert shop.maker.busy == frozenset()
+
+    run(story())
+
+
+def test_a_box_that_stops_while_an_engine_is_made_is_known_to_the_next_daemon(
+    tmp_path: Path, clock: Clock, reboot: Path
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.at_work()
+        reboot.write_text("second")
+        assert shop.attempts().failures == 1
+
+    run(story())
+
+
+# -- engines that are there already ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "outcome", [BuildFailed("no memory"), False, Unsuitable("it would not keep int64 exact")], ids=type
+)
+def test_a_forced_rebuild_that_comes_to_nothing_leaves_the_engine_that_was_there(
+    tmp_path: Path, clock: Clock, outcome: bool | EdgedError
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        before = (await shop.make()).record
+        shop.engine.wish = Wish.BUILD
+        engine = await shop.make(outcome)
+        assert (engine.state, engine.record, engine.setback) == (S.READY, before, True)
+        assert (engine.wish, shop.store.records()[engine.digest]) == (Wish.NONE, before)
+        assert engine.reason
+
+    run(story())
+
+
+def test_a_forced_rebuild_that_is_accepted_is_another_edition(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        before = (await shop.make()).edition
+        shop.builder.content, shop.engine.wish = b"another", Wish.BUILD
+        engine = await shop.make()
+        assert (engine.state, engine.setback, engine.wish) == (S.READY, False, Wish.NONE)
+        assert engine.edition != before
+
+    run(story())
+
+
+def test_an_engine_that_is_good_stays_usable_while_it_is_made_anew(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.make()
+        shop.builder.did.clear()
+        await shop.at_work()
+        assert (shop.engine.state, shop.engine.is_usable) == (S.VERIFYING, True)
+        shop.maker.cancel(shop.engine, "cancelled by a test")
+        await shop.idle()
+        assert (shop.engine.state, shop.engine.reason, shop.engine.setback) == (S.READY, "cancelled by a test", True)
+
+    run(story())
+
+
+def test_verifying_keeps_a_good_engine_with_its_new_figures(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.make()
+        shop.builder.cost, shop.engine.wish = 0.9, Wish.VERIFY
+        engine = await shop.make(kind=Verify)
+        assert (engine.state, engine.wish, engine.setback) == (S.READY, Wish.NONE, False)
+        assert engine.record is not None
+        assert engine.record.cost == pytest.approx(0.9)
+        assert [verb for verb, _ in shop.builder.did] == ["make", "verify"]
+
+    run(story())
+
+
+def test_verifying_takes_away_an_engine_that_turns_out_to_be_wrong(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.make()
+        shop.engine.wish = Wish.VERIFY
+        engine = await shop.make(False, Verify)
+        assert (engine.state, engine.is_usable, engine.wish) == (S.REJECTED, False, Wish.NONE)
+
+    run(story())
+
+
+@pytest.mark.parametrize("wish", [Wish.VERIFY, Wish.REVIEW])
+def test_a_verification_that_has_no_outcome_leaves_the_engine_as_it_was_and_is_over(
+    tmp_path: Path, clock: Clock, wish: Wish, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.make()
+        shop.engine.wish = wish
+        engine = await shop.make(BuildFailed("the child ran out of time"), Verify)
+        assert (engine.state, engine.is_usable, engine.setback) == (S.READY, True, True)
+        assert "the child ran out of time" in engine.reason
+        assert engine.wish is Wish.NONE, "it is not tried for ever"
+
+    with caplog.at_level(logging.ERROR, "edged.control"):
+        run(story())
+    assert not caplog.records, "it is no bug"
+
+
+def test_an_engine_that_is_gone_when_it_is_to_be_verified_has_to_be_made(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.make()
+        shop.store.remove(shop.engine.digest)
+        shop.engine.wish = Wish.VERIFY
+        engine = await shop.make(kind=Verify)
+        assert (engine.state, engine.is_usable) == (S.ABSENT, False)
+
+    run(story())
+
+
+# -- trials ---------------------------------------------------------------------------------------------------------
+
+
+def source_for(shop: Workshop) -> str:
+    """An engine for another processor, which may do."""
+    recipe = shop.engine.recipe
+    shop.engine.trial = put(shop.store, record_of(key_of(model(), recipe, cpu__model="N97"), recipe))
+    return shop.engine.trial
+
+
+def test_an_engine_that_is_right_on_this_device_as_well_is_taken_over(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        source = source_for(shop)
+        engine = await shop.make(kind=Try, source=source)
+        assert (engine.state, engine.is_usable, engine.trial) == (S.READY, True, "")
+        assert source[:12] in engine.reason
+        assert shop.builder.sources == [source]
+        assert shop.store.records()[engine.digest].adopted_from == source
+        assert source in shop.store.records()
+
+    run(story())
+
+
+@pytest.mark.parametrize("outcome", [False, BuildFailed("it crashed"), Unsuitable("no")], ids=type)
+def test_an_engine_that_is_not_right_on_this_device_is_built_and_that_is_no_failure(
+    tmp_path: Path, clock: Clock, outcome: bool | EdgedError
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        source = source_for(shop)
+        engine = await shop.make(outcome, Try, source)
+        assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
+        assert source[:12] in engine.reason
+        assert shop.attempts() == Attempts()
+        assert (await shop.make()).state is S.READY
+
+    run(story())
+
+
+def test_an_engine_that_gave_way_before_it_could_be_tried_is_built(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        source = source_for(shop)
+        shop.store.remove(source)
+        engine = await shop.make(kind=Try, source=source)
+        assert (engine.state, engine.trial) == (S.ABSENT, "")
+
+    run(story())
+
+
+@pytest.mark.parametrize("error", [Superseded("it was replaced"), OutOfSpace("it does not fit")])
+def test_a_trial_that_was_void_or_did_not_fit_is_tried_later(tmp_path: Path, clock: Clock, error: EdgedError) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        source = source_for(shop)
+        engine = await shop.make(error, Try, source)
+        assert (engine.state, engine.trial, engine.retry_at > clock.now) == (S.FAILED, source, True)
+
+    run(story())
+
+
+# -- cancelling -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_cancelled_while_it_is_made_is_not_tried_again_and_did_not_fail(
+    tmp_path: Path, clock: Clock, reboot: Path
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.at_work()
+        shop.engine.wish = Wish.BUILD
+        shop.maker.cancel(shop.engine, "cancelled by a test")
+        await shop.idle()
+        assert (shop.engine.state, shop.engine.reason) == (S.QUARANTINED, "cancelled by a test")
+        assert (shop.engine.making, shop.engine.wish, shop.engine.failures) == (None, Wish.NONE, 0)
+        assert shop.engine.digest not in shop.store.records()
+        reboot.write_text("second")
+        assert shop.attempts() == Attempts()
+        shop.builder.gate.set()
+        assert (await shop.make()).state is S.READY, "the device is free again"
+
+    run(story())
+
+
+def test_what_is_cancelled_before_it_has_begun_is_not_tried_again_and_frees_the_device(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        shop.start()
+        shop.maker.cancel(shop.engine, "cancelled by a test")
+        await settle()
+        assert shop.maker.busy == frozenset()
+        assert (shop.engine.state, shop.engine.making) == (S.QUARANTINED, None)
+
+    run(story())
+
+
+@pytest.mark.parametrize("state", [S.ABSENT, S.FAILED])
+def test_what_is_cancelled_while_it_waits_is_not_tried(tmp_path: Path, clock: Clock, state: EngineState) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        if state is S.FAILED:
+            await shop.make(BuildFailed("no memory"))
+        shop.maker.cancel(shop.engine, "cancelled by a test")
+        assert (shop.engine.state, shop.engine.reason) == (S.QUARANTINED, "cancelled by a test")
+
+    run(story())
+
+
+@pytest.mark.parametrize("outcome", [True, False])
+def test_what_has_an_outcome_keeps_it_when_a_wish_is_cancelled(tmp_path: Path, clock: Clock, outcome: bool) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        state = (await shop.make(outcome)).state
+        shop.engine.wish = Wish.BUILD
+        shop.maker.cancel(shop.engine, "cancelled by a test")
+        assert (shop.engine.state, shop.engine.wish) == (state, Wish.NONE)
+
+    run(story())
+
+
+def test_cancelling_one_engine_does_not_end_another(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.at_work()
+        shop.maker.cancel(shop.other, "cancelled by a test")
+        shop.builder.gate.set()
+        await shop.idle()
+        assert (shop.engine.state, shop.other.state) == (S.READY, S.QUARANTINED)
+
+    run(story())
+
+
+def test_what_no_model_wants_any_more_is_ended_so_that_others_get_their_turn(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.at_work()
+        gone = shop.engine
+        shop.maker.abandon()
+        await settle()
+        assert shop.maker.is_making(gone), "it is wanted"
+        shop.plan(model(content="other", backends="openvino", threads="1,2"))
+        for _ in range(2):
+            shop.maker.abandon()
+        await shop.idle()
+        assert not shop.maker.is_making(gone)
+        assert gone.digest not in shop.store.records()
+
+    run(story())
+
+
+# -- what is told ---------------------------------------------------------------------------------------------------
+
+
+def progress(shop: Workshop) -> list[tuple[str, float | None]]:
+    return [(event.phase, event.fraction) for event in told(shop.events, EngineProgress)]
+
+
+def test_every_phase_is_told_once(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        phases = ("asking the reference", "building", "building", "verifying", "verifying", "timing", "timing")
+        shop.builder.says = [Progress(phase) for phase in phases]
+        await shop.make()
+        assert [phase for phase, _ in progress(shop)][-4:] == list(dict.fromkeys(phases))
+        assert shop.states() == ["queued", "building", "verifying", "ready"]
+
+    run(story())
+
+
+@pytest.mark.parametrize("step", [0.01, 0.03, 0.25])
+def test_a_phase_is_told_in_steps_of_a_tenth_however_small_the_childs_are(
+    tmp_path: Path, clock: Clock, step: float
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        shop.builder.says = [Progress("building", number * step) for number in range(int(1 / step) + 1)]
+        await shop.make()
+        shares = [share for _, share in progress(shop) if share is not None]
+        gaps = [after - before for before, after in itertools.pairwise(shares)]
+        assert max(shares) > 0.85
+        assert all(0.0999 < gap <= max(0.1 + step, step) for gap in gaps)
+
+    run(story())
+
+
+def test_what_is_told_names_the_engine_and_how_long_it_will_take(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        shop.builder.estimate = 40.0
+        await shop.make()
+        first = told(shop.events, EngineProgress)[0]
+        assert (first.phase, first.estimate_s, first.elapsed_s) == ("building", 40.0, 0.0)
+        events = [e async for e in shop.events.follow(live=False) if isinstance(e.what, EngineProgress)]
+        assert {(e.model, e.engine) for e in events} == {("m", shop.engine.digest)}
+
+    run(story())
+
+
+def test_what_a_child_says_after_its_work_has_ended_changes_nothing(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        tells = []
+        make = shop.builder.make
+
+        async def remember(task: Task, tell, room):  # type: ignore[no-untyped-def]
+            tells.append(tell)
+            return await make(task, tell, room)
+
+        shop.builder.make = remember  # type: ignore[method-assign]
+        await shop.make()
+        before = progress(shop)
+        tells[0](Progress("building", 0.5))
+        assert (shop.engine.state, progress(shop)) == (S.READY, before)
+
+    run(story())
+
+
+def test_the_loop_is_not_held_up_by_the_disk_while_an_attempt_is_noted(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        threads, begin = list[int](), shop.log.begin
+        shop.log.begin = lambda key: (threads.append(threading.get_ident()), begin(key))[1]  # type: ignore
+        await shop.make()
+        assert len(threads) == 1
+        assert threads != [threading.get_ident()]
+
+    run(story())

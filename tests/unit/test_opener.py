@@ -1,0 +1,405 @@
+"""Opening engines in hosts that do what a test says: what serves then, and what becomes of what could not be opened."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edged.backend.artefact import Artefact
+from edged.control import opener as opener_module
+from edged.control.chores import Chores
+from edged.control.desired import desired
+from edged.control.opener import Opener
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.states import EngineState
+from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotReady, Superseded
+from edged.events import EngineServes, EventLog
+from edged.serving.hosts import HostKind
+from edged.store.store import Store
+from tests.unit.control_room import (
+    Clock,
+    FakeHost,
+    FakeHosts,
+    Unexpected,
+    box,
+    model,
+    planned_model,
+    put,
+    record_of,
+    settle,
+    stop_time,
+    told,
+)
+from tests.waiting import run, until
+
+S = EngineState
+
+
+class Gate:
+    """One model with a reference, and two engines that are in the store. Made within a loop."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self.clock, self.store, self.events, self.hosts = clock, Store(root), EventLog(), FakeHosts()
+        self.read_again: list[PlannedModel] = []
+        self.looks = 0
+        self.planned = planned_model()
+        of = model(backends="openvino", threads="1,2")
+        self.planned.plan(of, desired(box(), {"m": of})["m"])
+        self.reference, self.engine, self.other = self.planned.engines.values()
+        for engine in (self.engine, self.other):
+            record = record_of(engine.key, engine.recipe, standard=engine.standard)
+            put(self.store, record)
+            engine.adopt(record)
+        self.opener = Opener(
+            self.hosts,  # type: ignore[arg-type]
+            self.store,
+            4,
+            self.events,
+            Chores(self._look),
+            self.read_again.append,
+        )
+
+    def _look(self) -> None:
+        self.looks += 1
+
+    def host(self, engine: PlannedEngine | None = None) -> FakeHost:
+        return self.hosts.host((engine or self.engine).recipe.backend)
+
+    def start(self, engine: PlannedEngine | None = None) -> None:
+        self.opener.start(self.planned, (engine or self.engine).digest)
+
+    async def open(self, outcome: Exception | None = None, engine: PlannedEngine | None = None) -> PlannedEngine:
+        """Opens an engine to its end, whatever that is."""
+        self.host(engine).outcomes.append(outcome)
+        self.start(engine)
+        await self.idle()
+        return engine or self.engine
+
+    async def idle(self) -> None:
+        await until(lambda: self.planned.opening is None, "the opening has ended")
+        await settle()
+
+    @property
+    def serving(self) -> str | None:
+        return self.planned.serving
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    monkeypatch.setattr(opener_module, "require_same", lambda order: None)  # the file is what it was
+    with pytest.MonkeyPatch.context() as patch:
+        yield stop_time(patch)
+
+
+# -- what serves ----------------------------------------------------------------------------------------------------
+
+
+def test_what_was_opened_serves_and_it_is_told_so(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        engine = await gate.open()
+        assert (gate.serving, gate.planned.opening, gate.planned.opening_key) == (engine.digest, None, "")
+        current = gate.planned.slot.current
+        assert current is not None
+        assert (current.edition, current.engine.backend, current.engine.model) == (
+            engine.edition,
+            "openvino",
+            gate.planned.model.digest if gate.planned.model else "",
+        )
+        assert current.engine.is_static
+        assert told(gate.events, EngineServes) == [EngineServes("openvino")]
+        (order,) = gate.host().opened
+        assert order.artefact == gate.store.artefact(engine.digest)
+        assert engine.open_at == 0
+        assert gate.looks == 1
+
+    run(story())
+
+
+def test_the_reference_is_opened_from_the_models_file(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        await gate.open(engine=gate.reference)
+        (order,) = gate.host(gate.reference).opened
+        assert (gate.serving, order.artefact, order.model) == (gate.reference.digest, None, gate.planned.entry.path)
+
+    run(story())
+
+
+def test_while_an_engine_is_opened_it_is_known_which_and_what_serves_goes_on(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        await gate.open(engine=gate.reference)
+        gate.host().gate.clear()
+        gate.start()
+        await until(lambda: bool(gate.host().opened), "the host was asked")
+        assert (gate.planned.opening_key, gate.serving) == (gate.engine.digest, gate.reference.digest)
+        gate.host().gate.set()
+        await gate.idle()
+        assert gate.serving == gate.engine.digest
+
+    run(story())
+
+
+def test_what_served_before_finishes_what_it_has_and_is_closed(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        await gate.open(engine=gate.reference)
+        before = gate.planned.slot.current
+        assert before is not None
+        before.idle.clear()
+        await gate.open()
+        assert gate.host(gate.reference).closed == []
+        before.idle.set()
+        await settle()
+        assert gate.host(gate.reference).closed == [before.number]
+        assert gate.host().closed == []
+
+    run(story())
+
+
+def test_an_engine_that_is_opened_was_used_now(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        os.utime(tmp_path / "engines" / gate.engine.digest, (1, 1))
+        gate.store.rescan()
+        assert gate.store.used(gate.engine.digest) == 1
+        await gate.open()
+        assert gate.store.used(gate.engine.digest) > 1
+        await gate.open(engine=gate.reference)
+
+    run(story())
+
+
+def test_an_engine_that_is_not_wanted_any_more_when_it_is_open_is_closed(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        gate.host().gate.clear()
+        gate.start()
+        await until(lambda: bool(gate.host().opened), "the host was asked")
+        gate.planned.engines = {}
+        gate.host().gate.set()
+        await gate.idle()
+        assert (gate.serving, gate.host().closed) == (None, [1])
+        assert told(gate.events, EngineServes) == []
+
+    run(story())
+
+
+def test_a_success_forgives_what_went_wrong_before(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        gate.engine.failures = 3
+        await gate.open(HostLost("it died"))
+        await gate.open()
+        assert (gate.engine.failures, gate.engine.open_at) == (0, 0.0)
+
+    run(story())
+
+
+# -- what cannot be opened ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [HostLost("it died"), NotReady("it keeps dying"), Superseded("it was replaced")])
+def test_what_cannot_be_opened_now_is_opened_later(tmp_path: Path, clock: Clock, error: EdgedError) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        gate.hosts.wait = 7.0
+        engine = await gate.open(error)
+        assert (engine.state, engine.is_usable, gate.serving) == (S.READY, True, None)
+        assert engine.open_at == clock.now + 7
+        gate.hosts.wait = 0.0
+        await gate.open(error)
+        assert clock.now < engine.open_at < clock.now + 5
+        assert gate.read_again == ([gate.planned] * 2 if isinstance(error, Superseded) else [])
+
+    run(story())
+
+
+def test_what_serves_goes_on_when_another_cannot_be_opened(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        await gate.open(engine=gate.other)
+        for error in (HostLost("it died"), EngineUnusable("it is refused"), Unexpected("a bug")):
+            await gate.open(error)
+            assert gate.serving == gate.other.digest
+
+    run(story())
+
+
+def test_a_reference_that_is_refused_stays_refused(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        await gate.open(EngineUnusable("no such operator"), gate.reference)
+        assert (gate.reference.open_at, gate.reference.reason) == (math.inf, "no such operator")
+        assert gate.reference.state is S.ABSENT
+
+    run(story())
+
+
+def test_an_engine_that_is_refused_is_thrown_away_and_built_later_and_in_the_end_no_more(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        for number in range(1, 5):
+            await gate.open(EngineUnusable("the driver refuses it"))
+            assert (gate.engine.is_usable, gate.engine.failures) == (False, number)
+            assert gate.engine.digest not in gate.store.records()
+            if number < 4:
+                assert gate.engine.state is S.FAILED
+                assert gate.engine.retry_at > clock.now
+                for state in (S.QUEUED, S.BUILDING, S.VERIFYING):
+                    gate.engine.move(state)
+                record = record_of(gate.engine.key, gate.engine.recipe)
+                put(gate.store, record)
+                gate.engine.finish(record, record)
+        assert gate.engine.state is S.QUARANTINED
+        assert "the driver refuses it" in gate.engine.reason
+
+    run(story())
+
+
+def test_an_engine_that_is_damaged_is_built_anew_at_once(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        engine = await gate.open(EngineDamaged("it does not match its record"))
+        assert (engine.state, engine.is_usable, engine.open_at) == (S.ABSENT, False, 0.0)
+        assert engine.reason == "it does not match its record"
+        assert engine.digest not in gate.store.records()
+        assert gate.store.counts.damaged == 1
+
+    run(story())
+
+
+def test_an_engine_that_another_model_found_to_be_damaged_is_built_anew(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        gate.store.remove(gate.engine.digest)
+        engine = await gate.open()
+        assert (engine.state, engine.is_usable, gate.host().opened) == (S.ABSENT, False, [])
+
+    run(story())
+
+
+def test_an_engine_that_was_built_anew_while_it_was_found_damaged_is_kept(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        gate.host().gate.clear()
+        gate.host().outcomes.append(EngineDamaged("it does not match its record"))
+        gate.start()
+        await until(lambda: bool(gate.host().opened), "the host was asked")
+        put(gate.store, record_of(gate.engine.key, gate.engine.recipe, content=b"another"), b"another")
+        gate.host().gate.set()
+        await gate.idle()
+        assert isinstance(gate.store.artefact(gate.engine.digest), Artefact)
+
+    run(story())
+
+
+def test_an_engine_that_is_rejected_while_its_host_starts_is_not_opened_and_stays_rejected(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        started, get = asyncio.Event(), gate.hosts.get
+
+        async def slowly(kind: HostKind) -> FakeHost:
+            await started.wait()
+            return await get(kind)
+
+        gate.hosts.get = slowly  # type: ignore[method-assign]
+        gate.start()
+        await settle()
+        rejected = record_of(gate.engine.key, gate.engine.recipe, accepted=False, standard=gate.engine.standard)
+        for state in (S.QUEUED, S.VERIFYING):
+            gate.engine.move(state)
+        gate.store.strip(rejected)
+        gate.engine.finish(rejected, rejected)
+        started.set()
+        await gate.idle()
+        assert (gate.serving, gate.host().opened, gate.engine.state) == (None, [], S.REJECTED)
+        assert gate.engine.digest in gate.store.records(), "or it would be built again after the next start"
+
+    run(story())
+
+
+@pytest.mark.parametrize("error", [EngineDamaged("it does not match its record"), EngineUnusable("it is refused")])
+def test_an_engine_that_cannot_be_opened_while_it_is_made_anew_is_left_to_its_outcome(
+    tmp_path: Path, clock: Clock, error: EdgedError
+) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        gate.engine.move(S.QUEUED)
+        engine = await gate.open(error)
+        assert engine.state is S.QUEUED
+        assert not engine.is_usable or engine.open_at > clock.now, "it is not tried over and over meanwhile"
+
+    run(story())
+
+
+def test_an_error_that_nobody_expected_is_told_in_the_log_and_not_met_again_at_once(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        engine = await gate.open(Unexpected("a bug"))
+        assert engine.open_at > clock.now
+        assert (engine.state, gate.planned.opening, gate.planned.opening_key) == (S.READY, None, "")
+
+    with caplog.at_level(logging.ERROR, "edged.control"):
+        run(story())
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_a_reference_whose_file_was_replaced_while_it_was_opened_does_not_serve(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(order: object) -> None:
+        raise Superseded("model.onnx was replaced")
+
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        await gate.open(engine=gate.reference)
+        gate.planned.slot.current = None
+        monkeypatch.setattr(opener_module, "require_same", replaced)
+        await gate.open(engine=gate.reference)
+        assert (gate.serving, gate.read_again) == (None, [gate.planned])
+        assert gate.host(gate.reference).closed == [2]
+        assert clock.now < gate.reference.open_at < math.inf
+
+    run(story())
+
+
+# -- hosts ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_nothing_is_opened_in_is_ended(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        idle = FakeHost("openvino")
+        gate.hosts.idle = [idle]
+        gate.opener.tidy({"m": gate.planned})
+        await settle()
+        assert idle.stopping
+
+    run(story())
+
+
+def test_hosts_of_everything_that_is_planned_are_wanted(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        asked = []
+        gate.hosts.empty = lambda wanted: asked.append(wanted) or []  # type: ignore
+        gate.opener.tidy({"m": gate.planned})
+        (wanted,) = asked
+        assert {(kind.backend, kind.version) for kind in wanted} == {("onnxruntime", "1"), ("openvino", "2")}
+        assert {kind.generation for kind in wanted} == {e.key.generation for e in gate.planned.engines.values()}
+
+    run(story())

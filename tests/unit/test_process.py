@@ -1,0 +1,109 @@
+"""How children are restrained, read back from real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edged import process
+from edged.build import jobs
+from edged.build.child import Limits
+from edged.build.child import run as do
+from tests.unit.test_child import SLOW, verification
+from tests.waiting import children, run, until
+
+_IOPRIO_GET = {"x86_64": 252, "aarch64": 31}
+_SETTLE = """
+import sys, time
+from edged import process
+process.restrain(*map(int, sys.argv[1:]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def restrained(*limits: int, session: bool = True) -> Iterator[int]:
+    command = [sys.executable, "-c", _SETTLE, *map(str, limits)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, start_new_session=session) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        yield child.pid
+        child.communicate()
+
+
+def ioprio(pid: int) -> tuple[int, int]:
+    """The class and the level within it of a process: class 2 is best effort, its lowest level 7."""
+    arguments = (ctypes.c_long(n) for n in (_IOPRIO_GET[platform.machine()], 1, pid))
+    value = ctypes.CDLL(None, use_errno=True).syscall(*arguments)
+    assert value >= 0, os.strerror(ctypes.get_errno())
+    return value >> 13, value & 0x1FFF
+
+
+def autogroup(pid: int) -> str | None:
+    """The niceness of a process's session; None where the kernel has no such thing."""
+    try:
+        return Path(f"/proc/{pid}/autogroup").read_text().split()[-1]
+    except OSError:
+        return None
+
+
+def check(pid: int) -> None:
+    assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
+    assert os.sched_getscheduler(pid) == os.SCHED_BATCH
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "900"
+    if platform.machine() in _IOPRIO_GET:
+        assert ioprio(pid) == (2, 7)
+    assert autogroup(pid) in ("10", None)
+
+
+def test_a_restrained_process_yields_in_everything() -> None:
+    with restrained(100, 50) as pid:
+        check(pid)
+        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        assert [line.split()[3:5] for line in limits if "Max data size" in line] == [[str(100 << 20)] * 2]
+        assert [line.split()[3:5] for line in limits if "Max file size" in line] == [[str(50 << 20)] * 2]
+    with restrained() as pid:
+        limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        assert [line.split()[3] for line in limits if "Max file size" in line] == ["unlimited"]
+
+
+def test_a_session_that_is_the_parents_is_not_made_to_yield() -> None:
+    before = autogroup(os.getpid())
+    with restrained(session=False) as pid:
+        assert autogroup(pid) == before
+    assert autogroup(os.getpid()) == before
+
+
+def test_a_machine_of_unknown_numbers_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(ctypes, "CDLL", None)
+    process._yield_the_disk()
+
+
+def test_every_thread_of_a_build_child_yields(tmp_path: Path) -> None:
+    """The libraries' own as well: they start threads while they are imported."""
+
+    async def work() -> None:
+        before = children()
+        job = verification(tmp_path, milliseconds=SLOW)
+        task = asyncio.create_task(do(job, jobs.Timed, Limits(seconds=30, memory_mb=4096)))
+        await until(lambda: len(children() - before) == 1, "the child")
+        (pid,) = children() - before
+        await until(lambda: len(os.listdir(f"/proc/{pid}/task")) > 1, "a library's threads")
+        check(pid)
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            assert os.getpriority(os.PRIO_PROCESS, int(thread)) >= 10
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(work())

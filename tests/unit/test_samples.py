@@ -1,0 +1,177 @@
+"""The user's pictures: which files count, which may be added, and that a model is only taken in with good ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from edged.backend import registry
+from edged.build.admission import admit
+from edged.build.builder import Builder
+from edged.build.child import Limits
+from edged.device.fingerprint import probe
+from edged.errors import EdgedError, InvalidInput
+from edged.model import samples
+from edged.model.repository import Repository
+from edged.store.store import Store
+from tests import models
+from tests.waiting import run
+
+
+def picture(path: Path, seed: int = 0) -> Path:
+    assert cv2.imwrite(str(path), np.random.default_rng(seed).integers(0, 256, (24, 32, 3), dtype=np.uint8))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in ("b.jpg", "a.PNG", "c.jpeg"):
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def test_pictures_of_a_folder_count_by_their_names_and_nothing_else_does(folder: Path) -> None:
+    for other in ("notes.txt", ".hidden.jpg", "jpg", "film.jpg.mp4", "line\nbreak.jpg"):
+        (folder / other).write_bytes(b"x")
+    (folder / "dir.jpg").mkdir()
+    os.mkfifo(folder / "pipe.png")
+    (folder / "dangling.png").symlink_to("nowhere")
+    assert [path.name for path in samples.listed(folder)] == ["a.PNG", "b.jpg", "c.jpeg"]
+
+
+def test_of_many_the_first_by_name_count(tmp_path: Path) -> None:
+    for number in reversed(range(100)):
+        (tmp_path / f"{number:03}.jpg").touch()
+    assert [path.name for path in samples.listed(tmp_path)] == [f"{n:03}.jpg" for n in range(samples.MOST)]
+
+
+def test_a_folder_that_is_none_holds_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert samples.listed(tmp_path / "gone") == samples.listed(tmp_path / "file") == ()
+
+
+def test_files_and_folders_are_given_together_or_alone(folder: Path, tmp_path: Path) -> None:
+    single = tmp_path / "single.png"
+    single.touch()
+    assert list(samples.find([single, folder])) == ["single.png", "a.PNG", "b.jpg", "c.jpeg"]
+    assert list(samples.find(str(single))) == list(samples.find(single)) == ["single.png"]
+    assert samples.find([]) == samples.find(()) == {}
+
+
+def test_what_cannot_be_samples_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.PNG").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "film.mp4").touch()
+    with (tmp_path / "huge.jpg").open("wb") as file:
+        file.truncate(samples.MOST_BYTES + 1)
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(samples.MOST + 1):
+        (many / f"{number}.jpg").touch()
+    os.mkfifo(tmp_path / "pipe.jpg")
+    for given, words in (
+        ([tmp_path / "gone.jpg"], r"gone\.jpg cannot be read: No such file"),
+        ([tmp_path / "empty"], "no picture in"),
+        ([tmp_path / "film.mp4"], "not named like a picture"),
+        ([tmp_path / "huge.jpg"], "at most 16 MiB"),
+        ([tmp_path / "pipe.jpg"], "not a file"),
+        ([many], "33 samples are too many"),
+        ([folder, tmp_path / "a.PNG"], "two samples are called"),
+    ):
+        with pytest.raises(InvalidInput, match=words) as raised:
+            samples.find(given)
+        assert "\n" not in str(raised.value)
+
+
+# -- in the repository ----------------------------------------------------------------------------------------------
+
+
+def lay(root: Path, name: str = "yolo") -> Path:
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "1" / "model.onnx").write_bytes(b"model")
+    (root / name / "samples").mkdir()
+    picture(root / name / "samples" / "hall.jpg")
+    return root / name
+
+
+def test_samples_beside_a_model_are_its_samples(tmp_path: Path) -> None:
+    folder = lay(tmp_path)
+    entry = Repository(tmp_path).entries()["yolo"]
+    assert entry.samples == (str(folder / "samples" / "hall.jpg"),)
+    assert entry.problem == ""
+    shutil.rmtree(folder / "samples")
+    assert Repository(tmp_path).entries()["yolo"].samples == ()
+
+
+def test_the_entry_changes_with_every_sample(tmp_path: Path) -> None:
+    folder = lay(tmp_path) / "samples"
+    seen = [Repository(tmp_path).entries()["yolo"]]
+    picture(folder / "hall.jpg", 1)
+    seen.append(Repository(tmp_path).entries()["yolo"])
+    picture(folder / "door.png")
+    seen.append(Repository(tmp_path).entries()["yolo"])
+    (folder / "hall.jpg").unlink()
+    seen.append(Repository(tmp_path).entries()["yolo"])
+    assert all(one != other for index, one in enumerate(seen) for other in seen[:index])
+    (folder / "notes.txt").touch()
+    assert Repository(tmp_path).entries()["yolo"] == seen[-1]
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_a_model_is_added_with_its_samples(tmp_path: Path, move: bool) -> None:
+    source, hall = tmp_path / "source", picture(tmp_path / "hall.jpg")
+    source.write_bytes(b"model")
+    content = hall.read_bytes()
+    repository = Repository(tmp_path / "models")
+    repository.add("yolo", {"model.onnx": source}, {}, samples={"hall.jpg": hall}, move=move)
+    (path,) = repository.entries()["yolo"].samples
+    assert Path(path).read_bytes() == content
+    assert hall.exists() != move
+    repository.remove("yolo")
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../up.jpg", "a/b.jpg", "/etc/x.jpg", ".hidden.jpg", "model.onnx", "", "a\0.jpg"])
+def test_a_sample_with_a_hostile_name_is_refused_and_nothing_is_left(tmp_path: Path, name: str) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    with pytest.raises(InvalidInput, match="not named like a picture"):
+        Repository(tmp_path / "models").add("yolo", {"m": source}, {}, samples={name: source})
+    assert not (tmp_path / "models").exists()
+
+
+# -- admission ------------------------------------------------------------------------------------------------------
+
+
+def admitted(tmp_path: Path, path: Path, given: list[Path]) -> None:
+    builder = Builder(Store(tmp_path / "cache"), tmp_path / "cache", Limits(seconds=60, memory_mb=4096))
+    run(admit(builder, path, {}, registry.installed(probe().facts), given))
+
+
+def test_a_model_is_admitted_with_pictures_that_can_be_read(tmp_path: Path) -> None:
+    path = models.save(models.conv(), tmp_path / "model.onnx")
+    admitted(tmp_path, path, [picture(tmp_path / "a.jpg"), picture(tmp_path / "b.png")])
+
+
+@pytest.mark.parametrize("what", ["text", "half"])
+def test_a_picture_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path, what: str) -> None:
+    path = models.save(models.conv(), tmp_path / "model.onnx")
+    bad = picture(tmp_path / "bad.jpg")
+    bad.write_bytes(b"not a picture" if what == "text" else bad.read_bytes()[:400])
+    with pytest.raises(InvalidInput, match=r"sample bad\.jpg cannot be used: ") as raised:
+        admitted(tmp_path, path, [picture(tmp_path / "good.png"), bad])
+    assert "\n" not in str(raised.value)
+    assert str(tmp_path) not in str(raised.value)
+
+
+def test_pictures_for_a_model_that_takes_none_are_refused(tmp_path: Path) -> None:
+    path = models.save(models.matmul(), tmp_path / "model.onnx")
+    with pytest.raises(EdgedError, match="takes no pictures"):
+        admitted(tmp_path, path, [picture(tmp_path / "a.jpg")])

@@ -1,0 +1,162 @@
+"""What an engine is held to: everything that a verdict depends on changes the standard, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edged.build import standard
+from edged.build.standard import TOLERANCES, Standard
+from edged.model.inspect import inspect
+from edged.model.model import Model
+from edged.model.repository import Repository
+from tests import models
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of pictures in a repository, with two samples and some settings."""
+    folder = tmp_path / "models" / "m"
+    models.save(models.conv(), folder / "1" / "model.onnx")
+    (folder / "samples").mkdir()
+    (folder / "samples" / "a.jpg").write_bytes(b"first picture")
+    (folder / "samples" / "b.png").write_bytes(b"second picture")
+    settle(folder, {"threads": "1"})
+    return folder
+
+
+def settle(folder: Path, settings: dict[str, str]) -> None:
+    (folder / "edged.toml").write_text("".join(f'"{key}" = "{value}"\n' for key, value in settings.items()))
+
+
+def read(folder: Path) -> Model:
+    entry = Repository(folder.parent).entries()[folder.name]
+    assert entry.problem == ""
+    return Model.of(entry, inspect(Path(entry.path)))
+
+
+def of(folder: Path, precision: str = "fp32") -> Standard:
+    return Standard.of(read(folder), precision)
+
+
+def test_the_standard_is_the_same_while_nothing_changes(folder: Path) -> None:
+    assert of(folder) == of(folder)
+    assert of(folder).digest == of(folder).digest
+    assert of(folder).tolerance == TOLERANCES["fp32"]
+
+
+def test_golden_answers_are_named_by_the_model_and_serve_every_precision(folder: Path) -> None:
+    digest, dash, rest = of(folder).golden.partition("-")
+    assert digest == read(folder).digest
+    assert dash
+    assert len(rest) == 12
+    assert of(folder, "fp16").golden == of(folder).golden
+    assert of(folder, "fp16").digest != of(folder).digest
+
+
+QUESTIONS: dict[str, Callable[[Path], object]] = {
+    "a sample's content": lambda folder: (folder / "samples" / "a.jpg").write_bytes(b"other picture"),
+    "one more sample": lambda folder: (folder / "samples" / "c.jpeg").write_bytes(b"third"),
+    "one sample less": lambda folder: (folder / "samples" / "b.png").unlink(),
+    "how pictures become values": lambda folder: settle(folder, {"preprocess.mean": "0.5"}),
+    "how pictures are fitted": lambda folder: settle(folder, {"preprocess.fit": "letterbox"}),
+    "the model": lambda folder: models.save(models.conv(seed=2), folder / "1" / "model.onnx"),
+}
+
+
+@pytest.mark.parametrize("what", QUESTIONS)
+def test_whatever_changes_the_questions_changes_the_golden_answers_and_the_standard(folder: Path, what: str) -> None:
+    before = of(folder)
+    QUESTIONS[what](folder)
+    assert of(folder).golden != before.golden
+    assert of(folder).digest != before.digest
+
+
+SAME: dict[str, Callable[[Path], object]] = {
+    "a sample's name": lambda folder: (folder / "samples" / "a.jpg").rename(folder / "samples" / "z.jpg"),
+    "a sample's time": lambda folder: os.utime(folder / "samples" / "a.jpg", ns=(1, 1)),
+    "what is no picture": lambda folder: (folder / "samples" / "README.md").write_text("from the hall"),
+    "settings of other rooms": lambda folder: settle(folder, {"threads": "4"}),
+    "a bound of another precision": lambda folder: settle(folder, {"verify.int8.cosine": "0.5"}),
+}
+
+
+@pytest.mark.parametrize("what", SAME)
+def test_what_decides_nothing_changes_nothing(folder: Path, what: str) -> None:
+    before = of(folder)
+    SAME[what](folder)
+    assert of(folder) == before
+
+
+def test_bounds_of_the_model_are_part_of_the_standard_and_need_no_new_answers(folder: Path) -> None:
+    before = of(folder)
+    settle(folder, {"verify.cosine": "0.99", "verify.fp16.boxes": "0.5", "threads": "1"})
+    assert of(folder).tolerance == msgspec.structs.replace(TOLERANCES["fp32"], cosine=0.99)
+    assert of(folder, "fp16").tolerance == msgspec.structs.replace(TOLERANCES["fp16"], cosine=0.99, boxes=0.5)
+    assert of(folder).digest != before.digest
+    assert of(folder).golden == before.golden
+
+
+def test_how_boxes_are_read_is_part_of_the_standard_of_a_detector_alone(folder: Path, tmp_path: Path) -> None:
+    before = of(folder)
+    settle(folder, {"thresholds.score": "0.5"})
+    assert of(folder).digest == before.digest  # it has no boxes
+    detector = msgspec.structs.replace(read(folder).recognition, family="ultralytics", output="y")
+    model = msgspec.structs.replace(read(folder), recognition=detector)
+    low = msgspec.structs.replace(detector, thresholds=msgspec.structs.replace(detector.thresholds, score=0.1))
+    other = msgspec.structs.replace(model, recognition=low)
+    assert Standard.of(model, "fp32").digest != Standard.of(other, "fp32").digest
+    assert Standard.of(model, "fp32").golden == Standard.of(other, "fp32").golden
+
+
+def test_samples_of_a_model_that_takes_no_pictures_change_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "m"
+    models.save(models.matmul(), folder / "1" / "model.onnx")
+    before = of(folder)
+    (folder / "samples").mkdir()
+    (folder / "samples" / "a.jpg").write_bytes(b"picture")
+    assert read(folder).samples == ()
+    assert of(folder) == before
+
+
+def test_a_sample_is_read_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Path] = []
+    real = standard.read_regular
+    monkeypatch.setattr(standard, "read_regular", lambda path: reads.append(path) or real(path))
+    model = read(folder)
+    for _ in range(5):
+        Standard.of(model, "fp32")
+    assert len(reads) == 2
+    (folder / "samples" / "a.jpg").write_bytes(b"other picture")
+    Standard.of(model, "fp32")
+    assert [path.name for path in reads[2:]] == ["a.jpg"]
+
+
+def test_a_sample_that_goes_or_cannot_be_read_or_is_too_large_is_no_error(folder: Path) -> None:
+    model = read(folder)
+    before = Standard.of(model, "fp32").golden
+    (folder / "samples" / "a.jpg").unlink()
+    gone = Standard.of(model, "fp32").golden
+    os.mkfifo(folder / "samples" / "a.jpg")
+    fifo = Standard.of(model, "fp32").golden
+    (folder / "samples" / "a.jpg").unlink()
+    with (folder / "samples" / "a.jpg").open("wb") as file:
+        file.truncate(1 << 40)  # read at once it would end the daemon
+    large = Standard.of(model, "fp32").golden
+    assert len({before, gone, fifo, large}) == 4
+
+
+def test_a_sample_that_could_not_be_read_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = read(folder)
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(standard, "read_regular", refuse)
+        refused = Standard.of(model, "fp32")
+    assert Standard.of(model, "fp32") != refused
