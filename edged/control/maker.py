@@ -97,6 +97,7 @@ class Maker:
         for lane in self._lanes.values():
             if id(lane.engine) not in wanted and not lane.is_cancelled:
                 lane.is_cancelled = True  # once: its child is being ended
+                lane.engine.told = None  # what becomes of it concerns nobody any more
                 lane.task.cancel()
 
     def is_making(self, engine: PlannedEngine) -> bool:
@@ -149,9 +150,9 @@ class Maker:
 
     async def _make(self, engine: PlannedEngine, task: Task) -> None:
         key = engine.digest
-        await asyncio.to_thread(self._attempts.begin, key)  # it waits for the disk
         engine.making = Making(time.monotonic(), self._builder.expected_seconds(task))
         try:
+            await asyncio.to_thread(self._attempts.begin, key)  # it waits for the disk
             room = partial(self.room.make, replacing=key)
             record = await self._builder.make(task, partial(self._told, task, engine), room)
         except (Superseded, OutOfSpace, asyncio.CancelledError):

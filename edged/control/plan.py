@@ -111,8 +111,9 @@ class PlannedEngine:
             self.record = record
             self.wish = Wish.REVIEW if self._is_outdated(record) else Wish.NONE
             self.move(EngineState.READY, reason)
-        elif stored is not None and stored.is_usable and not self._is_outdated(stored):
+        elif stored is not None and stored.is_usable and (not self._is_outdated(stored) or stored == self.record):
             self.record, self.setback = stored, True
+            self.wish = Wish.REVIEW if self._is_outdated(stored) else Wish.NONE
             self.move(EngineState.READY, f"built again and rejected: {record.verdict.reason}; the one before stays")
         else:
             self.record = record

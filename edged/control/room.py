@@ -81,7 +81,9 @@ class Room:
     async def evict(self, key: str, reason: str) -> None:
         """Removes an engine's files. Where a model still wants it, its record stays, so that it is not built again at
         once only to be evicted again."""
-        record = self._store.records()[key]
+        record = self._store.records().get(key)
+        if record is None:  # it has just gone by another way
+            return
         wanting = [planned.engines[key] for planned in self._models.values() if key in planned.engines]
         _LOG.info("engine %s of %s is evicted %s: %d bytes", key[:12], record.model, reason, record.size)
         for engine in (engine for engine in wanting if engine.state is EngineState.READY):

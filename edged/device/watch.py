@@ -29,6 +29,8 @@ _SYSTEM = (
     "/usr/lib/aarch64-linux-gnu/nvidia",
     "/usr/lib/aarch64-linux-gnu/tegra",
     "/usr/local/cuda/lib64",
+    "/opt/nvidia/l4t-gpu-libs/nvgpu",  # JetPack 7.2
+    "/opt/nvidia/l4t-gpu-libs/openrm",
     "/usr/lib/python3/dist-packages",
     "/var/lib/nvpmodel",
 )

@@ -159,6 +159,12 @@ def test_an_engine_that_is_no_longer_tried_is_told_of_with_its_reason_and_what_t
     assert "failed 4 times, the last time: no memory; see: edged engines rebuild" in alarm.message
 
 
+def test_an_engine_that_an_operator_cancelled_is_nothing_to_be_alarmed_at(served: Served) -> None:
+    served.engine.move(EngineState.QUEUED)
+    served.engine.quarantine("cancelled by an operator", held=True)
+    assert served.look() == []
+
+
 def test_a_model_that_cannot_be_served_is_told_of_and_one_that_was_changed_is_told_apart(served: Served) -> None:
     served.planned.problem = NotReady("it is no model")
     (alarm,) = served.look()

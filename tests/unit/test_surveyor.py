@@ -1,0 +1,74 @@
+"""What the device is: changes are told once and planned for, but not while a reboot is pending."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from edged.control import surveyor as room
+from edged.control.surveyor import Surveyor
+from edged.device.fingerprint import Fingerprint
+from edged.device.nvidia import REBOOT_PENDING
+from edged.events import DeviceChanged, EventLog
+
+_OLD = Fingerprint({"nvidia.driver": "550", "nvidia.kernel_module": "550"})
+_HALF = Fingerprint({"nvidia.driver": "560", "nvidia.kernel_module": "550", "nvidia.state": REBOOT_PENDING})
+_NEW = Fingerprint({"nvidia.driver": "560", "nvidia.kernel_module": "560"})
+
+
+class Watched:
+    """A surveyor, what it planned for, and what it told; asked for a row of fingerprints, one a refresh."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *found: Fingerprint) -> None:
+        self.planned: list[Fingerprint] = []
+        self.changes: list[int] = []
+        self.pending: list[bool] = []
+        queue = iter(found)
+        monkeypatch.setattr(room, "probe", lambda: next(queue))
+
+        async def work() -> list[DeviceChanged]:
+            events = EventLog()
+            surveyor = Surveyor(_OLD, events, self.planned.append)
+            for _ in found:
+                self.changes.append(len(await surveyor.refresh()))
+                self.pending.append(surveyor.is_reboot_pending)
+            self.fingerprint = surveyor.fingerprint
+            return [event.what async for event in events.follow(live=False) if isinstance(event.what, DeviceChanged)]
+
+        self.told = asyncio.run(work())
+
+
+def test_a_change_is_told_once_and_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, _OLD, _NEW, _NEW)
+    assert watched.changes == [0, 2, 0]
+    assert watched.planned == [_NEW]
+    assert watched.fingerprint == _NEW
+    (told,) = watched.told
+    assert [(change.name, change.old, change.new) for change in told.changes] == [
+        ("nvidia.driver", "550", "560"),
+        ("nvidia.kernel_module", "550", "560"),
+    ]
+
+
+def test_while_a_reboot_is_pending_nothing_is_planned_for_what_is_there_only_by_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, _HALF, _HALF)
+    assert watched.pending == [True, True]
+    assert watched.planned == []
+    assert watched.fingerprint == _OLD
+    assert len(watched.told) == 1
+
+
+def test_when_the_other_half_follows_it_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, _HALF, _NEW)
+    assert watched.pending == [True, False]
+    assert watched.planned == [_NEW]
+
+
+def test_a_driver_that_is_put_back_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, _HALF, _OLD)
+    assert watched.pending == [True, False]
+    assert watched.planned == [_OLD]
+    assert watched.fingerprint == _OLD
