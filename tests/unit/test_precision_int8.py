@@ -1,0 +1,348 @@
+"""A model in int8, said in its graph: where Q/DQ pairs are, what stays, and what calibration data must be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edged.backend import onnx_prepare
+from edged.backend.onnx_graph import Model
+from edged.backend.onnx_int8 import _check_result
+from edged.backend.onnx_prepare import prepare
+from edged.backend.precision import Calibration, Converted, calibration_digest, convert
+from edged.errors import EngineUnusable, Unsuitable
+from tests import models
+from tests.models import model, value
+from tests.unit import precision_models as nets
+from tests.unit.precision_models import CHANNELS, SIZE, answers, constant, conv, network, store
+from tests.unit.test_precision import SHAPE, node, with_external_weights
+
+SAMPLES = [nets.picture(seed) for seed in range(4)]
+
+
+def quantise(source: onnx.ModelProto | Path, folder: Path, samples: Calibration = SAMPLES) -> tuple[Converted, Path]:
+    """Converts, and checks what must be so of every model: valid, declared the same, answers alike, no litter."""
+    if isinstance(source, onnx.ModelProto):
+        source = store(source, folder)
+    out = folder / "out" / "int8.onnx"
+    out.parent.mkdir()
+    converted = convert(source, "int8", out, samples)
+    assert converted.path == str(out)
+    assert {path.name for path in out.parent.iterdir()} <= {"int8.onnx", "int8.onnx.data"}
+    onnx.checker.check_model(str(out), full_check=True)
+    assert nets.declared(out) == nets.declared(source)
+    expected, found = answers(source, samples[0]), answers(out, samples[0])
+    assert list(expected) == list(found)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_allclose(found[name], array, atol=float(np.abs(array).max()) * 0.05, err_msg=name)
+    return converted, out
+
+
+def producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    return {name: n for n in graph.node for name in n.output}
+
+
+def quantised(path: Path) -> list[str]:
+    """Names of the layers whose inputs come from Q/DQ pairs."""
+    graph = onnx.load(path).graph
+    made = producers(graph)
+    return [n.name for n in graph.node if n.input and made.get(n.input[0], n).op_type == "DequantizeLinear"]
+
+
+# -- the pairs ------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_where_tensorrt_wants_them(tmp_path: Path) -> None:
+    converted, out = quantise(nets.chain(4), tmp_path)
+    graph = onnx.load(out).graph
+    made, held = producers(graph), {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    layers = [n for n in graph.node if n.op_type == "Conv"]
+    for layer in layers[:-1]:
+        for slot in (0, 1):
+            second = made[layer.input[slot]]
+            first = made[second.input[0]]
+            assert (first.op_type, second.op_type) == ("QuantizeLinear", "DequantizeLinear")
+            assert list(first.input[1:]) == list(second.input[1:])
+            zero, scale = held[second.input[2]], held[second.input[1]]
+            assert zero.dtype == np.int8
+            assert not zero.any()
+            assert scale.shape == ((CHANNELS,) if slot else ())
+            assert held[first.input[0]].dtype == np.float32 if slot else first.input[0] not in held
+        assert held[layer.input[2]].dtype == np.float32
+    users = {name: {n.op_type for n in graph.node if name in n.input} for name in made}
+    assert all(users[n.output[0]] == {"DequantizeLinear"} for n in graph.node if n.op_type == "QuantizeLinear")
+    assert all(users[n.output[0]] == {"Conv"} for n in graph.node if n.op_type == "DequantizeLinear")
+    assert converted.kept_fp32 == ("Conv: the last layer before an output",)
+    assert converted.notes == ()
+
+
+def test_pairs_compute_in_eight_bits(tmp_path: Path) -> None:
+    _, out = quantise(nets.chain(3), tmp_path)
+    proto = onnx.load(out)
+    first = next(n for n in proto.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    proto.graph.output.append(helper.make_tensor_value_info(first.output[0], TensorProto.INT8, None))
+    onnx.save(proto, out)
+    found = answers(out, SAMPLES[0])[first.output[0]]
+    assert found.dtype == np.int8
+    assert 100 < found.max() <= 127
+
+
+def test_what_is_not_worth_it_stays(tmp_path: Path) -> None:
+    between = [
+        node("Conv", ["a", "deep"], ["d"], pads=[1] * 4, group=CHANNELS),
+        node("Transpose", ["d"], ["t"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["d", "t"], ["m"]),
+        node("Relu", ["m"], ["b"]),
+    ]
+    converted, out = quantise(network(between, [nets.random("deep", CHANNELS, 1, 3, 3)]), tmp_path)
+    assert quantised(out) == ["conv a"]
+    assert converted.kept_fp32 == (
+        "Conv: depthwise: its channels differ too much for one scale",
+        "MatMul: its weights are not constant",
+        "Conv: the last layer before an output",
+    )
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_matrices_have_a_scale_for_each_column(tmp_path: Path, transposed: int) -> None:
+    shape = (24, 16) if transposed else (16, 24)
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"]),
+        node("Relu", ["a"], ["r"]),
+        node("Gemm", ["r", "v", "c"], ["g"], transB=transposed),
+        node("Relu", ["g"], ["s"]),
+        node("Gemm", ["s", "u", "c"], ["h"], beta=0.5),
+        node("MatMul", ["h", "w2"], ["y"]),
+    ]
+    constants = [nets.random("w", 12, 16), nets.random("v", *shape), nets.random("c", 24), nets.random("u", 24, 24)]
+    constants.append(nets.random("w2", 24, 5))
+    proto = model(nodes, [value("x", "FP32", [2, 12])], [value("y", "FP32", [2, 5])], constants)
+    samples = [{"x": np.random.default_rng(seed).random((2, 12), np.float32)} for seed in range(4)]
+    converted, out = quantise(proto, tmp_path, samples)
+    graph = onnx.load(out).graph
+    sizes = {t.name: list(t.dims) for t in graph.initializer}
+    scales = [sizes[n.input[1]] for n in graph.node if n.op_type == "QuantizeLinear"]
+    assert sorted(scales) == [[], [], [16], [24]]
+    assert "Gemm: its bias has a factor" in converted.kept_fp32
+
+
+def test_a_transposed_convolution(tmp_path: Path) -> None:
+    between = [node("ConvTranspose", ["a", "up"], ["b"], pads=[1] * 4)]
+    _, out = quantise(network(between, [nets.random("up", CHANNELS, CHANNELS, 3, 3)]), tmp_path)
+    assert len(quantised(out)) == 2
+
+
+def test_an_output_that_a_layer_uses_is_not_quantised(tmp_path: Path) -> None:
+    outputs = [value("y", "FP32", SHAPE), value("r", "FP32", SHAPE)]
+    between = [node("Relu", ["a"], ["r"]), conv("r", "b", "w3")]
+    _, out = quantise(network(between, [nets.random("w3", 8, 8, 3, 3)], outputs=outputs), tmp_path)
+    assert producers(onnx.load(out).graph)["r"].op_type == "Relu"
+    assert quantised(out) == ["conv a", "conv b"]
+
+
+# -- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_an_old_opset_is_raised_and_said_so(tmp_path: Path) -> None:
+    converted, out = quantise(nets.chain(3, opset=9, ir_version=4), tmp_path)
+    assert converted.notes == ("opset raised from 9 to 13: before that Q/DQ knows no scales for each channel",)
+    made = onnx.load(out)
+    assert [(e.domain, e.version) for e in made.opset_import] == [("", 13)]
+    assert made.ir_version == 7
+
+
+@pytest.mark.parametrize("opset", [13, 17, 20])
+def test_an_opset_that_does_is_kept(tmp_path: Path, opset: int) -> None:
+    proto = nets.chain(3, opset=opset, ir_version=9, metadata={"stride": "32"})
+    converted, out = quantise(proto, tmp_path)
+    made = onnx.load(out)
+    assert [(e.domain, e.version) for e in made.opset_import] == [("", opset)]
+    assert (made.ir_version, made.producer_name) == (9, "edged-tests")
+    assert {entry.key: entry.value for entry in made.metadata_props} == {"stride": "32"}
+    assert converted.notes == ()
+
+
+def test_external_weights_stay_external(tmp_path: Path) -> None:
+    source = with_external_weights(tmp_path / "model", nets.chain(4))
+    before = {path.name: path.read_bytes() for path in source.parent.iterdir()}
+    _, out = quantise(source, tmp_path)
+    assert {path.name for path in out.parent.iterdir()} == {"int8.onnx", "int8.onnx.data"}
+    assert {path.name: path.read_bytes() for path in source.parent.iterdir()} == before
+
+
+def test_nothing_is_written_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+    make = tempfile.mkdtemp
+
+    def spy(*args: str | None, **named: str | None) -> str:
+        folders.append(Path(make(*args, **named)))
+        return str(folders[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", spy)
+    before = tempfile.tempdir
+    quantise(nets.chain(3, opset=9, ir_version=4), tmp_path)
+    assert len(folders) > 1
+    assert all(folder.is_relative_to(tmp_path / "out") for folder in folders)
+    assert tempfile.tempdir == before
+
+
+def test_nothing_is_left_of_a_failure(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    wrong = [{"x": np.zeros((1, 3, SIZE, SIZE + 1), np.float32)}]
+    with pytest.raises(EngineUnusable, match="cannot be quantised"):
+        convert(store(nets.chain(3), tmp_path), "int8", out / "int8.onnx", wrong)
+    assert list(out.iterdir()) == []
+
+
+def test_the_same_data_makes_the_same_file(tmp_path: Path) -> None:
+    """Also in another process, where Python's sets have another order."""
+    source = store(nets.chain(4), tmp_path)
+    program = """if True:
+        import sys
+        from pathlib import Path
+        from edged.backend.precision import convert
+        from tests.unit.test_precision_int8 import SAMPLES
+        convert(Path(sys.argv[1]), "int8", Path(sys.argv[2]), SAMPLES)
+    """
+    made = []
+    for seed in ("1", "2"):
+        out = tmp_path / f"int8-{seed}.onnx"
+        command = [sys.executable, "-c", program, str(source), str(out)]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        made.append(out.read_bytes())
+    assert made[0] == made[1]
+
+
+# -- preparation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        nets.chain(3),
+        nets.chain(3, opset=8, ir_version=3),
+        network(
+            [
+                node("BatchNormalization", ["a", "s", "t", "m", "v"], ["n"]),
+                node("Constant", [], ["two"], value=constant("", [2.0])),
+                node("Mul", ["n", "two"], ["b"]),
+            ],
+            [nets.random(name, CHANNELS) for name in "stm"] + [constant("v", np.full(CHANNELS, 0.3))],
+        ),
+        network([node("Upsample", ["a", "once"], ["b"])], [constant("once", [1, 1, 1, 1])], opset=9, ir_version=4),
+    ],
+    ids=["plain", "old", "batch normalisation", "upsample"],
+)
+def test_preparing_changes_no_answer(tmp_path: Path, proto: onnx.ModelProto) -> None:
+    if proto.ir_version < 4:
+        proto.graph.input.extend(value(t.name, "FP32", list(t.dims)) for t in proto.graph.initializer)
+    source = store(proto, tmp_path)
+    prepared, _ = prepare(Model.read(source), tmp_path)
+    for sample in SAMPLES:
+        expected, found = answers(source, sample), answers(prepared, sample)
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, atol=1e-5)
+    graph = onnx.load(prepared).graph
+    assert not {"BatchNormalization", "Constant", "Upsample"} & {n.op_type for n in graph.node}
+    names = [n.name for n in graph.node]
+    assert all(names)
+    assert len(set(names)) == len(names)
+
+
+def test_weights_in_constant_nodes_count_without_folding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's folding is left away where it brings operators that only it has."""
+    monkeypatch.setattr(onnx_prepare, "_fold", lambda model, work: model)
+    between = [
+        node("Relu", ["a"], ["r"]),
+        node("Constant", [], ["w3"], value=nets.random("", 8, 8, 3, 3)),
+        conv("r", "b", "w3"),
+    ]
+    _, out = quantise(network(between), tmp_path)
+    assert quantised(out) == ["conv a", "conv b"]
+
+
+# -- calibration data -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "reason"),
+    [
+        ([], "without calibration data"),
+        ([{}], "sample 1 has nothing, but the model takes x float32"),
+        ([*SAMPLES, {"y": SAMPLES[0]["x"]}], "sample 5 has y float32"),
+        ([{"x": SAMPLES[0]["x"].astype(np.float64)}], "x float64"),
+        ([{"x": np.full((1, 3, SIZE, SIZE), np.nan, np.float32)}], "not finite"),
+    ],
+)
+def test_data_that_does_not_fit(tmp_path: Path, samples: Calibration, reason: str) -> None:
+    with pytest.raises(Unsuitable, match=reason):
+        convert(store(nets.chain(3), tmp_path), "int8", tmp_path / "out.onnx", samples)
+
+
+def test_values_without_a_finite_range(tmp_path: Path) -> None:
+    constants = [constant("huge", 3e38), nets.random("w3", 8, 8, 3, 3)]
+    between = [node("Mul", ["a", "huge"], ["m"]), node("Mul", ["m", "huge"], ["n"]), conv("n", "b", "w3")]
+    with pytest.raises(EngineUnusable, match="give other samples"):
+        convert(store(network(between, constants), tmp_path), "int8", tmp_path / "out.onnx", SAMPLES)
+
+
+def test_a_result_that_is_not_what_was_asked_for(tmp_path: Path) -> None:
+    _, out = quantise(nets.chain(3), tmp_path)
+    _check_result(Model.read(out), ["conv c0", "conv c1"])
+    with pytest.raises(EngineUnusable, match="left layer conv y in float32"):
+        _check_result(Model.read(out), ["conv y"])
+    for scale in (np.nan, np.inf, 0.0):
+        proto = onnx.load(out)
+        name = next(n for n in proto.graph.node if n.op_type == "DequantizeLinear").input[1]
+        tensor = next(t for t in proto.graph.initializer if t.name == name)
+        tensor.CopyFrom(numpy_helper.from_array(np.full(tuple(tensor.dims), scale, np.float32), name))
+        with pytest.raises(EngineUnusable, match="has no finite range"):
+            _check_result(Model(proto, tmp_path), ["conv c0", "conv c1"])
+
+
+def test_a_layer_that_hears_only_zeros(tmp_path: Path) -> None:
+    between = [node("Sub", ["a", "a"], ["n"]), conv("n", "c", "w3"), node("Add", ["a", "c"], ["b"])]
+    quantise(network(between, [nets.random("w3", 8, 8, 3, 3)]), tmp_path)
+
+
+def test_the_digest_names_the_data(tmp_path: Path) -> None:
+    digest = calibration_digest(SAMPLES)
+    assert len(digest) == 64
+    assert digest == calibration_digest([{"x": np.asfortranarray(sample["x"])} for sample in SAMPLES[::-1]])
+    one = SAMPLES[0]["x"]
+    others = [SAMPLES[:-1], [*SAMPLES, SAMPLES[0]], [{"y": one}], [{"x": one}], [{"x": one.astype(np.float16)}], []]
+    others += [[{"x": one.reshape(3, 1, SIZE, SIZE)}], [{"x": one + np.float32(1e-6)}]]
+    assert len({digest, *map(calibration_digest, others)}) == len(others) + 1
+    converted = convert(store(nets.chain(3), tmp_path), "int8", tmp_path / "out.onnx", SAMPLES)
+    assert converted.calibration_digest == digest
+
+
+# -- what cannot be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("proto", [nets.chain(1), models.several()], ids=["one layer", "no layer"])
+def test_a_model_with_nothing_to_quantise(tmp_path: Path, proto: onnx.ModelProto) -> None:
+    names = [entry.name for entry in proto.graph.input]
+    shapes = [[dim.dim_value for dim in entry.type.tensor_type.shape.dim] for entry in proto.graph.input]
+    sample = {name: np.ones(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
+    with pytest.raises(Unsuitable, match="no layer that int8 would speed up"):
+        convert(store(proto, tmp_path), "int8", tmp_path / "out.onnx", [sample])
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_what_is_quantised_is_left_alone_and_never_halved(tmp_path: Path) -> None:
+    _, made = quantise(nets.chain(3), tmp_path)
+    again = convert(made, "int8", tmp_path / "again.onnx", SAMPLES)
+    assert (again.path, again.notes) == (str(made), ("it is quantised already",))
+    with pytest.raises(Unsuitable, match="is quantised"):
+        convert(made, "fp16", tmp_path / "half.onnx")
