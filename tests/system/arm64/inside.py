@@ -1,0 +1,83 @@
+"""The runner's part on the aarch64 machine, a pytest plugin: leaves out, waits longer, counts.
+
+As a program it tells what machine this is, and the versions of what matters here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.system.arm64 import patience
+from tests.system.arm64.left_out import reason
+
+REPORT = "EDGED_ARM64_REPORT"  # the file that takes the counts
+PATIENCE = "EDGED_ARM64_PATIENCE"  # how many times longer a test may take than it says
+_TOLD = ("onnxruntime", "openvino", "numpy", "grpcio", "protobuf", "pyzmq", "opencv-python-headless", "av", "onnx")
+
+
+class _Count:
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()
+        self.failures: list[str] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        left_out = [item for item in items if reason(item.nodeid)]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
+        self.outcomes["left out"] = len(left_out)
+        self.reasons.update(f"left out: {reason(item.nodeid)}" for item in left_out)
+        for item in items:
+            patience.lengthen_limit(item, _factor())
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            self.outcomes["skipped"] += 1
+            if isinstance(report.longrepr, tuple):
+                self.reasons[f"skipped: {report.longrepr[2].removeprefix('Skipped: ')}"] += 1
+        elif report.failed:
+            self.outcomes["failed"] += 1
+            self.failures.append(report.nodeid)
+        elif report.when == "call":
+            self.outcomes["passed"] += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.outcomes["failed"] += 1
+            self.failures.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        told = {"outcomes": self.outcomes, "reasons": self.reasons, "failures": self.failures}
+        Path(os.environ[REPORT]).write_text(json.dumps(told))
+
+
+def _factor() -> float:
+    return float(os.environ[PATIENCE])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    patience.lengthen_waits(_factor())
+    config.pluginmanager.register(_Count())
+
+
+def facts() -> list[str]:
+    release = platform.freedesktop_os_release()
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in _TOLD]
+    return [
+        f"{platform.machine()}, {release['PRETTY_NAME']}, glibc {platform.libc_ver()[1]}, "
+        f"Python {platform.python_version()}",
+        f"edged {importlib.metadata.version('edged')}, {', '.join(versions)}",
+    ]
+
+
+if __name__ == "__main__":
+    print(*facts(), sep="\n")

@@ -1,0 +1,19 @@
+"""pip for another machine: `python pip_elsewhere.py '{"python_version": "3.10", ...}' install --platform ...`.
+
+--platform and --python-version choose among files; markers such as `python_version < '3.11'` pip evaluates for the
+interpreter that runs it, whatever these say. Here they are evaluated for the machine that is given as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from pip._internal.cli.main import main
+from pip._vendor.packaging import markers
+
+if __name__ == "__main__":
+    _here = markers.default_environment
+    _there = json.loads(sys.argv[1])
+    markers.default_environment = lambda: {**_here(), **_there}
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,167 @@
+"""Wheels for an aarch64 machine, chosen by pip on this one: its own settings say which index it asks."""
+
+from __future__ import annotations
+
+import email.parser
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.system.arm64 import Unavailable
+
+REPOSITORY = Path(__file__).parents[3]
+# What the package is built from. It is built from a copy: the build writes the generated code beside the sources.
+_SOURCES = ("edged", "protos", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "CHANGELOG.md")
+_OLDEST_GLIBC = 17
+_SECONDS = 900  # for one call of pip
+
+
+class Unresolved(Exception):
+    """Something has no wheel there; what pip said."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An interpreter on a box: `python` such as 3.10, and the minor version of its C library, glibc 2.`glibc`."""
+
+    name: str
+    python: str
+    glibc: int
+
+    @property
+    def options(self) -> list[str]:
+        # pip does not know that a newer glibc takes what was built for an older one, unless both are named. Of several
+        # files of a release it takes the one whose tag is named first: the one that asks for least.
+        tags = [f"manylinux_2_{minor}_aarch64" for minor in range(_OLDEST_GLIBC, self.glibc + 1)]
+        platforms = [f"--platform={tag}" for tag in ["manylinux2014_aarch64", *tags]]
+        return ["--only-binary=:all:", "--implementation=cp", f"--python-version={self.python}", *platforms]
+
+    @property
+    def markers(self) -> dict[str, str]:
+        return {
+            "implementation_name": "cpython",
+            "os_name": "posix",
+            "platform_machine": "aarch64",
+            "platform_python_implementation": "CPython",
+            "platform_system": "Linux",
+            "python_full_version": f"{self.python}.0",
+            "python_version": self.python,
+            "sys_platform": "linux",
+        }
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One package that would be installed."""
+
+    name: str
+    version: str
+    file: str
+
+    @property
+    def glibc(self) -> int:
+        """The minor version of the oldest glibc that it runs with; 0 when it holds no compiled code."""
+        tags = self.file.removesuffix(".whl").rpartition("-")[2]
+        minors = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", tags)]
+        minors += [17] * ("manylinux2014" in tags)
+        return min(minors, default=0)
+
+
+def build(folder: Path) -> Path:
+    """Edged's own wheel, of the sources as they are now."""
+    with tempfile.TemporaryDirectory(prefix="edged-arm64-") as scratch:
+        tree = Path(scratch) / "tree"
+        copy_tree(_SOURCES, tree)
+        _pip("wheel", "--no-deps", f"--wheel-dir={scratch}", str(tree))
+        (made,) = Path(scratch).glob("*.whl")
+        for old in folder.glob("edged-*.whl"):
+            old.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(made, folder))
+
+
+def copy_tree(names: Iterable[str], tree: Path) -> None:
+    """Files and folders of the repository, without what Python made of them."""
+    tree.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, tree / name)
+
+
+def requirements_of(wheel: Path, target: Target, extra: str) -> list[Requirement]:
+    """What a wheel needs on a box for itself and for one of its extras."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        text = archive.read(name).decode()
+    lines = email.parser.Parser().parsestr(text).get_all("Requires-Dist", [])
+    there = target.markers | {"extra": extra}
+    needed = []
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate(there):
+            requirement.marker = None  # it holds, and pip would ask for the extra
+            needed.append(requirement)
+    return needed
+
+
+def floors(requirements: Iterable[Requirement]) -> list[str]:
+    """Constraints that hold every requirement to the oldest release it allows."""
+    lowest = [(r.name, s.version) for r in requirements for s in r.specifier if s.operator == ">="]
+    return [f"{name}=={version}{'' if version.count('.') > 1 else '.*'}" for name, version in lowest]
+
+
+def resolve(target: Target, wanted: str, constraints: Sequence[str] = ()) -> list[Resolved]:
+    """What pip would install for a requirement, with a wheel for everything, or Unresolved."""
+    with tempfile.TemporaryDirectory(prefix="edged-arm64-") as scratch:
+        limits, report = Path(scratch) / "constraints.txt", Path(scratch) / "report.json"
+        limits.write_text("\n".join(constraints))
+        options = ["--dry-run", "--ignore-installed", f"--report={report}", f"--constraint={limits}"]
+        _pip_for(target, *options, wanted)
+        found = json.loads(report.read_text())["install"]
+    return [
+        Resolved(
+            item["metadata"]["name"].lower().replace("_", "-"),
+            item["metadata"]["version"],
+            item["download_info"]["url"].rpartition("/")[2],
+        )
+        for item in found
+    ]
+
+
+def install(target: Target, folder: Path, *wanted: str) -> None:
+    """Puts wheels into a folder from which the target's Python imports; what was there stays."""
+    _pip_for(target, "--no-compile", f"--target={folder}", "--upgrade", *wanted)
+
+
+def _pip_for(target: Target, *words: str) -> None:
+    driver = str(Path(__file__).with_name("pip_elsewhere.py"))
+    _run([sys.executable, driver, json.dumps(target.markers), "install", "--quiet", *target.options, *words])
+
+
+def _pip(*words: str) -> None:
+    _run([sys.executable, "-m", "pip", words[0], "--quiet", *words[1:]])
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"pip took longer than {_SECONDS} s: is the network slow?") from None
+    if done.returncode:
+        errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        message = " ".join(errors) or done.stderr.strip()[-300:]
+        # pip says the same of a package without a wheel and of an index that it cannot reach, but for this warning.
+        if "Retrying" in done.stderr or "Could not fetch" in done.stderr:
+            raise Unavailable(f"pip cannot reach its index: {message[:300]}")
+        raise Unresolved(message)
