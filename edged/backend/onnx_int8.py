@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -143,20 +144,23 @@ class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # the 
 def _quantise(model: Path, out: Path, nodes: list[str], calibration: Sequence[Mapping[str, Array]]) -> None:
     large = model.with_name(f"{model.name}.data").exists()
     try:
-        quantization.quantize_static(
-            model,
-            out,
-            _Reader(calibration),
-            quant_format=quantization.QuantFormat.QDQ,
-            op_types_to_quantize=list(_FORMS),
-            per_channel=True,
-            activation_type=quantization.QuantType.QInt8,
-            weight_type=quantization.QuantType.QInt8,
-            nodes_to_quantize=nodes,
-            use_external_data_format=large,
-            calibrate_method=quantization.CalibrationMethod.MinMax,
-            extra_options=dict(_OPTIONS),
-        )
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            # A layer without a finite range is told of by name afterwards; numpy would name a line of a library.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            quantization.quantize_static(
+                model,
+                out,
+                _Reader(calibration),
+                quant_format=quantization.QuantFormat.QDQ,
+                op_types_to_quantize=list(_FORMS),
+                per_channel=True,
+                activation_type=quantization.QuantType.QInt8,
+                weight_type=quantization.QuantType.QInt8,
+                nodes_to_quantize=nodes,
+                use_external_data_format=large,
+                calibrate_method=quantization.CalibrationMethod.MinMax,
+                extra_options=dict(_OPTIONS),
+            )
     except MemoryError:  # which the child has words of its own for
         raise
     except Exception as error:  # of the runtime and of the library's Python, without a common base

@@ -50,11 +50,12 @@ def ioprio(pid: int) -> tuple[int, int]:
 
 
 def autogroup(pid: int) -> str | None:
-    """The niceness of a process's session; None where the kernel has no such thing."""
+    """The niceness of a process's session; None where the kernel has no such thing, or the group is the root's."""
     try:
-        return Path(f"/proc/{pid}/autogroup").read_text().split()[-1]
+        words = Path(f"/proc/{pid}/autogroup").read_text().split()
     except OSError:
         return None
+    return words[-1] if words else None
 
 
 def check(pid: int) -> None:
