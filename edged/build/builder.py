@@ -16,7 +16,7 @@ import msgspec
 
 from edged.backend import registry
 from edged.backend.artefact import Artefact
-from edged.backend.contract import UNOPTIMISED, Effort, Recipe
+from edged.backend.contract import UNOPTIMISED, Composition, Effort, Recipe
 from edged.build import jobs
 from edged.build.child import Limits, run
 from edged.build.standard import Standard
@@ -27,7 +27,7 @@ from edged.model.inspection import Inspection
 from edged.model.model import Model
 from edged.store import atomic
 from edged.store.key import EngineKey
-from edged.store.record import BuildFacts, EngineRecord
+from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
 from edged.version import __version__
 
@@ -58,7 +58,8 @@ class Builder:
     def __init__(self, store: Store, cache: Path, limits: Limits) -> None:
         self._store, self._limits = store, limits
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
-        for folder in (self._golden, self._inspections):
+        self._timings = cache.absolute() / "timings"  # what builders measured of this device, to build faster
+        for folder in (self._golden, self._inspections, self._timings):
             with contextlib.suppress(OSError):  # a disk that cannot be written: reading models takes longer
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.sweep(folder)
@@ -91,20 +92,40 @@ class Builder:
         """
         with self._storing(), self._store.stage() as out:
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
-            artefact, seconds, peak = None, 0.0, 0.0
+            artefact, composition, seconds, peak = None, Composition(), 0.0, 0.0
             golden, standard = await self._reference(model, recipe, tell)
             if not recipe.is_reference:
-                tell(jobs.Progress("building"))
-                limits = self._within(await room(self._estimate(model, recipe)))
-                order = model.order(recipe, effort=task.effort)
-                built = await run(jobs.Build(order, str(out), _version(task)), jobs.Built, limits, tell=tell)
+                built = await self._build(task, out, tell, room)
                 artefact, seconds, peak = built.artefact, built.seconds, built.peak_memory_mb
+                composition = built.composition
             timed = await self._judge(task, artefact, golden, standard, tell)
             facts = BuildFacts(started, seconds, peak, __version__, round(time.monotonic() - begun, 3), task.effort)
             files = artefact.files if artefact is not None and timed.verdict.accepted else {}
-            record = EngineRecord(task.key.parts, model.name, recipe, files, facts, timed.verdict)
+            record = EngineRecord(
+                task.key.parts, model.name, recipe, files, facts, timed.verdict, composition=composition
+            )
             record = _measured(record, timed, standard)
             await self._commit(out, record, room)
+            return record
+
+    async def make_ahead(self, task: Task, device: str, capability: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+        """Builds an engine for a device that this box does not have, of that compute capability, and commits it.
+
+        It may not serve: nobody can compare its answers here. Where it is found on its device it is tried first.
+        """
+        with self._storing(), self._store.stage() as out:
+            started, begun = time.time(), time.monotonic()
+            built = await self._build(task, out, tell, room, capability)
+            seconds = round(time.monotonic() - begun, 3)
+            facts = BuildFacts(started, built.seconds, built.peak_memory_mb, __version__, seconds, task.effort)
+            verdict = Verdict(False, f"built ahead for {device}; its answers are compared there before it serves", {})
+            record = EngineRecord(
+                *(task.key.parts, task.model.name, task.recipe, built.artefact.files, facts, verdict),
+                ahead=device,
+                composition=built.composition,
+            )
+            await room(record.size)
+            await asyncio.to_thread(self._store.commit, out, record)
             return record
 
     async def verify(self, task: Task, tell: Tell) -> EngineRecord:
@@ -124,7 +145,7 @@ class Builder:
             return self._store.records()[digest]
 
     async def adopt(self, task: Task, source: str, tell: Tell, room: MakeRoom) -> EngineRecord:
-        """Tries the files of the engine `source`, built for another driver, as the engine of this task.
+        """Tries the files of the engine `source`, built ahead or for another driver, as the engine of this task.
 
         If its answers are right they are committed under the new key as well. Otherwise it has to be built, and an
         error says why: EngineUnusable when its answers are wrong. KeyError when the store has no engine `source`.
@@ -137,7 +158,12 @@ class Builder:
                 raise EngineUnusable(timed.verdict.reason)
             await asyncio.to_thread(_share, artefact, out)
             record = msgspec.structs.replace(
-                old, parts=task.key.parts, model=task.model.name, adopted_from=source, baseline_ms=None
+                old,
+                parts=task.key.parts,
+                recipe=task.recipe,
+                model=task.model.name,
+                adopted_from=source,
+                baseline_ms=None,
             )
             record = _measured(record, timed, standard)
             await self._commit(out, record, room)
@@ -160,6 +186,16 @@ class Builder:
         if own:
             return max(own, key=lambda record: record.build.created_unix_s).build.total_s
         return sum(record.build.total_s for record in kin) / len(kin) if kin else None
+
+    async def _build(self, task: Task, out: Path, tell: Tell, room: MakeRoom, capability: str = "") -> jobs.Built:
+        tell(jobs.Progress("building"))
+        model = task.model
+        limits = self._within(await room(self._estimate(model, task.recipe)))
+        order = model.order(task.recipe, effort=task.effort)
+        timings = self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
+        order = msgspec.structs.replace(order, capability=capability, timings=str(timings))
+        job = jobs.Build(order, str(out), model.recognition, model.samples, _version(task))
+        return await run(job, jobs.Built, limits, tell=tell)
 
     async def _judge(
         self, task: Task, artefact: Artefact | None, golden: Path, standard: Standard, tell: Tell

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from edged.backend.contract import Session, Signature
-from edged.build.questions import PICTURE, Pictures, Question, tensors
+from edged.build.questions import PICTURE, WIDE, Pictures, Question, tensors
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.files import read_regular
 from edged.store import atomic
@@ -48,6 +48,18 @@ class Golden(msgspec.Struct, frozen=True):
 
     samples: list[Sample]
     skipped: tuple[str, ...] = ()
+
+
+def deciding(samples: Sequence[Sample], precision: str) -> list[Sample]:
+    """The samples that an engine of a precision is judged by.
+
+    One of fewer digits than the model was written in is made for what the model is used with: values that no camera
+    gives exceed its range, and int8 is calibrated on pictures, beyond which it cuts off.
+    """
+    if precision == "fp32":
+        return list(samples)
+    pictures = [sample for sample in samples if sample.kind == PICTURE]
+    return pictures or [sample for sample in samples if sample.kind != WIDE] or list(samples)
 
 
 def make(session: Session, signature: Signature, recognition: Recognition, samples: Sequence[str] = ()) -> Golden:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edged.backend.artefact import Artefact
-from edged.backend.contract import Order
+from edged.backend.contract import Composition, Order
 from edged.build.standard import Tolerance
 from edged.store.record import Verdict
 from edged.vision.family import Recognition
@@ -47,6 +47,8 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
     order: Order
     out: str
+    recognition: Recognition
+    samples: tuple[str, ...] = ()  # paths of the user's pictures, which an int8 engine is calibrated on
     expects: str = ""
 
 
@@ -82,6 +84,7 @@ class Built(msgspec.Struct, frozen=True):
     artefact: Artefact
     seconds: float
     peak_memory_mb: float
+    composition: Composition = Composition()
 
 
 class Timed(msgspec.Struct, frozen=True):

@@ -6,22 +6,20 @@ file twice.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
-from pathlib import Path
 
 import msgspec
 
-from edged.files import read_regular
 from edged.model import verification
 from edged.model.model import Model
-from edged.model.samples import MOST_BYTES
+from edged.model.samples import content
 from edged.vision.family import Recognition
 
 # Part of the name of every file of golden answers. To be raised with every change of what is asked (golden.py,
 # questions.py, pictures.py) or of how it is kept.
 _QUESTIONS = 2
+# To be raised with every change of which answers count (`golden.deciding`).
+_RULE = 2
 
 
 class Tolerance(msgspec.Struct, frozen=True):
@@ -52,6 +50,17 @@ TOLERANCES = {
         top1=0.999,
         boxes=0.999,
         box_score=0.01,
+    ),
+    # The factors of products are rounded to ten bits, sums are not.
+    "tf32": Tolerance(
+        cosine=0.9999,
+        relative_l2=1e-2,
+        element=2e-2,
+        outliers=0.005,
+        unequal=0.005,
+        top1=0.99,
+        boxes=0.98,
+        box_score=0.03,
     ),
     "fp16": Tolerance(
         cosine=0.999,
@@ -92,6 +101,7 @@ class Standard(msgspec.Struct, frozen=True):
     tolerance: Tolerance
     golden: str  # names the golden questions: the model and everything else they are made from
     detections: str = ""  # how boxes are read from answers; empty for a model of no family
+    rule: int = _RULE
 
     @classmethod
     def of(cls, model: Model, precision: str) -> Standard:
@@ -108,7 +118,7 @@ class Standard(msgspec.Struct, frozen=True):
 
 def _golden(model: Model) -> str:
     """The model's digest, a dash, and 12 hexadecimal digits over whatever else the questions are made from."""
-    samples = sorted(map(_content, model.samples))  # whatever the files are called
+    samples = sorted(map(content, model.samples))  # whatever the files are called
     return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples])}"
 
 
@@ -120,19 +130,3 @@ def _detections(recognition: Recognition) -> str:
 
 def _short(content: object) -> str:
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:12]
-
-
-def _content(path: str) -> str:
-    """The digest of a file's content; of its size where it is not read, as the child does not read it either."""
-    try:
-        status = os.stat(path)
-        if status.st_size > MOST_BYTES:
-            return f"{status.st_size} bytes"
-        return _digest(path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    except OSError as error:
-        return f"error {error.errno}"
-
-
-@functools.lru_cache(maxsize=4096)
-def _digest(path: str, *stamp: int) -> str:
-    return hashlib.sha256(read_regular(Path(path))).hexdigest()

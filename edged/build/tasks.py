@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +13,10 @@ import msgspec
 
 from edged.backend import registry
 from edged.backend.artefact import Artefact
-from edged.backend.contract import Backend, Session
+from edged.backend.contract import Backend, Composition, Order, Session
 from edged.build import golden, jobs
 from edged.build.boxes import Matcher
+from edged.build.conversion import converted
 from edged.build.questions import PICTURE, WIDE, read_sample
 from edged.build.timing import in_turns
 from edged.build.verify import Pair, judge
@@ -55,10 +57,24 @@ def _engine(job: jobs.Build | jobs.Verify, tell: Tell) -> jobs.Built | jobs.Time
 
 def _build(job: jobs.Build, tell: Tell) -> jobs.Built:
     started = time.monotonic()
-    _load(job).build(job.order, Path(job.out), lambda fraction: tell(jobs.Progress("building", fraction)))
+    backend, out = _load(job), Path(job.out)
+    if job.order.recipe.precision in backend.in_graph:
+        # Within the stage, so that it goes with it when this process is killed.
+        with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
+            tell(jobs.Progress("converting"))
+            order, said = converted(job, Path(folder))
+            made = _run(backend, order, out, tell)
+        made = msgspec.structs.replace(made, kept=said.kept + made.kept, notes=said.notes + made.notes)
+    else:
+        made = _run(backend, job.order, out, tell)
     seconds = time.monotonic() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return jobs.Built(Artefact.seal(Path(job.out)), round(seconds, 3), round(peak, 1))
+    return jobs.Built(Artefact.seal(out), round(seconds, 3), round(peak, 1), made)
+
+
+def _run(backend: Backend, order: Order, out: Path, tell: Tell) -> Composition:
+    tell(jobs.Progress("building"))
+    return backend.build(order, out, lambda fraction: tell(jobs.Progress("building", fraction)))
 
 
 def _make_golden(job: jobs.MakeGolden) -> jobs.MadeGolden:
@@ -72,7 +88,7 @@ def _make_golden(job: jobs.MakeGolden) -> jobs.MadeGolden:
 def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
     asked = golden.load(Path(job.golden))
     session = _load(job).open(job.order)
-    pairs = (_pair(sample, session) for sample in asked.samples)
+    pairs = (_pair(sample, session) for sample in golden.deciding(asked.samples, job.order.recipe.precision))
     verdict = judge(pairs, job.tolerance, Matcher.of(job.recognition, job.tolerance.box_score))
     if asked.skipped:
         figures = verdict.figures | {"skipped_samples": float(len(asked.skipped))}
@@ -104,6 +120,6 @@ def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
 def _load(job: jobs.Build | jobs.Verify) -> Backend:
     """The backend, in the version that the engine's key is about."""
     backend = registry.load(job.order.recipe.backend)
-    if job.expects and backend.version() != job.expects:
+    if job.expects and not registry.agree(backend.version(), job.expects):
         raise Superseded(f"{backend.name} is {backend.version()} now, not {job.expects}: the libraries changed")
     return backend

@@ -90,6 +90,7 @@ def show(renderable: RenderableType) -> None:
         plain.print(renderable)
     for line in captured.get().removesuffix("\n").split("\n"):
         sys.stdout.write(line.rstrip() + "\n")
+    sys.stdout.flush()  # what is followed through a pipe is seen as it comes
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ import msgspec
 import typer
 from rich.table import Table
 
-from edged.cli import common, engine_commands, local, words
-from edged.client.operations import EngineInfo, Explanation
+from edged.cli import common, engine_build, engine_commands, local, words
+from edged.client.operations import Composition, EngineInfo, Explanation
 from edged.errors import EdgedError, InvalidInput, NotFound
 
 _SHORTEST = 6  # characters of a key that are taken for it
@@ -80,6 +80,7 @@ def register(app: typer.Typer) -> None:
     engines.command("list")(common.command(list_))
     engines.command("why")(common.command(why))
     engines.command("show")(common.command(show))
+    engine_build.register(engines)
     engine_commands.register(engines)
     app.add_typer(engines, name="engines")
 
@@ -121,9 +122,13 @@ def _sheet(engines: list[EngineInfo]) -> Table:
     if engine.load is not None:
         rows["load"] = f"{engine.load:.0%} of the processors were used by others while it was timed"
     if engine.adopted_from:
-        rows["adopted"] = f"from {engine.adopted_from}, built for another driver and proven with this one"
+        how = "built ahead" if engine.ahead else "built for another driver"
+        rows["adopted"] = f"from {engine.adopted_from}, {how} and proven with this one"
+    if engine.ahead:
+        rows["built ahead"] = f"for {engine.ahead}, on another box"
     if engine.standard:
         rows["standard"] = engine.standard
+    rows |= _composition(engine.composition)
     if verdict is not None:
         word = "accepted" if verdict.accepted else "rejected"
         rows["verdict"] = f"{word}: {verdict.reason}" if verdict.reason else word
@@ -132,6 +137,18 @@ def _sheet(engines: list[EngineInfo]) -> Table:
     for name, value in (rows | {f"part {name}": value for name, value in engine.parts.items()}).items():
         table.add_row(name, value)
     return table
+
+
+def _composition(composition: Composition) -> dict[str, str]:
+    """What the runtime made of the model, and where it runs; nothing where that is not known."""
+    rows = {"layers": ", ".join(f"{count} in {precision}" for precision, count in composition.layers.items())}
+    for provider, operators in composition.nodes.items():
+        most_first = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+        rows[f"on {provider}"] = ", ".join(f"{count} {operator}" for operator, count in most_first)
+    rows["fallback"] = "; ".join(composition.fallback)
+    rows["kept in fp32"] = "; ".join(composition.kept)
+    rows["notes"] = "; ".join(composition.notes)
+    return {name: text for name, text in rows.items() if text}
 
 
 def _milliseconds(value: float | None) -> str:
@@ -150,18 +167,25 @@ def _table(engines: list[EngineInfo]) -> Table:
     for engine in engines:
         latency = _latency(engine)
         size = f"{engine.bytes / 1e6:.1f} MB" if engine.bytes else ""
-        threads = "" if engine.parts["recipe.threads"] == "0" else f", threads {engine.parts['recipe.threads']}"
-        backend = f"{engine.backend} ({engine.parts['recipe.optimization']}{threads})"
+        backend = _how(engine)
         state = f"{engine.state}, pinned" if engine.pinned else engine.state
         table.add_row(engine.model, engine.key[:12], backend, engine.precision, state, latency, size, engine.reason)
     return table
+
+
+def _how(engine: EngineInfo) -> str:
+    """The backend, its device unless it is the CPU, and what else of the recipe is short enough."""
+    threads = engine.parts.get("recipe.threads", "0")  # another version's engines may have other parts
+    level = engine.parts.get("recipe.optimization", "?")
+    device = "" if engine.device == "cpu" else f" on {engine.device}"
+    return f"{engine.backend}{device} ({level}{'' if threads == '0' else f', threads {threads}'})"
 
 
 def _latency(engine: EngineInfo) -> str:
     """Milliseconds, and how many times faster than the reference was in the same moments."""
     if engine.latency_ms is None:
         return ""
-    if not engine.reference_ms or engine.parts["recipe.optimization"] == "none":
+    if not engine.reference_ms or engine.parts.get("recipe.optimization") == "none":
         return f"{engine.latency_ms:.2f} ms"
     return f"{engine.latency_ms:.2f} ms ({engine.reference_ms / engine.latency_ms:.1f}x)"
 

@@ -18,19 +18,24 @@ import typer
 from edged import paths
 from edged.backend import registry
 from edged.build.admission import Admission, admit, examine
-from edged.build.builder import Builder
+from edged.build.builder import Builder, Task, Tell
 from edged.build.child import Limits
 from edged.cli import common
 from edged.client.operations import EngineInfo, Explanation
 from edged.config import Engines
 from edged.control import offline, report
+from edged.control.ahead import Target
+from edged.control.desired import DesiredEngine
 from edged.control.plan import PlannedModel
 from edged.control.planner import Planner
 from edged.device.fingerprint import probe
 from edged.errors import EdgedError, InvalidInput, NotFound
 from edged.model import samples as model_samples
+from edged.model import settings
 from edged.model.inspection import Inspection
-from edged.model.repository import Repository
+from edged.model.model import Model
+from edged.model.repository import Repository, plain_entry
+from edged.store.record import EngineRecord
 from edged.store.store import Store
 
 State = Annotated[
@@ -86,7 +91,7 @@ class Box:
         """
         pictures = model_samples.find(samples)
         with self._examiner() as builder:
-            admission = asyncio.run(admit(builder, file, settings, self._installed(), tuple(pictures.values())))
+            admission = asyncio.run(admit(builder, file, settings, self.installed(), tuple(pictures.values())))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
         with _using(self.repository.root.parent):
             self.repository.add(name, files, settings, samples=pictures)
@@ -95,7 +100,7 @@ class Box:
     def examine(self, file: Path, settings: Mapping[str, str]) -> Admission:
         """Everything about a model file, and which backends take it."""
         with self._examiner() as builder:
-            return asyncio.run(examine(builder, file, settings, self._installed()))
+            return asyncio.run(examine(builder, file, settings, self.installed()))
 
     def remove(self, name: str) -> None:
         """Takes a model out of the folder of models."""
@@ -120,6 +125,31 @@ class Box:
             raise planned.problem
         found = report.explain(planned, self._store)
         return [_plain(item) for item in found]
+
+    def model(self, named: str, assignments: Sequence[str] = ()) -> Model:
+        """A model of the repository by its name, or an ONNX file by its path, with settings `KEY=VALUE` on top.
+
+        NotFound where it is neither, ModelRefused or ConfigError where it cannot be served.
+        """
+        entry = self.repository.entries().get(named)
+        if entry is None and not Path(named).is_file():
+            raise NotFound(f"there is no model {named!r} in {self.repository.root}, and no such file")
+        entry = entry or plain_entry(Path(named).stem, Path(named).absolute(), {})
+        given = settings.parse_assignments(assignments)
+        settings.validate(given)
+        entry = msgspec.structs.replace(entry, settings={**entry.settings, **given})
+        with self._examiner() as builder:
+            return Model.of(entry, asyncio.run(builder.inspect(Path(entry.path))))
+
+    async def build_ahead(self, model: Model, engine: DesiredEngine, on: Target, tell: Tell) -> EngineRecord:
+        """Builds an engine for a device that this box does not have, into this box's store."""
+
+        async def as_much_as_there_is(need: int) -> int:
+            return 0
+
+        task = Task(model, engine.recipe, engine.key)
+        with _using(self._cache):
+            return await self._builder.make_ahead(task, on.name, on.capability, tell, as_much_as_there_is)
 
     @functools.cached_property
     def _store(self) -> Store:
@@ -147,8 +177,13 @@ class Box:
         else:
             yield builder
 
-    def _installed(self) -> tuple[str, ...]:
+    def installed(self) -> tuple[str, ...]:
+        """The backends whose runtimes this box has, and a device for."""
         return registry.installed(self.fingerprint.facts)
+
+    def present(self) -> tuple[str, ...]:
+        """The backends whose runtimes this box has, be it for other devices."""
+        return registry.present(self.fingerprint.facts)
 
 
 @contextlib.contextmanager

@@ -31,8 +31,8 @@ class TensorInfo(Info, frozen=True):
 
 
 class AlarmInfo(Info, frozen=True):
-    """Something that is wrong now, since `since_unix_s`: `kind` is slow, quarantined, builds_paused, reboot_pending or
-    unserved; `model` and `engine`, a key, are empty when it is not about one."""
+    """Something that is wrong now, since `since_unix_s`: `kind` is slow, quarantined, builds_paused, reboot_pending,
+    unserved or fallback; `model` and `engine`, a key, are empty when it is not about one."""
 
     kind: str
     message: str
@@ -68,13 +68,25 @@ class Verdict(Info, frozen=True):
     figures: dict[str, float]
 
 
+class Composition(Info, frozen=True):
+    """What a runtime made of a model, as far as it tells: how many layers compute in which precision; how many nodes of
+    each operator an execution provider runs, by provider; what does not run on the engine's device although it should;
+    what was left in float32, and why; anything else worth reading."""
+
+    layers: dict[str, int] = {}
+    nodes: dict[str, dict[str, int]] = {}
+    fallback: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` is the median of one inference on this device, `reference_ms` that of
     unoptimised ONNX Runtime measured in turns with it, `load` the share of the processors, 0 to 1, that others used
     meanwhile; None where a figure was not measured yet. `pinned` ones are never evicted; `used_unix_s` is when it was
     last made or opened, 0 when that is not known. `adopted_from` is the key of an engine built for another driver whose
     files these are; `effort`, full, reduced or least, is how hard the builder tried; `standard` the digest of what its
-    answers were held to."""
+    answers were held to; `ahead` the device that it was built for on another box."""
 
     key: str
     model: str
@@ -96,6 +108,8 @@ class EngineInfo(Info, frozen=True):
     adopted_from: str = ""
     effort: str = ""
     standard: str = ""
+    composition: Composition = Composition()
+    ahead: str = ""
 
 
 class PartChange(Info, frozen=True):
@@ -181,6 +195,18 @@ def engine_info(message: pb.Engine) -> EngineInfo:
         adopted_from=message.adopted_from,
         effort=message.effort,
         standard=message.standard,
+        composition=_composition(message.composition),
+        ahead=message.ahead,
+    )
+
+
+def _composition(message: pb.Composition) -> Composition:
+    return Composition(
+        layers=dict(sorted(message.layers.items())),
+        nodes={name: dict(sorted(message.nodes[name].counts.items())) for name in sorted(message.nodes)},
+        fallback=tuple(message.fallback),
+        kept=tuple(message.kept),
+        notes=tuple(message.notes),
     )
 
 

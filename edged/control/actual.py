@@ -65,6 +65,7 @@ def _engine(engine: PlannedEngine) -> EngineView:
         key=engine.digest,
         recipe=engine.recipe,
         state=engine.state,
+        lane=engine.lane,
         usable=engine.is_usable,
         edition=engine.edition,
         cost=engine.record.cost if engine.record else None,

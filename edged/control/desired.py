@@ -8,18 +8,23 @@ import msgspec
 
 from edged.backend.contract import Recipe
 from edged.build.standard import Standard
-from edged.control.policy import candidates
+from edged.control.policy import candidates, lanes
+from edged.control.recipes import complete
+from edged.device.devices import devices
 from edged.device.fingerprint import Fingerprint
 from edged.model.model import Model
 from edged.store.key import EngineKey
 
 
 class DesiredEngine(msgspec.Struct, frozen=True):
-    """One engine that a model should have. `standard` is the digest of what it is held to."""
+    """One engine that a model should have. `standard` is the digest of what it is held to, `lane` names those that are
+    made one after the other, `problem` says why it cannot be made; empty when it can."""
 
     key: EngineKey
     recipe: Recipe
     standard: str
+    lane: str
+    problem: str = ""
 
 
 def desired(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[str, tuple[DesiredEngine, ...]]:
@@ -31,9 +36,12 @@ def desired(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[str, 
 
 
 def _of_model(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]:
-    return tuple(
-        DesiredEngine(
-            EngineKey.of(model.digest, recipe, fingerprint), recipe, Standard.of(model, recipe.precision).digest
-        )
-        for recipe in candidates(model.entry.settings, fingerprint.facts)
-    )
+    known = {device.name: device for device in devices(fingerprint)}
+    lane = lanes(fingerprint.facts)
+    engines = []
+    for candidate in candidates(model.entry.settings, fingerprint.facts):
+        recipe, problem = complete(candidate, model, known.get(candidate.device))
+        key = EngineKey.of(model.digest, recipe, fingerprint)
+        standard = Standard.of(model, recipe.precision).digest
+        engines.append(DesiredEngine(key, recipe, standard, lane.get(recipe.device, recipe.device), problem))
+    return tuple(engines)

@@ -45,6 +45,10 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
+    serving = planned.engines.get(planned.serving or "")
+    if serving is not None and serving.record is not None and serving.record.composition.fallback:
+        where = f"does not run wholly on {serving.recipe.device}: {'; '.join(serving.record.composition.fallback)}"
+        yield Alarm(AlarmKind.FALLBACK, f"model {name}: engine {serving.digest[:12]} {where}", name, serving.digest)
     slow = slow_engine(planned, settings, now)
     if slow is not None and planned.serving is not None:
         median, baseline = slow

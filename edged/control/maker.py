@@ -1,4 +1,4 @@
-"""Makes engines: builds, trials and verifications, one at a time for each device, each in children of its own."""
+"""Makes engines: builds, trials and verifications, one at a time in each lane, each in children of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOLD_STEP = 0.1  # of a phase: what watchers of events are told of
 
 @dataclass
 class _Lane:
-    """What is being made for a device."""
+    """What is being made in a lane (see `policy.lanes`)."""
 
     engine: PlannedEngine
     source: str
@@ -63,7 +63,7 @@ class Maker:
 
     @property
     def busy(self) -> frozenset[str]:
-        """Devices that something is being made for."""
+        """Lanes in which something is being made."""
         return frozenset(self._lanes)
 
     def start(self, planned: PlannedModel, action: Action) -> None:
@@ -75,7 +75,7 @@ class Maker:
         engine.making = Making(time.monotonic())
         source = action.source if isinstance(action, Try) else ""
         task = self._chores.start(self._run(planned, planned.model, engine, action))
-        self._lanes[engine.recipe.device] = _Lane(engine, source, task)
+        self._lanes[engine.lane] = _Lane(engine, source, task)
         task.add_done_callback(partial(self._over, engine))
 
     def cancel(self, engine: PlannedEngine, reason: str) -> None:
@@ -193,9 +193,13 @@ class Maker:
             raise
         except (EdgedError, KeyError) as error:
             engine.trial = ""
-            if isinstance(error, EngineDamaged):
+            found = self._store.records().get(source)
+            if found is not None and isinstance(error, EngineDamaged):
                 self._store.damaged(self._store.artefact(source))
-            reason = f"engine {source[:12]} of another driver is not right with this one: {error}; it is built anew"
+            elif found is not None and found.is_unproven:
+                self._store.remove(source)  # nothing else would ever find out that it is of no use
+            origin = "that was built ahead" if found is not None and found.ahead else "of another driver"
+            reason = f"engine {source[:12]} {origin} is not right with this one: {error}; it is built anew"
             _LOG.warning("model %s: %s", task.model.name, reason)
             engine.move(EngineState.ABSENT, reason)
         else:
@@ -210,7 +214,7 @@ class Maker:
 
     def _free(self, engine: PlannedEngine) -> None:
         engine.making = None
-        self._lanes.pop(engine.recipe.device, None)
+        self._lanes.pop(engine.lane, None)
 
     @staticmethod
     def _cancelled(engine: PlannedEngine) -> None:
@@ -237,7 +241,7 @@ class Maker:
             self._events.tell(what, task.model.name, engine.digest)
 
     def _lane(self, engine: PlannedEngine) -> _Lane | None:
-        lane = self._lanes.get(engine.recipe.device)
+        lane = self._lanes.get(engine.lane)
         return lane if lane is not None and lane.engine is engine else None
 
     def _keys(self) -> set[str]:

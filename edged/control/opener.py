@@ -24,6 +24,7 @@ from edged.store.store import Store
 
 _LOG = logging.getLogger("edged.control")
 _REOPEN_SECONDS = 0.2  # after its host was lost
+_REFUSED_SECONDS = (2.0, 10.0)  # after the runtime refused to open it once, and twice
 _RETRY_SECONDS = 10.0  # after an error that nobody expected
 
 
@@ -125,10 +126,15 @@ class Opener:
             raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
 
     def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
-        """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again later."""
+        """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again, but not the
+        first time: making it may take an hour, and a device may be out of memory for a moment."""
         _LOG.warning("engine %s of %s cannot be opened: %s", engine.digest[:12], model.name, error)
         if engine.recipe.is_reference:
             engine.open_at, engine.reason = math.inf, str(error)
+        elif engine.state is EngineState.READY and engine.refusals < len(_REFUSED_SECONDS):
+            engine.open_at = time.monotonic() + _REFUSED_SECONDS[engine.refusals]
+            engine.refusals += 1
+            engine.reason = f"it cannot be opened now: {error}"
         elif engine.state is EngineState.READY:
             self._store.remove(engine.digest)
             engine.record = None

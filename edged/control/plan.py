@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edged.backend.contract import Recipe
+from edged.backend.profile import Profile
 from edged.build.jobs import Progress
 from edged.control import states
 from edged.control.desired import DesiredEngine
@@ -67,6 +69,7 @@ class PlannedEngine:
     key: EngineKey
     recipe: Recipe
     standard: str = ""
+    lane: str = "cpu"  # engines of one lane are made one after the other
     state: EngineState = EngineState.ABSENT
     record: EngineRecord | None = None
     reason: str = ""
@@ -75,6 +78,7 @@ class PlannedEngine:
     failures: int = 0
     retry_at: float = 0.0
     open_at: float = 0.0
+    refusals: int = 0  # how often in a row its host would not open it
     wish: Wish = Wish.NONE
     trial: str = ""  # key of an engine for another driver whose files may do
     making: Making | None = None
@@ -104,7 +108,7 @@ class PlannedEngine:
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
         """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
         good one before it."""
-        self.wish, self.setback = Wish.NONE, False
+        self.wish, self.setback, self.refusals = Wish.NONE, False, 0
         if self._is_outdated(record) and not record.verdict.accepted:
             self.lose()  # by today's standard it may do: it is built again
         elif record.verdict.accepted:
@@ -149,6 +153,8 @@ class PlannedEngine:
 
     def adopt(self, record: EngineRecord) -> None:
         """The store holds it already."""
+        if record.is_unproven:
+            return  # it is tried as one of another driver is
         self.record = record
         if record.evicted:
             self._settle(EngineState.EVICTED, "its files gave way to others")
@@ -164,7 +170,7 @@ class PlannedEngine:
 
     def opened(self) -> None:
         """It serves: what went wrong before is forgiven."""
-        self.failures, self.open_at = 0, 0.0
+        self.failures, self.refusals, self.open_at = 0, 0, 0.0
 
     def _settle(self, state: EngineState, reason: str = "") -> None:
         """As `move`, where it may be so already."""
@@ -213,11 +219,18 @@ class PlannedModel:
         """The engine that needs no build; None while nothing is planned."""
         return next((engine for engine in self.engines.values() if engine.recipe.is_reference), None)
 
+    @property
+    def profile(self) -> Profile:
+        """The range of shapes that every engine which may serve must take; some are made for no other."""
+        able = (e for e in self.engines.values() if e.state not in (EngineState.UNSUITABLE, EngineState.REJECTED))
+        return _profile(next((engine.recipe.profile for engine in able if engine.recipe.profile), ""))
+
     def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
         """Takes up a model and what it should have. Returns the engines that are new in the plan, all still absent."""
         self.model, self.problem = model, None
         engines = {
-            each.key.digest: self.engines.get(each.key.digest) or PlannedEngine(each.key, each.recipe, each.standard)
+            each.key.digest: self.engines.get(each.key.digest)
+            or PlannedEngine(each.key, each.recipe, each.standard, each.lane)
             for each in wanted
         }
         added = [engine for key, engine in engines.items() if key not in self.engines]
@@ -260,3 +273,9 @@ class PlannedModel:
             return False
         ready = any(engine.is_usable and engine.open_at < math.inf for engine in self.engines.values())
         return reference.open_at == math.inf and not ready
+
+
+@functools.lru_cache(maxsize=256)
+def _profile(text: str) -> Profile:
+    """Asked for every request."""
+    return Profile.parse(text)

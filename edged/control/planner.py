@@ -11,7 +11,7 @@ from edged.control.states import EngineState
 from edged.device.fingerprint import Fingerprint
 from edged.model.model import Model
 from edged.store.attempts import AttemptLog
-from edged.store.key import differ_by_driver
+from edged.store.key import differ_by_driver, may_be_for
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
@@ -35,12 +35,15 @@ class Planner:
     def plan(self, planned: PlannedModel, model: Model, told: Callable[[PlannedEngine], None] | None = None) -> None:
         """Plans a model as it was just read, for the device as it is now. `told` hears of every step of its engines."""
         name = planned.entry.name
-        added = planned.plan(model, desired(self.fingerprint, {name: model})[name])
+        wanted = desired(self.fingerprint, {name: model})[name]
+        problems = {each.key.digest: each.problem for each in wanted}
         stored = self._store.records()
-        for engine in added:
+        for engine in planned.plan(model, wanted):
             engine.told = told
             record = self._store.find(engine.digest)
-            if record is not None:
+            if problems[engine.digest]:
+                engine.move(EngineState.UNSUITABLE, problems[engine.digest])
+            elif record is not None:
                 engine.adopt(record)
             if engine.state is EngineState.ABSENT:
                 self._recall(engine, stored)
@@ -51,19 +54,29 @@ class Planner:
         engine.failures = before.failures
         if before.failures >= self._attempts:
             engine.quarantine(f"failed {before.failures} times, the last time: {before.reason}")
-        elif self._tries_drivers:
-            engine.trial = trial(engine, stored)
-            if engine.trial:
-                engine.reason = f"engine {engine.trial[:12]} differs only by the driver and is tried first"
+            return
+        engine.trial = trial(engine, stored, self._tries_drivers)
+        if engine.trial:
+            how = "was built ahead" if stored[engine.trial].ahead else "differs only by the driver"
+            engine.reason = f"engine {engine.trial[:12]} {how} and is tried first"
 
 
-def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> str:
-    """The key of the newest stored engine that is equal to this one but for the driver; empty where there is none."""
+def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
+    """The key of the newest stored engine that may be this one: built ahead, or, if `drivers`, for another driver.
+
+    Empty where there is none.
+    """
     model = engine.key.parts["model"]  # compared first: the store may hold thousands of others
     kin = {
         key: record
         for key, record in stored.items()
-        if record.parts.get("model") == model and record.is_usable and record.files
-        if differ_by_driver(record.parts, engine.key.parts)
+        if record.parts.get("model") == model and record.files
+        if _may_do(record, engine.key.parts, drivers)
     }
     return max(kin, key=lambda key: kin[key].build.created_unix_s, default="")
+
+
+def _may_do(record: EngineRecord, wanted: Mapping[str, str], drivers: bool) -> bool:
+    if record.is_unproven:
+        return may_be_for(record.parts, wanted)
+    return drivers and record.is_usable and differ_by_driver(record.parts, wanted)

@@ -26,6 +26,7 @@ class EngineView(msgspec.Struct, frozen=True):
     key: str
     recipe: Recipe
     state: EngineState
+    lane: str = "cpu"  # engines of one lane are made one after the other
     usable: bool = False  # in the store, accepted and whole, also while it is being made anew
     edition: str = ""  # which build of it
     cost: float | None = None
@@ -81,7 +82,7 @@ Action = Open | Make | Try | Verify
 def reconcile(models: Iterable[ModelView], now: float, busy: Set[str], *, paused: bool = False) -> list[Action]:
     """The actions that bring the box nearer to what it should be.
 
-    One engine is made at a time for each device; `busy` are the devices for which one is. While `paused` nothing can
+    One engine is made at a time in each lane; `busy` are the lanes in which one is. While `paused` nothing can
     be stored, so nothing is made.
     """
     models = list(models)
@@ -145,7 +146,7 @@ def _is_better(candidate: EngineView, serving: EngineView) -> bool:
 
 
 def _make(models: list[ModelView], now: float, busy: Set[str]) -> list[Action]:
-    """The next engine to make for every device that is free.
+    """The next engine to make in every lane that is free.
 
     Commands come first, then models that nothing serves: what is made for one may be the first that answers. Verifying
     and trying take seconds where building takes minutes, so they come before; then the model with the fewest engines.
@@ -154,13 +155,13 @@ def _make(models: list[ModelView], now: float, busy: Set[str]) -> list[Action]:
     for model in models:
         for engine in model.engines:
             action = _next(model, engine, now)
-            if action is not None and engine.recipe.device not in busy:
+            if action is not None and engine.lane not in busy:
                 commanded = engine.wish in ("build", "verify")
                 rank = (not commanded, model.serving is not None, _slowness(action), _finished(model))
-                wanted.append((rank, engine.recipe.device, action))
+                wanted.append((rank, engine.lane, action))
     chosen: dict[str, Action] = {}
-    for _, device, action in sorted(wanted, key=lambda item: item[0]):
-        chosen.setdefault(device, action)
+    for _, lane, action in sorted(wanted, key=lambda item: item[0]):
+        chosen.setdefault(lane, action)
     return list(chosen.values())
 
 

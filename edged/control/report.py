@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from edged.backend.contract import Composition
 from edged.control.alarms import Alarm
 from edged.control.commands import Standing
 from edged.control.controller import Controller
@@ -42,6 +43,8 @@ class EngineReport(msgspec.Struct, frozen=True):
     adopted_from: str  # key of the engine for another driver whose files it has
     effort: str  # how hard its build tried
     standard: str  # digest of what it was held to
+    composition: Composition
+    ahead: str  # the device that it was built for on another box
 
 
 class StatusReport(msgspec.Struct, frozen=True):
@@ -169,6 +172,8 @@ def _report(
         adopted_from=record.adopted_from if record else "",
         effort=record.build.effort if record else "",
         standard=record.standard if record else "",
+        composition=record.composition if record else Composition(),
+        ahead=record.ahead if record else "",
     )
 
 

@@ -29,7 +29,7 @@ _FOUND = frozenset({_S.READY, _S.REJECTED, _S.EVICTED})
 # An engine that is ready goes through making again when it is rebuilt, verified or measured anew, and comes back to
 # ready even where that fails, since what it was before stays.
 TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
-    _S.ABSENT: _FOUND | {_S.QUEUED, _S.QUARANTINED},
+    _S.ABSENT: _FOUND | {_S.QUEUED, _S.UNSUITABLE, _S.QUARANTINED},
     _S.QUEUED: frozenset({_S.BUILDING, _S.VERIFYING, _S.READY, _S.FAILED, _S.QUARANTINED, _S.ABSENT}),
     _S.BUILDING: frozenset({_S.VERIFYING, _S.READY, _S.FAILED, _S.UNSUITABLE, _S.QUARANTINED, _S.ABSENT}),
     _S.VERIFYING: frozenset({_S.READY, _S.REJECTED, _S.FAILED, _S.UNSUITABLE, _S.QUARANTINED, _S.ABSENT}),

@@ -16,6 +16,8 @@ DIRECTORIES = (
     "usr/local/nvidia/lib64",
     "usr/lib/wsl/lib",
 )
+_MARK = re.compile(rb"\0tensorrt_version_(\d{1,4})_(\d{1,4})_(\d{1,4})_(\d{1,4})\0")
+_SYMBOLS = 8 << 20  # bytes
 _VERSION = re.compile(r"\.so\.([0-9]{1,9}(?:\.[0-9]{1,9}){1,4})$")
 
 
@@ -32,6 +34,13 @@ def newest(root: Root, patterns: Iterable[str]) -> str | None:
         if versions:
             return max(versions, key=as_numbers)
     return None
+
+
+def marked_version(root: Root, path: str) -> str | None:
+    """The four-part version that TensorRT's libraries carry as a symbol, `tensorrt_version_10_3_0_30`; None without."""
+    # Names of symbols are among the first things in a library; the rest of it is hundreds of megabytes of kernels.
+    match = _MARK.search(root.head(path, _SYMBOLS))
+    return ".".join(number.decode() for number in match.groups()) if match else None
 
 
 def as_numbers(version: str) -> tuple[int, ...]:

@@ -42,6 +42,17 @@ class Root:
         except _UNREADABLE:
             return None
 
+    def head(self, rel: str, size: int) -> bytes:
+        """The first bytes of a regular file, at most `size`; empty when it cannot be read."""
+        try:
+            where = self._locate(rel)
+            if not stat.S_ISREG(os.stat(where).st_mode):
+                return b""
+            with open(where, "rb") as file:
+                return file.read(size)
+        except _UNREADABLE:
+            return b""
+
     def strings(self, rel: str) -> tuple[str, ...]:
         """The NUL-separated strings of a device-tree property; empty when there are none."""
         return tuple(part for part in (self.read(rel) or "").split("\0") if part)

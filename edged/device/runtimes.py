@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from edged.device import dpkg, libraries
 from edged.device.root import Root
 
+# The wheels that hold libnvinfer; what else is called TensorRT there leads to it.
+_TENSORRT_LIBRARIES = ("tensorrt-cu13-libs", "tensorrt-cu12-libs", "tensorrt-libs")
 # Fact -> the distributions that carry that runtime, the one that holds its native code first.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "runtime.onnxruntime": ("onnxruntime",),
@@ -23,7 +25,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "runtime.onnxruntime_openvino": ("onnxruntime-openvino",),
     "runtime.openvino": ("openvino",),
     "runtime.tensorrt": (
-        *("tensorrt-cu13-libs", "tensorrt-cu12-libs", "tensorrt-libs"),
+        *_TENSORRT_LIBRARIES,
         *("tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "tensorrt-bindings"),
         *("tensorrt-cu13", "tensorrt-cu12", "tensorrt"),
     ),
@@ -70,7 +72,7 @@ def probe(root: Root) -> dict[str, str]:
         version = next((installed[name] for name in names if name in installed), None)
         if version:
             facts[fact] = version
-    return facts | _libraries(root)
+    return facts | _libraries(root, installed)
 
 
 def _distributions(root: Root) -> dict[str, str]:
@@ -106,24 +108,40 @@ def _metadata_version(root: Root, path: str) -> str | None:
     return match[1] if match else None
 
 
-def _libraries(root: Root) -> dict[str, str]:
+def _libraries(root: Root, installed: Mapping[str, str]) -> dict[str, str]:
     return {
-        "tensorrt.version": _tensorrt(root),
+        "tensorrt.version": _tensorrt(root, installed),
         "cuda.version": _cuda_toolkit(root),
         "cuda.runtime": libraries.newest(root, _cudart_patterns()) or "",
         "cudnn.version": libraries.system_version(root, "libcudnn.so.*") or "",
     }
 
 
-def _tensorrt(root: Root) -> str:
-    """The system's TensorRT. A file name has three numbers, an engine is tied to four: the package knows."""
+def _tensorrt(root: Root, installed: Mapping[str, str]) -> str:
+    """The library that Python's bindings load: a wheel's, otherwise the system's.
+
+    An engine is tied to four numbers. The library itself has them; packages and file names may have three.
+    """
+    for name in _TENSORRT_LIBRARIES:
+        if name in installed:
+            match = re.match(r"[0-9]+(\.[0-9]+){0,3}", installed[name])  # without a repackaging's ".post1"
+            return _marked(root, _directories(root), "tensorrt_libs/libnvinfer.so.*") or (match[0] if match else "")
     version = libraries.system_version(root, "libnvinfer.so.*")
     if version is None:
         return ""
+    marked = _marked(root, libraries.DIRECTORIES, f"libnvinfer.so.{version}")
     package = f"libnvinfer{version.partition('.')[0]}"
     packaged = dpkg.upstream(dpkg.versions(root, [package]).get(package, ""))
     # A package that disagrees with the file is about another copy.
-    return packaged if packaged.startswith(f"{version}.") else version
+    return marked or (packaged if packaged.startswith(f"{version}.") else version)
+
+
+def _marked(root: Root, directories: Iterable[str], pattern: str) -> str | None:
+    """The version that the first library of this name carries in itself."""
+    for directory in directories:
+        for path in root.glob(f"{directory}/{pattern}"):
+            return libraries.marked_version(root, path)
+    return None
 
 
 def _cuda_toolkit(root: Root) -> str:

@@ -56,7 +56,7 @@ _CUDNN = (
 
 _TENSORRT = (
     "tensorrt.version",  # an engine loads in the very version (four numbers) that built it
-    "runtime.tensorrt",  # the same from a wheel, which is loaded before the system's
+    "runtime.tensorrt",  # the Python package that leads to it
     "cpu.arch",  # an engine is of one architecture of host, too
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from edged.backend.contract import Composition
 from edged.control import report
 from edged.control.alarms import Alarm
 from edged.control.commands import Selection, Standing
@@ -62,11 +63,23 @@ def engine(engine: report.EngineReport) -> pb.Engine:
         adopted_from=engine.adopted_from,
         effort=engine.effort,
         standard=engine.standard,
+        composition=_composition(engine.composition),
+        ahead=engine.ahead,
     )
     if engine.verdict is not None:
         verdict = engine.verdict
         message.verdict.CopyFrom(pb.Verdict(accepted=verdict.accepted, reason=verdict.reason, figures=verdict.figures))
     return message
+
+
+def _composition(composition: Composition) -> pb.Composition:
+    return pb.Composition(
+        layers=composition.layers,
+        nodes={provider: pb.Operators(counts=counts) for provider, counts in composition.nodes.items()},
+        fallback=composition.fallback,
+        kept=composition.kept,
+        notes=composition.notes,
+    )
 
 
 def explanation(item: report.ExplanationReport) -> pb.Explanation:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 
+from edged.backend.profile import Profile
 from edged.control.controller import Controller
 from edged.control.plan import PlannedModel
 from edged.errors import InvalidInput, NotFound, NotReady
@@ -124,7 +125,8 @@ class InferenceService:
         planned = self._find(request.model_name, request.model_version)
         model = await self._loaded(planned)
         signature = model.inspection.signature
-        work = TensorWork(wire.inputs_of(request, signature), wire.outputs_of(request, signature))
+        inputs = wire.inputs_of(request, signature, Profile() if model.is_static else planned.profile)
+        work = TensorWork(inputs, wire.outputs_of(request, signature))
         if patient:
             await planned.slot.push_when_room(work)
         else:

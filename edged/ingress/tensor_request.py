@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edged.backend.contract import Signature
+from edged.backend.profile import Profile, Range
 from edged.errors import InvalidInput
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.work import Answered, InputTensor
@@ -32,10 +33,14 @@ _TYPED = {
 }
 _MAX_ELEMENTS = 1 << 40
 _MAX_RANK = 32
+_ANY = Profile()
 
 
-def inputs_of(request: pb.ModelInferRequest, signature: Signature) -> tuple[InputTensor, ...]:
-    """The request's inputs in the signature's terms; InvalidInput, naming the tensor, for everything that is wrong."""
+def inputs_of(request: pb.ModelInferRequest, signature: Signature, profile: Profile = _ANY) -> tuple[InputTensor, ...]:
+    """The request's inputs in the signature's terms; InvalidInput, naming the tensor, for everything that is wrong.
+
+    `profile` is the range of shapes that every engine of the model must be able to take.
+    """
     specs = {spec.name: spec for spec in signature.inputs}
     names = [tensor.name for tensor in request.inputs]
     if len(set(names)) != len(names):
@@ -52,6 +57,7 @@ def inputs_of(request: pb.ModelInferRequest, signature: Signature) -> tuple[Inpu
         if spec is None:
             raise InvalidInput(f"there is no input {tensor.name!r}; the model takes {_list(signature.inputs)}")
         shape = _shape(tensor, spec)
+        _require_within(profile.range(spec.name), shape)
         if raw and tensor.HasField("contents"):
             raise InvalidInput(f"input {tensor.name!r} has raw and typed contents; send one of them")
         data = _check_raw(tensor.name, spec, shape, raw[index]) if raw else _typed(tensor, spec, shape)
@@ -92,6 +98,16 @@ def _shape(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec) -> t
     if not spec.admits(shape):
         raise InvalidInput(f"input {spec.name!r} is {list(spec.dims)}, the request says {list(shape)[:16]}")
     return shape
+
+
+def _require_within(allowed: Range | None, shape: tuple[int, ...]) -> None:
+    """Whatever engine serves at the moment: a client must not be refused from the next swap on."""
+    if allowed is not None and not allowed.contains(shape):
+        least, most = list(allowed.minimum), list(allowed.maximum)
+        raise InvalidInput(
+            f"input {allowed.name!r} is {list(shape)}, engines of this model are made for {least} to {most}; "
+            f"set the model's profile.{allowed.name} to have them take more"
+        )
 
 
 def _check_raw(name: str, spec: TensorSpec, shape: tuple[int, ...], data: bytes) -> bytes:

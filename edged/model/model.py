@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Effort, Order, Recipe
-from edged.errors import ConfigError, ModelRefused
+from edged.backend.profile import Profile
+from edged.errors import ConfigError, ModelRefused, Unsuitable
 from edged.model.inspection import Inspection
 from edged.model.repository import ModelEntry
 from edged.vision.family import Recognition, recognise
@@ -30,7 +33,10 @@ class Model(msgspec.Struct, frozen=True):
         if not signature.outputs:
             raise ModelRefused(f"model {entry.name} has no outputs")
         recognition = recognise(signature.inputs, signature.outputs, inspection.metadata, entry.settings)
-        return cls(entry, inspection, recognition)
+        model = cls(entry, inspection, recognition)
+        with contextlib.suppress(Unsuitable):  # only some engines need a range of shapes; it is for them to say
+            Profile.of(signature, entry.settings, model.picture)
+        return model
 
     @property
     def name(self) -> str:

@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from edged.backend import registry
+from edged.backend import profile, registry
+from edged.backend.trt import options as trt_options
 from edged.errors import ConfigError
 from edged.model import verification
 
@@ -19,7 +20,8 @@ BACKENDS = "backends"
 THREADS = "threads"
 PRECISIONS = "precisions"
 _OWN = (BACKENDS, PRECISIONS, THREADS)
-_PRECISIONS = ("fp32", "fp16", "bf16")
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
+_GROUPS = ("preprocess.*", "profile.*", "tensorrt.*", "thresholds.*", "verify.*")
 # Owned and checked by the vision room: how pictures become tensors and tensors become detections.
 _VISION = ("family", "names", "preprocess.", "thresholds.")
 
@@ -40,19 +42,23 @@ def validate(settings: Mapping[str, str]) -> None:
     for key in settings:
         if key in _OWN or key.startswith(verification.PREFIX):
             continue
+        if key.startswith((profile.PREFIX, trt_options.PREFIX)):
+            continue
         if any(key == name or (name.endswith(".") and key.startswith(name)) for name in _VISION):
             continue
         close = difflib.get_close_matches(key, [*_OWN, "family", "names", "thresholds.score", "verify.cosine"], n=1)
         hint = (
             f"did you mean {close[0]!r}?"
             if close
-            else f"there are {', '.join(_OWN)}, family, names, preprocess.*, thresholds.*, verify.*"
+            else f"there are {', '.join(_OWN)}, family, names, {', '.join(_GROUPS)}"
         )
         raise ConfigError(f"there is no model setting {key!r}; {hint}")
     backends(settings)
     precisions(settings)
     threads(settings)
     verification.check(settings)
+    profile.check(settings)
+    trt_options.check(settings)
 
 
 def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:

@@ -10,7 +10,7 @@ from edged.errors import ConfigError
 from edged.vision.settings import nearest, number
 
 PREFIX = "verify."
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 # Every figure that has a bound, with the largest bound that it may have; the least is 0.
 FIGURES = {
     "finite": 1.0,

@@ -23,7 +23,7 @@ from edged.backend.contract import Backend
 from edged.raw_contents import to_array, to_bytes
 from edged.serving import messages as m
 from edged.serving.arena import SharedView, Span
-from edged.serving.pipeline import Outcome, Pipeline, Prepared
+from edged.serving.pipeline import Inputs, Outcome, Pipeline, Prepared
 from edged.tensors import Array
 
 Say = Callable[[m.FromHost], None]
@@ -35,7 +35,7 @@ class _SessionThreads:
     def __init__(self, order: m.Open, backend: Backend, shared: SharedView, say: Say) -> None:
         self._open, self._backend, self._shared, self._say = order, backend, shared, say
         self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()
-        self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | dict[str, Array]] | None]
+        self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs] | None]
         self._prepared = queue.SimpleQueue()
         self._pipeline: Pipeline | None = None
         threading.Thread(target=self._prepare_loop, name=f"prepare-{order.session}", daemon=True).start()
@@ -72,21 +72,20 @@ class _SessionThreads:
         self._pipeline.close()
         self._say(m.Closed(self._open.session))
 
-    def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | dict[str, Array]:
+    def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | Inputs:
         if isinstance(job, m.Detect):
             p = job.picture
             return pipeline.prepare(self._shared.at(p.span), p.pixel_format, p.width, p.height, p.stride)
-        return {
+        inputs = {
             ref.name: to_array(ref.name, ref.datatype, ref.shape, self._shared.at(ref.span) if ref.span else ref.data)
             for ref in job.inputs
         }
+        return pipeline.stage(inputs)
 
-    def _run(
-        self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | dict[str, Array]
-    ) -> m.Answer | m.Detected:
+    def _run(self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | Inputs) -> m.Answer | m.Detected:
         datatypes = {spec.name: spec.datatype for spec in self._open.order.signature.outputs}
         if isinstance(job, m.Infer):
-            assert isinstance(prepared, dict)
+            assert not isinstance(prepared, Prepared)
             outputs, times = pipeline.run(prepared, job.outputs)
             return m.Answer(job.job, self._place(outputs, datatypes, job.reply), times)
         assert isinstance(prepared, Prepared)

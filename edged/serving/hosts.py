@@ -10,6 +10,7 @@ from collections.abc import Callable, Container
 
 import msgspec
 
+from edged.backend import registry
 from edged.errors import NotReady, Superseded
 from edged.serving.link import HostLimits, HostLink
 
@@ -105,7 +106,7 @@ class Hosts:
 
     @staticmethod
     def _require_version(kind: HostKind, link: HostLink) -> None:
-        if kind.version and link.version != kind.version:
+        if kind.version and not registry.agree(link.version, kind.version):
             raise Superseded(f"{kind.backend} is {link.version} now, not {kind.version}: the libraries changed")
 
     def _lost(self, kind: HostKind, link: HostLink, why: str) -> None:

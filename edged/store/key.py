@@ -18,6 +18,7 @@ from edged.device.validity import is_driver, relevant
 
 FORMAT = "1"
 _BACKEND = "recipe.backend"
+_OPTIONS = "recipe.options"
 _NOT_FACTS = ("format", "model", "recipe.")
 
 
@@ -75,6 +76,23 @@ def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
     """Whether two keys are of one model, recipe and runtime, and differ in nothing but the driver beneath."""
     differing = changes(old, new)
     return bool(differing) and all(is_driver(change.part) for change in differing)
+
+
+def may_be_for(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether an engine that was built ahead may be the wanted one: nothing that was known then is different.
+
+    The driver may be, and how much memory the builder was allowed, which follows from the device's.
+    """
+    return all(
+        is_driver(change.part)
+        or (change.part == _OPTIONS and _lasting(change.old) == _lasting(change.new))
+        or (not change.part.startswith(_NOT_FACTS) and change.old in (None, ABSENT))
+        for change in changes(built, wanted)
+    )
+
+
+def _lasting(options: str | None) -> set[str]:
+    return {word for word in (options or "").split(";") if not word.startswith("workspace_mb=")}
 
 
 def nearest(wanted: Mapping[str, str], stored: Iterable[tuple[str, Mapping[str, str]]]) -> str | None:

@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 
 from edged.backend.artefact import FileRecord
-from edged.backend.contract import Effort, Recipe
+from edged.backend.contract import Composition, Effort, Recipe
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -44,12 +44,19 @@ class EngineRecord(msgspec.Struct, frozen=True):
     load: float | None = None  # share of the box's processors, 0 to 1, that others used while it was timed
     standard: str = ""  # digest of what it was held to; a verdict by another standard is out of date
     adopted_from: str = ""  # key of the engine whose files these are: built for another driver, proven with this one
+    ahead: str = ""  # the device that it was built for on another; there its answers are compared before it may serve
+    composition: Composition = Composition()  # what the runtime made of the model
     evicted: bool = False  # its files gave way to others; verdict and times are kept
 
     @property
     def is_usable(self) -> bool:
         """Whether it may serve: accepted, and its files are there."""
         return self.verdict.accepted and not self.evicted
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether it was built ahead and nobody has compared its answers yet."""
+        return bool(self.ahead and self.files) and not self.verdict.accepted
 
     @property
     def cost(self) -> float | None:

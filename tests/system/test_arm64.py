@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.system.arm64 import Unavailable, __main__, left_out
-from tests.system.arm64.machine import TIMED_OUT, Machine
-from tests.system.arm64.wheels import REPOSITORY, Resolved, Target, floors, requirements_of
+from tests.system.arm64.machine import TIMED_OUT, Machine, Running
+from tests.system.arm64.suites import SUITES, Manner, Outcome, Part, parts, summary
+from tests.system.arm64.turns import take
+from tests.system.arm64.wheels import REPOSITORY, Resolved, Target, extras_of, floors, requirements_of
 
 NAP = "77.31"  # seconds, to be recognised by
 
@@ -32,9 +37,17 @@ def machine() -> Machine:
 
 
 def test_what_is_left_out_exists() -> None:
-    for node in left_out.LEFT_OUT:
+    for node in left_out.IMPOSSIBLE | left_out.SLOW:
         file, _, test = node.partition("::")
-        assert f"def {test.partition('[')[0]}(" in (REPOSITORY / file).read_text()
+        assert f"def {test.partition('[')[0]}" in (REPOSITORY / file).read_text()
+
+
+def test_a_file_a_test_or_a_case_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(left_out, "IMPOSSIBLE", {"b.py::test_one": "test", "b.py::test_two[1]": "case"})
+    monkeypatch.setattr(left_out, "SLOW", {"a.py": "file"})
+    nodes = ["a.py::test_one[1]", "b.py::test_one[1]", "b.py::test_two[1]", "b.py::test_two[2]", "b.py::test_three"]
+    assert [left_out.reason(node) for node in nodes] == ["file", "test", "case", "", ""]
+    assert [left_out.reason(node, named=True) for node in nodes] == ["", "test", "case", "", ""]
 
 
 def test_without_apt_one_line_says_what_to_install(tmp_path: Path) -> None:
@@ -64,6 +77,63 @@ def test_nothing_is_left(machine: Machine, script: str, seconds: float) -> None:
     assert not any(f"sleep {NAP}" in line for line in _command_lines())
 
 
+class FakeBox:
+    """Runs a shell's words instead of pytest: they are the test's name."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def test(self, arguments: Sequence[str], report: Path, manner: Manner, output: int) -> Running:
+        machine = replace(self._machine, binds={"/work/report": report.parent})
+        return machine.start(["/usr/bin/dash", "-c", arguments[-1]], output)
+
+
+def test_parts_run_side_by_side_and_only_what_fails_is_shown(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripts = [_reports(passed=1), f"echo broken; {_reports(failed=1)}; exit 1", f"echo fine; {_reports(passed=2)}"]
+    outcomes = take(FakeBox(machine), [Part("unit", (script,)) for script in scripts], Manner(2, 1.0, 60.0))
+    assert sorted((outcome.status, outcome.is_good) for outcome in outcomes) == [(0, True), (0, True), (1, False)]
+    assert summary(outcomes)[-1].startswith("unit: 3 passed, 1 failed, 0 skipped, 0 left out, ")
+    printed = capsys.readouterr().out.splitlines()
+    assert "broken" in printed
+    assert "fine" not in printed
+
+
+def test_when_the_time_is_over_what_runs_is_ended_and_the_rest_has_failed(machine: Machine) -> None:
+    parts = [Part("unit", (script,)) for script in (f"sleep {NAP}", "exit 0")]
+    outcomes = take(FakeBox(machine), parts, Manner(1, 1.0, 2.0))
+    assert [outcome.part for outcome in outcomes] == parts
+    assert [outcome.status for outcome in outcomes] == [TIMED_OUT, TIMED_OUT]
+    assert not any(f"sleep {NAP}" in line for line in _command_lines())
+
+
+def _reports(**counts: int) -> str:
+    return f"echo '{json.dumps({'counts': counts, 'reasons': {}, 'failures': []})}' > /work/report/report.json"
+
+
+def test_every_file_of_a_suite_is_in_one_part() -> None:
+    files = [test for part in parts(list(SUITES), []) for test in part.tests]
+    assert len(set(files)) == len(files)
+    of_suites = {file for name in ("unit", "integration") for file in (REPOSITORY / "tests" / name).glob("test_*.py")}
+    assert of_suites <= {REPOSITORY / file for file in files}
+
+
+def test_chosen_tests_run_instead_of_the_suites() -> None:
+    node = "tests/unit/test_store.py::test_one"
+    assert parts(["unit", "system"], [node]) == [Part("unit", (node,))]
+
+
+@pytest.mark.parametrize(
+    ("status", "counts", "good"),
+    [(0, {"passed": 1}, True), (5, {"left out": 0}, True), (5, {}, False), (1, {"failed": 1}, False), (137, {}, False)],
+)
+def test_what_counts_as_good(status: int, counts: dict[str, int], good: bool) -> None:
+    outcome = Outcome(Part("unit", ("tests/unit/test_one.py",)), status, counts=counts)
+    assert outcome.is_good == good
+    assert ("  FAILED" in summary([outcome])[0]) == (not good)
+
+
 def _command_lines() -> list[str]:
     lines = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
@@ -91,12 +161,13 @@ def test_markers_are_the_other_machines(tmp_path: Path) -> None:
     assert [str(r) for r in requirements_of(wheel, old, "")] == ["tomli>=2", "one", "two<3,>=1"]
     assert [str(r) for r in requirements_of(wheel, new, "media")] == ["av>=12.1.5", "one", "two<3,>=1"]
     assert floors(requirements_of(wheel, old, "media")) == ["tomli==2.*", "av==12.1.5", "two==1.*"]
+    assert extras_of(wheel) == ["media"]
 
 
 def _wheel(folder: Path, *requirements: str) -> Path:
     path = folder / "edged-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        lines = ["Metadata-Version: 2.1", "Name: edged", "Version: 1.0"]
+        lines = ["Metadata-Version: 2.1", "Name: edged", "Version: 1.0", "Provides-Extra: media"]
         lines += [f"Requires-Dist: {requirement}" for requirement in requirements]
         archive.writestr("edged-1.0.dist-info/METADATA", "\n".join(lines) + "\n")
     return path

@@ -57,10 +57,11 @@ def test_what_is_done_on_a_jetson(box: str) -> None:
     jetpack, python, modes = JETSONS[box]
     commands, said = plan(BOXES / box)
     units = "/etc/systemd/system"
+    bindings = r"\>=12.9.1\,\<13" if jetpack.startswith("6") else r"\>=13"
     assert commands == [
         f"/usr/bin/python{python} -m venv --system-site-packages /opt/edged",
         r"/opt/edged/bin/python -m pip install --quiet --upgrade pip\>=25",
-        f"/opt/edged/bin/python -m pip install --quiet {HOUSE}",
+        f"/opt/edged/bin/python -m pip install --quiet {HOUSE}\\[cuda\\] cuda-bindings{bindings}",
         "ln -sf /opt/edged/bin/edged /usr/local/bin/edged",
         "groupadd --system --force video",
         "groupadd --system --force render",
@@ -127,7 +128,7 @@ def test_a_wheel_is_installed_instead_of_the_checkout(tmp_path: Path) -> None:
     wheel = tmp_path / "edged 1.whl"
     wheel.touch()
     done = install("--dry-run", "--root", str(BOXES / "jetson-orin-nano"), "--from", str(wheel))
-    assert f"pip install --quiet {tmp_path}/edged\\ 1.whl\n" in done.stdout
+    assert f"pip install --quiet {tmp_path}/edged\\ 1.whl\\[cuda\\] cuda-bindings" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,12 @@ def stop_time(patch: pytest.MonkeyPatch) -> Clock:
 # -- models ---------------------------------------------------------------------------------------------------------
 
 
-def inspection(content: str = "content", external: Sequence[str] = ()) -> Inspection:
+def inspection(
+    content: str = "content", external: Sequence[str] = (), shape: tuple[int | str, ...] = (1, 4)
+) -> Inspection:
     """What a child would have read of a file with that content: one matrix in, one out."""
     digest = hashlib.sha256(content.encode()).hexdigest()
-    tensor = TensorSpec("x", "FP32", (1, 4))
+    tensor = TensorSpec("x", "FP32", shape)
     signature = Signature((tensor,), (msgspec.structs.replace(tensor, name="y"),))
     files = tuple(ExternalFile(path, 1) for path in external)
     return Inspection(digest, digest, 1, 10, {"": 20}, "tests", {}, signature, {"Identity": 1}, 0, 0, 0, files)

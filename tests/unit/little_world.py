@@ -263,7 +263,7 @@ class Box:
     @asynccontextmanager
     async def _child(self, task: Task) -> AsyncIterator[None]:
         self.busy[task.recipe.device] += 1
-        assert self.busy[task.recipe.device] == 1, "one thing at a time is made for a device"
+        assert self.busy[task.recipe.device] == 1, "one thing at a time is made in a lane"
         try:
             yield
         finally:
@@ -461,9 +461,9 @@ class World:
         makes = [action for action in actions if not isinstance(action, Open)]
         assert len({action.model for action in opens}) == len(opens), "one opening at a time for a model"
         engines = {(view.name, e.key): e for view in views for e in view.engines}
-        devices = [engines[action.model, action.key].recipe.device for action in makes]
-        assert len(set(devices)) == len(devices), "one thing at a time for a device"
-        assert not set(devices) & self.maker.busy
+        lanes = [engines[action.model, action.key].lane for action in makes]
+        assert len(set(lanes)) == len(lanes), "one thing at a time in a lane"
+        assert not set(lanes) & self.maker.busy
         assert not (makes and self.store.problem), "while paused nothing is made"
         for view in views:
             mine = [action for action in opens if action.model == view.name]
@@ -548,7 +548,7 @@ def desired_here(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[
 
     def on_gpu(model: Model) -> DesiredEngine:
         key = EngineKey.of(model.digest, GPU, fingerprint)
-        return DesiredEngine(key, GPU, Standard.of(model, GPU.precision).digest)
+        return DesiredEngine(key, GPU, Standard.of(model, GPU.precision).digest, GPU.device)
 
     found = desired(fingerprint, models)
     return {name: (*engines, on_gpu(models[name])) for name, engines in found.items()}

@@ -332,7 +332,7 @@ def test_null_refuses_a_model_that_is_not_a_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_backend_is_unsupported_and_the_known_ones_are_named() -> None:
-    with pytest.raises(Unsupported, match="onnxruntime, openvino, null"):
+    with pytest.raises(Unsupported, match="onnxruntime, openvino, tensorrt, tensorrt_rtx, null"):
         registry.load("tensorflow")
 
 
@@ -346,3 +346,18 @@ def test_only_runtimes_that_the_facts_show_are_offered_and_never_null() -> None:
 def test_a_runtimes_message_becomes_one_short_line() -> None:
     assert one_line(RuntimeError("a\n  b\tc ")) == "a b c"
     assert len(one_line(RuntimeError("x" * 5000))) == 400
+
+
+@pytest.mark.parametrize(
+    ("loaded", "expected", "agrees"),
+    [
+        ("10.3.0.30", "10.3.0.30", True),
+        ("10.3.0.30", "10.3.0", True),
+        ("10.3.0", "10.3.0.30", True),
+        ("10.3.0.30", "10.3.0.31", False),
+        ("10.3.0.30", "10.30", False),
+        ("2026.4.1", "2026.3.1", False),
+    ],
+)
+def test_versions_agree_as_far_as_both_go(loaded: str, expected: str, agrees: bool) -> None:
+    assert registry.agree(loaded, expected) is agrees

@@ -267,3 +267,24 @@ def test_how_long_a_build_takes_is_known_from_earlier_ones(builder: Builder, tmp
     assert builder.expected_seconds(wanted) is None
     built, _, _ = make(builder, model, Recipe("onnxruntime"))
     assert builder.expected_seconds(wanted) == built.build.total_s > built.build.build_s
+
+
+def test_an_engine_that_is_built_ahead_is_stored_unproven_and_taken_over_where_it_proves_right(
+    builder: Builder, store: Store, tmp_path: Path
+) -> None:
+    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+    wanted = task(model, Recipe("onnxruntime"), {"cpu.model": "another"})
+    record = run(builder.make_ahead(wanted, "another box", "8.6", untold, plenty), 60)
+    key = wanted.key.digest
+    assert store.find(key) == record
+    assert (record.is_unproven, record.is_usable, record.verdict.accepted) == (True, False, False)
+    assert "built ahead for another box" in record.verdict.reason
+    assert record.latency_ms is None
+    store.artefact(key).check()
+    assert Store(tmp_path / "cache").records() == {key: record}
+    proven = run(builder.adopt(wanted, key, untold, plenty), 60)
+    assert (proven.is_unproven, proven.is_usable, proven.adopted_from) == (False, True, key)
+    assert (proven.files, proven.ahead) == (record.files, "another box")
+    assert proven.latency_ms is not None
+    store.artefact(key).check()
+    assert Store(tmp_path / "cache").records() == {key: proven}

@@ -78,7 +78,7 @@ def test_a_job_is_done_and_answered(tmp_path: Path) -> None:
     assert timed.verdict.accepted
     assert timed.latency_ms is not None
     (tmp_path / "out").mkdir()
-    built = run(do(jobs.Build(order(tmp_path), str(tmp_path / "out")), jobs.Built, ENOUGH))
+    built = run(do(jobs.Build(order(tmp_path), str(tmp_path / "out"), TENSORS), jobs.Built, ENOUGH))
     assert built.artefact.load("engine.null") == b"all"
     assert built.peak_memory_mb > 1
 
@@ -96,7 +96,7 @@ def test_what_a_runtime_prints_does_not_reach_the_answer(tmp_path: Path) -> None
     proto = models.conv()
     path = models.save(proto, tmp_path / "model.onnx")
     (tmp_path / "out").mkdir()
-    job = jobs.Build(Order(str(path), models.signature(proto), Recipe("onnxruntime")), str(tmp_path / "out"))
+    job = jobs.Build(Order(str(path), models.signature(proto), Recipe("onnxruntime")), str(tmp_path / "out"), TENSORS)
     assert "model.onnx" in run(do(job, jobs.Built, ENOUGH)).artefact.files  # it warns while it saves
 
 

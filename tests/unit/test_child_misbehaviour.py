@@ -20,6 +20,7 @@ from edged.backend.contract import Order, Recipe, Signature
 from edged.build import child, jobs
 from edged.build.child import Limits
 from edged.errors import BuildFailed
+from tests.unit.test_child import TENSORS
 from tests.waiting import children, descriptors, is_running, run, until
 
 ENOUGH = Limits(seconds=30, memory_mb=4096)
@@ -206,15 +207,15 @@ def test_a_child_without_a_sign_of_life_is_stopped(body: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "end = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass",
-        "sum(range(10 ** 8))",  # in C, with the interpreter's lock held all the time
-        "for count in range(25):\n    tell(jobs.Progress(str(count)))\n    time.sleep(0.1)",
-        "subprocess.run([*PYTHON, 'import time\\nwhile time.process_time() < 2.5: pass'])",
+        "end = time.monotonic() + 3.5\nwhile time.monotonic() < end: pass",
+        "sum(range(2 * 10 ** 8))",  # in C, with the interpreter's lock held all the time
+        "for count in range(35):\n    tell(jobs.Progress(str(count)))\n    time.sleep(0.1)",
+        "subprocess.run([*PYTHON, 'import time\\nwhile time.process_time() < 3.5: pass'])",
     ],
     ids=["busy", "holds the lock", "tells", "waits for one that works"],
 )
 def test_a_child_that_works_or_tells_is_alive(body: str) -> None:
-    assert run(do(working(body), Limits(seconds=30, stall_seconds=1))) == jobs.Done()
+    assert run(do(working(body), Limits(seconds=30, stall_seconds=2))) == jobs.Done()
 
 
 # How much it takes.
@@ -256,7 +257,7 @@ def test_memory_that_forked_children_share_is_counted_once() -> None:
 )
 def test_a_file_beyond_the_limit_is_a_failed_build_that_says_so(tmp_path: Path, write: str) -> None:
     begin = "file = job.out + '/engine'"
-    job = jobs.Build(ORDER, str(tmp_path))
+    job = jobs.Build(ORDER, str(tmp_path), TENSORS)
     with pytest.raises(BuildFailed, match="wrote a file beyond its limit of 1 MiB; free some space or raise"):
         run(child._run(working(f"{begin}\n{write}"), job, jobs.Done, Limits(seconds=30, disk_mb=1)))
     assert run(child._run(working(f"{begin}\n{write}"), job, jobs.Done, Limits(seconds=30, disk_mb=3))) == jobs.Done()
@@ -311,7 +312,7 @@ def test_nothing_that_a_child_started_stays(
                 stack.enter_context(pytest.raises(Exception, match="no"))
             await (ending or _finished)(do(working(_FAMILY + rest), limits, path=path), path)
         assert len(noted(path)) == 3
-        await until(lambda: not any(is_running(pid) for pid in noted(path)), "the end of the family", seconds=2)
+        await until(lambda: not any(is_running(pid) for pid in noted(path)), "the end of the family", seconds=10)
 
     run(work())
 

@@ -266,6 +266,7 @@ def test_engines(client: Client) -> None:
     assert " ".join(full.json()) == (
         "key model backend precision state reason parts latency_ms reference_ms bytes"
         " created_unix_s build_s device verdict pinned used_unix_s load adopted_from effort standard"
+        " composition ahead"
     )
     assert full.json()["verdict"] == {"accepted": True, "reason": "", "figures": {"cosine": 0.999}}
 

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 from edged.cli import common, engines, infer, local, stream
 from edged.cli.meter import Meter
 from edged.client.client import Client
-from edged.client.operations import EngineInfo, Verdict
+from edged.client.operations import Composition, EngineInfo, Verdict
 from edged.errors import EdgedError, InvalidInput
 from tests.unit.client_daemon import Running
 
@@ -309,6 +309,34 @@ def test_engines_show_tells_everything_about_one(stored: list[EngineInfo]) -> No
     assert {name: rows[f"part {name}"] for name in stored[0].parts} == stored[0].parts
 
 
+def test_engines_show_tells_what_the_runtime_made_of_the_model_and_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    composition = Composition(
+        layers={"fp16": 20, "fp32": 1},
+        nodes={"CUDAExecutionProvider": {"Add": 2, "Conv": 20, "Mul": 2}, "CPUExecutionProvider": {"Loop": 1}},
+        fallback=("1 Loop runs on the CPU",),
+        kept=("Softmax s: its values are small",),
+        notes=("not calibrated on a.png: it is empty",),
+    )
+    made = engine("abcdef0011", device="cuda:0", composition=composition, ahead="sm_86", adopted_from="99" * 16)
+    monkeypatch.setattr(Client, "engines", lambda *_: (made,))
+    text = call("engines", "show", "abcdef", "-t", "box:1").stdout
+    rows = dict(re.split("  +", line, maxsplit=1) for line in text.splitlines())
+    assert rows["engine"] == "openvino on cuda:0, fp16"
+    assert rows["layers"] == "20 in fp16, 1 in fp32"
+    assert rows["on CUDAExecutionProvider"] == "20 Conv, 2 Add, 2 Mul"
+    assert rows["on CPUExecutionProvider"] == "1 Loop"
+    assert rows["fallback"] == "1 Loop runs on the CPU"
+    assert rows["kept in fp32"] == "Softmax s: its values are small"
+    assert rows["notes"] == "not calibrated on a.png: it is empty"
+    assert rows["built ahead"] == "for sm_86, on another box"
+    assert rows["adopted"].endswith("built ahead and proven with this one")
+    assert "openvino on cuda:0" in call("engines", "list", "-t", "box:1").stdout
+    plain = call("engines", "show", "abcdef", "-t", "box:1", "--json").stdout
+    assert json.loads(plain)["composition"]["nodes"]["CPUExecutionProvider"] == {"Loop": 1}
+
+
 def test_engines_show_tells_why_one_was_rejected_and_what_is_not_known_yet(stored: list[EngineInfo]) -> None:
     assert re.search("verdict +rejected: too far off", call("engines", "show", "abcdef99", "-t", "box:1").stdout)
     text = call("engines", "show", "123456", "-t", "box:1").stdout
@@ -319,7 +347,7 @@ def test_engines_show_tells_why_one_was_rejected_and_what_is_not_known_yet(store
 
 def test_engines_show_json(stored: list[EngineInfo]) -> None:
     found = json.loads(call("engines", "show", "abcdef0011", "--json", "-t", "box:1").stdout)
-    assert found == {**stored[0].json(), "models": ["doors", "windows"]}
+    assert found == json.loads(json.dumps({**stored[0].json(), "models": ["doors", "windows"]}))
 
 
 @pytest.mark.parametrize(

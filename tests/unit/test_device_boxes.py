@@ -83,6 +83,7 @@ def test_desktop() -> None:
         "runtime.onnxruntime_gpu": "1.23.2",
         "runtime.openvino": "2026.4.1",
         "runtime.tensorrt": "10.13.3.9",
+        "tensorrt.version": "10.13.3.9",
     }
     cpu, cuda, intel = devices(box)
     assert (cpu.name, cpu.memory_mb) == ("cpu", 31873)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edged.backend import registry
 from edged.device import dpkg, libraries, runtimes
 from edged.device.root import Root
 
@@ -32,7 +33,6 @@ def facts(top: Path) -> dict[str, str]:
         ("onnxruntime", "runtime.onnxruntime"),
         ("onnxruntime_gpu", "runtime.onnxruntime_gpu"),
         ("openvino", "runtime.openvino"),
-        ("tensorrt_cu12_libs", "runtime.tensorrt"),
         ("tensorrt_cu13_bindings", "runtime.tensorrt"),
         ("tensorrt_rtx_cu12_libs", "runtime.tensorrt_rtx"),
         ("nvidia_cudnn_cu12", "runtime.cudnn"),
@@ -78,7 +78,43 @@ def test_the_service_s_own_environment_comes_first(tmp_path: Path) -> None:
 def test_native_libraries_decide_over_the_metapackage(tmp_path: Path) -> None:
     write(tmp_path, f"{SITE}/tensorrt-10.13.3.dist-info/METADATA")
     write(tmp_path, f"{SITE}/tensorrt_cu12_libs-10.13.3.9.dist-info/METADATA")
-    assert facts(tmp_path) == {"runtime.tensorrt": "10.13.3.9"}
+    assert facts(tmp_path) == {"runtime.tensorrt": "10.13.3.9", "tensorrt.version": "10.13.3.9"}
+
+
+def test_the_wheel_s_library_is_loaded_before_the_system_s(tmp_path: Path) -> None:
+    write(tmp_path, f"{LIB}/libnvinfer.so.10.3.0")
+    write(tmp_path, f"{SITE}/tensorrt_cu12_bindings-10.16.1.11.dist-info/METADATA")
+    assert facts(tmp_path) == {"runtime.tensorrt": "10.16.1.11", "tensorrt.version": "10.3.0"}
+    write(tmp_path, f"{SITE}/tensorrt_cu12_libs-10.16.1.11.post1.dist-info/METADATA")
+    assert facts(tmp_path) == {"runtime.tensorrt": "10.16.1.11.post1", "tensorrt.version": "10.16.1.11"}
+
+
+@pytest.mark.parametrize("folder", [LIB, f"{SITE}/tensorrt_libs"])
+def test_tensorrt_s_library_itself_knows_all_four_numbers(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    mark = b"\x7fELF" + b"\0createInferBuilder\0tensorrt_version_10_3_0_30\0" + bytes(1 << 16)
+    (tmp_path / folder / "libnvinfer.so.10.3.0").write_bytes(mark)
+    if "site" in folder or "dist" in folder:
+        write(tmp_path, f"{SITE}/tensorrt_cu12_libs-10.3.0.dist-info/METADATA")
+    assert facts(tmp_path)["tensorrt.version"] == "10.3.0.30"
+
+
+@pytest.mark.parametrize("content", [b"", b"\0tensorrt_version_10_3_0\0", b"tensorrt_version_10_3_0_30", bytes(100)])
+def test_a_library_without_the_mark_is_known_by_its_name(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path, f"{LIB}/libnvinfer.so.10.3.0")
+    (tmp_path / LIB / "libnvinfer.so.10.3.0").write_bytes(content)
+    assert facts(tmp_path) == {"tensorrt.version": "10.3.0"}
+
+
+def test_tensorrt_is_there_when_python_and_the_library_are() -> None:
+    assert registry.version("tensorrt", {"runtime.tensorrt": "10.16.1.11"}) is None
+    assert registry.version("tensorrt", {"tensorrt.version": "10.3.0.30"}) is None
+    both = {"runtime.tensorrt": "10.3.0", "tensorrt.version": "10.3.0.30"}
+    assert registry.version("tensorrt", both) == "10.3.0.30"
+    assert registry.version("tensorrt", both | {"runtime.tensorrt": registry.ABSENT}) is None
+    assert registry.installed(both) == ()
+    assert registry.present(both) == ("tensorrt",)
+    assert registry.installed(both | {"gpu.0.name": "a card"}) == ("tensorrt",)
 
 
 def test_the_live_root_sees_what_this_interpreter_would_import() -> None:

@@ -17,7 +17,7 @@ from edged.backend import registry
 from edged.backend.contract import UNOPTIMISED, Order, Recipe, Session, Signature
 from edged.build import golden, pictures
 from edged.build.golden import Sample
-from edged.build.questions import PICTURE
+from edged.build.questions import PICTURE, WIDE
 from edged.build.standard import TOLERANCES
 from edged.build.verify import Pair, judge
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
@@ -399,3 +399,21 @@ def test_old_answers_of_the_same_model_are_removed_and_no_others(tmp_path: Path)
     golden.prune(tmp_path / f"{one}-2.golden")
     kept = [f"{one}-2.golden", f"{other}-1.golden", f"{one}-1.other", "file"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+# -- which answers decide -------------------------------------------------------------------------------------------
+
+
+def kinds(precision: str, *given: str) -> list[str]:
+    return [sample.kind for sample in golden.deciding([Sample({}, {}, kind) for kind in given], precision)]
+
+
+def test_an_engine_as_precise_as_the_model_is_judged_by_everything() -> None:
+    assert kinds("fp32", "unit", WIDE, PICTURE) == ["unit", WIDE, PICTURE]
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "int8"])
+def test_one_of_fewer_digits_is_judged_by_pictures_otherwise_by_what_a_model_may_meet(precision: str) -> None:
+    assert kinds(precision, "unit", WIDE, PICTURE, PICTURE) == [PICTURE, PICTURE]
+    assert kinds(precision, "unit", "normal", WIDE) == ["unit", "normal"]
+    assert kinds(precision, WIDE) == [WIDE]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from edged.backend.contract import Recipe
+from edged.backend.contract import Composition, Recipe
 from edged.config import Engines
 from edged.control.alarms import Alarm, AlarmKind
 from edged.control.health import slow_engine, wrong
@@ -173,6 +174,19 @@ def test_a_model_that_cannot_be_served_is_told_of_and_one_that_was_changed_is_to
     served.planned.slot.current = None
     (alarm,) = served.look()
     assert "cannot be served: it is no model" in alarm.message
+
+
+def test_a_part_that_runs_elsewhere_is_told_of_while_its_engine_serves(served: Served) -> None:
+    record = served.engine.record
+    assert record is not None
+    composition = Composition(nodes={"CPUExecutionProvider": {"Loop": 1}}, fallback=("1 Loop runs on the CPU",))
+    served.engine.record = msgspec.structs.replace(record, composition=composition)
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.FALLBACK, "m", served.engine.digest)
+    assert "1 Loop runs on the CPU" in alarm.message
+    assert "\n" not in alarm.message
+    served.planned.engines = {"another": served.engine}  # it is there, and another serves
+    assert served.look() == []
 
 
 def test_every_thing_that_is_wrong_is_told_of(served: Served) -> None:

@@ -12,7 +12,7 @@ from edged.device.fingerprint import Fingerprint
 from edged.device.validity import relevant
 from edged.errors import Unsupported
 from edged.store import key as key_module
-from edged.store.key import EngineKey, PartChange, changes, differ_by_driver, nearest
+from edged.store.key import EngineKey, PartChange, changes, differ_by_driver, may_be_for, nearest
 
 FACTS = {
     "cpu.arch": "x86_64",
@@ -37,6 +37,9 @@ OTHER_RECIPES = {
     "precision": "fp16",
     "optimization": "basic",
     "threads": 2,
+    "profile": "x=1:1:8",
+    "options": "dla_core=0",
+    "calibration": "0123456789ab",
 }
 
 
@@ -265,3 +268,53 @@ def test_the_nearest_key_is_of_the_same_backend_then_the_same_model_then_with_th
         assert found is not None
         assert apart(rivals[found]) == min(map(apart, rivals.values()))
         assert found == nearest(wanted, reversed(stored.items()))
+
+
+# -- built ahead ----------------------------------------------------------------------------------------------------
+
+AHEAD = Recipe("tensorrt_rtx", "cuda:0", options="workspace_mb=1024")
+CARD = {
+    "runtime.tensorrt_rtx": "1.7",
+    "cpu.arch": "x86_64",
+    "gpu.0.compute_capability": "8.6",
+    "gpu.0.name": "RTX A2000",
+    "gpu.0.memory_mb": "6138",
+    "nvidia.driver": "550.1",
+}
+
+
+def built_ahead(recipe: Recipe = AHEAD, *unknown: str, **facts: str) -> dict[str, str]:
+    known = CARD | {name.replace("__", "."): value for name, value in facts.items()}
+    known = {name: value for name, value in known.items() if name not in unknown}
+    return EngineKey.of("m", recipe, Fingerprint(known)).parts
+
+
+def test_an_engine_built_ahead_may_be_for_a_device_of_which_nothing_known_is_different() -> None:
+    wanted = built_ahead()
+    assert may_be_for(wanted, wanted)
+    assert may_be_for(built_ahead(AHEAD, "gpu.0.name", "gpu.0.memory_mb", "nvidia.driver"), wanted)
+    assert may_be_for(built_ahead(AHEAD, nvidia__driver="540.1"), wanted)
+
+
+def test_the_memory_that_a_builder_was_allowed_is_no_difference_and_its_other_options_are() -> None:
+    other = msgspec.structs.replace(AHEAD, options="workspace_mb=512")
+    assert may_be_for(built_ahead(other), built_ahead())
+    compatible = msgspec.structs.replace(AHEAD, options="version_compatible;workspace_mb=1024")
+    assert not may_be_for(built_ahead(compatible), built_ahead())
+
+
+@pytest.mark.parametrize(
+    "fact", ["gpu.0.compute_capability", "gpu.0.name", "runtime.tensorrt_rtx", "cpu.arch", "gpu.0.memory_mb"]
+)
+def test_an_engine_built_ahead_for_something_else_is_not_for_this_device(fact: str) -> None:
+    assert not may_be_for(built_ahead(AHEAD, **{fact.replace(".", "__"): "other"}), built_ahead())
+
+
+@pytest.mark.parametrize("change", [{"precision": "fp16"}, {"profile": "x=1:1:1"}, {"optimization": "5"}])
+def test_an_engine_built_ahead_of_another_recipe_is_not_this_one(change: dict[str, str]) -> None:
+    assert not may_be_for(built_ahead(msgspec.structs.replace(AHEAD, **change)), built_ahead())
+    assert not may_be_for(built_ahead() | {"model": "n"}, built_ahead())
+
+
+def test_what_was_known_then_and_is_not_known_now_is_different() -> None:
+    assert not may_be_for(built_ahead(), built_ahead(AHEAD, "gpu.0.name"))

@@ -25,6 +25,7 @@ from edged.errors import BuildFailed, EdgedError, OutOfSpace, Superseded, Unsuit
 from edged.events import EngineEvicted, EngineMoved, EngineProgress, EventLog
 from edged.store import attempts as attempts_module
 from edged.store.attempts import AttemptLog, Attempts
+from edged.store.record import Verdict
 from edged.store.store import Store
 from tests.unit.control_room import (
     MB,
@@ -177,7 +178,7 @@ def test_two_devices_are_made_for_at_the_same_time(tmp_path: Path, clock: Clock)
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         recipe = Recipe("onnxruntime", device="cuda:0")
-        gpu = PlannedEngine(key_of(model(), recipe), recipe)
+        gpu = PlannedEngine(key_of(model(), recipe), recipe, lane="cuda:0")
         shop.planned.engines[gpu.digest] = gpu
         await shop.at_work()
         shop.start(engine=gpu)
@@ -508,6 +509,27 @@ def test_an_engine_that_is_not_right_on_this_device_is_built_and_that_is_no_fail
         assert source[:12] in engine.reason
         assert shop.attempts() == Attempts()
         assert (await shop.make()).state is S.READY
+
+    run(story())
+
+
+def ahead_for(shop: Workshop) -> str:
+    """An engine of this very key that was built on another box."""
+    engine = shop.engine
+    verdict = Verdict(False, "built ahead for sm_86; its answers are compared there before it serves", {})
+    record = record_of(engine.key, engine.recipe)
+    engine.trial = put(shop.store, msgspec.structs.replace(record, ahead="sm_86", verdict=verdict))
+    return engine.trial
+
+
+def test_an_engine_that_was_built_ahead_and_answers_wrongly_here_goes(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        source = ahead_for(shop)
+        engine = await shop.make(BuildFailed("it crashed"), Try, source)
+        assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
+        assert "built ahead" in engine.reason
+        assert source not in shop.store.records()
 
     run(story())
 

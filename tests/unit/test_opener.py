@@ -249,7 +249,9 @@ def test_an_engine_that_is_refused_is_thrown_away_and_built_later_and_in_the_end
     async def story() -> None:
         gate = Gate(tmp_path, clock)
         for number in range(1, 5):
-            await gate.open(EngineUnusable("the driver refuses it"))
+            for _ in range(3):
+                assert gate.engine.is_usable
+                await gate.open(EngineUnusable("the driver refuses it"))
             assert (gate.engine.is_usable, gate.engine.failures) == (False, number)
             assert gate.engine.digest not in gate.store.records()
             if number < 4:
@@ -262,6 +264,24 @@ def test_an_engine_that_is_refused_is_thrown_away_and_built_later_and_in_the_end
                 gate.engine.finish(record, record)
         assert gate.engine.state is S.QUARANTINED
         assert "the driver refuses it" in gate.engine.reason
+
+    run(story())
+
+
+def test_an_engine_that_is_refused_is_kept_and_opened_again_before_anything_is_built(
+    tmp_path: Path, clock: Clock
+) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        for wait in (2.0, 10.0):
+            await gate.open(EngineUnusable("the device is out of memory"))
+            assert (gate.engine.state, gate.engine.is_usable) == (S.READY, True)
+            assert gate.engine.open_at == clock.now + wait
+            assert "out of memory" in gate.engine.reason
+        await gate.open()
+        assert gate.engine.refusals == 0
+        await gate.open(EngineUnusable("the device is out of memory"))
+        assert gate.engine.is_usable
 
     run(story())
 

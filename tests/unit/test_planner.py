@@ -9,6 +9,7 @@ import pytest
 
 from edged.backend.contract import Recipe
 from edged.config import Engines
+from edged.control.actual import actual
 from edged.control.desired import desired
 from edged.control.plan import PlannedEngine, PlannedModel, Wish
 from edged.control.planner import Planner, trial
@@ -223,3 +224,34 @@ def test_what_has_no_files_answers_wrongly_or_is_something_else_is_not_tried(rec
     wanted = PlannedEngine(key_of(model(), RECIPE), RECIPE)
     assert trial(wanted, by_key(record)) == ""
     assert trial(wanted, {}) == ""
+
+
+# -- built ahead ----------------------------------------------------------------------------------------------------
+
+
+def built_ahead(accepted: bool = False, **facts: str) -> EngineRecord:
+    record = record_of(key_of(model(), RECIPE, **facts), RECIPE)
+    verdict = msgspec.structs.replace(record.verdict, accepted=accepted, reason="built ahead")
+    return msgspec.structs.replace(record, ahead="sm_86", verdict=verdict)
+
+
+@pytest.mark.parametrize("driver_change", ["verify", "rebuild"])
+def test_an_engine_that_was_built_ahead_is_tried_first_and_never_used_untried(store: Store, driver_change: str) -> None:
+    key = put(store, built_ahead())
+    found = last(planned(store, on_driver_change=driver_change))
+    assert (found.digest, found.state, found.trial, found.is_usable) == (key, S.ABSENT, key, False)
+    assert "built ahead" in found.reason
+    (view,) = (e for m in actual(store, [planned(store)]) for e in m.engines if e.key == key)
+    assert (view.usable, view.state, view.trial) == (False, S.ABSENT, key)
+
+
+def test_once_it_is_proven_it_is_an_engine_like_others(store: Store) -> None:
+    standard = desired(box(), {"m": model()})["m"][-1].standard
+    put(store, msgspec.structs.replace(built_ahead(accepted=True), standard=standard))
+    found = last(planned(store))
+    assert (found.state, found.trial) == (S.READY, "")
+
+
+def test_one_that_was_built_ahead_for_another_device_is_left_alone(store: Store) -> None:
+    put(store, built_ahead(runtime__openvino="1"))
+    assert last(planned(store)).trial == ""

@@ -24,7 +24,7 @@ S = EngineState
 
 def view(key: str, state: EngineState = S.ABSENT, cost: float | None = None, **more: Any) -> EngineView:
     """An engine; one that is ready is usable unless it is said otherwise. `ref` is the reference."""
-    recipe = REFERENCE if key == "ref" else Recipe("openvino", device=more.pop("device", "cpu"))
+    recipe = REFERENCE if key == "ref" else Recipe("openvino")
     return EngineView(key, recipe, state, **({"usable": state is S.READY, "cost": cost} | more))
 
 
@@ -190,8 +190,8 @@ def test_a_model_that_must_wait_does_not_hold_up_the_others() -> None:
     assert made(dark, calm) == [Make("calm", "c")]
 
 
-def test_one_thing_is_made_at_a_time_for_a_device_and_devices_do_not_wait_for_each_other() -> None:
-    box = model(view("a"), view("b"), view("c", device="cuda:0"), view("d", device="cuda:0"))
+def test_one_thing_is_made_at_a_time_in_a_lane_and_lanes_do_not_wait_for_each_other() -> None:
+    box = model(view("a"), view("b"), view("c", lane="cuda:0"), view("d", lane="cuda:0"))
     assert made(box) == [Make("m", "a"), Make("m", "c")]
     assert made(box, busy=frozenset({"cpu"})) == [Make("m", "c")]
     assert made(box, busy=frozenset({"cuda:0"})) == [Make("m", "a")]
@@ -257,7 +257,7 @@ def test_an_engine_that_gave_way_is_built_again_only_when_it_is_missed() -> None
 
 @pytest.mark.parametrize("state", [S.ABSENT, S.FAILED, *MAKING])
 def test_an_engine_that_gave_way_is_not_missed_while_another_may_still_come(state: EngineState) -> None:
-    rival = view("b", state, retry_at=NOW + 1, device="cuda:0")
+    rival = view("b", state, retry_at=NOW + 1, lane="cuda:0")
     assert Make("m", "a") not in made(model(ready("ref", 1.0), gone("a"), rival, serving="ref"))
 
 
@@ -280,6 +280,7 @@ ENGINES = st.builds(
     EngineView,
     key=st.sampled_from("abcd"),
     recipe=st.sampled_from((REFERENCE, Recipe("openvino"), Recipe("onnxruntime", device="cuda:0"))),
+    lane=st.sampled_from(("cpu", "cuda:0")),
     state=st.sampled_from(S),
     usable=st.booleans(),
     edition=st.sampled_from(("", "x", "y")),
@@ -325,9 +326,9 @@ def test_whatever_there_is_no_rule_is_broken(models: list[ModelView], busy: froz
     makes = [action for action in actions if not isinstance(action, Open)]
     assert len({action.model for action in opens}) == len(opens)
     assert not (paused and makes)
-    devices = [engines[action.model, action.key].recipe.device for action in makes]
-    assert len(set(devices)) == len(devices)
-    assert not set(devices) & busy
+    lanes = [engines[action.model, action.key].lane for action in makes]
+    assert len(set(lanes)) == len(lanes)
+    assert not set(lanes) & busy
     for action in opens:
         engine = engines[action.model, action.key]
         assert engine.usable or engine.recipe.is_reference

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.build import standard
 from edged.build.standard import TOLERANCES, Standard
+from edged.model import samples
 from edged.model.inspect import inspect
 from edged.model.model import Model
 from edged.model.repository import Repository
@@ -125,8 +125,8 @@ def test_samples_of_a_model_that_takes_no_pictures_change_nothing(tmp_path: Path
 
 def test_a_sample_is_read_once_until_it_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Path] = []
-    real = standard.read_regular
-    monkeypatch.setattr(standard, "read_regular", lambda path: reads.append(path) or real(path))
+    real = samples.read_regular
+    monkeypatch.setattr(samples, "read_regular", lambda path: reads.append(path) or real(path))
     model = read(folder)
     for _ in range(5):
         Standard.of(model, "fp32")
@@ -157,6 +157,6 @@ def test_a_sample_that_could_not_be_read_is_tried_again(folder: Path, monkeypatc
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr(standard, "read_regular", refuse)
+        patched.setattr(samples, "read_regular", refuse)
         refused = Standard.of(model, "fp32")
     assert Standard.of(model, "fp32") != refused

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edged.backend.contract import Signature
+from edged.backend.profile import Profile, Range
 from edged.errors import InvalidInput
 from edged.ingress.tensor_request import inputs_of, outputs_of, response
 from edged.proto import open_inference_pb2 as pb
@@ -266,3 +267,23 @@ def test_an_answer_has_one_raw_entry_per_output_and_the_requests_id() -> None:
     ]
     assert list(message.raw_output_contents) == [struct.pack("<2f", 1, 2), b"", b"\1"]
     assert not any(o.HasField("contents") for o in message.outputs)
+
+
+# -- shapes that engines are made for -------------------------------------------------------------------------------
+
+PROFILE = Profile((Range("x", (1, 4), (1, 4), (8, 4)),))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_a_shape_within_what_engines_are_made_for_comes_through(batch: int) -> None:
+    request = raw_request("FP32", (batch, 4), bytes(16 * batch))
+    (tensor,) = inputs_of(request, one("FP32", "n", 4), PROFILE)
+    assert tensor.shape == (batch, 4)
+
+
+@pytest.mark.parametrize("batch", [0, 9])
+def test_a_shape_beyond_it_is_refused_with_what_to_set(batch: int) -> None:
+    request = raw_request("FP32", (batch, 4), bytes(16 * batch))
+    with pytest.raises(InvalidInput, match=r"\[1, 4\] to \[8, 4\]; set the model's profile\.x"):
+        inputs_of(request, one("FP32", "n", 4), PROFILE)
+    assert inputs_of(request, one("FP32", "n", 4))  # where no engine needs a range, none is asked for

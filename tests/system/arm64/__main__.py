@@ -7,11 +7,14 @@ import fcntl
 import os
 import platform
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.system.arm64 import Unavailable, resolution, suites, sysroot
+from tests.system.arm64 import Unavailable, resolution, suites, sysroot, turns
+from tests.system.arm64.box import Box
 
 UNAVAILABLE = 77  # what a test harness takes for "not run here"
 
@@ -19,8 +22,9 @@ _EPILOGUE = """environment:
   ARM64_CACHE     where what was fetched is kept (XDG_CACHE_HOME/edged-arm64)
   ARM64_MIRROR    a mirror of Debian (the one that apt uses here)
   ARM64_RELEASE   the release of Debian whose Python runs (bookworm)
-  ARM64_PATIENCE  how many times longer than usual a test may take (6)
-  ARM64_LIMIT     seconds that one suite may take in all (5400)
+  ARM64_PATIENCE  how many times longer than usual a test may take (10)
+  ARM64_JOBS      how many parts of the suites run at a time (one for each processor and 4 GiB)
+  ARM64_LIMIT     seconds that all suites may take together (5400)
   QEMU_CPU        the processor that is emulated (cortex-a76, as good as an Orin's)
 
 exit status: 0 all is well, 1 something failed, 77 it cannot be done here, for the reason told
@@ -33,7 +37,7 @@ def main() -> int:
         if arguments.command == "resolve":
             return resolution.show(cache_folder())
         with _alone(cache_folder()):
-            return _test(arguments.suite or list(suites.SUITES), arguments.rest)
+            return _test(arguments)
     except Unavailable as error:
         print(f"not run: {error}", file=sys.stderr)
         return UNAVAILABLE
@@ -52,24 +56,43 @@ def _parse() -> argparse.Namespace:
     commands.add_parser("resolve", help="is there a wheel of everything for each aarch64 box")
     test = commands.add_parser("test", help="run the tests as aarch64 programs")
     test.add_argument("--suite", action="append", choices=suites.SUITES, help="all of them when none is named")
-    test.add_argument("rest", nargs="*", metavar="PYTEST", help="what follows -- goes to pytest")
-    return parser.parse_args()
+    test.add_argument(
+        "tests", nargs="*", metavar="TEST", help="files or node ids to run instead, such as a/test_b.py::c"
+    )
+    words = sys.argv[1:]
+    own = words[: words.index("--")] if "--" in words else words
+    return parser.parse_args(own, argparse.Namespace(options=words[len(own) + 1 :]))
 
 
-def _test(names: list[str], rest: list[str]) -> int:
+def _test(arguments: argparse.Namespace) -> int:
     if platform.machine() == "aarch64":
         raise Unavailable("this machine is an aarch64 itself: run make test")
+    start = time.monotonic()
     cache, setting = cache_folder(), os.environ.get
     mirror = setting("ARM64_MIRROR") or sysroot.mirror_of_this_machine()
     system = sysroot.prepare(cache, setting("ARM64_RELEASE") or "bookworm", mirror)
-    box = suites.Box(system, cache, setting("QEMU_CPU") or "cortex-a76")
-    box.install()
-    print(sysroot.version_of(system.emulator))
-    box.tell()
-    patience, limit = float(setting("ARM64_PATIENCE") or 6), float(setting("ARM64_LIMIT") or 5400)
-    outcomes = [box.run(name, rest, patience, limit) for name in names]
+    manner = suites.Manner(
+        jobs=int(setting("ARM64_JOBS") or _jobs()),
+        patience=float(setting("ARM64_PATIENCE") or 10),
+        seconds=float(setting("ARM64_LIMIT") or 5400),
+        named=bool(arguments.tests),
+        options=arguments.options,
+    )
+    processor = setting("QEMU_CPU") or "cortex-a76"
+    with tempfile.TemporaryDirectory(prefix="edged-arm64-") as scratch:
+        box = Box(system, cache, processor, Path(scratch) / "tree")
+        box.install()
+        print(f"{sysroot.version_of(system.emulator)}, as {processor}", flush=True)
+        box.tell()
+        outcomes = turns.take(box, suites.parts(arguments.suite or list(suites.SUITES), arguments.tests), manner)
     print("\non aarch64:", *suites.summary(outcomes), sep="\n")
-    return int(any(outcome.status for outcome in outcomes))
+    print(f"all: {time.monotonic() - start:.0f} s, {manner.jobs} at a time")
+    return int(not all(outcome.is_good for outcome in outcomes))
+
+
+def _jobs() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(len(os.sched_getaffinity(0)), memory >> 32))
 
 
 def cache_folder() -> Path:

@@ -1,9 +1,9 @@
-"""Tests that an emulated processor cannot pass, each with its reason. Everything else runs."""
+"""Tests that do not run on an emulated processor, each with its reason. Everything else does."""
 
 from __future__ import annotations
 
-# By node id: of a test, or of one of its cases.
-LEFT_OUT: dict[str, str] = {
+# By node id: of a file, of a test, or of one of its cases. What an emulator cannot do:
+IMPOSSIBLE: dict[str, str] = {
     "tests/unit/test_build_watch.py::test_a_process_is_read_as_it_is": (
         "QEMU writes /proc/self/stat itself, with processor times of 0"
     ),
@@ -14,8 +14,30 @@ LEFT_OUT: dict[str, str] = {
         "QEMU has a thread of its own from the start, which does not yield"
     ),
 }
+_FACES = (
+    "one answer of the face detector takes 7 s where floating point is emulated, choosing an engine takes a hundred"
+)
+_LIFE = "it makes all engines of a detector that takes 1 s to answer: ten minutes; a restart in test_engine_life.py does so too"
+_ALARM = "it slows an engine down ten times: beside other parts an emulated engine's timing is off by nearly as much"
+# What takes too long, or a machine of its own, to be run with everything else. Whoever names one of these runs it.
+SLOW: dict[str, str] = {
+    "tests/integration/test_alarms.py": _ALARM,
+    "tests/integration/test_center_face.py": _FACES,
+    "tests/integration/test_precision_detectors.py::test_faces_in_float16": _FACES,
+    "tests/integration/test_precision_detectors.py::test_faces_in_int8": _FACES,
+    "tests/integration/test_commands.py::test_a_serving_engine_is_rebuilt_without_a_failed_request": _LIFE,
+    "tests/integration/test_driver_change.py": _LIFE,
+    "tests/integration/test_engine_life.py::test_swaps_cost_no_request_and_every_frame_is_accounted_for": _LIFE,
+    "tests/integration/test_engine_life.py::test_an_engine_altered_on_disk_is_never_served_and_is_built_again": _LIFE,
+    "tests/integration/test_engine_life.py::test_a_killed_host_is_replaced_and_no_frame_is_lost_in_silence": _LIFE,
+    "tests/integration/test_engine_life.py::test_a_killed_daemon_leaves_no_process_and_starts_again": _LIFE,
+    "tests/integration/test_engine_life.py::test_the_daemon_itself_maps_no_runtime": _LIFE,
+}
 
 
-def reason(node: str) -> str:
-    """Why a test is left out; empty when it is not."""
-    return LEFT_OUT.get(node, "") or LEFT_OUT.get(node.partition("[")[0], "")
+def reason(node: str, named: bool = False) -> str:
+    """Why a test is left out; empty when it is not. `named`: somebody asked for it by its name."""
+    left_out = IMPOSSIBLE if named else IMPOSSIBLE | SLOW
+    test = node.partition("[")[0]
+    found = (left_out.get(name, "") for name in (node, test, test.partition("::")[0]))
+    return next(filter(None, found), "")

@@ -49,6 +49,12 @@ class Machine:
 
     def run(self, command: Sequence[str], seconds: float) -> int:
         """The exit status of a command; 128 + N when signal N ended it, TIMED_OUT when it took longer and was ended."""
+        with self.start(command) as running:
+            select.select([running], [], [], seconds)
+            return running.end()
+
+    def start(self, command: Sequence[str], output: int | None = None) -> Running:
+        """Starts a command, which prints to a file descriptor, or where we print."""
         told, tell = os.pipe()
         answered, answer = os.pipe()
         sys.stdout.flush()
@@ -56,9 +62,13 @@ class Machine:
         if keeper == 0:
             os.close(told)
             os.close(answer)
+            if output is not None:
+                os.dup2(output, 1)
+                os.dup2(output, 2)
             _keep_namespaces(self, command, tell, answered)
         os.close(tell)
         os.close(answered)
+        running = Running(keeper)
         try:
             with os.fdopen(told) as lines:
                 if lines.readline() == _UNSHARED:
@@ -66,48 +76,71 @@ class Machine:
                     os.write(answer, b"!")
                 if complaint := lines.read().strip():  # ends when the command has been started
                     raise Unavailable(complaint)
-            status = _wait(keeper, seconds)
         except BaseException:
-            _end(keeper)
+            running.end()
             raise
         finally:
             os.close(answer)
-        if status is None:
-            _end(keeper)
-            return TIMED_OUT
-        return os.waitstatus_to_exitcode(status)
+        return running
+
+
+class Running:
+    """A command on the machine; in `select` it can be read from when it has ended. Somebody must end it."""
+
+    def __init__(self, keeper: int) -> None:
+        self._keeper, self._handle = keeper, os.pidfd_open(keeper)
+        self._status: int | None = None
+        self.processor_seconds = 0.0  # that it took with all it started; known when it has ended
+
+    def fileno(self) -> int:
+        return self._handle
+
+    def end(self) -> int:
+        """Its exit status, see Machine.run; one that runs is ended. Every process of it has gone afterwards."""
+        if self._status is None:
+            ended, status, usage = os.wait4(self._keeper, os.WNOHANG)
+            if ended:
+                self._status = os.waitstatus_to_exitcode(status)
+            else:
+                os.kill(self._keeper, signal.SIGTERM)
+                _, _, usage = os.wait4(self._keeper, 0)
+                self._status = TIMED_OUT
+            self.processor_seconds = usage.ru_utime + usage.ru_stime
+            os.close(self._handle)
+        return self._status
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 _UNSHARED = "unshared\n"
 
 
-def _wait(pid: int, seconds: float) -> int | None:
-    handle = os.pidfd_open(pid)
-    try:
-        ended, _, _ = select.select([handle], [], [], seconds)
-    finally:
-        os.close(handle)
-    return os.waitpid(pid, 0)[1] if ended else None
-
-
-def _end(keeper: int) -> None:
-    """Returns when every process of the namespace has gone."""
-    os.kill(keeper, signal.SIGTERM)
-    os.waitpid(keeper, 0)
-
-
 def _map_users(pid: int) -> None:
-    """The same users within as without: all when we are root, since tests give its rights away, else only ourselves."""
+    """The same users within as without when we are root, since tests give its rights away; else one who may mount."""
     if os.geteuid():
         Path(f"/proc/{pid}/setgroups").write_text("deny")
     for name, number in (("uid", os.geteuid()), ("gid", os.getegid())):
         extents = [line.split() for line in Path(f"/proc/self/{name}_map").read_text().splitlines()]
         same = "".join(f"{inside} {inside} {count}\n" for inside, _, count in extents)
-        Path(f"/proc/{pid}/{name}_map").write_text(f"{number} {number} 1\n" if os.geteuid() else same)
+        Path(f"/proc/{pid}/{name}_map").write_text(f"0 {number} 1\n" if os.geteuid() else same)
+
+
+def _be_oneself(user: int, group: int) -> None:
+    """Who is not root ceases to be it within, once everything is mounted; in a changed root that is not permitted."""
+    if user:
+        _check(_libc.unshare(_CLONE_NEWUSER), "unshare")
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} 0 1\n")
+        Path("/proc/self/gid_map").write_text(f"{group} 0 1\n")
 
 
 def _keep_namespaces(machine: Machine, command: Sequence[str], tell: int, answered: int) -> NoReturn:
     """In a process of its own: makes the namespaces, waits for the first process in them and ends as it did."""
+    user, group = os.geteuid(), os.getegid()
     try:
         _check(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID), "unshare")
         _die_with_parent()
@@ -117,7 +150,7 @@ def _keep_namespaces(machine: Machine, command: Sequence[str], tell: int, answer
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command decides what Ctrl-C means
         first = os.fork()
         if first == 0:
-            _be_first(machine, command, tell)
+            _be_first(machine, command, tell, user, group)
         # With the first process of a namespace the kernel ends all others, before that one can be waited for.
         signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))
     except OSError as error:
@@ -126,17 +159,18 @@ def _keep_namespaces(machine: Machine, command: Sequence[str], tell: int, answer
     _leave_as(os.waitpid(first, 0)[1])
 
 
-def _be_first(machine: Machine, command: Sequence[str], tell: int) -> NoReturn:
+def _be_first(machine: Machine, command: Sequence[str], tell: int, user: int, group: int) -> NoReturn:
     """As process 1 of the namespace: prepares what the command sees, starts it, and reaps whatever is orphaned."""
     try:
         _die_with_parent()
         _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
         _register(machine.emulator)
         _mount_root(machine)
-        os.chroot(machine.root)
-        os.chdir(machine.folder)
         child = os.fork()
         if child == 0:
+            _be_oneself(user, group)
+            os.chroot(machine.root)
+            os.chdir(machine.folder)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
             _start(command, machine.environment, tell)

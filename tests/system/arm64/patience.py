@@ -6,14 +6,20 @@ import functools
 import importlib
 import inspect
 import subprocess
+import time
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+
+from edged.build import child
 
 # Where the tests keep what waits; each such function has a parameter `seconds`.
 _MODULES = ("tests.waiting", "tests.integration.daemon")
+_GRPC_CALLS = tuple(f"_{kind}MultiCallable" for kind in ("UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream"))
+_BOUND = 10.0  # seconds; who gives a call or a child less than this wants to see it end
 
 
 def lengthen_waits(factor: float) -> None:
@@ -22,8 +28,18 @@ def lengthen_waits(factor: float) -> None:
         module = importlib.import_module(name)
         for function in _waiting(module):
             setattr(module, function.__name__, _longer(function, "seconds", factor))
+    _ask_less_often(importlib.import_module("tests.integration.daemon"), factor)
     for name in ("communicate", "wait"):
         setattr(subprocess.Popen, name, _longer(getattr(subprocess.Popen, name), "timeout", factor))
+    for call in _GRPC_CALLS:
+        kind = getattr(importlib.import_module("grpc._channel"), call)
+        kind.__call__ = _longer(kind.__call__, "timeout", factor, least=_BOUND)
+    child._run = _longer(child._run, "limits", factor, least=_BOUND)
+
+
+def _ask_less_often(module: Any, factor: float) -> None:
+    """A daemon that is asked all the time has a fifth less time for its work: every call costs milliseconds here."""
+    module.time = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: time.sleep(seconds * factor)})
 
 
 def lengthen_limit(item: pytest.Item, factor: float) -> None:
@@ -38,15 +54,20 @@ def _waiting(module: ModuleType) -> list[Callable[..., Any]]:
     return [function for function in own if "seconds" in inspect.signature(function).parameters]
 
 
-def _longer(function: Callable[..., Any], parameter: str, factor: float) -> Callable[..., Any]:
+def _longer(function: Callable[..., Any], parameter: str, factor: float, least: float = 0.0) -> Callable[..., Any]:
+    """Where the parameter is below `least` it is not a bound, but what is tested."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def longer(*args: Any, **kwargs: Any) -> Any:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
-        if call.arguments[parameter] is not None:
-            call.arguments[parameter] *= factor
+        given = call.arguments[parameter]
+        if isinstance(given, child.Limits):
+            seconds = given.seconds * (factor if given.seconds >= least else 1)
+            call.arguments[parameter] = msgspec.structs.replace(given, seconds=min(seconds, 1e6))
+        elif given is not None and given >= least:
+            call.arguments[parameter] = given * factor
         return function(*call.args, **call.kwargs)
 
     return longer

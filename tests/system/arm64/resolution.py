@@ -15,12 +15,16 @@ TARGETS = (
     Target("JetPack 7, Ubuntu 24.04", "3.12", 39),
     Target("Debian 13, Raspberry Pi OS", "3.13", 41),
 )
-_WHOLE = "edged[openvino,media]"
+_RUN = ("openvino", "media")  # the extras of a box that only runs it
+_WHOLE = f"edged[{','.join(_RUN)}]"
+_NOT_ASKED = {
+    "tensorrt": "pycuda comes as source for every machine, and a Jetson has TensorRT from JetPack",
+}
 
 
 def show(cache: Path) -> int:
     """Prints what pip chooses for each box, and which glibc that asks for; 1 when something has no wheel."""
-    wheel = wheels.build(cache / "edged")
+    wheel = wheels.build(cache / "resolved")
     chosen: dict[Target, list[Resolved]] = {}
     lines: list[str] = []
     failed = 0
@@ -35,6 +39,7 @@ def show(cache: Path) -> int:
             else:
                 lines.append(f"  {title}: {_described(found)}")
                 chosen.setdefault(target, found)
+    lines += [f"edged[{extra}] is not asked for: {reason}" for extra, reason in _NOT_ASKED.items()]
     print(*_table(chosen), "", *lines, sep="\n")
     return failed
 
@@ -43,6 +48,9 @@ def _questions(wheel: Path, target: Target) -> Iterator[tuple[str, str, list[str
     """Each with a title, what is wanted, and constraints."""
     yield _WHOLE, _WHOLE, []
     yield "edged", "edged", []
+    for extra in wheels.extras_of(wheel):
+        if extra not in (*_RUN, *_NOT_ASKED):
+            yield f"edged[{extra}]", f"edged[{extra}]", []
     if target is TARGETS[0]:  # what pyproject.toml promises of its floors
         needed = wheels.requirements_of(wheel, target, "openvino") + wheels.requirements_of(wheel, target, "media")
         yield f"{_WHOLE}, the oldest releases allowed", _WHOLE, wheels.floors(needed)

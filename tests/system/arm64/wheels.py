@@ -102,17 +102,24 @@ def copy_tree(names: Iterable[str], tree: Path) -> None:
 
 def requirements_of(wheel: Path, target: Target, extra: str) -> list[Requirement]:
     """What a wheel needs on a box for itself and for one of its extras."""
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        text = archive.read(name).decode()
-    lines = email.parser.Parser().parsestr(text).get_all("Requires-Dist", [])
     there = target.markers | {"extra": extra}
     needed = []
-    for requirement in map(Requirement, lines):
+    for requirement in map(Requirement, _metadata(wheel, "Requires-Dist")):
         if requirement.marker is None or requirement.marker.evaluate(there):
             requirement.marker = None  # it holds, and pip would ask for the extra
             needed.append(requirement)
     return needed
+
+
+def extras_of(wheel: Path) -> list[str]:
+    return _metadata(wheel, "Provides-Extra")
+
+
+def _metadata(wheel: Path, field: str) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        text = archive.read(name).decode()
+    return list(map(str, email.parser.Parser().parsestr(text).get_all(field, [])))
 
 
 def floors(requirements: Iterable[Requirement]) -> list[str]:

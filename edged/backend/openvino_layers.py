@@ -1,0 +1,48 @@
+"""What OpenVINO made of a model, as its runtime model tells: operators by kind and by the precision they compute in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from edged.backend.contract import Composition, Recipe
+
+# They hold, hand over or relabel values, but compute nothing.
+_STILL = frozenset({"Input", "Output", "Const", "Constant", "Parameter", "Result", "Reorder", "Reshape", "MemoryInput"})
+# OpenVINO's names of precisions, as edged has them.
+_NAMES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
+
+
+def kinds(compiled: Any) -> frozenset[str] | None:
+    """The kinds of a compiled model's operators; None where the plugin does not tell.
+
+    In an imported model every operator is an ExecutionNode that keeps its kind in its runtime information.
+    """
+    layers = _layers(compiled)
+    return None if layers is None else frozenset(kind for kind, _ in layers)
+
+
+def composition(compiled: Any, recipe: Recipe, device: str) -> Composition:
+    """How many layers compute in which precision; with a note where it is another than was asked for."""
+    layers = _layers(compiled)
+    if layers is None:
+        return Composition(notes=(f"OpenVINO's {device} device does not tell what it made of the model",))
+    counts = Counter(_NAMES.get(precision, precision) for kind, precision in layers if kind not in _STILL)
+    notes = list[str]()
+    if recipe.precision not in counts and counts:
+        mostly = max(counts, key=lambda name: counts[name])
+        notes.append(f"asked for {recipe.precision}, OpenVINO computes in {mostly} on this {device}")
+    return Composition(layers=dict(sorted(counts.items())), notes=tuple(notes))
+
+
+def _layers(compiled: Any) -> list[tuple[str, str]] | None:
+    """Kind and precision of each operator that tells both."""
+    try:
+        notes = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
+        return [
+            (str(note["layerType"].value), str(note["runtimePrecision"].value) if "runtimePrecision" in note else "")
+            for note in notes
+            if "layerType" in note
+        ]
+    except Exception:  # the runtime's errors have no common base
+        return None

@@ -1,0 +1,130 @@
+"""ONNX Runtime's sessions behind the contract: on the CPU, and on a device with memory of its own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnxruntime as ort
+
+from edged.backend.contract import Signature, one_line
+from edged.backend.ort import cuda
+from edged.errors import EngineUnusable, InvalidInput
+from edged.tensors import Array
+
+_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+
+
+class OrtSession:
+    """On the CPU, whose memory the runtime reads and writes in place."""
+
+    def __init__(self, session: ort.InferenceSession, signature: Signature) -> None:
+        self._session = session
+        self._outputs = [spec.name for spec in signature.outputs]
+        self._text_inputs = frozenset(spec.name for spec in signature.inputs if spec.datatype == "BYTES")
+        self._text_outputs = frozenset(spec.name for spec in signature.outputs if spec.datatype == "BYTES")
+        self._bfloat = frozenset(
+            spec.name for spec in (*signature.inputs, *signature.outputs) if spec.datatype == "BF16"
+        )
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        names = self._outputs if outputs is None else list(outputs)
+        feeds: dict[str, Array] = dict(inputs)
+        for name in self._text_inputs:
+            feeds[name] = _to_text(name, feeds[name])
+        try:
+            values = self._run_bfloat(names, feeds) if self._bfloat else self._run(names, feeds)
+        except Exception as error:  # the runtime's errors have no common base of their own
+            raise self._failure(error) from error
+        answer = dict(zip(names, values, strict=True))
+        for name in self._text_outputs & answer.keys():
+            answer[name] = _to_bytes(answer[name])
+        return answer
+
+    def close(self) -> None:
+        del self._session
+
+    def _failure(self, error: Exception) -> EngineUnusable:
+        return EngineUnusable(f"inference failed: {one_line(error)}")
+
+    def _run(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
+        values: list[Array] = self._session.run(names, feeds)
+        return values
+
+    def _run_bfloat(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
+        """numpy has no bfloat16: such tensors go in and out as uint16 through the runtime's own values."""
+        values = {name: self._to_value(name, array) for name, array in feeds.items()}
+        return [_from_value(value) for value in self._session.run_with_ort_values(names, values)]
+
+    def _to_value(self, name: str, array: Array) -> ort.OrtValue:
+        if name in self._bfloat:
+            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+        return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+class DeviceSession(OrtSession):
+    """On device `index` of a kind ("cuda"), whose memory is its own.
+
+    A frame is copied there once. Its outputs stay there until those that were asked for are copied from it, straight
+    into the arrays that are returned. Memory for both comes from the session's arena, which has it from the frame
+    before. Tensors that are kept on the device and overwritten would be wrong: the runtime copies an input to where its
+    first node runs when it is bound, so that a node on the CPU would go on seeing the first frame.
+    """
+
+    def __init__(self, session: ort.InferenceSession, signature: Signature, kind: str, index: int) -> None:
+        super().__init__(session, signature)
+        self._kind, self._index = kind, index
+        self._binding = session.io_binding()
+        self._has_text = bool(self._text_inputs or self._text_outputs)
+
+    def close(self) -> None:
+        del self._binding  # what it holds is the session's memory
+        super().close()
+
+    def _run(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
+        # Text has no form on a device, and what is empty no place there.
+        if self._has_text or not all(array.size for array in feeds.values()):
+            return super()._run(names, feeds)
+        binding = self._binding
+        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+        try:
+            for name, value in values.items():
+                binding.bind_ortvalue_input(name, value)
+            for name in names:
+                binding.bind_output(name, self._kind, self._index)
+            self._session.run_with_iobinding(binding)
+            answer: list[Array] = binding.copy_outputs_to_cpu()
+            return answer
+        finally:  # nothing may hold the caller's memory after the call, nor the device's
+            binding.clear_binding_inputs()
+            binding.clear_binding_outputs()
+
+    def _failure(self, error: Exception) -> EngineUnusable:
+        said = cuda.failure(f"{self._kind}:{self._index}", one_line(error, limit=4000))
+        return said or super()._failure(error)
+
+
+def _from_value(value: ort.OrtValue) -> Array:
+    if value.data_type() != "tensor(bfloat16)":
+        array: Array = value.numpy()
+        return array
+    shape = tuple(value.shape())
+    array = np.empty(shape, dtype=np.uint16)
+    if array.nbytes:
+        ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
+    return array
+
+
+def _to_text(name: str, array: Array) -> Array:
+    """The runtime's strings are UTF-8 text; bytes that are not cannot be expressed."""
+    try:
+        text = [element.decode("utf-8") for element in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"input {name!r} holds bytes that are not UTF-8, which ONNX strings must be") from error
+    return np.array(text, dtype=np.object_).reshape(array.shape)
+
+
+def _to_bytes(array: Array) -> Array:
+    encoded = [element.encode("utf-8") for element in array.ravel().tolist()]
+    return np.array(encoded, dtype=np.object_).reshape(array.shape)

@@ -1,0 +1,118 @@
+"""`edged engines build --for`: engines for a device that this box does not have."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from edged.build.jobs import Progress
+from edged.cli import common, local
+from edged.control import ahead
+from edged.errors import EdgedError, InvalidInput
+from edged.store.record import EngineRecord
+
+
+def build(
+    model: Annotated[str, typer.Argument(help="A model of this box by name, or an ONNX file.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="DEVICE",
+            help="A compute capability, such as sm_86; or a file that `edged device --json` wrote on the other box.",
+        ),
+    ],
+    backend: Annotated[
+        str | None, typer.Option("--backend", help="tensorrt_rtx or tensorrt.", show_default=False)
+    ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option("--precision", help="Only this one; may be given several times.", show_default=False),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the model, as for a file.", show_default=False),
+    ] = None,
+    state: local.State = None,
+    cache: local.Cache = None,
+    json: common.Json = False,
+) -> None:
+    """Build engines ahead, for a device that this box does not have, and store them under that device's key.
+
+    They are not used here. Copied to the same folder of the other box (CACHE/engines/KEY) they are tried there first:
+    compared with the reference, timed, and served if their answers are right, without an hour of building. With a file
+    of the other box's facts the keys are the very ones that it looks for; with a compute capability alone whatever is
+    not known of it may be anything.
+
+    The status is 1 when any engine could not be built. With --json one object a line for each engine.
+    """
+    box = local.Box(state, cache)
+    on = _target(target, box)
+    found = box.model(model, setting or [])
+    wanted = ahead.engines(found, on, _backend(backend, box), tuple(precision or ()))
+    failed = 0
+    for engine in wanted:
+        try:
+            if engine.problem:
+                raise InvalidInput(engine.problem)
+            with common.working(f"building {engine.recipe.precision} for {on.name}"):
+                record = asyncio.run(box.build_ahead(found, engine, on, _quietly))
+        except EdgedError as error:
+            failed += 1
+            _tell(json, {"key": engine.key.digest, "precision": engine.recipe.precision, "error": str(error)}, None)
+        else:
+            plain = {"key": engine.key.digest, "precision": engine.recipe.precision, "error": ""}
+            _tell(json, plain, record)
+    if failed:
+        raise EdgedError(f"{failed} of {len(wanted)} engines for {on.name} could not be built")
+
+
+def register(engines: typer.Typer) -> None:
+    """Adds the command to the group."""
+    engines.command("build")(common.command(build))
+
+
+def _target(text: str, box: local.Box) -> ahead.Target:
+    place = Path(text)
+    if not place.is_file():
+        return ahead.target(text, box.fingerprint)
+
+    class Facts(msgspec.Struct):
+        facts: dict[str, str]
+
+    try:
+        recorded = msgspec.json.decode(place.read_bytes(), type=Facts)
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidInput(f"{place} has no facts that `edged device --json` wrote: {error}") from error
+    return ahead.recorded_target(recorded.facts, box.fingerprint, place.name)
+
+
+def _backend(named: str | None, box: local.Box) -> str:
+    installed = [name for name in ahead.BACKENDS if name in box.present()]
+    if named is not None and named not in ahead.BACKENDS:
+        raise InvalidInput(f"backend {named!r} cannot build for another device; {' and '.join(ahead.BACKENDS)} can")
+    if named is not None and named not in installed:
+        raise InvalidInput(f"backend {named} is not installed here")
+    if not installed:
+        raise InvalidInput("neither TensorRT-RTX nor TensorRT is installed here; see docs/engines.md")
+    return named or installed[0]
+
+
+def _quietly(progress: Progress) -> None:
+    """A spinner turns meanwhile."""
+
+
+def _tell(json: bool, plain: dict[str, Any], record: EngineRecord | None) -> None:
+    if record is not None:
+        plain |= {"bytes": record.size, "build_s": record.build.build_s, "for": record.ahead}
+    if json:
+        common.print_json(msgspec.json.encode(plain))
+    elif record is None:
+        common.show(f"{plain['key'][:12]} {plain['precision']}: {plain['error']}")
+    else:
+        size, seconds = record.size / 1e6, record.build.build_s
+        common.show(f"{plain['key'][:12]} {plain['precision']}: {size:.1f} MB in {seconds:.1f} s, for {record.ahead}")

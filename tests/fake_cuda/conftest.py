@@ -1,0 +1,32 @@
+"""What tests under the stand-in driver share. They run in a child, see `runner.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from edged.backend.cuda import open_device
+from edged.backend.cuda.contract import Device
+from tests.fake_cuda.control import Control
+from tests.fake_cuda.runner import IMPLEMENTATION
+
+
+@pytest.fixture
+def control() -> Iterator[Control]:
+    """The driver, as a discrete GPU that copies at once; nothing may be misused or left behind."""
+    control = Control()
+    control.configure(devices=1, integrated=0, can_map=1, copy_us=0, memory=64 << 20, driver_version=13000)
+    control.recover()
+    control.forget()
+    yield control
+    assert control.misuse == ""
+    assert control.alive == control.left
+
+
+@pytest.fixture
+def device(control: Control) -> Iterator[Device]:
+    opened = open_device(library=os.environ[IMPLEMENTATION])
+    yield opened
+    opened.close()

@@ -1,0 +1,154 @@
+"""The CUDA contract where the driver can be told to fail: beside what must hold on every device."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from edged.backend.cuda import open_device
+from edged.backend.cuda.contract import Device, DeviceMemory, Event, Stream
+from edged.errors import EngineUnusable
+from tests.cuda_conformance import *  # noqa: F403
+from tests.cuda_conformance import SIZE, pattern
+from tests.fake_cuda.control import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, Control
+from tests.fake_cuda.runner import IMPLEMENTATION
+
+LIBRARY = os.environ[IMPLEMENTATION]
+
+
+def test_properties_are_read_from_where_they_are(device: Device) -> None:
+    properties = device.properties
+    assert (properties.name, properties.pci_address) == ("Stand-in 0", "0000:01:00.0")
+    assert (properties.compute_capability, properties.multiprocessors) == ("8.7", 16)
+    assert (properties.memory_bus_bits, properties.l2_bytes) == (256, 4 << 20)
+    assert (properties.shared_bytes_per_block, properties.shared_bytes_per_multiprocessor) == (49152, 167936)
+    assert (properties.texture_alignment, properties.total_memory) == (512, 64 << 20)
+    assert not properties.is_integrated
+    assert device.versions.driver == "13.0"
+    assert device.library == LIBRARY
+
+
+def test_the_second_device_is_the_second_on_the_bus_and_not_the_second_fastest(control: Control) -> None:
+    control.configure(devices=2)
+    for number in (0, 1):
+        device = open_device(number, LIBRARY)
+        assert device.properties.pci_address == f"0000:0{number + 1}:00.0"
+        device.close()
+
+
+def test_a_device_that_is_not_there_is_unusable(control: Control) -> None:
+    with pytest.raises(EngineUnusable, match=r"cuDeviceGet failed: .*INVALID_DEVICE"):
+        open_device(3, LIBRARY)
+
+
+def test_the_call_and_the_error_are_named(device: Device, control: Control) -> None:
+    with device.current():
+        control.fail("cuStreamCreate", INVALID_VALUE)
+        with pytest.raises(EngineUnusable, match=r"^cuStreamCreate failed: CUDA_ERROR_INVALID_VALUE$"):
+            device.stream()
+        control.fail("cuMemHostAlloc", OUT_OF_MEMORY)
+        with pytest.raises(EngineUnusable, match=r"^cuMemHostAlloc failed: (out of memory|CUDA_ERROR_OUT_OF_MEMORY)$"):
+            device.allocate_host(SIZE)
+
+
+def test_a_thread_in_which_the_device_is_not_current_is_refused(device: Device, control: Control) -> None:
+    with pytest.raises(EngineUnusable, match=r"(?i)invalid.*context"):
+        device.stream()
+    control.forget()  # that it was tried
+
+
+def test_mapped_memory_that_the_device_cannot_see_is_given_back(device: Device, control: Control) -> None:
+    with device.current():
+        control.fail("cuMemHostGetDevicePointer", INVALID_VALUE)
+        with pytest.raises(EngineUnusable, match="cuMemHostGetDevicePointer"):
+            device.allocate_host(SIZE, mapped=True)
+
+
+def test_waiting_does_not_hold_the_interpreter(
+    current: Device, stream: Stream, memory: DeviceMemory, control: Control
+) -> None:
+    """While one thread waits for 100 ms of copying, another counts."""
+    control.configure(copy_us=100_000)
+    block, event, turns = current.allocate_host(SIZE), current.event(), 0
+    stream.copy_in(memory, block, SIZE)
+    stream.record(event)
+    waiter = threading.Thread(target=_wait, args=(current, event))
+    waiter.start()
+    while waiter.is_alive():
+        turns += 1
+        waiter.join(0.001)
+    assert turns > 1
+    block.free()
+    event.close()
+
+
+def _wait(device: Device, event: Event) -> None:
+    with device.current():
+        event.synchronize()
+
+
+def test_a_copy_returns_before_it_is_done(
+    current: Device, stream: Stream, memory: DeviceMemory, control: Control
+) -> None:
+    control.configure(copy_us=100_000)
+    block, target, event = current.allocate_host(SIZE), current.allocate_host(SIZE), current.event()
+    block.array[:], target.array[:] = pattern(1), 0
+    stream.copy_in(memory, block, SIZE)
+    stream.copy_out(target, memory, SIZE)
+    stream.record(event)
+    assert not event.is_done()
+    assert not target.array.any()
+    event.synchronize()
+    np.testing.assert_array_equal(target.array, pattern(1))
+    for made in (block, target):
+        made.free()
+    event.close()
+
+
+def test_two_streams_work_at_the_same_time(current: Device, control: Control) -> None:
+    control.configure(copy_us=100_000)
+    lanes, blocks = [current.stream(), current.stream()], [current.allocate(SIZE), current.allocate(SIZE)]
+    source = current.allocate_host(SIZE)
+    for lane, block in zip(lanes, blocks, strict=True):
+        lane.copy_in(block, source, SIZE)
+    for lane in lanes:
+        lane.synchronize()
+    first, second = control.traces("copy")
+    assert first.stream != second.stream
+    assert first.overlaps(second)
+    for made in (*blocks, source):
+        made.free()
+    for lane in lanes:
+        lane.close()
+
+
+def test_a_failed_capture_gives_back_what_it_made(current: Device, stream: Stream, control: Control) -> None:
+    if current.why_no_graphs:
+        pytest.skip(current.why_no_graphs)
+    control.fail("cuGraphInstantiate", OUT_OF_MEMORY)
+    with pytest.raises(EngineUnusable, match="cuGraphInstantiate"):
+        stream.capture(lambda: None)
+    control.fail("cuStreamBeginCapture", INVALID_VALUE)
+    with pytest.raises(EngineUnusable, match="cuStreamBeginCapture"):
+        stream.capture(lambda: None)
+
+
+# Last: a process whose context is broken has no CUDA any more.
+def test_an_error_of_submitted_work_is_told_by_who_waits_for_it(control: Control) -> None:
+    device = open_device(library=LIBRARY)
+    with device.current():
+        stream, event = device.stream(), device.event()
+        control.break_context(stream.handle, ILLEGAL_ADDRESS)
+        stream.record(event)
+        with pytest.raises(EngineUnusable, match=r"cuEventSynchronize failed: .*ILLEGAL_ADDRESS"):
+            event.synchronize()
+        with pytest.raises(EngineUnusable, match="ILLEGAL_ADDRESS"):
+            device.allocate(1)
+    control.recover()
+    with device.current():
+        stream.close()
+        event.close()
+    device.close()

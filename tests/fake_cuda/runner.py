@@ -1,0 +1,69 @@
+"""Compiles the stand-in driver and runs tests under it, in a process of their own: a driver is loaded once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+HERE = Path(__file__).parent
+IMPLEMENTATION = "EDGED_TEST_CUDA"  # which package the tests in the child open the device with
+_MODULES = {"pycuda": "pycuda", "cuda-bindings": "cuda.bindings"}
+
+
+def compile_driver(folder: Path) -> Path:
+    """`libcuda.so.1` in the folder; skips the test where there is no C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler to make the stand-in CUDA driver with")
+    library = folder / "libcuda.so.1"
+    subprocess.run(
+        [
+            *(compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
+            *("-Wl,-soname,libcuda.so.1", "-o", str(library), *map(str, sorted((HERE / "source").glob("*.c"))), "-ldl"),
+        ],
+        check=True,
+    )
+    return library
+
+
+def require(implementation: str) -> None:
+    """Skips the test where the package is not installed."""
+    try:
+        found = importlib.util.find_spec(_MODULES[implementation])
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        pytest.skip(f"{implementation} is not installed")
+
+
+def run(checks: str, library: Path, implementation: str) -> None:
+    """Runs the tests of a file beside this one under the stand-in; fails with what they print."""
+    require(implementation)
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--no-header", str(HERE / checks)]
+    ended = start(command, library, {IMPLEMENTATION: implementation})
+    if ended.returncode:
+        pytest.fail(f"under {implementation}:\n{ended.stdout[-8000:]}\n{ended.stderr[-4000:]}", pytrace=False)
+
+
+def start(
+    command: list[str], library: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in the repository with the stand-in as its driver."""
+    inherited = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return subprocess.run(
+        command,
+        env={**inherited, **environment, "LD_PRELOAD": str(library)},
+        cwd=HERE.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )

@@ -1,0 +1,174 @@
+"""The CUDA contract on a real device: what the stand-in cannot show, and that the stand-in is right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from edged.backend.cuda import LIBRARIES, open_device
+from edged.backend.cuda.contract import Device, DeviceMemory, HostMemory, Stream
+from edged.device import nvml
+from edged.errors import EdgedError
+from tests.cuda_conformance import *  # noqa: F403
+
+_LARGE = 128 << 20
+
+
+@pytest.fixture(params=LIBRARIES)
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """The first GPU, opened by every package in turn."""
+    try:
+        opened = open_device(library=request.param)
+    except EdgedError as error:
+        pytest.skip(str(error))
+    yield opened
+    opened.close()
+
+
+def test_the_device_is_the_one_that_nvml_calls_so(device: Device) -> None:
+    gpu = nvml.read().gpus.get(device.properties.pci_address)
+    if gpu is None:
+        pytest.skip("NVML knows no GPU at this address, as on a Jetson")
+    assert gpu.name == device.properties.name
+    assert gpu.compute_capability == device.properties.compute_capability
+    assert device.properties.total_memory <= gpu.memory_mb << 20
+
+
+class Lanes:
+    """Two streams that carry much, one each way."""
+
+    def __init__(self, device: Device) -> None:
+        with ExitStack() as undo:
+            self.streams = [device.stream(), device.stream()]
+            undo.callback(lambda: [stream.close() for stream in self.streams])
+            self.memory: list[DeviceMemory] = []
+            self.host: list[HostMemory] = []
+            for _ in range(2):
+                self.memory.append(device.allocate(_LARGE))
+                undo.callback(self.memory[-1].free)
+                self.host.append(device.allocate_host(_LARGE))
+                undo.callback(self.host[-1].free)
+            self.close = undo.pop_all().close
+
+    def inward(self) -> None:
+        self.streams[0].copy_in(self.memory[0], self.host[0], _LARGE)
+
+    def outward(self) -> None:
+        self.streams[1].copy_out(self.host[1], self.memory[1], _LARGE)
+
+    def seconds(self, *steps: Callable[[], None], each: bool) -> float:
+        """The best of some turns, waiting after each step or only at the end."""
+        best = float("inf")
+        for _ in range(5):
+            started = time.perf_counter()
+            for step in steps:
+                step()
+                if each:
+                    self.wait()
+            self.wait()
+            best = min(best, time.perf_counter() - started)
+        return best
+
+    def wait(self) -> None:
+        for stream in self.streams:
+            stream.synchronize()
+
+
+@pytest.fixture
+def lanes(device: Device) -> Iterator[Lanes]:
+    with device.current():
+        made = Lanes(device)
+        yield made
+        made.close()
+
+
+def test_two_streams_overlap(device: Device, lanes: Lanes) -> None:
+    """Copies in both directions at once take clearly less than one after the other."""
+    if device.properties.is_integrated:
+        pytest.skip("an integrated GPU copies within one memory, which both directions share")
+    lanes.seconds(lanes.inward, lanes.outward, each=False)
+    apart = lanes.seconds(lanes.inward, lanes.outward, each=True)
+    together = lanes.seconds(lanes.inward, lanes.outward, each=False)
+    print(f"{device.library}: both ways at once take {together / apart:.2f} of one after the other")
+    assert together < 0.85 * apart
+
+
+def test_submitting_does_not_wait_for_the_work(device: Device, lanes: Lanes) -> None:
+    lanes.seconds(lanes.inward, each=True)
+    whole = lanes.seconds(lanes.inward, each=True)
+    started = time.perf_counter()
+    lanes.inward()
+    submitted = time.perf_counter() - started
+    lanes.wait()
+    assert submitted < 0.5 * whole
+
+
+def test_events_measure_what_the_clock_does(device: Device, lanes: Lanes) -> None:
+    start, end = device.event(timed=True), device.event(timed=True)
+    lanes.inward()
+    lanes.wait()
+    began = time.perf_counter()
+    lanes.streams[0].record(start)
+    lanes.inward()
+    lanes.streams[0].record(end)
+    end.synchronize()
+    clock = (time.perf_counter() - began) * 1e3
+    assert 0.3 * clock < end.elapsed_ms(start) <= clock + 0.1
+    start.close()
+    end.close()
+
+
+def test_a_graph_is_launched_in_less_time_than_its_parts(device: Device, stream: Stream) -> None:
+    if device.why_no_graphs:
+        pytest.skip(device.why_no_graphs)
+    memory, host = device.allocate(256), device.allocate_host(256)
+
+    def work() -> None:
+        for _ in range(100):
+            stream.copy_in(memory, host, 256)
+
+    graph = stream.capture(work)
+
+    def seconds(step: Callable[[], None]) -> float:
+        best = float("inf")
+        for _ in range(20):
+            started = time.perf_counter()
+            step()
+            best = min(best, time.perf_counter() - started)
+            stream.synchronize()
+        return best
+
+    parts, whole = seconds(work), seconds(lambda: stream.launch(graph))
+    print(f"{device.library}: a graph of 100 copies is launched in {whole / parts:.2f} of the time of its parts")
+    assert whole < parts
+    for made in (memory, host):
+        made.free()
+    graph.close()
+
+
+def test_the_device_writes_mapped_memory_where_it_is(device: Device, stream: Stream) -> None:
+    """A copy to its own address as the device knows it: no other memory is involved."""
+    if not device.properties.can_map_host_memory:
+        pytest.skip("the device cannot map host memory")
+    mapped, source = device.allocate_host(4096, mapped=True), device.allocate_host(4096)
+    source.array[:] = np.arange(4096) % 251
+    mapped.array[:] = 0
+    stream.copy_in(_Seen(mapped), source, 4096)
+    stream.synchronize()
+    np.testing.assert_array_equal(mapped.array, source.array)
+    for made in (mapped, source):
+        made.free()
+
+
+class _Seen:
+    """Mapped memory as the device's own."""
+
+    def __init__(self, host: HostMemory) -> None:
+        self.address, self.size = host.device_address, host.size
+
+    def free(self) -> None:
+        pass

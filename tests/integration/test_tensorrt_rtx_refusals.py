@@ -1,0 +1,271 @@
+"""What TensorRT for RTX refuses, and what never reaches it: odd models, other devices, plans that are not as built."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import pytest
+
+from edged.backend import registry
+from edged.backend.trt import plan
+from edged.build.builder import Builder
+from edged.control import ahead
+from edged.device.fingerprint import Fingerprint
+from edged.errors import EdgedError, InvalidInput, Superseded, Unsuitable
+from edged.model.model import Model
+from edged.shapes import MODEL_PATH
+from edged.store.store import Store
+from tests import models
+from tests.integration.tensorrt_rtx import INSTALLED, ask, builder, conv, here, make, plenty, read, store
+from tests.waiting import run
+
+__all__ = ["builder", "store"]
+pytestmark = INSTALLED
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+def refusal(builder: Builder, model: Model, **more: str) -> EdgedError:
+    with pytest.raises(EdgedError) as raised:
+        make(builder, model, **more)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 500
+    return raised.value
+
+
+def unknown_operators(folder: Path) -> Path:
+    """A chain with an operator of another runtime twice, and one that nobody has."""
+    make_node = onnx.helper.make_node
+    nodes = [
+        make_node("Frobnicate", ["x"], ["a"], "first", domain="nowhere"),
+        make_node("Relu", ["a"], ["b"], "fine"),
+        make_node("Bogus", ["b"], ["c"], "second", domain="nowhere"),
+        make_node("Frobnicate", ["c"], ["y"], "third", domain="nowhere"),
+    ]
+    edges = [models.value("x", "FP32", [1, 4])], [models.value("y", "FP32", [1, 4])]
+    return models.save(models.model(nodes, *edges, domains={"nowhere": 1}), folder / "model.onnx")
+
+
+def test_operators_that_it_lacks_are_counted_and_named_and_not_tried_again(
+    builder: Builder, store: Store, tmp_path: Path
+) -> None:
+    said = run(builder.check("tensorrt_rtx", unknown_operators(tmp_path)), 60)
+    assert said == (
+        "TensorRT-RTX does not take 3 nodes of model.onnx: "
+        "Frobnicate 2x (first, third): no such operator; Bogus (second): no such operator"
+    )
+    assert isinstance(refusal(builder, read(unknown_operators(tmp_path))), Unsuitable)
+    assert store.records() == {}
+    assert [p.name for p in (tmp_path / "cache" / "staging").iterdir() if p.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "finds no output"),
+        (b"garbage" * 50, "Failed to parse the ONNX model"),
+        (b"\x08\x0a" * 50, "refuses model.onnx|finds no output"),
+    ],
+)
+def test_a_file_that_is_no_model_is_refused_in_one_line(
+    builder: Builder, tmp_path: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    said = run(builder.check("tensorrt_rtx", tmp_path / "model.onnx"), 60)
+    assert any(word in said for word in words.split("|")), said
+    assert "\n" not in said
+
+
+def test_a_model_cut_off_anywhere_is_refused_or_taken_and_nothing_dies(tmp_path: Path) -> None:
+    whole = models.conv().SerializeToString()
+    answer = ask(
+        f"""
+whole, path, answer = bytes.fromhex({whole.hex()!r}), Path({str(tmp_path / "cut.onnx")!r}), {{"taken": 0, "refused": 0}}
+for length in range(0, len(whole), 7):
+    path.write_bytes(whole[:length])
+    try:
+        BACKEND.check(path)
+        answer["taken"] += 1
+    except EngineUnusable as error:
+        assert "\\n" not in str(error)
+        answer["refused"] += 1
+"""
+    )
+    assert int(str(answer["refused"])) > 40
+
+
+def test_a_model_that_passes_is_said_to(builder: Builder, tmp_path: Path) -> None:
+    assert run(builder.check("tensorrt_rtx", conv(tmp_path)), 60) == ""
+    assert run(builder.check("tensorrt_rtx", MODEL_PATH), 60) == ""
+
+
+@pytest.mark.parametrize("datatype", ["FP64", "INT16", "UINT64", "BYTES"])
+def test_a_datatype_that_it_would_narrow_or_lacks_is_refused(builder: Builder, tmp_path: Path, datatype: str) -> None:
+    error = refusal(builder, read(models.save(models.identity(datatype), tmp_path / "model.onnx")))
+    assert isinstance(error, Unsuitable)
+    assert f"has no {datatype} tensors, and x is one" in str(error)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "BF16", "INT8", "UINT8", "INT32", "INT64", "BOOL"])
+def test_every_other_datatype_stays_as_it_is(builder: Builder, tmp_path: Path, datatype: str) -> None:
+    make(builder, read(models.save(models.identity(datatype), tmp_path / "model.onnx")))
+
+
+def test_a_gpu_that_it_does_not_build_for_is_refused_with_those_it_does(builder: Builder, tmp_path: Path) -> None:
+    error = refusal(builder, read(conv(tmp_path)), capability="9.0")
+    assert isinstance(error, Unsuitable)
+    assert str(error) == "TensorRT-RTX builds for compute capability 7.5, 8.0, 8.6, 8.9, 12.0, 12.1, not for 9.0"
+
+
+def test_a_dla_core_is_refused_where_there_is_none(builder: Builder, tmp_path: Path) -> None:
+    error = refusal(builder, read(conv(tmp_path), tensorrt__dla_core="0"))
+    assert "no DLA cores" in str(error)
+
+
+def test_too_little_workspace_says_what_to_raise(builder: Builder, tmp_path: Path) -> None:
+    """16 MiB are enough for a small model and the least that there is: the message is made where the limit is lower."""
+    answer = ask(
+        f"""
+from edged.backend.trt import config
+configure, limits = config.configure, []
+import edged.backend.trt.build as build
+def starve(trt, builder, config_, *more):
+    configure(trt, builder, config_, *more)
+    config_.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1024)
+build.configure = starve
+answer = {{"said": attempt({str(conv(tmp_path))!r}, {str(tmp_path / "out")!r})}}
+"""
+    )
+    assert str(answer["said"]).startswith("EngineUnusable: TensorRT-RTX cannot build the engine: Myelin (")
+    assert "raising tensorrt.workspace_mb may help" in str(answer["said"])
+
+
+def test_what_it_has_no_switch_for_is_told(builder: Builder, tmp_path: Path) -> None:
+    record, _, _ = make(builder, read(conv(tmp_path), tensorrt__hardware_compatible="true"))
+    assert any("unsupported in TensorRT-RTX" in note for note in record.composition.notes)
+
+
+def test_another_version_than_the_key_s_voids_the_job(builder: Builder, tmp_path: Path) -> None:
+    from edged.build.builder import Task
+
+    other = Fingerprint({**here().facts, "runtime.tensorrt_rtx": "1.2.3.4"})
+    model = read(conv(tmp_path))
+    (engine,) = ahead.engines(model, ahead.target("sm_86", other), "tensorrt_rtx", ("fp32",))
+    with pytest.raises(Superseded, match=r"not 1\.2\.3\.4"):
+        run(builder.make_ahead(Task(model, engine.recipe, engine.key), "x", "8.6", lambda _: None, plenty), 60)
+
+
+def test_a_target_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidInput):
+        ahead.target("ampere", here())
+
+
+# -- opening, without a GPU -----------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_an_engine_is_neither_built_for_it_nor_opened(tmp_path: Path) -> None:
+    model, out = str(conv(tmp_path)), str(tmp_path / "out")
+    answer = ask(
+        f"answer = {{'build': attempt({model!r}, {out!r}, ''), 'ahead': attempt({model!r}, {out!r}), "
+        f"'open': opened({model!r}, {out!r})}}"
+    )
+    assert str(answer["build"]).startswith("EngineUnusable: TensorRT-RTX cannot build: no CUDA device can be used here")
+    assert "--for sm_86" in str(answer["build"])
+    assert answer["ahead"] == ""
+    assert str(answer["open"]).startswith("EngineUnusable: ")
+    assert "\n" not in str(answer["open"])
+
+
+def test_the_runtime_s_own_refusal_without_a_gpu_is_one_line(tmp_path: Path) -> None:
+    model, out = str(conv(tmp_path)), str(tmp_path / "out")
+    answer = ask(
+        f"""
+from edged.backend.trt import load
+attempt({model!r}, {out!r})
+data = Path({out!r}, "engine.plan").read_bytes()
+answer = {{}}
+for name, plan in (("whole", data), ("magic", b"x" + data[1:]), ("cut", data[:100]), ("none", b"x")):
+    try:
+        load.deserialise(trt, plan, "TensorRT-RTX")
+    except EngineUnusable as error:
+        answer[name] = str(error)
+"""
+    )
+    start = "TensorRT-RTX cannot load the engine: "
+    assert str(answer["whole"]).startswith(start + "no CUDA device can be used here (")
+    assert answer["magic"] == start + "it is damaged"
+    assert answer["none"] == start + "it is damaged"
+    assert str(answer["cut"]).startswith(start)
+
+
+def test_a_plan_that_is_cut_off_garbled_or_of_another_version_never_reaches_the_runtime(tmp_path: Path) -> None:
+    model, out = str(conv(tmp_path)), str(tmp_path / "out")
+    answer = ask(
+        f"""
+attempt({model!r}, {out!r})
+path = Path({out!r}, "engine.plan")
+data = path.read_bytes()
+def said(changed):
+    path.write_bytes(changed)
+    return opened({model!r}, {out!r})
+cuts = {{said(data[:length]).partition(":")[0] for length in [*range(0, 200, 3), len(data) // 2, len(data) - 1]}}
+answer = {{
+    "cuts": sorted(cuts),
+    "cut": said(data[:1000]),
+    "header": said(data[:40]),
+    "longer": said(data + b"x"),
+    "onnx": said(Path({model!r}).read_bytes()),
+    "other": said(data[:24] + bytes([1, 6, 1, 120]) + data[28:]),
+    "tensorrt": said(b"ftrt" + data[4:28] + b"ftrt" + data[32:]),
+    "json": said(len(b'{{"a": 1}}').to_bytes(4, "little") + b'{{"a": 1}}' + data),
+}}
+"""
+    )
+    version = registry.version("tensorrt_rtx", here().facts)
+    assert answer["cuts"] == ["EngineUnusable"]
+    assert str(answer["cut"]).startswith("EngineUnusable: the engine is cut off: it has 1000 bytes and its header says")
+    assert answer["header"] == "EngineUnusable: the engine is cut off: 40 bytes are not even a TensorRT-RTX header"
+    assert "has something behind its end" in str(answer["longer"])
+    assert "is no TensorRT plan: it begins with" in str(answer["onnx"])
+    assert answer["other"] == (
+        "EngineUnusable: the engine was built by TensorRT-RTX 1.6.1.120, "
+        f"and {version} is installed; it will be rebuilt"
+    )
+    assert answer["tensorrt"] == "EngineUnusable: the engine was built by TensorRT, and TensorRT-RTX cannot load it"
+    assert "cuInit" in str(answer["json"]) or "CUDA" in str(answer["json"])
+
+
+def test_a_plan_altered_on_disk_is_damaged_before_anything_looks_at_it(
+    builder: Builder, store: Store, tmp_path: Path
+) -> None:
+    _, key, _ = make(builder, read(conv(tmp_path)))
+    blob = tmp_path / "cache" / "engines" / key / "engine.plan"
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.chmod(0o600)
+    blob.write_bytes(data)
+    with pytest.raises(EdgedError, match="does not match its record"):
+        store.artefact(key).load("engine.plan")
+
+
+OLDER = os.environ.get("EDGED_OLDER_TENSORRT_RTX", "")
+
+
+@pytest.mark.skipif(
+    not Path(OLDER, "tensorrt_rtx_libs").is_dir(), reason="no older TensorRT for RTX; see make test-tensorrt"
+)
+def test_an_engine_that_an_older_version_really_built_is_told_by_both_versions(tmp_path: Path) -> None:
+    model, out = str(conv(tmp_path)), str(tmp_path / "out")
+    built = ask(f"answer = {{'said': attempt({model!r}, {out!r}), 'version': BACKEND.version()}}", OLDER)
+    version = registry.version("tensorrt_rtx", here().facts)
+    assert built["said"] == ""
+    assert built["version"] != version
+    assert plan.read((tmp_path / "out" / "engine.plan").read_bytes()).version == built["version"]
+    answer = ask(f"answer = {{'said': opened({model!r}, {out!r})}}")
+    assert answer["said"] == (
+        f"EngineUnusable: the engine was built by TensorRT-RTX {built['version']}, and {version} is installed;"
+        " it will be rebuilt"
+    )

@@ -1,0 +1,94 @@
+"""`edged engines build --for`: engines for a GPU that is not here, by the real builder of TensorRT for RTX."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edged.shapes import MODEL_PATH
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx_bindings") is None, reason="TensorRT for RTX has no wheel for this Python"
+)
+
+
+def edged(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edged", *words], capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def build(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return edged("engines", "build", str(MODEL_PATH), "--cache", str(folder), *words)
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_engines_are_built_for_a_compute_capability_and_lie_in_the_store_unproven(tmp_path: Path) -> None:
+    done = build(tmp_path, "--for", "sm_86", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    built = lines(done)
+    assert [engine["precision"] for engine in built] == ["fp16", "tf32", "fp32"]
+    for engine in built:
+        assert (engine["for"], engine["error"]) == ("sm_86", "")
+        entry = tmp_path / "engines" / engine["key"]
+        record = json.loads((entry / "record.json").read_text())
+        assert record["parts"]["gpu.0.compute_capability"] == "8.6"
+        assert record["parts"]["recipe.backend"] == "tensorrt_rtx"
+        assert record["verdict"]["accepted"] is False
+        assert record["ahead"] == "sm_86"
+        assert (entry / "engine.plan").read_bytes()[:4] == b"vtrt"
+    shown = edged("engines", "show", built[0]["key"], "--cache", str(tmp_path), "--state", str(tmp_path / "state"))
+    assert "for sm_86, on another box" in shown.stdout
+    assert "its answers are compared there before it serves" in shown.stdout
+    again = lines(build(tmp_path, "--for", "8.6", "--precision", "fp16", "--json"))
+    assert [engine["key"] for engine in again] == [built[0]["key"]]
+
+
+def test_a_box_is_named_by_the_facts_that_it_wrote_down(tmp_path: Path) -> None:
+    own = json.loads(edged("device", "--json").stdout)["facts"]
+    card = {"gpu.0.compute_capability": "8.9", "gpu.0.name": "NVIDIA GeForce RTX 4070", "gpu.0.memory_mb": "12282"}
+    facts = tmp_path / "hall.json"
+    facts.write_text(json.dumps({"facts": own | card | {"nvidia.driver": "580.65.06"}}))
+    (engine,) = lines(build(tmp_path, "--for", str(facts), "--precision", "fp16", "--json"))
+    record = json.loads((tmp_path / "engines" / engine["key"] / "record.json").read_text())
+    assert engine["for"] == record["ahead"] == "NVIDIA GeForce RTX 4070"
+    assert card.items() <= record["parts"].items()
+    assert record["parts"]["nvidia.driver"] == "580.65.06"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--for", "sm_90"), 1, "could not be built"),
+        (("--for", "orin"), 2, "'orin' is neither a compute capability such as sm_86 nor a file of facts"),
+        (("--for", "sm_86", "--backend", "openvino"), 2, "backend 'openvino' cannot build for another device"),
+        (("--for", "sm_86", "--precision", "bf16"), 2, "builds nothing for sm_86 in bf16"),
+        (("--for", "sm_86", "--set", "tensorrt.dla=1"), 2, "there is no setting tensorrt.dla"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line_and_leaves_nothing(
+    tmp_path: Path, words: tuple[str, ...], status: int, said: str
+) -> None:
+    done = build(tmp_path, *words)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.glob("engines/*")) == []
+    assert [path for path in tmp_path.glob("staging/*") if path.is_dir()] == []
+
+
+def test_a_model_that_is_not_there_and_a_file_that_holds_no_facts(tmp_path: Path) -> None:
+    nothing = edged("engines", "build", "doors", "--for", "sm_86", "--cache", str(tmp_path))
+    assert "there is no model 'doors'" in nothing.stderr
+    (tmp_path / "notes").write_text("no facts")
+    done = build(tmp_path, "--for", str(tmp_path / "notes"))
+    assert (done.returncode, "has no facts that `edged device --json` wrote" in done.stderr) == (2, True)

@@ -1,0 +1,118 @@
+"""What is built for a device that this box does not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.control import ahead
+from edged.control.ahead import Target, recorded_target, target
+from edged.control.desired import desired
+from edged.control.policy import candidates
+from edged.device.fingerprint import Fingerprint, probe
+from edged.errors import InvalidInput
+from edged.store.key import may_be_for
+from tests.unit.control_room import model
+
+OWN = Fingerprint(
+    {
+        "cpu.arch": "x86_64",
+        "cpu.model": "a workstation's",
+        "runtime.tensorrt_rtx": "1.7.1.116",
+        "runtime.onnxruntime": "1.31.1",
+        "os.name": "debian",
+    }
+)
+CARD = {
+    "cpu.arch": "x86_64",
+    "gpu.0.compute_capability": "8.6",
+    "gpu.0.memory_mb": "6138",
+    "gpu.0.name": "NVIDIA RTX A2000",
+    "nvidia.driver": "580.65.06",
+    "runtime.tensorrt_rtx": "1.7.1.116",
+}
+BOXES = Path(__file__).parents[1] / "fixtures" / "devices"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "capability"),
+    [("sm_86", "sm_86", "8.6"), ("8.6", "sm_86", "8.6"), ("SM120", "sm_120", "12.0"), ("75", "sm_75", "7.5")],
+)
+def test_a_compute_capability_is_read_as_people_write_it(text: str, name: str, capability: str) -> None:
+    found = target(text, OWN)
+    assert (found.name, found.capability) == (name, capability)
+    assert found.fingerprint.facts == {
+        "cpu.arch": "x86_64",
+        "gpu.0.compute_capability": capability,
+        "runtime.tensorrt_rtx": "1.7.1.116",
+    }
+
+
+@pytest.mark.parametrize("text", ["", "sm_", "sm_8", "orin", "8.6.1", "sm_1234", "-8.6", "8.6\n"])
+def test_what_is_no_compute_capability_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="neither a compute capability"):
+        target(text, OWN)
+
+
+@given(st.text(max_size=12))
+def test_no_text_is_more_than_refused(text: str) -> None:
+    try:
+        found = target(text, OWN)
+    except InvalidInput:
+        return
+    assert found.capability.count(".") == 1
+
+
+def keys(on: Target, **settings: str) -> list[dict[str, str]]:
+    return [e.key.parts for e in ahead.engines(model(**settings), on, "tensorrt_rtx", ())]
+
+
+def test_a_recorded_box_finds_the_very_engines_that_were_built_for_it() -> None:
+    on = recorded_target(CARD, OWN, "a2000.json")
+    assert (on.name, on.capability) == ("NVIDIA RTX A2000", "8.6")
+    there = {e.key.digest for e in desired(Fingerprint(CARD), {"m": model()})["m"]}
+    built = ahead.engines(model(), on, "tensorrt_rtx", ())
+    assert [e.recipe.precision for e in built] == ["fp16", "tf32", "fp32"]
+    assert {e.key.digest for e in built} <= there
+
+
+def test_a_box_may_use_what_was_built_for_its_compute_capability_and_no_other_may() -> None:
+    built = {parts["recipe.precision"]: parts for parts in keys(target("sm_86", OWN))}
+    wanted = desired(Fingerprint(CARD), {"m": model(backends="tensorrt_rtx")})["m"][1:]
+    assert len(wanted) == 3
+    for engine in wanted:
+        assert may_be_for(built[engine.recipe.precision], engine.key.parts)
+    for other in ({"gpu.0.compute_capability": "8.9"}, {"runtime.tensorrt_rtx": "1.6.1.120"}, {"cpu.arch": "aarch64"}):
+        for engine in desired(Fingerprint(CARD | other), {"m": model(backends="tensorrt_rtx")})["m"][1:]:
+            assert not may_be_for(built[engine.recipe.precision], engine.key.parts)
+
+
+def test_precisions_may_be_named() -> None:
+    (engine,) = ahead.engines(model(), target("8.6", OWN), "tensorrt_rtx", ("fp16",))
+    assert (engine.recipe.precision, engine.recipe.device) == ("fp16", "cuda:0")
+    with pytest.raises(InvalidInput, match="builds nothing for sm_86 in bf16"):
+        ahead.engines(model(), target("8.6", OWN), "tensorrt_rtx", ("bf16",))
+
+
+def test_a_box_on_which_nothing_that_is_built_here_could_run_is_refused() -> None:
+    orin = probe(BOXES / "jetson-orin-nano").facts
+    with pytest.raises(InvalidInput, match="box with aarch64, and engines built here are for x86_64"):
+        recorded_target(orin, OWN, "orin.json")
+    with pytest.raises(InvalidInput, match=r"tensorrt_rtx 1\.6\.1\.120, here it is 1\.7\.1\.116"):
+        recorded_target(CARD | {"runtime.tensorrt_rtx": "1.6.1.120"}, OWN, "card.json")
+    with pytest.raises(InvalidInput, match="tells of no NVIDIA GPU"):
+        recorded_target(probe(BOXES / "intel-nuc-11").facts, OWN, "nuc.json")
+    bare = {name: value for name, value in CARD.items() if not name.startswith("runtime.")}
+    with pytest.raises(InvalidInput, match="has no tensorrt_rtx to run the engines with"):
+        ahead.engines(model(), recorded_target(bare, OWN, "bare.json"), "tensorrt_rtx", ())
+
+
+def test_nothing_of_this_box_but_the_runtimes_is_in_the_keys() -> None:
+    on = target("8.6", OWN)
+    other = msgspec.structs.replace(OWN, facts=OWN.facts | {"cpu.model": "another", "nvidia.driver": "1"})
+    assert keys(on) == keys(target("8.6", other))
+    assert candidates({}, on.fingerprint.facts)  # it is a box like others

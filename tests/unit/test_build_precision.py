@@ -1,0 +1,144 @@
+"""Engines whose precision is said in the graph: converted in the child, calibrated on pictures, judged by pictures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cv2
+import msgspec
+import pytest
+
+from edged.backend import registry
+from edged.backend.contract import Recipe
+from edged.build import calibration, jobs, tasks
+from edged.build.builder import Builder, Task
+from edged.build.child import Limits
+from edged.build.conversion import converted
+from edged.control.recipes import complete
+from edged.device.fingerprint import Fingerprint
+from edged.errors import Superseded, Unsuitable
+from edged.model.inspect import inspect
+from edged.model.model import Model
+from edged.model.repository import plain_entry
+from edged.shapes import MODEL_PATH, Scene
+from edged.store.key import EngineKey
+from edged.store.record import EngineRecord
+from edged.store.store import Store
+from tests import models
+from tests.waiting import run
+
+
+def read(path: Path, samples: tuple[str, ...] = ()) -> Model:
+    entry = msgspec.structs.replace(plain_entry("m", path, {}), samples=samples)
+    return Model.of(entry, inspect(path))
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> Model:
+    """The embedded detector, with two pictures of its user's."""
+    samples = []
+    for number in range(2):
+        samples.append(str(tmp_path / f"{number}.png"))
+        cv2.imwrite(samples[-1], Scene(number, 640, 480, shapes=6).frame(0)[0])
+    return read(MODEL_PATH, tuple(samples))
+
+
+def make(model: Model, recipe: Recipe, folder: Path) -> tuple[EngineRecord, list[str]]:
+    recipe, problem = complete(recipe, model, None)
+    assert problem == ""
+    store, phases = Store(folder / "cache"), list[str]()
+    builder = Builder(store, folder / "cache", Limits(seconds=120, memory_mb=4096))
+
+    async def plenty(need: int) -> int:
+        return 0
+
+    task = Task(model, recipe, EngineKey.of(model.digest, recipe, Fingerprint()))
+    record = run(builder.make(task, lambda progress: phases.append(progress.phase), plenty), 120)
+    if record.verdict.accepted:
+        store.artefact(task.key.digest).check()
+    assert [path for path in (folder / "cache" / "staging").iterdir() if path.is_dir()] == []
+    return record, list(dict.fromkeys(phases))
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision"), [("onnxruntime", "fp16"), ("onnxruntime", "int8"), ("openvino", "int8")]
+)
+def test_an_engine_of_another_precision_is_built_from_a_converted_graph_and_judged(
+    backend: str, precision: str, shapes: Model, tmp_path: Path
+) -> None:
+    plain, phases = make(shapes, Recipe(backend), tmp_path / "plain")
+    assert "converting" not in phases
+    record, phases = make(shapes, Recipe(backend, precision=precision), tmp_path / "other")
+    assert "converting" in phases
+    assert record.verdict.accepted, record.verdict.reason
+    assert record.verdict.figures["boxes"] >= 0.85
+    assert not any(name.startswith(".") for name in record.files)
+    if precision == "int8":  # a processor without float16 arithmetic keeps the rounded weights in float32
+        assert record.size < 0.8 * plain.size
+    # It is really another precision: its answers are not those of the model as it was written.
+    assert record.verdict.figures["relative_l2"] > 10 * plain.verdict.figures["relative_l2"]
+
+
+def test_a_graph_that_has_nothing_to_convert_is_built_as_it_is(tmp_path: Path) -> None:
+    model = read(models.save(models.identity("INT32"), tmp_path / "model.onnx"))
+    record, _ = make(model, Recipe("onnxruntime", precision="fp16"), tmp_path)
+    assert record.verdict.accepted, record.verdict.reason
+
+
+def job(model: Model, recipe: Recipe, out: Path) -> jobs.Build:
+    return jobs.Build(model.order(recipe), str(out), model.recognition, model.samples)
+
+
+def test_nothing_but_the_engine_is_left_in_the_stage(shapes: Model, tmp_path: Path) -> None:
+    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, None)
+    told: list[jobs.Progress] = []
+    (tmp_path / "stage").mkdir()
+    built = tasks.do(job(shapes, recipe, tmp_path / "stage"), told.append)
+    assert isinstance(built, jobs.Built)
+    assert sorted(os.listdir(tmp_path / "stage")) == sorted(built.artefact.files)
+
+
+def test_pictures_that_changed_after_the_engine_was_planned_void_the_job(shapes: Model, tmp_path: Path) -> None:
+    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, None)
+    cv2.imwrite(shapes.samples[0], Scene(99, 640, 480, shapes=3).frame(0)[0])
+    with pytest.raises(Superseded, match="sample pictures were changed"):
+        converted(job(shapes, recipe, tmp_path), tmp_path)
+    again, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, None)
+    assert again.calibration != recipe.calibration
+
+
+def test_a_picture_that_cannot_be_read_is_left_out_and_told(shapes: Model, tmp_path: Path) -> None:
+    Path(shapes.samples[0]).write_bytes(b"no picture")
+    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, None)
+    (tmp_path / "graph").mkdir()
+    order, said = converted(job(shapes, recipe, tmp_path), tmp_path / "graph")
+    assert order.model == str(tmp_path / "graph" / "model.onnx")
+    assert order.signature == shapes.inspection.signature
+    assert any("not calibrated on 0.png" in note for note in said.notes)
+
+
+def test_a_model_that_takes_no_pictures_cannot_be_calibrated(tmp_path: Path) -> None:
+    model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
+    assert calibration.digest(model.recognition, ()) == ""
+    recipe, problem = complete(Recipe("onnxruntime", precision="int8"), model, None)
+    assert problem.startswith("int8 is calibrated on pictures, and this model takes none")
+    with pytest.raises(Unsuitable, match="int8 is calibrated on pictures"):
+        converted(job(model, recipe, tmp_path), tmp_path)
+
+
+def test_calibration_is_named_by_the_content_of_pictures_and_how_they_are_prepared(shapes: Model) -> None:
+    one = calibration.digest(shapes.recognition, shapes.samples)
+    assert one == calibration.digest(shapes.recognition, tuple(reversed(shapes.samples)))
+    assert one != calibration.digest(shapes.recognition, shapes.samples[:1])
+    preprocess = shapes.recognition.preprocess
+    assert preprocess is not None
+    other = msgspec.structs.replace(
+        shapes.recognition, preprocess=msgspec.structs.replace(preprocess, width=preprocess.width + 32)
+    )
+    assert one != calibration.digest(other, shapes.samples)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "null"])
+def test_a_backend_leaves_to_others_only_precisions_that_can_be_said_in_a_graph(name: str) -> None:
+    assert registry.load(name).in_graph <= {"fp16", "int8"}

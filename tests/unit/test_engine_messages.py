@@ -1,0 +1,48 @@
+"""What the daemon tells of an engine comes out at the client as it went in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from edged.backend.contract import Composition, Recipe
+from edged.client import operations
+from edged.control import report
+from edged.control.plan import PlannedEngine
+from edged.ingress import messages
+from edged.store.store import Store
+from tests.unit.control_room import key_of, model, planned_model, record_of
+
+COMPOSITION = Composition(
+    layers={"fp16": 20, "fp32": 1},
+    nodes={"CPUExecutionProvider": {"Loop": 1}, "CUDAExecutionProvider": {"Add": 2, "Conv": 20}},
+    fallback=("1 Loop runs on the CPU",),
+    kept=("Softmax s: its values are small",),
+    notes=("a note",),
+)
+
+
+def test_everything_that_is_known_of_an_engine_reaches_the_client(tmp_path: Path) -> None:
+    of, recipe = model(), Recipe("onnxruntime", "cuda:0", "fp16")
+    key = key_of(of, recipe)
+    record = record_of(key, recipe, composition=COMPOSITION, ahead="sm_86", load=0.25, adopted_from="abc", standard="s")
+    planned = planned_model()
+    planned.engines = {key.digest: PlannedEngine(key, recipe)}
+    planned.engines[key.digest].adopt(record)
+    (told,) = report.engines({"m": planned}, Store(tmp_path), "")
+    seen = operations.engine_info(messages.engine(told))
+    expected = msgspec.to_builtins(told)
+    found = seen.json()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == value, name
+
+
+def test_an_engine_that_is_not_there_has_no_composition(tmp_path: Path) -> None:
+    of, recipe = model(), Recipe("openvino")
+    planned = planned_model()
+    key = key_of(of, recipe)
+    planned.engines = {key.digest: PlannedEngine(key, recipe)}
+    (told,) = report.engines({"m": planned}, Store(tmp_path), "")
+    assert operations.engine_info(messages.engine(told)).composition == operations.Composition()

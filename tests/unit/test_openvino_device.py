@@ -1,0 +1,193 @@
+"""Which of OpenVINO's devices a recipe means, how a model is compiled for it, and what OpenVINO made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import onnx
+import openvino as ov
+import pytest
+
+from edged.backend import openvino_device, openvino_layers, registry
+from edged.backend.artefact import Artefact
+from edged.backend.contract import Order, Recipe
+from edged.backend.precision import convert
+from edged.errors import EngineUnusable, Unsuitable
+from tests import models
+from tests.unit import precision_models as nets
+
+SAMPLES = [nets.picture(seed) for seed in range(4)]
+
+
+class Core:
+    """Sees these devices, each with its PCI bus; None where the property is not known."""
+
+    def __init__(self, **buses: int | None) -> None:
+        self._buses = {name.replace("_", "."): bus for name, bus in buses.items()}
+
+    @property
+    def available_devices(self) -> list[str]:
+        return list(self._buses)
+
+    def get_property(self, device: str, name: str) -> object:
+        bus = self._buses[device]
+        if name != "DEVICE_PCI_INFO" or bus is None:
+            raise RuntimeError("unsupported property")
+        return SimpleNamespace(domain=0, bus=bus, device=2, function=0)
+
+
+def recipe(device: str, precision: str = "fp32", **more: object) -> Recipe:
+    return Recipe("openvino", device=device, precision=precision, **more)  # type: ignore[arg-type]
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("core", "device", "expected"),
+    [
+        (Core(CPU=None), "cpu", "CPU"),
+        (Core(CPU=None, GPU=0), "intel-gpu:0", "GPU"),
+        (Core(CPU=None, GPU_0=0, GPU_1=3), "intel-gpu:0", "GPU.0"),
+        (Core(CPU=None, GPU_0=0, GPU_1=3), "intel-gpu:1", "GPU.1"),
+        # OpenVINO puts the integrated one first, whatever its address, and the rest in an order of the driver's.
+        (Core(CPU=None, GPU_0=0, GPU_1=9, GPU_2=3), "intel-gpu:1", "GPU.2"),
+        (Core(CPU=None, GPU_0=None, GPU_1=None, GPU_10=None, GPU_2=None), "intel-gpu:2", "GPU.2"),
+        (Core(CPU=None, NPU=None), "intel-npu:0", "NPU"),
+        (Core(CPU=None, NPU_4000=None), "intel-npu:0", "NPU.4000"),
+    ],
+)
+def test_a_device_is_found_by_its_place_among_its_kind(core: Core, device: str, expected: str) -> None:
+    assert openvino_device.find(core, device) == expected
+
+
+@pytest.mark.parametrize(
+    ("core", "device", "expected"),
+    [
+        (Core(CPU=None), "intel-gpu:0", "does not see intel-gpu:0, only CPU; install intel-opencl-icd"),
+        (Core(CPU=None, GPU=0), "intel-gpu:1", "does not see intel-gpu:1, only CPU, GPU; install intel-opencl-icd"),
+        (Core(CPU=None, GPU=0), "intel-npu:0", "does not see intel-npu:0, only CPU, GPU; install intel-level-zero-npu"),
+        (Core(CPU=None), "cuda:0", "OpenVINO serves cpu, intel-gpu and intel-npu devices, not cuda:0"),
+    ],
+)
+def test_a_device_that_openvino_does_not_see_is_unsuitable_with_what_to_install(
+    core: Core, device: str, expected: str
+) -> None:
+    with pytest.raises(Unsuitable) as raised:
+        openvino_device.find(core, device)
+    assert expected in str(raised.value)
+
+
+# -- properties -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "hint"),
+    [
+        ("CPU", "fp32", "f32"),
+        ("CPU", "bf16", "bf16"),
+        ("CPU", "fp16", "f16"),
+        ("CPU", "int8", "f32"),
+        ("GPU.1", "fp32", "f32"),
+        ("GPU", "fp16", "f16"),
+        ("GPU", "int8", "f16"),
+        ("NPU", "fp16", "f16"),
+        ("NPU", "int8", "f16"),
+    ],
+)
+def test_the_precision_is_asked_for_by_name(device: str, precision: str, hint: str) -> None:
+    assert openvino_device.properties(recipe("x", precision), device)["INFERENCE_PRECISION_HINT"] == hint
+
+
+@pytest.mark.parametrize(("device", "precision"), [("NPU", "fp32"), ("NPU", "bf16"), ("CPU", "tf32"), ("GPU", "tf32")])
+def test_a_precision_that_the_device_has_not_is_unsuitable(device: str, precision: str) -> None:
+    with pytest.raises(Unsuitable, match=precision):
+        openvino_device.properties(recipe("x", precision), device)
+
+
+def test_threads_are_for_cpus() -> None:
+    assert openvino_device.properties(recipe("cpu", threads=3), "CPU")["INFERENCE_NUM_THREADS"] == "3"
+    assert "INFERENCE_NUM_THREADS" not in openvino_device.properties(recipe("intel-gpu:0", threads=3), "GPU")
+    assert "INFERENCE_NUM_THREADS" not in openvino_device.properties(recipe("cpu"), "CPU")
+
+
+# -- what was made of a model, for real on the CPU ------------------------------------------------------------------
+
+
+def build(folder: Path, proto: onnx.ModelProto, precision: str, path: str = "", device: str = "cpu") -> tuple:
+    """The order that opens the engine, and its composition."""
+    out = folder / f"engine-{precision}"
+    out.mkdir()
+    path = path or str(models.save(proto, folder / "model.onnx"))
+    order = Order(path, models.signature(proto), recipe(device, precision))
+    made = registry.load("openvino").build(order, out, lambda fraction: None)
+    return msgspec.structs.replace(order, artefact=Artefact.seal(out)), made
+
+
+def test_layers_are_counted_by_the_precision_that_they_compute_in(tmp_path: Path) -> None:
+    _, made = build(tmp_path, nets.chain(4), "fp32")
+    assert made.layers.keys() == {"fp32"}
+    assert made.layers["fp32"] >= 4
+    assert made.notes == made.fallback == ()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_layers_tell_whether_the_precision_was_really_taken(tmp_path: Path, precision: str) -> None:
+    _, made = build(tmp_path, nets.chain(4), precision)
+    names = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
+    compiled = ov.Core().compile_model(
+        str(tmp_path / "model.onnx"), "CPU", openvino_device.properties(recipe("cpu", precision), "CPU")
+    )
+    taken = names[compiled.get_property("INFERENCE_PRECISION_HINT").to_string()]
+    assert taken in made.layers
+    if taken == precision:
+        assert made.notes == ()
+    else:  # a CPU without the instructions for it
+        assert made.notes[0].startswith(f"asked for {precision}, OpenVINO computes in ")
+        assert precision not in made.layers
+
+
+def test_a_quantised_graph_runs_in_int8_and_answers_alike(tmp_path: Path) -> None:
+    proto = nets.chain(4)
+    (tmp_path / "graph").mkdir()
+    made = convert(nets.store(proto, tmp_path), "int8", tmp_path / "graph" / "model.onnx", SAMPLES)
+    order, composition = build(tmp_path, proto, "int8", made.path)
+    assert composition.layers["int8"] >= 3
+    assert composition.notes == ()
+    session = registry.load("openvino").open(order)
+    for seed in range(3):
+        expected = nets.answers(made.path, nets.picture(seed))["y"]
+        found = session.infer(nets.picture(seed))["y"]
+        np.testing.assert_allclose(found, expected, atol=float(np.abs(expected).max()) * 0.05)
+
+
+def test_what_a_plugin_does_not_tell_is_no_reason_to_fail() -> None:
+    class Silent:
+        def get_runtime_model(self) -> object:
+            raise RuntimeError("not implemented")
+
+    assert openvino_layers.kinds(Silent()) is None
+    made = openvino_layers.composition(Silent(), recipe("intel-npu:0", "fp16"), "NPU")
+    assert made.layers == {}
+    assert made.notes == ("OpenVINO's NPU device does not tell what it made of the model",)
+
+
+# -- devices that are not here --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["intel-gpu:7", "intel-npu:7"])
+def test_neither_built_nor_opened_on_a_device_that_is_not_there(tmp_path: Path, device: str) -> None:
+    order, _ = build(tmp_path, models.conv(), "fp32")
+    with pytest.raises(Unsuitable, match=f"does not see {device}"):
+        build(tmp_path, models.conv(), "fp16", device=device)
+    with pytest.raises(EngineUnusable, match=f"does not see {device}"):
+        registry.load("openvino").open(msgspec.structs.replace(order, recipe=recipe(device, "fp16")))
+
+
+def test_an_npu_takes_no_open_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_device, "find", lambda core, device: "NPU")
+    with pytest.raises(Unsuitable, match=r"fixed shapes only, and input 'x' has open dimensions; export the model"):
+        build(tmp_path, models.dynamic(), "fp16", device="intel-npu:0")

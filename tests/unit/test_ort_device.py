@@ -1,0 +1,227 @@
+"""Engines on a device with a provider of its own. No such device is needed: where nodes run is told by a stand-in, and
+the sessions are ONNX Runtime's own on the CPU, or bound to its memory as they would be to a GPU's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from edged.backend import registry
+from edged.backend.artefact import Artefact
+from edged.backend.contract import Order, Recipe
+from edged.backend.ort import cuda, device, placement, runtime
+from edged.backend.ort.placement import PlacedNode, Placement
+from edged.backend.ort.runtime import CPU_PROVIDER, CpuForbidden, Provider, create
+from edged.backend.ort.session import DeviceSession
+from edged.errors import EngineDamaged, EngineUnusable, Unsuitable
+from tests import models
+from tests.unit.test_ort_placement import node, number
+
+GPU = Provider(cuda.PROVIDER, {}, "cuda:0")
+RECIPE = Recipe("onnxruntime", device="cuda:0")
+
+
+def shapes() -> onnx.ModelProto:
+    """A ReLU, and a reshape to a shape that is computed."""
+    nodes = [
+        node("Relu", "x", "r"),
+        node("Shape", "r", "s"),
+        node("Gather", "s zero", "n"),
+        node("Concat", "n rest", "to", axis=0),
+        node("Reshape", "r to", "y"),
+    ]
+    inputs, outputs = [models.value("x", "FP32", ["n", 3, 4])], [models.value("y", "FP32", ["n", 12])]
+    return models.model(nodes, inputs, outputs, [number("zero", 0), number("rest", -1)])
+
+
+class Gpu:
+    """Runs everything but the operators that it lacks, which it leaves to the CPU, as a provider does."""
+
+    def __init__(self, *lacks: str) -> None:
+        self.lacks = set(lacks)
+        self.can_save, self.forbids = True, False
+        self.forbade = list[bool]()
+
+    def made(
+        self, options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession], **more: object
+    ) -> tuple[ort.InferenceSession, Placement]:
+        session, placed = self.really(options, make)
+        return session, tuple(
+            msgspec.structs.replace(n, provider=CPU_PROVIDER if n.operator in self.lacks else GPU.name) for n in placed
+        )
+
+    def create(self, source: str | bytes, options: ort.SessionOptions, where: Provider) -> ort.InferenceSession:
+        forbidden, self.forbids = self.forbids, False
+        self.forbade.append(forbidden)
+        if options.optimized_model_filepath and not self.can_save:
+            raise EngineUnusable("it contains compiled nodes")
+        session, placed = self.really(options, lambda ready: create(source, ready))
+        if forbidden and any(n.operator in self.lacks for n in placed):
+            raise CpuForbidden("some of the model's nodes would run on the CPU instead of cuda:0")
+        return session
+
+    def forbid_cpu(self, options: ort.SessionOptions) -> None:
+        self.forbids = True
+
+    really = staticmethod(placement.made)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    if not placement._KEPT:
+        pytest.skip("this ONNX Runtime does not name nodes")
+    made = Gpu()
+    monkeypatch.setattr(placement, "made", made.made)
+    monkeypatch.setattr(device, "create", made.create)
+    monkeypatch.setattr(runtime, "forbid_cpu", made.forbid_cpu)
+    return made
+
+
+def _bound(session: object) -> DeviceSession:
+    assert isinstance(session, DeviceSession)
+    session._kind = "cpu"
+    return session
+
+
+def order(folder: Path, proto: onnx.ModelProto, **more: object) -> Order:
+    path = models.save(proto, folder / "model.onnx")
+    return Order(str(path), models.signature(proto), msgspec.structs.replace(RECIPE, **more))
+
+
+def built(wanted: Order, out: Path) -> Order:
+    out.mkdir(exist_ok=True)
+    registry.load("onnxruntime").build(wanted, out, lambda fraction: None)
+    return msgspec.structs.replace(wanted, artefact=Artefact.seal(out))
+
+
+# -- what is built --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_runs_wholly_on_the_device_is_built_and_opened_with_the_cpu_forbidden(
+    tmp_path: Path, gpu: Gpu
+) -> None:
+    wanted = order(tmp_path, models.conv())
+    (tmp_path / "out").mkdir()
+    made = registry.load("onnxruntime").build(wanted, tmp_path / "out", lambda fraction: None)
+    assert made.nodes == {GPU.name: {"Conv": 1, "GlobalAveragePool": 1, "Relu": 1}}
+    assert made.layers == {"fp32": 1}
+    assert made.fallback == made.notes == ()
+    assert json.loads((tmp_path / "out" / "placement.json").read_text()) == {
+        "provider": GPU.name,
+        "is_whole": True,
+        "on_cpu": {},
+    }
+    sealed = msgspec.structs.replace(wanted, artefact=Artefact.seal(tmp_path / "out"))
+    registry.load("onnxruntime").open(sealed).close()
+    assert gpu.forbade == [True, True]
+
+
+def test_what_the_device_lacks_is_told_and_what_only_computes_shapes_is_not(tmp_path: Path, gpu: Gpu) -> None:
+    gpu.lacks = {"Relu", "Shape", "Gather", "Concat"}
+    (tmp_path / "out").mkdir()
+    made = registry.load("onnxruntime").build(order(tmp_path, shapes()), tmp_path / "out", lambda fraction: None)
+    assert made.nodes == {
+        CPU_PROVIDER: {"Concat": 1, "Gather": 1, "Relu": 1, "Shape": 1},
+        GPU.name: {"Reshape": 1},
+    }
+    assert made.fallback == ("1 Relu run on the CPU (1 of 5 nodes)",)
+    assert made.notes == ("on the CPU because they only compute shapes: 1 Concat, 1 Gather, 1 Shape",)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model.onnx", "placement.json"]
+
+
+@pytest.mark.parametrize("can_save", [True, False])
+def test_shape_work_alone_on_the_cpu_is_no_fallback(tmp_path: Path, gpu: Gpu, can_save: bool) -> None:
+    gpu.lacks, gpu.can_save = {"Gather", "Concat"}, can_save
+    (tmp_path / "out").mkdir()
+    made = registry.load("onnxruntime").build(order(tmp_path, shapes()), tmp_path / "out", lambda fraction: None)
+    assert made.fallback == ()
+    assert len(made.notes) == 1
+
+
+def test_a_model_of_which_nothing_runs_on_the_device_is_not_for_it(tmp_path: Path, gpu: Gpu) -> None:
+    gpu.lacks = {"Add", "Sub", "Mul"}
+    with pytest.raises(Unsuitable, match=r"^none of the model's operators runs on cuda:0; leave it to the CPU$"):
+        built(order(tmp_path, models.several()), tmp_path / "out")
+
+
+def test_the_engine_holds_all_that_it_needs(tmp_path: Path, gpu: Gpu) -> None:
+    path = models.external(tmp_path / "model", columns=5000)
+    signature = models.signature(models.matmul(columns=5000))
+    opened = built(Order(str(path), signature, RECIPE, external=("weights.bin",)), tmp_path / "out")
+    x = np.float32([[1, 2, 3, 4]])
+    expected = x @ np.frombuffer((path.parent / "weights.bin").read_bytes(), np.float32).reshape(4, 5000)
+    for file in path.parent.iterdir():
+        file.unlink()
+    # The session is bound to the CPU's memory, which stands for the device's.
+    session = _bound(registry.load("onnxruntime").open(opened))
+    np.testing.assert_allclose(session.infer({"x": x})["y"], expected, rtol=1e-5)
+
+
+# -- what is opened -------------------------------------------------------------------------------------------------
+
+
+def test_nodes_that_moved_to_the_cpu_make_an_engine_unusable_and_are_named(tmp_path: Path, gpu: Gpu) -> None:
+    opened = built(order(tmp_path, models.several()), tmp_path / "out")
+    gpu.lacks = {"Mul", "Sub"}
+    with pytest.raises(
+        EngineUnusable, match=r"^1 Mul, 1 Sub ran on cuda:0 when this engine was built and would run on"
+    ):
+        registry.load("onnxruntime").open(opened)
+
+
+def test_more_nodes_on_the_cpu_than_when_it_was_built(tmp_path: Path, gpu: Gpu) -> None:
+    gpu.lacks = {"Sub"}
+    opened = built(order(tmp_path, models.several()), tmp_path / "out")
+    registry.load("onnxruntime").open(opened).close()
+    gpu.lacks = {"Sub", "Mul"}
+    with pytest.raises(EngineUnusable, match=r"^1 Mul ran on cuda:0"):
+        registry.load("onnxruntime").open(opened)
+
+
+def test_fewer_nodes_on_the_cpu_than_when_it_was_built_are_welcome(tmp_path: Path, gpu: Gpu) -> None:
+    gpu.lacks = {"Sub"}
+    opened = built(order(tmp_path, models.several()), tmp_path / "out")
+    gpu.lacks = set()
+    registry.load("onnxruntime").open(opened).close()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"provider":1,"is_whole":true,"on_cpu":{}}'])
+def test_a_placement_that_cannot_be_read_is_damage(tmp_path: Path, gpu: Gpu, content: bytes) -> None:
+    opened = built(order(tmp_path, models.several()), tmp_path / "out")
+    (tmp_path / "out" / "placement.json").write_bytes(content)
+    with pytest.raises(EngineDamaged, match=r"placement\.json"):
+        registry.load("onnxruntime").open(opened)  # altered
+    with pytest.raises(EngineDamaged, match=r"placement\.json"):
+        registry.load("onnxruntime").open(msgspec.structs.replace(opened, artefact=Artefact.seal(tmp_path / "out")))
+
+
+def test_weights_that_were_altered_are_damage(tmp_path: Path, gpu: Gpu) -> None:
+    path = models.external(tmp_path / "model", columns=5000)
+    signature = models.signature(models.matmul(columns=5000))
+    opened = built(Order(str(path), signature, RECIPE, external=("weights.bin",)), tmp_path / "out")
+    weights = tmp_path / "out" / "model.onnx.data"
+    weights.write_bytes(bytes(weights.stat().st_size))
+    with pytest.raises(EngineDamaged, match="altered"):
+        registry.load("onnxruntime").open(opened)
+
+
+def test_all_nodes_on_one_provider_of_an_older_runtime_are_those_of_the_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(
+        options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession], **more: object
+    ) -> tuple[ort.InferenceSession, Placement]:
+        return make(options), (PlacedNode(GPU.name),) * 3
+
+    monkeypatch.setattr(placement, "made", made)
+    monkeypatch.setattr(device, "create", lambda source, options, where: None)
+    (tmp_path / "out").mkdir()
+    made_of = registry.load("onnxruntime").build(order(tmp_path, models.conv()), tmp_path / "out", lambda f: None)
+    assert made_of.nodes == {GPU.name: {"Conv": 1, "GlobalAveragePool": 1, "Relu": 1}}

@@ -1,0 +1,271 @@
+"""A build through every generation of TensorRT's interface, each faked with what it has and without what it lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from edged.backend.contract import Signature
+from edged.backend.trt import load
+from edged.errors import EngineUnusable, OutOfSpace, Unsuitable
+from edged.tensors import TensorSpec
+from tests.fake_trt import GENERATIONS, Script
+from tests.unit.trt_builds import KINDS, Y, build, gpu, order
+
+__all__ = ["gpu"]
+
+
+# -- what every generation does -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_plan_is_written_within_the_limits_of_its_recipe(
+    generation: str, tmp_path: Path, gpu: SimpleNamespace
+) -> None:
+    _, trace = build(generation, tmp_path)
+    assert (tmp_path / "out" / "engine.plan").read_bytes() == b"plan"
+    config = trace.config
+    assert config.pools == {"WORKSPACE": 64 << 20}
+    assert config.builder_optimization_level == 3
+    assert config.profiling_verbosity.name == "DETAILED"
+    assert not hasattr(config, "DLA_core")
+    assert trace.host_code == [False]
+    assert gpu.closed == 1
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize(
+    ("precision", "flags"),
+    [("fp32", set()), ("tf32", {"TF32"}), ("fp16", {"FP16"}), ("int8", {"INT8"})],
+)
+def test_flags_of_precision_are_only_where_networks_are_not_strongly_typed(
+    generation: str, precision: str, flags: set[str], tmp_path: Path
+) -> None:
+    _, trace = build(generation, tmp_path, wanted=order(tmp_path, precision=precision))
+    typed = generation != "8.6"
+    assert trace.flags == ((flags & {"TF32"}) if typed else flags)
+    assert trace.network_flags == {"8.6": 0b1, "10": 0b11, "11": 0b1, "rtx": 0b1}[generation]
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_open_dimensions_get_the_recipe_s_range(generation: str, tmp_path: Path) -> None:
+    signature = Signature((TensorSpec("x", "FP32", ("n", 4)),), (Y,))
+    script = Script(inputs=[("x", "FLOAT", (-1, 4))])
+    _, trace = build(generation, tmp_path, script, order(tmp_path, signature, profile="x=1x4:2x4:8x4"))
+    assert trace.profiles == [{"x": ((1, 4), (2, 4), (8, 4))}]
+    with pytest.raises(Unsuitable, match=r"no range of shapes for input x; set profile\.x"):
+        build(generation, tmp_path, script, order(tmp_path, signature))
+    refusing = Script(inputs=script.inputs, profile_index=-1)
+    with pytest.raises(Unsuitable, match="does not take the range of shapes x=1x4:2x4:8x4"):
+        build(generation, tmp_path, refusing, order(tmp_path, signature, profile="x=1x4:2x4:8x4"))
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize(("effort", "level", "workspace_mb"), [("full", 3, 64), ("reduced", 1, 32), ("least", 0, 16)])
+def test_a_build_that_failed_is_asked_for_less(
+    generation: str, effort: Any, level: int, workspace_mb: int, tmp_path: Path
+) -> None:
+    wanted = msgspec.structs.replace(order(tmp_path), effort=effort)
+    _, trace = build(generation, tmp_path, wanted=wanted)
+    assert trace.config.builder_optimization_level == level
+    assert trace.config.pools == {"WORKSPACE": workspace_mb << 20}
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_an_engine_for_other_boxes_is_said_to_be_so(generation: str, tmp_path: Path) -> None:
+    options = "hardware_compatible;version_compatible;workspace_mb=64"
+    _, trace = build(generation, tmp_path, wanted=order(tmp_path, options=options))
+    assert trace.config.hardware_compatibility_level.name == "AMPERE_PLUS"
+    assert trace.flags == {"VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME"}
+
+
+# -- what a builder refuses -----------------------------------------------------------------------------------------
+
+
+def error(operator: str, node: int = 0, name: str = "", code: str = "INVALID_NODE", desc: str = "") -> dict[str, Any]:
+    reason = desc or 'creator && "Plugin not found, are the plugin name, version, and namespace correct?"'
+    return {"code": code, "desc": reason, "node": node, "node_name": name, "node_operator": operator}
+
+
+@pytest.mark.parametrize("generation", ["10", "11", "rtx"])
+def test_operators_that_nobody_has_are_counted_and_named(generation: str, tmp_path: Path) -> None:
+    errors = [error("Foo", 3, "a"), error("Bar", 5, "b"), *(error("Foo", n, f"f{n}") for n in range(6, 10))]
+    with pytest.raises(Unsuitable) as refusal:
+        build(generation, tmp_path, Script(errors=errors))
+    kind = KINDS.get(generation, "TensorRT")
+    assert str(refusal.value) == (
+        f"{kind} does not take 6 nodes of m.onnx: Foo 5x (a, f6, f7, …): no such operator; Bar (b): no such operator"
+    )
+
+
+def test_the_oldest_parser_tells_the_operator_in_its_log(tmp_path: Path) -> None:
+    said = [("ERROR", 'ModelImporter.cpp:726: While parsing node number 12 [Foo -> "y"]:')]
+    desc = (
+        'In node 12 (importFallbackPluginImporter): UNSUPPORTED_NODE: Assertion failed: creator && "Plugin not found"'
+    )
+    with pytest.raises(Unsuitable, match=r"does not take 1 node of m\.onnx: Foo \(node 12\): no such operator"):
+        build("8.6", tmp_path, Script(errors=[error("", 12, code="UNSUPPORTED_NODE", desc=desc)], parser_says=said))
+
+
+def test_many_operators_still_make_one_line(tmp_path: Path) -> None:
+    errors = [error(f"Operator{n}", n, "n" * 500, desc="x" * 5000, code="UNSUPPORTED_NODE") for n in range(50)]
+    with pytest.raises(Unsuitable, match=r"does not take 50 nodes .*; 42 more operators$") as refusal:
+        build("10", tmp_path, Script(errors=errors))
+    assert len(str(refusal.value)) < 2500
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_model_that_cannot_be_read_may_be_tried_again(generation: str, tmp_path: Path) -> None:
+    broken = error("Conv", 4, "c1", "INVALID_GRAPH", "weights are missing")
+    with pytest.raises(EngineUnusable, match=r"refuses m\.onnx: .*weights are missing") as refusal:
+        build(generation, tmp_path, Script(errors=[broken]))
+    assert not isinstance(refusal.value, Unsuitable)
+    with pytest.raises(EngineUnusable, match="finds no output"):
+        build(generation, tmp_path, Script(outputs=[]))
+
+
+@pytest.mark.parametrize(
+    ("model", "network", "problem"),
+    [
+        ("INT64", "INT32", "would make INT32 of the INT64 tensor x"),
+        ("FP64", "FLOAT", "has no FP64 tensors, and x is one"),
+        ("BYTES", "FLOAT", "has no BYTES tensors"),
+        ("FP32", "HALF", "would make FP16 of the FP32 tensor x"),
+    ],
+)
+def test_a_datatype_that_would_be_narrowed_is_refused(model: str, network: str, problem: str, tmp_path: Path) -> None:
+    signature = Signature((TensorSpec("x", model, (1, 4)),), (Y,))
+    with pytest.raises(Unsuitable, match=problem):
+        build("8.6", tmp_path, Script(inputs=[("x", network, (1, 4))]), order(tmp_path, signature))
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("IBuilder::buildSerializedNetwork: Error Code 2: OutOfMemory (Requested size was 99)", "ran out of memory"),
+        (
+            "10: Could not find any implementation for node {ForeignNode[a...b]}.",
+            "raising tensorrt.workspace_mb may help",
+        ),
+        (
+            "1: [cuda.cpp::x::1] Error Code 1: Cuda Runtime (no CUDA-capable device is detected)",
+            "no CUDA device can be",
+        ),
+        (
+            "Error Code 6: API Usage Error (Unable to load library: libx.so.1: cannot open)",
+            "libx.so.1 is not installed",
+        ),
+        ("IBuilder::x: Error Code 4: API Usage Error (Odd. In validate at /_src/network.cpp:42)", r"\(Odd\.?\)?$"),
+    ],
+)
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_builder_that_gives_up_says_why_in_one_line(generation: str, said: str, problem: str, tmp_path: Path) -> None:
+    script = Script(
+        plan=None, says=[("ERROR", said), ("INFO", "chatter"), ("ERROR", "[checkMacros.cpp::catchCudaError::250] x")]
+    )
+    with pytest.raises(EngineUnusable, match=problem) as refusal:
+        build(generation, tmp_path, script)
+    assert "/_src" not in str(refusal.value)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_builder_that_says_nothing_is_told_as_that(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnusable, match="it does not say why"):
+        build("10", tmp_path, Script(plan=None))
+
+
+def test_where_no_builder_starts_the_runtime_s_reason_is_told(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnusable, match="TensorRT cannot start here: CUDA initialization failure with error: 35"):
+        build("10", tmp_path, Script(no_builder="CUDA initialization failure with error: 35"))
+
+
+def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, data: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(OutOfSpace, match="does not fit on the disk"):
+        build("10", tmp_path)
+
+
+# -- other devices --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", ["8.6", "10", "11"])
+def test_only_rtx_builds_for_another_device(generation: str, tmp_path: Path) -> None:
+    with pytest.raises(Unsuitable, match="TensorRT builds only for the device that it runs on"):
+        build(generation, tmp_path, wanted=order(tmp_path, capability="8.6"))
+
+
+def test_rtx_builds_for_the_capability_that_is_asked_for(tmp_path: Path, gpu: SimpleNamespace) -> None:
+    made, trace = build("rtx", tmp_path, wanted=order(tmp_path, capability="12.0"))
+    assert trace.capability == [("SM120", 0)]
+    assert trace.config.num_compute_capabilities == 1
+    assert trace.host_code == []  # there is no device to load it on
+    assert gpu.closed == 0
+    assert made.layers == {"fp32": 2}
+    assert "as the graph asks for" in made.notes[0]
+
+
+def test_rtx_builds_for_the_device_that_is_here(tmp_path: Path) -> None:
+    _, trace = build("rtx", tmp_path)
+    assert trace.capability == [("CURRENT", 0)]
+
+
+@pytest.mark.parametrize("capability", ["9.0", "8.60", "x"])
+def test_a_capability_that_rtx_lacks_is_refused_with_those_it_has(capability: str, tmp_path: Path) -> None:
+    with pytest.raises(Unsuitable, match=f"builds for compute capability 7.5, 8.6, 12.0, not for {capability}"):
+        build("rtx", tmp_path, wanted=order(tmp_path, capability=capability))
+
+
+def test_a_device_that_rtx_does_not_build_for_is_refused(tmp_path: Path, gpu: SimpleNamespace) -> None:
+    gpu.properties.compute_capability = "9.0"
+    with pytest.raises(Unsuitable, match=r"builds for compute capability 7\.5, 8\.6, 12\.0, and this device has 9\.0"):
+        build("rtx", tmp_path)
+    assert gpu.closed == 1
+
+
+@pytest.mark.parametrize(("generation", "advice"), [("10", r"that has one$"), ("rtx", "--for sm_86`$")])
+def test_without_a_device_it_is_said_what_to_do(
+    generation: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(name: str) -> None:
+        raise EngineUnusable("cuInit failed")
+
+    monkeypatch.setattr(load, "open_device", none)
+    with pytest.raises(EngineUnusable, match=rf"no CUDA device can be used here \(cuInit failed\).*{advice}"):
+        build(generation, tmp_path)
+
+
+# -- DLA ------------------------------------------------------------------------------------------------------------
+
+DLA = "dla_core=1;workspace_mb=64"
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_what_dla_does_not_take_falls_back_and_is_told(generation: str, tmp_path: Path) -> None:
+    script = Script(cores=2, on_dla=False)
+    made, trace = build(generation, tmp_path, script, order(tmp_path, options=DLA))
+    assert trace.config.DLA_core == 1
+    assert trace.config.default_device_type.name == "DLA"
+    assert "GPU_FALLBACK" in trace.flags
+    assert made.fallback == ("2 of 2 layers run on the GPU and not on DLA core 1: conv1, relu1",)
+
+
+def test_what_the_builder_did_counts_and_not_what_it_could_have_done(tmp_path: Path) -> None:
+    script = Script(cores=2, says=[("INFO", "[GpuLayer] SOFTMAX: out"), ("INFO", "[DlaLayer] {ForeignNode[a...b]}")])
+    made, _ = build("10", tmp_path, script, order(tmp_path, options=DLA))
+    assert made.fallback == ("1 of 2 layers run on the GPU and not on DLA core 1: SOFTMAX: out",)
+    made, _ = build("10", tmp_path, Script(cores=2), order(tmp_path, options=DLA))
+    assert made.fallback == ()
+
+
+@pytest.mark.parametrize("cores", [0, 1])
+def test_a_core_that_the_device_lacks_is_refused(cores: int, tmp_path: Path) -> None:
+    with pytest.raises(Unsuitable, match=r"DLA core.*change tensorrt\.dla_core"):
+        build("10", tmp_path, Script(cores=cores), order(tmp_path, options=DLA))

@@ -1,0 +1,88 @@
+"""What is told of a built engine, and how one is loaded, by faked modules of TensorRT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edged.backend.trt import load
+from edged.errors import EngineUnusable
+from tests.fake_trt import Script, make
+from tests.unit.trt_builds import build, gpu
+
+__all__ = ["gpu"]
+
+
+# -- what is told ---------------------------------------------------------------------------------------------------
+
+
+def test_warnings_are_told_once_and_not_without_end(tmp_path: Path) -> None:
+    said = [("WARNING", f"Warning {n // 2}") for n in range(40)]
+    made, _ = build("10", tmp_path, Script(says=said))
+    assert made.notes[-6:] == (*(f"Warning {n}" for n in range(5)), "15 more warnings")
+
+
+def test_the_inspector_counts_layers_by_what_they_read(tmp_path: Path) -> None:
+    def layer(kind: str, reads: str) -> dict[str, Any]:
+        return {"Name": "n", "LayerType": kind, "Inputs": [{"Format/Datatype": reads}], "Outputs": [], "Extra": 1}
+
+    layers = [
+        layer("CaskConvolution", "Four wide channel vectorized row major Int8 format"),
+        layer("CaskConvolution", "Channel major FP16 format where channel % 8 == 0"),
+        layer("PointWiseV2", "Half"),
+        layer("kgen", "Row major linear FP32"),
+        layer("Reformat", "Row major linear FP32"),
+        layer("Strange", ""),
+    ]
+    made, _ = build("10", tmp_path, Script(inspector=msgspec.json.encode({"Layers": layers}).decode()))
+    assert made.layers == {"fp16": 2, "fp32": 1, "int8": 1, "other": 1}
+    assert made.notes == ("6 layers after fusion, 1 of which only move or convert",)
+
+
+@pytest.mark.parametrize("text", ['{"Layers": ["a", "b"]}', "{", "[]", "", '{"Layers": 3}', "{}"])
+def test_an_inspector_that_tells_less_is_no_failure(text: str, tmp_path: Path) -> None:
+    made, _ = build("11", tmp_path, Script(inspector=text))
+    assert made.layers == {}
+    assert made.notes
+
+
+def test_an_engine_that_cannot_be_looked_at_is_no_failure_yet(tmp_path: Path) -> None:
+    made, _ = build("10", tmp_path, Script(loads=False))
+    assert any("TensorRT cannot load the engine: Serialization (wrong tag)" in note for note in made.notes)
+    assert made.layers == {"fp32": 2}
+
+
+# -- loading --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("validity", "words"),
+    [
+        (("INVALID", 1), "another version built it"),
+        (("INVALID", 2), "it is for another GPU"),
+        (("INVALID", 33), "another version built it, it is damaged"),
+        (("INVALID", 0), "it cannot be used here"),
+    ],
+)
+def test_rtx_says_beforehand_what_is_wrong_with_an_engine(validity: tuple[str, int], words: str) -> None:
+    trt, trace = make("rtx", Script(validity=validity))
+    with pytest.raises(EngineUnusable, match=f"TensorRT-RTX cannot load the engine: {words}"):
+        load.deserialise(trt, b"plan", "TensorRT-RTX")
+    assert trace.host_code == []
+
+
+@pytest.mark.parametrize("verdict", ["VALID", "SUBOPTIMAL"])
+def test_an_engine_that_is_not_the_best_is_loaded_all_the_same(verdict: str) -> None:
+    trt, trace = make("rtx", Script(validity=(verdict, 0)))
+    load.deserialise(trt, b"plan", "TensorRT-RTX")
+    assert trace.host_code == [False]
+
+
+@pytest.mark.parametrize("generation", ["8.6", "10", "11"])
+def test_where_nothing_tells_beforehand_the_runtime_itself_refuses(generation: str) -> None:
+    trt, _ = make(generation, Script(loads=False))
+    with pytest.raises(EngineUnusable, match=r"TensorRT cannot load the engine: Serialization \(wrong tag\)"):
+        load.deserialise(trt, b"plan", "TensorRT")

@@ -1,0 +1,193 @@
+"""The range of shapes that an engine is built for: from settings, from pictures, and as text."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.backend.contract import Signature
+from edged.backend.profile import Profile, Range, check
+from edged.errors import ConfigError, Unsuitable
+from edged.tensors import ANY_SHAPE, Dim, TensorSpec
+
+PICTURE = (640, 480)  # width and height
+
+
+def signature(**shapes: tuple[Dim, ...]) -> Signature:
+    return Signature(tuple(TensorSpec(name, "FP32", shape) for name, shape in shapes.items()), ())
+
+
+def profile(given: Signature, picture: tuple[int, int] | None = None, **settings: str) -> str:
+    return str(Profile.of(given, {f"profile.{name}": text for name, text in settings.items()}, picture))
+
+
+# -- what needs no setting ------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_fixed_shapes_has_an_empty_profile() -> None:
+    found = Profile.of(signature(x=(1, 3, 8, 8), y=()), {}, None)
+    assert str(found) == ""
+    assert found == Profile.parse("")
+    assert found.contains("x", (9, 9))
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        (("batch", 3, "height", "width"), "1x3x480x640:1x3x480x640:8x3x480x640"),
+        ((1, 3, "?", "?"), "1x3x480x640:1x3x480x640:1x3x480x640"),
+        (("?", 3, 480, 640), "1x3x480x640:1x3x480x640:8x3x480x640"),
+        (("whatever", "h", "w", 1), "1x480x640x1:1x480x640x1:8x480x640x1"),
+    ],
+)
+def test_pictures_have_their_size_and_a_batch_is_up_to_eight(shape: tuple[Dim, ...], text: str) -> None:
+    assert profile(signature(x=shape), PICTURE) == f"x={text}"
+
+
+@pytest.mark.parametrize("name", ["batch", "batch_size", "Batch", "N", "bs", "?", "unk__12", "num_images"])
+def test_a_leading_dimension_that_is_a_batch_needs_no_setting(name: str) -> None:
+    assert profile(signature(x=(name, 4))) == "x=1x4:1x4:8x4"
+
+
+@pytest.mark.parametrize("shape", [("tokens", 4), (1, "n_tokens"), ("?",), (1, "?"), (2, "?", "?")])
+def test_what_nobody_tells_the_size_of_is_refused_with_a_line_to_set(shape: tuple[Dim, ...]) -> None:
+    with pytest.raises(Unsuitable, match=r'^input x leaves dimension \d \(.*set profile\.x = "[0-9x ]+"') as refusal:
+        profile(signature(x=shape))
+    assert "\n" not in str(refusal.value)
+    example = str(refusal.value).split('"')[1]
+    assert profile(signature(x=shape), x=example)
+
+
+def test_the_line_to_set_is_toml_whatever_the_input_is_called() -> None:
+    with pytest.raises(Unsuitable, match=r'set "profile\.a b"'):
+        Profile.of(Signature((TensorSpec("a b", "FP32", (1, "k")),), ()), {}, None)
+
+
+def test_dimensions_of_one_name_have_one_range() -> None:
+    both = signature(ids=("batch", "seq"), mask=("batch", "seq"))
+    expected = "ids=1x1:1x64:4x128;mask=1x1:1x64:4x128"
+    assert profile(both, ids="1x1 1x64 4x128") == expected
+    assert profile(both, mask="1x1 1x64 4x128") == expected
+
+
+def test_dimensions_without_a_name_have_nothing_in_common() -> None:
+    with pytest.raises(Unsuitable, match="input b"):
+        profile(signature(a=("?", "?"), b=("?", "?")), a="1x2")
+
+
+def test_an_input_of_any_rank_is_refused() -> None:
+    with pytest.raises(Unsuitable, match="any number of dimensions"):
+        profile(signature(x=ANY_SHAPE))
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_setting_gives_three_shapes_or_one_for_all() -> None:
+    x = signature(x=("batch", 3, "h", "w"))
+    three = "x=1x3x320x320:1x3x640x640:4x3x640x640"
+    assert profile(x, x="1x3x320x320 1x3x640x640 4x3x640x640") == three
+    assert profile(x, x="1x3x320x320,1x3x640x640,4x3x640x640") == three  # a list in TOML
+    assert profile(x, x="  2x3x8x8 ") == "x=2x3x8x8:2x3x8x8:2x3x8x8"
+
+
+def test_a_setting_for_a_fixed_shape_must_agree_and_changes_nothing() -> None:
+    assert profile(signature(x=(1, 4)), x="1x4") == ""
+    with pytest.raises(ConfigError, match="dimension 1 is 4 in the model"):
+        profile(signature(x=(1, 4)), x="1x5")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is not one shape or three"),
+        ("1x3", "has 2 dimensions; the model's input has 4"),
+        ("1x3x8x8 1x3x8x8", "is not one shape or three"),
+        ("1x4x8x8", "dimension 1 is 3 in the model"),
+        ("2x3x8x8 1x3x8x8 4x3x8x8", "dimension 0 goes 2, 1, 4"),
+        ("1x3x8x8 1x3x8x8 4x3x8", "unequal numbers of dimensions"),
+        ("1x3x8x0", "only the smallest"),
+        ("1x3x-1x8", "is not one shape or three"),
+        ("1x3x8x8.5", "is not one shape or three"),
+        ("1\u00d73\u00d78\u00d78", "is not one shape or three"),
+        ("²x3x8x8", "is not one shape or three"),
+        ("99999999999x3x8x8", "is not one shape or three"),
+        ("9999999999x3x9999999999x8", "more than 2147483647 elements"),
+        ("1" * 5000, "is not one shape or three"),
+        ("x" * 5000, "is not one shape or three"),
+        ("1x1x1x1x1x1x1x1x1", "is not one shape or three"),
+    ],
+)
+def test_a_setting_that_is_no_range_of_the_model_is_told_in_one_line(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as refusal:
+        profile(signature(x=("batch", 3, "h", "w")), x=text)
+    assert "profile.x" in str(refusal.value)
+    assert len(str(refusal.value)) < 300
+
+
+def test_a_setting_for_no_input_of_the_model_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"profile\.image is about no input of the model; it has images"):
+        profile(signature(images=("n", 3)), image="1x3")
+
+
+def test_one_dimension_cannot_have_two_ranges() -> None:
+    both = signature(a=("n", 2), b=("n", 2))
+    with pytest.raises(ConfigError, match=r"profile\.b and profile\.a give the dimension 'n' different sizes"):
+        profile(both, a="1x2 1x2 8x2", b="1x2 1x2 4x2")
+    with pytest.raises(ConfigError, match="different sizes"):
+        profile(signature(x=("n", "n")), x="1x2")
+
+
+def test_an_engine_must_take_one_picture_of_its_model() -> None:
+    x = signature(x=("batch", 3, "h", "w"))
+    assert profile(x, PICTURE, x="1x3x320x320 1x3x480x640 1x3x960x960")
+    for text in ("1x3x320x320", "2x3x480x640"):
+        with pytest.raises(ConfigError, match="leaves out 1x3x480x640, one picture"):
+            profile(x, PICTURE, x=text)
+
+
+def test_check_needs_no_model() -> None:
+    check({})
+    check({"profile.x": "1x3", "profile.a b": "0x1 1x1 2x1", "other": "?"})
+    for key, text in (("profile.", "1"), ("profile.x", ""), ("profile.x", "1 2"), ("profile.x", "2 1 3")):
+        with pytest.raises(ConfigError):
+            check({key: text})
+
+
+# -- text -----------------------------------------------------------------------------------------------------------
+
+
+def ranges() -> st.SearchStrategy[Range]:
+    sizes = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).map(sorted)
+    dims = st.lists(sizes.map(lambda s: (s[0], max(1, s[1]), max(1, s[2]))), min_size=1, max_size=4)
+    return st.builds(
+        lambda name, found: Range(name, *(tuple(d[i] for d in found) for i in range(3))),
+        st.text(st.characters(blacklist_categories=("Cs",)), max_size=12),
+        dims,
+    )
+
+
+@given(st.lists(ranges(), max_size=4, unique_by=lambda r: r.name))
+def test_a_profile_survives_its_text(found: list[Range]) -> None:
+    profile = Profile(tuple(found))
+    assert Profile.parse(str(profile)) == profile
+    assert "\n" not in str(profile)
+
+
+@given(st.text(st.sampled_from("x=:;%0123456789ab"), max_size=60))
+def test_other_text_is_refused_and_nothing_else_happens(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        assert str(Profile.parse(text)) == text
+
+
+def test_it_knows_what_it_contains() -> None:
+    found = Profile.parse("x=1x3x8x8:1x3x16x16:4x3x32x32")
+    assert found.contains("x", (1, 3, 8, 8))
+    assert found.contains("x", (4, 3, 32, 9))
+    assert not found.contains("x", (5, 3, 8, 8))
+    assert not found.contains("x", (1, 3, 8, 7))
+    assert not found.contains("x", (1, 3, 8))
+    assert found.contains("y", (1,))

@@ -1,0 +1,100 @@
+"""What was measured of the device, kept between builds: used when it fits, and never in the way of a build."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edged.backend.contract import Composition
+from tests.fake_trt import Script, Trace
+from tests.unit.trt_builds import build, gpu, order
+
+__all__ = ["gpu"]
+
+KEEPING = ("8.6", "10", "11")
+
+
+def timed(generation: str, folder: Path, path: Path, script: Script | None = None) -> tuple[Composition, Trace]:
+    return build(generation, folder, script, msgspec.structs.replace(order(folder), timings=str(path)))
+
+
+@pytest.mark.parametrize("generation", KEEPING)
+def test_the_next_build_is_given_what_the_last_one_measured(generation: str, tmp_path: Path) -> None:
+    path = tmp_path / "deeper" / "timings"
+    made, trace = timed(generation, tmp_path, path)
+    assert trace.caches == [b""]
+    made, trace = timed(generation, tmp_path, path)
+    assert trace.caches == [b"measured"]
+    assert not any("timings" in note for note in made.notes)
+    assert [p.name for p in path.parent.iterdir()] == ["timings"]
+
+
+def test_a_builder_that_measures_nothing_keeps_nothing(tmp_path: Path) -> None:
+    _, trace = timed("rtx", tmp_path, tmp_path / "timings")
+    assert trace.caches == []
+    assert not (tmp_path / "timings").exists()
+
+
+def test_without_a_path_nothing_is_kept(tmp_path: Path) -> None:
+    _, trace = build("10", tmp_path)
+    assert trace.caches == []
+
+
+@pytest.mark.parametrize("place", ["start", "middle", "end", "cut", "empty", "grown"])
+def test_a_damaged_file_is_left_out_with_a_note_and_replaced(place: str, tmp_path: Path) -> None:
+    path = tmp_path / "timings"
+    timed("10", tmp_path, path)
+    good = path.read_bytes()
+    damaged = bytearray(good)
+    if place in ("start", "middle", "end"):
+        damaged[{"start": 0, "middle": len(good) // 2, "end": -1}[place]] ^= 1
+    changed = {"cut": good[:-3], "empty": b"", "grown": good + b"x"}.get(place, bytes(damaged))
+    path.write_bytes(changed)
+    made, trace = timed("10", tmp_path, path)
+    assert trace.caches == [b""]
+    assert any("earlier timings are" in note and "not used" in note for note in made.notes)
+    assert path.read_bytes() == good
+
+
+def test_every_length_of_a_file_is_survived(tmp_path: Path) -> None:
+    path = tmp_path / "timings"
+    timed("10", tmp_path, path)
+    good = path.read_bytes()
+    for length in range(len(good)):
+        path.write_bytes(good[:length])
+        _, trace = timed("10", tmp_path, path)
+        assert trace.caches == [b""]
+
+
+def test_timings_of_another_device_are_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "timings"
+    timed("10", tmp_path, path)
+    made, trace = timed("10", tmp_path, path, Script(cache_fits=[False, True]))
+    assert trace.caches == [b"measured", b""]
+    assert "earlier timings are of another device and were not used" in made.notes
+    path.unlink()
+    timed("10", tmp_path, path, Script(cache_fits=[False, False]))
+    assert not path.exists()
+
+
+def test_a_build_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "timings"
+    with pytest.raises(Exception, match="does not say why"):
+        timed("10", tmp_path, path, Script(plan=None))
+    assert not path.exists()
+
+
+def test_a_file_that_cannot_be_written_or_read_fails_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made, _ = timed("10", tmp_path, tmp_path / "file" / "timings")
+    assert any(note.startswith("timings could not be kept: ") for note in made.notes)
+    (tmp_path / "folder").mkdir()
+    made, _ = timed("10", tmp_path, tmp_path / "folder")
+    assert any(note.startswith("timings could not be kept: ") for note in made.notes)
+    os.mkfifo(tmp_path / "fifo")
+    made, _ = timed("10", tmp_path, tmp_path / "fifo")
+    assert any(note.startswith("earlier timings could not be read: ") for note in made.notes)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "file", "folder", "out"]
