@@ -95,7 +95,7 @@ def test_shapes_in_float16(shapes: Detector, tmp_path: Path) -> None:
     out = shapes.converted("fp16", tmp_path)
     verdict = shapes.judge(out, "fp16", lambda _: True)
     assert verdict.accepted, verdict.reason
-    # 2e-4 where the weights are rounded and the rest is float32; 3e-3 on a processor that computes in float16.
+    # 4e-4 where only the weights are rounded, since the rest is float32; 3e-3 on a processor that computes in float16.
     assert verdict.figures["relative_l2"] < 6e-3
     assert verdict.figures["boxes"] == 1.0
     assert out.stat().st_size < 0.6 * shapes.path.stat().st_size

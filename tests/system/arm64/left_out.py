@@ -17,7 +17,7 @@ IMPOSSIBLE: dict[str, str] = {
 _FACES = (
     "one answer of the face detector takes 7 s where floating point is emulated, choosing an engine takes a hundred"
 )
-_LIFE = "it makes all engines of a detector that takes 1 s to answer: ten minutes; a restart in test_engine_life.py does so too"
+_LIFE = "it makes all engines of a detector that takes 1 s to answer: ten minutes; test_engine_life.py keeps a restart"
 _ALARM = "it slows an engine down ten times: beside other parts an emulated engine's timing is off by nearly as much"
 # What takes too long, or a machine of its own, to be run with everything else. Whoever names one of these runs it.
 SLOW: dict[str, str] = {
