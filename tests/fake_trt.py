@@ -54,6 +54,7 @@ class Trace:
     capability: list[tuple[str, int]] = field(default_factory=list)
     caches: list[bytes] = field(default_factory=list)
     host_code: list[bool] = field(default_factory=list)
+    dla_cores: list[int | None] = field(default_factory=list)  # of the runtime when it was given a plan
 
 
 def make(generation: str, script: Script | None = None) -> tuple[Any, Trace]:
@@ -224,10 +225,11 @@ def _layer(name: str, kind: str, network: _Network) -> Any:
 
 
 def _runtime(trt: Any, script: Script, trace: Trace, logger: Any, rtx: bool) -> Any:
-    runtime = SimpleNamespace(engine_host_code_allowed=True)
+    runtime = SimpleNamespace(engine_host_code_allowed=True, DLA_core=None)
 
     def deserialise(plan: Any) -> Any:
         trace.host_code.append(runtime.engine_host_code_allowed)
+        trace.dla_cores.append(runtime.DLA_core)
         if not script.loads:
             _tell(logger, [("ERROR", "IRuntime::deserializeCudaEngine: Error Code 1: Serialization (wrong tag)")])
             return None

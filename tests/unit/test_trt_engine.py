@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from edged.backend.contract import Order, Recipe, Signature
 from edged.backend.trt import load
 from edged.errors import EngineUnusable
 from tests.fake_trt import Script, make
@@ -86,3 +87,12 @@ def test_where_nothing_tells_beforehand_the_runtime_itself_refuses(generation: s
     trt, _ = make(generation, Script(loads=False))
     with pytest.raises(EngineUnusable, match=r"TensorRT cannot load the engine: Serialization \(wrong tag\)"):
         load.deserialise(trt, b"plan", "TensorRT")
+
+
+def test_an_engine_for_a_deep_learning_accelerator_is_loaded_onto_the_one_it_is_for() -> None:
+    trt, trace = make("10")
+    recipe = Recipe("tensorrt", "cuda:0", optimization="3", options="dla_core=1;workspace_mb=64")
+    core = load.dla_core(Order("", Signature((), ()), recipe))
+    load.deserialise(trt, b"plan", "TensorRT", core)
+    load.deserialise(trt, b"plan", "TensorRT")
+    assert trace.dla_cores == [1, None]

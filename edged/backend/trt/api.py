@@ -131,6 +131,7 @@ class Engine(Protocol):
 
 class Runtime(Protocol):
     engine_host_code_allowed: bool
+    DLA_core: int
 
     def deserialize_cuda_engine(self, plan: bytes | memoryview) -> Engine | None: ...
 

@@ -84,7 +84,7 @@ def _inspected(trt: Trt, kind: str, order: Order, plan: memoryview, asked: Compo
     if order.capability:
         return asked
     try:
-        found = summary.of_engine(trt, load.deserialise(trt, plan, kind).engine)
+        found = summary.of_engine(trt, load.deserialise(trt, plan, kind, load.dla_core(order)).engine)
     except EdgedError as error:  # opening it, which comes next, has the last word
         return msgspec.structs.replace(asked, notes=(*asked.notes, str(error)))
     return msgspec.structs.replace(found, fallback=asked.fallback)

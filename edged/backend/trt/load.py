@@ -38,6 +38,11 @@ class Loaded(msgspec.Struct, frozen=True):
     owners: tuple[object, ...]
 
 
+def dla_core(order: Order) -> int | None:
+    """The deep learning accelerator that an engine is for; None for the GPU."""
+    return Options.parse(order.recipe.optimization, order.recipe.options).dla_core
+
+
 def read(order: Order, kind: str, version: str) -> bytes:
     """The plan of a built engine, of this kind and version of runtime; EngineUnusable or EngineDamaged."""
     if order.artefact is None:
@@ -49,8 +54,10 @@ def read(order: Order, kind: str, version: str) -> bytes:
     return data[header.offset :] if header.offset else data
 
 
-def deserialise(trt: Trt, data: bytes | memoryview, kind: str) -> Loaded:
+def deserialise(trt: Trt, data: bytes | memoryview, kind: str, dla_core: int | None = None) -> Loaded:
     """The engine in a plan, on the calling thread's current device; EngineUnusable with the runtime's reason.
+
+    `dla_core` is the accelerator that an engine for one runs on: a plan says what for, and not where.
 
     Code in a plan is never run, so neither are plugins that somebody put there.
     """
@@ -62,6 +69,8 @@ def deserialise(trt: Trt, data: bytes | memoryview, kind: str) -> Loaded:
     try:
         runtime = trt.Runtime(logger)
         runtime.engine_host_code_allowed = False
+        if dla_core is not None:
+            runtime.DLA_core = dla_core
         problem = _validity(trt, runtime, data)
         engine = None if problem else runtime.deserialize_cuda_engine(data)
     except Exception as error:  # the runtime's errors have no common base

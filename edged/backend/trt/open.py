@@ -31,7 +31,7 @@ def open_engine(trt: Trt, kind: str, version: str, order: Order) -> OpenedSessio
     device = load.open_device(order.recipe.device)
     try:
         with device.current():
-            loaded = load.deserialise(trt, data, kind)
+            loaded = load.deserialise(trt, data, kind, load.dla_core(order))
     except BaseException:
         device.close()
         raise

@@ -1,0 +1,148 @@
+"""Whatever can build for the GPU that is here, through edged's own children: built, compared, timed, opened, served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edged.backend import registry
+from edged.build.builder import Builder, Task
+from edged.build.child import Limits
+from edged.control.desired import DesiredEngine, desired
+from edged.device.fingerprint import Fingerprint, probe
+from edged.errors import EngineDamaged, EngineUnusable, InvalidInput
+from edged.model.inspect import inspect
+from edged.model.model import Model
+from edged.model.repository import plain_entry
+from edged.serving.pipeline import Pipeline
+from edged.shapes import MODEL_PATH, Scene
+from edged.store.record import EngineRecord
+from edged.store.store import Store
+from tests import models
+from tests.gpu.conftest import Gpu
+from tests.integration.daemon import Daemon
+from tests.waiting import run
+
+BACKENDS = ("tensorrt", "tensorrt_rtx", "onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def box(gpu: Gpu) -> Fingerprint:
+    return probe()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, box: Fingerprint) -> str:
+    """A backend that has a candidate for the first GPU, as the facts of this box tell."""
+    name: str = request.param
+    if not wanted(read(MODEL_PATH), box, name):
+        pytest.skip(f"the facts of this box show nothing that {name} could use the GPU with")
+    return name
+
+
+def read(path: Path, **settings: str) -> Model:
+    return Model.of(plain_entry("m", path, {k.replace("__", "."): v for k, v in settings.items()}), inspect(path))
+
+
+def wanted(model: Model, box: Fingerprint, backend: str) -> list[DesiredEngine]:
+    found = desired(box, {"m": model})["m"]
+    return [each for each in found if each.recipe.backend == backend and each.recipe.device == "cuda:0"]
+
+
+def make(store: Store, model: Model, engine: DesiredEngine) -> EngineRecord:
+    async def plenty(need: int) -> int:
+        return 0
+
+    builder = Builder(store, store.root, Limits(seconds=500))
+    return run(builder.make(Task(model, engine.recipe, engine.key), lambda progress: None, plenty), 500)
+
+
+@pytest.mark.timeout(1800)
+def test_the_embedded_detector_is_right_in_every_precision_that_suits_the_gpu(
+    backend: str, box: Fingerprint, tmp_path: Path
+) -> None:
+    model, store = read(MODEL_PATH), Store(tmp_path)
+    for engine in wanted(model, box, backend):
+        assert engine.problem == ""
+        record = make(store, model, engine)
+        said = f"{backend} {engine.recipe.precision}: {record.verdict.reason} {record.verdict.figures}"
+        assert record.verdict.accepted, said
+        assert record.composition.layers or record.composition.nodes, said
+        assert record.composition.fallback == (), said
+        assert record.cost is not None
+        print(f"{backend} {engine.recipe.precision}: {record.cost:.3f} of the reference, {record.composition.layers}")
+
+
+@pytest.mark.timeout(900)
+def test_an_engine_of_open_shapes_takes_what_it_was_made_for(backend: str, box: Fingerprint, tmp_path: Path) -> None:
+    path = models.save(models.dynamic(), tmp_path / "model.onnx")
+    model = read(path, profile__x="1x3x8x8 1x3x16x16 4x3x32x32", precisions="fp32")
+    store = Store(tmp_path / "cache")
+    (engine,) = wanted(model, box, backend)
+    record = make(store, model, engine)
+    assert record.verdict.accepted, record.verdict.reason
+    session = registry.load(backend).open(model.order(engine.recipe, store.artefact(engine.key.digest)))
+    try:
+        for shape in ((1, 3, 8, 8), (4, 3, 32, 32), (2, 3, 9, 31)):
+            x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+            assert np.array_equal(session.infer({"x": x})["y"], np.maximum(x, 0))
+        if engine.recipe.profile:
+            with pytest.raises(InvalidInput):
+                session.infer({"x": np.zeros((5, 3, 8, 8), np.float32)})
+    finally:
+        session.close()
+
+
+@pytest.mark.timeout(900)
+def test_an_altered_engine_is_not_opened(backend: str, box: Fingerprint, tmp_path: Path) -> None:
+    model, store = read(models.save(models.conv(), tmp_path / "model.onnx"), precisions="fp32"), Store(tmp_path / "c")
+    (engine,) = wanted(model, box, backend)
+    assert make(store, model, engine).verdict.accepted
+    artefact = store.artefact(engine.key.digest)
+    name = max(artefact.files, key=lambda each: artefact.files[each].size)
+    place = Path(artefact.root) / name
+    content = bytearray(place.read_bytes())
+    content[len(content) // 2] ^= 1
+    place.write_bytes(content)
+    with pytest.raises((EngineDamaged, EngineUnusable)):
+        registry.load(backend).open(model.order(engine.recipe, artefact))
+
+
+@pytest.mark.timeout(900)
+def test_pictures_are_prepared_while_others_are_inferred(backend: str, box: Fingerprint, tmp_path: Path) -> None:
+    model, store = read(MODEL_PATH, precisions="fp32"), Store(tmp_path)
+    (engine,) = wanted(model, box, backend)
+    make(store, model, engine)
+    session = registry.load(backend).open(model.order(engine.recipe, store.artefact(engine.key.digest)))
+    pipeline = Pipeline(session, model.inspection.signature, model.recognition)
+    try:
+        pixels = [np.ascontiguousarray(Scene(n, 640, 480, shapes=5).frame(0)[0]) for n in range(4)]
+        one_by_one = [pipeline.infer(pipeline.prepare(p.reshape(-1).data, "bgr", 640, 480, 0)) for p in pixels]
+        ahead = pipeline.prepare(pixels[0].reshape(-1).data, "bgr", 640, 480, 0)
+        for index in range(4):
+            now = ahead
+            if index < 3:
+                ahead = pipeline.prepare(pixels[index + 1].reshape(-1).data, "bgr", 640, 480, 0)
+            found = pipeline.infer(now)
+            assert msgspec.msgpack.encode(found.detections and found.detections.pack()) == msgspec.msgpack.encode(
+                one_by_one[index].detections and one_by_one[index].detections.pack()  # type: ignore[union-attr]
+            )
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.timeout(1800)
+def test_a_daemon_ends_with_an_engine_on_the_gpu_or_says_why_not(gpu: Gpu, box: Fingerprint) -> None:
+    if not any(wanted(read(MODEL_PATH), box, name) for name in BACKENDS):
+        pytest.skip("the facts of this box show no runtime that could use the GPU")
+    with Daemon("--model", f"shapes={MODEL_PATH}") as daemon:
+        engines = daemon.settled("shapes", 1500)
+        for engine in engines:
+            print(engine.backend, engine.device, engine.precision, engine.state, engine.latency_ms, engine.reason)
+        on_gpu = [engine for engine in engines if engine.device == "cuda:0"]
+        assert any(engine.state in ("ready", "serving") for engine in on_gpu)
+        with daemon.client() as client:
+            assert client.infer("shapes", Scene(3, 640, 480, shapes=5).frame(0)[0]).detections
