@@ -36,7 +36,8 @@ _MASK = bytes.fromhex("ffffffffffffff00fffffffffffffffffeffffff")
 class Machine:
     """A root folder with the programs of an aarch64 system, and the emulator that runs them.
 
-    A command finds /tmp and /work in memory, empty; of the rest of the root it can change what is named in `writable`.
+    A command finds /tmp, /work and /var/cache in memory, empty; of the rest of the root it can change what is named in
+    `writable`.
     """
 
     root: Path
@@ -214,7 +215,7 @@ def _mount_root(machine: Machine) -> None:
     _mount("proc", root / "proc", "proc")
     for name in ("sys", "dev"):
         _mount(f"/{name}", root / name, "", _MS_BIND | _MS_REC)
-    for name in ("tmp", "work", "dev/shm"):
+    for name in ("tmp", "work", "var/cache", "dev/shm"):
         _mount("tmpfs", root / name, "tmpfs", data="mode=1777")
     for where, source in machine.copies.items():
         shutil.copytree(source, inside[where], symlinks=True, dirs_exist_ok=True)

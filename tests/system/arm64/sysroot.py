@@ -33,6 +33,7 @@ _LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "usr/bin/cc": 
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
+    "etc/hostname": "box\n",
     "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
 }
 _STAMP = "etc/packages"
@@ -72,11 +73,11 @@ def prepare(cache: Path, release: str, mirror: str) -> Sysroot:
         with _apt(cache, release, "arm64", mirror) as apt:
             for package in apt.fetch("install", *_PACKAGES):
                 _unpack(package, stage)
-        for name, text in _FILES.items():
-            (stage / name).write_text(text)
         (stage / _STAMP).write_text(" ".join(_PACKAGES))
         shutil.rmtree(sysroot.root, ignore_errors=True)
         stage.rename(sysroot.root)
+    for name, text in _FILES.items():
+        (sysroot.root / name).write_text(text)
     return sysroot
 
 
