@@ -70,6 +70,14 @@ class BuildFailed(EdgedError):
     """A build or verification child ended without an engine: an error, a time or memory limit, a crash."""
 
 
+class OutOfMemory(EngineUnusable):
+    """A device had no memory for an engine, which says nothing against the engine."""
+
+
+class WrongAnswers(EngineUnusable):
+    """An engine whose answers are too far from the reference's."""
+
+
 class Unsuitable(EngineUnusable):
     """A backend that cannot keep a model's promises whatever is tried: another attempt would end the same."""
 

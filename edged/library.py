@@ -9,6 +9,7 @@ print(model.infer("street.jpg").json())
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import threading
@@ -22,8 +23,9 @@ import numpy as np
 
 from edged import paths
 from edged.backend import registry
-from edged.build.builder import Builder, Task
+from edged.build.builder import Builder, MakeRoom, Task
 from edged.build.child import Limits
+from edged.build.jobs import Progress
 from edged.client.frames import Picture, read_picture
 from edged.client.result import Detection, Result, Timings
 from edged.config import Engines
@@ -36,6 +38,7 @@ from edged.model.model import Model
 from edged.model.repository import plain_entry
 from edged.serving.pipeline import Outcome, Pipeline
 from edged.serving.slot import Slot
+from edged.store.record import EngineRecord
 from edged.store.store import Store
 from edged.tensors import Array
 from edged.vision.detections import Detections, class_name
@@ -142,13 +145,26 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
             continue
         engine.move(EngineState.QUEUED)
         engine.move(EngineState.BUILDING)
+        task = Task(model, engine.recipe, engine.key)
         try:
-            record = await builder.make(Task(model, engine.recipe, engine.key), lambda progress: None, room)
+            record = await _obtain(builder, task, engine.trial, room)
         except EdgedError as error:
             engine.fail(error)
         else:
             engine.move(EngineState.VERIFYING)
             engine.finish(record, store.find(engine.digest))
+
+
+async def _obtain(builder: Builder, task: Task, trial: str, room: MakeRoom) -> EngineRecord:
+    """An engine that was built ahead or for another driver may do; otherwise it is made."""
+    if trial:
+        with contextlib.suppress(EdgedError, KeyError):
+            return await builder.adopt(task, trial, _quietly, room)
+    return await builder.make(task, _quietly, room)
+
+
+def _quietly(progress: Progress) -> None:
+    """Nobody watches."""
 
 
 def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:

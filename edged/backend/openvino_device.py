@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from edged.backend.contract import Recipe
+from edged.device import intel
+from edged.device.root import Root
 from edged.errors import Unsuitable
 
 # What a recipe's kind of device is called by OpenVINO, and what is to be installed where OpenVINO does not see it.
@@ -17,6 +19,7 @@ _KINDS = {
         "install intel-level-zero-npu and intel-driver-compiler-npu, and let edged's user into the group render",
     ),
 }
+_UNTOLD = "0000:00:00.0"  # what a driver says that does not know
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 # In which precision the parts of a quantised graph compute that are not quantised: on a CPU as before, on the others
 # in what they are made for.
@@ -32,18 +35,28 @@ class Core(Protocol):
     def get_property(self, device: str, name: str) -> Any: ...
 
 
-def find(core: Core, device: str) -> str:
-    """OpenVINO's name of a recipe's device: "GPU" or "GPU.1" for "intel-gpu:1". Unsuitable when it sees no such."""
+def find(core: Core, device: str, root: Root | None = None) -> str:
+    """OpenVINO's name of a recipe's device: "GPU" or "GPU.1" for "intel-gpu:1". Unsuitable when it sees no such.
+
+    The facts number what sysfs shows, of which OpenVINO may see less and in another order; so a device is known by its
+    PCI address, and by its being the only one of its kind where OpenVINO does not tell that.
+    """
     kind, _, index = device.partition(":")
     if kind not in _KINDS:
         raise Unsuitable(f"OpenVINO serves cpu, intel-gpu and intel-npu devices, not {device}; use another backend")
     name, remedy = _KINDS[kind]
     seen = list(core.available_devices)
-    alike = sorted((one for one in seen if one.partition(".")[0] == name), key=lambda one: _place(core, one))
+    alike = [one for one in seen if one.partition(".")[0] == name]
     number = int(index) if index.isdecimal() else 0
-    if number >= len(alike):
-        raise Unsuitable(f"OpenVINO does not see {device}, only {', '.join(seen) or 'nothing'}; {remedy}")
-    return alike[number]
+    places = intel.places(root or Root(), kind)
+    found = {_place(core, one): one for one in reversed(alike)}  # of two at one place the first
+    if number < len(places) and places[number] in found:
+        return found[places[number]]
+    if number == 0 and len(alike) == 1 and len(places) < 2:
+        return alike[0]
+    if number < len(places) and "" in found:
+        raise Unsuitable(f"OpenVINO does not tell which of its devices {device} is; update openvino and Intel's driver")
+    raise Unsuitable(f"OpenVINO does not see {device}, only {', '.join(seen) or 'nothing'}; {remedy}")
 
 
 def properties(recipe: Recipe, device: str) -> dict[str, str]:
@@ -65,16 +78,14 @@ def properties(recipe: Recipe, device: str) -> dict[str, str]:
     return wanted
 
 
-def _place(core: Core, name: str) -> tuple[Any, ...]:
-    """Recipes count by PCI address; OpenVINO puts an integrated GPU first and the rest as the driver does.
+def _place(core: Core, name: str) -> str:
+    """The PCI address of a device as sysfs writes it; empty where it is not told.
 
-    Format of the property: ov::device::PCIInfo in openvino/runtime/properties.hpp. Where it is not told, OpenVINO's
-    own number decides.
+    Format of the property: ov::device::PCIInfo in openvino/runtime/properties.hpp.
     """
-    number = name.partition(".")[2]
-    own = int(number) if number.isdecimal() else 0
     try:
         info = core.get_property(name, "DEVICE_PCI_INFO")
-        return (0, info.domain, info.bus, info.device, info.function, own)
+        address = f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.{info.function:x}"
+        return "" if address == _UNTOLD else address
     except Exception:  # the runtime's errors have no common base, and older versions do not know the property
-        return (1, own)
+        return ""

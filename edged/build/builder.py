@@ -19,8 +19,9 @@ from edged.backend.artefact import Artefact
 from edged.backend.contract import UNOPTIMISED, Composition, Effort, Recipe
 from edged.build import jobs
 from edged.build.child import Limits, run
+from edged.build.extent import Extent
 from edged.build.standard import Standard
-from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfSpace
+from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfSpace, Refused, WrongAnswers
 from edged.files import read_regular
 from edged.model.identity import file_digest
 from edged.model.inspection import Inspection
@@ -112,8 +113,10 @@ class Builder:
         """Builds an engine for a device that this box does not have, of that compute capability, and commits it.
 
         It may not serve: nobody can compare its answers here. Where it is found on its device it is tried first.
+        Refused where the store holds an accepted engine of that key, which is worth more.
         """
         with self._storing(), self._store.stage() as out:
+            self._require_none(task.key.digest)
             started, begun = time.time(), time.monotonic()
             built = await self._build(task, out, tell, room, capability)
             seconds = round(time.monotonic() - begun, 3)
@@ -125,6 +128,7 @@ class Builder:
                 composition=built.composition,
             )
             await room(record.size)
+            self._require_none(task.key.digest)
             await asyncio.to_thread(self._store.commit, out, record)
             return record
 
@@ -148,14 +152,14 @@ class Builder:
         """Tries the files of the engine `source`, built ahead or for another driver, as the engine of this task.
 
         If its answers are right they are committed under the new key as well. Otherwise it has to be built, and an
-        error says why: EngineUnusable when its answers are wrong. KeyError when the store has no engine `source`.
+        error says why: WrongAnswers when that is it. KeyError when the store has no engine `source`.
         """
         with self._storing(), self._store.stage() as out:
             old, artefact = self._store.records()[source], self._store.artefact(source)
             golden, standard = await self._reference(task.model, task.recipe, tell)
             timed = await self._judge(task, artefact, golden, standard, tell)
             if not timed.verdict.accepted:
-                raise EngineUnusable(timed.verdict.reason)
+                raise WrongAnswers(timed.verdict.reason)
             await asyncio.to_thread(_share, artefact, out)
             record = msgspec.structs.replace(
                 old,
@@ -197,6 +201,11 @@ class Builder:
         job = jobs.Build(order, str(out), model.recognition, model.samples, _version(task))
         return await run(job, jobs.Built, limits, tell=tell)
 
+    def _require_none(self, digest: str) -> None:
+        stored = self._store.read(digest)  # a daemon may have built it meanwhile
+        if stored is not None and stored.is_usable:
+            raise Refused(f"{self._store.root} holds engine {digest[:12]} already, proven; give another --cache")
+
     async def _judge(
         self, task: Task, artefact: Artefact | None, golden: Path, standard: Standard, tell: Tell
     ) -> jobs.Timed:
@@ -231,7 +240,8 @@ class Builder:
         place = self._golden / f"{standard.golden}.golden"
         if not place.exists():
             tell(jobs.Progress("asking the reference"))
-            job = jobs.MakeGolden(model.order(REFERENCE), str(place), model.recognition, model.samples)
+            extent = Extent.of(model)
+            job = jobs.MakeGolden(model.order(REFERENCE), str(place), model.recognition, model.samples, extent)
             made = await run(job, jobs.MadeGolden, self._limits, tell=tell)
             for reason in made.skipped:
                 _LOG.warning("model %s: %s", model.name, reason)

@@ -1,4 +1,8 @@
-"""Names what the ranges of an int8 engine are measured on, for its key: the user's pictures, and those edged draws.
+"""Chooses what the ranges of an int8 engine are measured on, and names it for its key: pictures of the user's, and some
+that edged draws.
+
+An engine answers best what it was measured on, so some pictures are held out to judge it by: every second one of the
+user's where there are enough of them, and of drawn pictures there is another set (`pictures.py`).
 
 Asked on the daemon's event loop for every engine at every look at the box, so nothing here decodes a picture or reads a
 file twice. The child measures on them in `conversion.py`.
@@ -7,7 +11,8 @@ file twice. The child measures on them in `conversion.py`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -15,7 +20,18 @@ from edged.model.samples import content
 from edged.vision.family import Recognition
 
 # To be raised with every change of what is measured (conversion.py, pictures.py, backend/onnx_int8.py).
-_METHOD = 1
+_METHOD = 2
+_ENOUGH = 4  # with fewer pictures of the user's all are needed
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def chosen(samples: Sequence[str]) -> dict[str, str]:
+    """Which of the user's pictures to calibrate on: a path by the digest of its content, in the order of the digests.
+
+    Equal pictures count as one, what they are called does not matter, and what cannot be read is left out.
+    """
+    found = {named: path for path in sorted(samples, reverse=True) if _DIGEST.fullmatch(named := content(path))}
+    return {named: found[named] for named in sorted(found)[:: 2 if len(found) >= _ENOUGH else 1]}
 
 
 def digest(recognition: Recognition, samples: Sequence[str]) -> str:
@@ -23,7 +39,9 @@ def digest(recognition: Recognition, samples: Sequence[str]) -> str:
 
     Empty for a model that takes no pictures, which cannot be calibrated.
     """
-    if recognition.preprocess is None:
-        return ""
-    contents = sorted(map(content, samples))  # whatever the files are called
-    return hashlib.sha256(msgspec.json.encode([_METHOD, recognition.preprocess, contents])).hexdigest()[:12]
+    return name(recognition, chosen(samples)) if recognition.preprocess else ""
+
+
+def name(recognition: Recognition, contents: Iterable[str]) -> str:
+    """`digest`, of the digests that `chosen` names the pictures by."""
+    return hashlib.sha256(msgspec.json.encode([_METHOD, recognition.preprocess, [*contents]])).hexdigest()[:12]

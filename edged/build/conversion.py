@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +11,7 @@ import msgspec
 from edged.backend.contract import Composition, Order
 from edged.backend.precision import Precision, convert
 from edged.build import calibration, jobs
+from edged.build.pictures import TO_CALIBRATE
 from edged.build.questions import Pictures, Question
 from edged.errors import InvalidInput, Superseded, Unsuitable
 from edged.tensors import Array
@@ -39,15 +40,17 @@ def converted(job: jobs.Build, folder: Path) -> tuple[Order, Composition]:
 
 
 def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
-    """Inputs by name. The user's pictures come first: ranges are right for what they were measured on. The drawn ones
-    are added so that a model without samples has some, and one with few is not blind to the rest."""
+    """Inputs by name. The user's pictures come first: ranges are right for what they were measured on. Drawn ones are
+    added so that a model without samples has some, and one with few is not blind to the rest; other drawn ones and some
+    of the user's are held out to judge by."""
     if job.recognition.preprocess is None:
         raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {job.recognition.picture}")
-    if calibration.digest(job.recognition, job.samples) != job.order.recipe.calibration:
+    found = calibration.chosen(job.samples)
+    if calibration.name(job.recognition, found) != job.order.recipe.calibration:
         raise Superseded("the sample pictures were changed after the engine was planned")
     chosen: list[dict[str, Array]] = []
     size = 0
-    for question in _pictures(Pictures(job.order.signature, job.recognition), job.samples, notes):
+    for question in _pictures(Pictures(job.order.signature, job.recognition), found, notes):
         size += sum(array.nbytes for array in question.inputs.values())
         if chosen and size > _MOST_BYTES:
             notes.append(f"calibrated on {len(chosen)} pictures: more do not fit into {_MOST_BYTES >> 20} MiB")
@@ -56,10 +59,11 @@ def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
     return chosen
 
 
-def _pictures(pictures: Pictures, samples: Sequence[str], notes: list[str]) -> Iterator[Question]:
-    for path in map(Path, samples):
+def _pictures(pictures: Pictures, samples: Mapping[str, str], notes: list[str]) -> Iterator[Question]:
+    """Of the user's, paths by the digests of what they must hold; then drawn ones."""
+    for digest, path in samples.items():
         try:
-            yield pictures.sample(path)
+            yield pictures.sample(Path(path), digest)
         except InvalidInput as error:
-            notes.append(f"not calibrated on {path.name}: {error}")
-    yield from pictures.drawn()
+            notes.append(f"not calibrated on {Path(path).name}: {error}")
+    yield from pictures.drawn(TO_CALIBRATE)

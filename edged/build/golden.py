@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from edged.backend.contract import Session, Signature
-from edged.build.questions import PICTURE, WIDE, Pictures, Question, tensors
+from edged.build.extent import Extent
+from edged.build.questions import PICTURE, WIDE, Pictures, Question, batch, tensors
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.files import read_regular
 from edged.store import atomic
@@ -27,6 +28,7 @@ from edged.vision.placement import Placement
 SUFFIX = ".golden"
 _DIGEST_BYTES = 32  # of SHA-256, before the content
 _MOST_BYTES = 256 << 20  # of all pictures with their answers; what the user gave comes first
+_ANY = Extent()
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -62,16 +64,25 @@ def deciding(samples: Sequence[Sample], precision: str) -> list[Sample]:
     return pictures or [sample for sample in samples if sample.kind != WIDE] or list(samples)
 
 
-def make(session: Session, signature: Signature, recognition: Recognition, samples: Sequence[str] = ()) -> Golden:
+def make(
+    session: Session,
+    signature: Signature,
+    recognition: Recognition,
+    samples: Sequence[str] = (),
+    extent: Extent = _ANY,
+) -> Golden:
     """Asks the reference everything. `samples` are paths of the user's pictures, used where the model takes pictures.
 
     EngineUnusable, with its first reason, when the reference answers nothing.
     """
     reference = _Reference(session)
-    for questions in tensors(signature, recognition):
+    for questions in tensors(signature, recognition, extent):
         refusals = [reference.ask(question, twice=True) for question in questions]
         if "" in refusals:
             break
+    whole = batch(signature, extent)
+    if whole is not None:
+        reference.ask(whole, twice=True)
     skipped: list[str] = []
     if recognition.preprocess is not None:
         skipped = _ask_pictures(reference, Pictures(signature, recognition), samples)

@@ -6,6 +6,7 @@ import msgspec
 
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Composition, Order
+from edged.build.extent import Extent
 from edged.build.standard import Tolerance
 from edged.store.record import Verdict
 from edged.vision.family import Recognition
@@ -37,6 +38,7 @@ class MakeGolden(msgspec.Struct, frozen=True, tag=True):
     out: str
     recognition: Recognition
     samples: tuple[str, ...] = ()  # paths of the user's pictures
+    extent: Extent = Extent()  # of the shapes to ask with
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):

@@ -1,5 +1,7 @@
 """Pictures to ask an engine about when its user gave none: drawn, always the same, with the statistics of photographs.
 
+There are two sets: engines are judged by one, and int8 is calibrated on the other.
+
 A "dead leaves" drawing: discs and slabs of every size lie upon each other as things do before a camera, each with a
 shade, a texture and light from one side. Because their sizes follow a power law the drawing looks alike at every scale,
 as photographs do: power falls with the square of the frequency, edges are everywhere, colours go together. (Lee,
@@ -39,12 +41,15 @@ class _Shot(NamedTuple):
 # Wide, high and square ones, since fitting them into an input differs; of them one by night and one against the light.
 _SHOTS = (_Shot(640, 480, 1.0), _Shot(1280, 720, 1.2), _Shot(480, 640, 0.3), _Shot(416, 416, 1.0))
 COUNT = len(_SHOTS)
+# Seeds of the first picture of either set.
+TO_JUDGE = 0
+TO_CALIBRATE = 100
 
 
-def draw() -> Iterator[Image]:
-    """`COUNT` pictures, BGR uint8 [height, width, 3], the same at every call."""
-    for seed, shot in enumerate(_SHOTS):
-        yield _draw(shot, np.random.RandomState(seed))
+def draw(seed: int = TO_JUDGE) -> Iterator[Image]:
+    """`COUNT` pictures, BGR uint8 [height, width, 3], the same at every call with a seed."""
+    for number, shot in enumerate(_SHOTS, seed):
+        yield _draw(shot, np.random.RandomState(number))
 
 
 def _draw(shot: _Shot, random: np.random.RandomState) -> Image:

@@ -6,6 +6,7 @@ noise hardly ever makes a detector see anything.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import numpy as np
 
 from edged.backend.contract import Signature
 from edged.build import pictures
-from edged.errors import EdgedError, InvalidInput
+from edged.build.extent import Extent, Shapes
+from edged.errors import EdgedError, InvalidInput, Superseded
 from edged.files import read_regular
 from edged.model.samples import check_size
 from edged.tensors import Array, TensorSpec, numpy_dtype
@@ -41,13 +43,19 @@ class Question(msgspec.Struct, frozen=True):
     placement: Placement | None = None
 
 
-def tensors(signature: Signature, recognition: Recognition) -> Iterator[list[Question]]:
-    """Seeded tensors of every kind, for one way after the other to fill dynamic dimensions in: some model takes one."""
-    for shapes in _shapes(signature, recognition):
-        yield [
-            Question({s.name: _values(s.datatype, shapes[s.name], kind) for s in signature.inputs}, kind)
-            for kind in _KINDS
-        ]
+def tensors(signature: Signature, recognition: Recognition, extent: Extent) -> Iterator[list[Question]]:
+    """Seeded tensors of every kind, for one way after the other to fill dynamic dimensions in: some model takes one.
+
+    What lies in the extent comes first, its usual shapes before all: an engine for a range of shapes refuses others.
+    """
+    for shapes in _candidates(signature, recognition, extent):
+        yield [_tensors(signature, shapes, kind) for kind in _KINDS]
+
+
+def batch(signature: Signature, extent: Extent) -> Question | None:
+    """Seeded tensors of the largest batch that a setting wants; None where none does, or they would be large."""
+    shapes = extent.batch(signature)
+    return None if shapes is None else _tensors(signature, shapes, _KINDS[0])
 
 
 class Pictures:
@@ -62,14 +70,15 @@ class Pictures:
         self._shape = (first if isinstance(first, int) else 1, *recognition.preprocess.shape)
         self._dtype = numpy_dtype(recognition.preprocess.datatype)
 
-    def drawn(self) -> Iterator[Question]:
+    def drawn(self, seed: int = pictures.TO_JUDGE) -> Iterator[Question]:
         """The pictures that edged draws itself."""
-        for number, pixels in enumerate(pictures.draw(), 1):
+        for number, pixels in enumerate(pictures.draw(seed), 1):
             yield self._question(f"drawn picture {number}", pixels)
 
-    def sample(self, path: Path) -> Question:
-        """A picture of the user's. InvalidInput, with the file's name, when it cannot be read."""
-        return self._question(path.name, read_sample(path))
+    def sample(self, path: Path, content: str = "") -> Question:
+        """A picture of the user's. InvalidInput, with the file's name, when it cannot be read. Superseded when it is
+        not the `content`, a SHA-256, that it is said to be."""
+        return self._question(path.name, read_sample(path, content))
 
     def _question(self, name: str, pixels: image.Image) -> Question:
         # As in serving: with a fixed batch the picture is the first and the rest stay zero.
@@ -78,26 +87,49 @@ class Pictures:
         return Question({self._input: tensor}, PICTURE, name, placement)
 
 
-def read_sample(path: Path) -> image.Image:
-    """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, when it cannot be used."""
+def read_sample(path: Path, content: str = "") -> image.Image:
+    """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, when it cannot be used;
+    Superseded when it is not the `content`, a SHA-256, that it is said to be."""
     try:
         encoded = read_regular(path)
+        if content and hashlib.sha256(encoded).hexdigest() != content:
+            raise Superseded(f"sample {path.name} was changed while it was read")
         check_size(path.name, len(encoded))
         return image.decode(encoded)
+    except Superseded:
+        raise
     except OSError as error:
+        if content:
+            raise Superseded(f"sample {path.name} went while it was read: {error.strerror or error}") from error
         raise InvalidInput(f"sample {path.name} cannot be read: {error.strerror or error}") from error
     except EdgedError as error:
         raise InvalidInput(f"sample {path.name} cannot be used: {error}") from error
 
 
-def _shapes(signature: Signature, recognition: Recognition) -> Iterator[dict[str, tuple[int, ...]]]:
+def _candidates(signature: Signature, recognition: Recognition, extent: Extent) -> Iterator[Shapes]:
+    """Concrete shapes to try, each once; what the extent leaves out comes last, for models that take nothing else."""
+    usual, tried = extent.usual(signature), list(_shapes(signature, recognition))
+    first = [usual] if usual is not None and _are_small(usual) else []
+    ordered = [*first, *filter(extent.contains, tried), *(s for s in tried if not extent.contains(s))]
+    yield from (shapes for place, shapes in enumerate(ordered) if shapes not in ordered[:place])
+
+
+def _are_small(shapes: Shapes) -> bool:
+    return all(np.prod(shape, dtype=np.float64) <= _LARGEST for shape in shapes.values())
+
+
+def _tensors(signature: Signature, shapes: Shapes, kind: str) -> Question:
+    return Question({s.name: _values(s.datatype, shapes[s.name], kind) for s in signature.inputs}, kind)
+
+
+def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
     """Concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes."""
     preprocess = recognition.preprocess
     own = [(preprocess.width, preprocess.height)] if preprocess else []
     for width, height in [*own, *((size, size) for size in _SIZES)]:
         named: dict[str, int] = {}
         shapes = {s.name: _shape(s, width, height, named) for s in signature.inputs}
-        if all(np.prod(shape, dtype=np.float64) <= _LARGEST for shape in shapes.values()):
+        if _are_small(shapes):
             yield shapes
         if all(spec.is_static for spec in signature.inputs):
             return

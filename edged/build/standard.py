@@ -10,14 +10,15 @@ import hashlib
 
 import msgspec
 
+from edged.build.extent import Extent
 from edged.model import verification
 from edged.model.model import Model
 from edged.model.samples import content
 from edged.vision.family import Recognition
 
 # Part of the name of every file of golden answers. To be raised with every change of what is asked (golden.py,
-# questions.py, pictures.py) or of how it is kept.
-_QUESTIONS = 2
+# questions.py, extent.py, pictures.py) or of how it is kept.
+_QUESTIONS = 3
 # To be raised with every change of which answers count (`golden.deciding`).
 _RULE = 2
 
@@ -90,7 +91,7 @@ TOLERANCES = {
         unequal=0.05,
         top1=0.9,
         boxes=0.85,
-        box_score=0.2,
+        box_score=0.3,
     ),
 }
 
@@ -119,7 +120,9 @@ class Standard(msgspec.Struct, frozen=True):
 def _golden(model: Model) -> str:
     """The model's digest, a dash, and 12 hexadecimal digits over whatever else the questions are made from."""
     samples = sorted(map(content, model.samples))  # whatever the files are called
-    return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples])}"
+    extent = Extent.of(model)
+    shapes = [str(extent.profile), extent.given]
+    return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples, shapes])}"
 
 
 def _detections(recognition: Recognition) -> str:

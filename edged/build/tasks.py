@@ -13,14 +13,15 @@ import msgspec
 
 from edged.backend import registry
 from edged.backend.artefact import Artefact
-from edged.backend.contract import Backend, Composition, Order, Session
+from edged.backend.contract import Backend, Composition, Order, Session, Signature
+from edged.backend.profile import PREFIX
 from edged.build import golden, jobs
 from edged.build.boxes import Matcher
 from edged.build.conversion import converted
 from edged.build.questions import PICTURE, WIDE, read_sample
 from edged.build.timing import in_turns
 from edged.build.verify import Pair, judge
-from edged.errors import Superseded
+from edged.errors import InvalidInput, Superseded, Unsuitable
 from edged.model.identity import require_same
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
@@ -79,7 +80,7 @@ def _run(backend: Backend, order: Order, out: Path, tell: Tell) -> Composition:
 
 def _make_golden(job: jobs.MakeGolden) -> jobs.MadeGolden:
     session = registry.load(job.order.recipe.backend).open(job.order)
-    made, out = golden.make(session, job.order.signature, job.recognition, job.samples), Path(job.out)
+    made, out = golden.make(session, job.order.signature, job.recognition, job.samples, job.extent), Path(job.out)
     golden.save(out, made.samples, made.skipped)
     golden.prune(out)
     return jobs.MadeGolden(made.skipped)
@@ -88,7 +89,10 @@ def _make_golden(job: jobs.MakeGolden) -> jobs.MadeGolden:
 def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
     asked = golden.load(Path(job.golden))
     session = _load(job).open(job.order)
-    pairs = (_pair(sample, session) for sample in golden.deciding(asked.samples, job.order.recipe.precision))
+    pairs = (
+        _pair(sample, session, job.order.signature)
+        for sample in golden.deciding(asked.samples, job.order.recipe.precision)
+    )
     verdict = judge(pairs, job.tolerance, Matcher.of(job.recognition, job.tolerance.box_score))
     if asked.skipped:
         figures = verdict.figures | {"skipped_samples": float(len(asked.skipped))}
@@ -107,8 +111,14 @@ def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
     return jobs.Timed(verdict, own, other, timing.load)
 
 
-def _pair(sample: golden.Sample, session: Session) -> Pair:
-    answer = session.infer(sample.inputs)
+def _pair(sample: golden.Sample, session: Session, signature: Signature) -> Pair:
+    try:
+        answer = session.infer(sample.inputs)
+    except InvalidInput as error:  # built again it would be the same
+        asked = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in sample.inputs.items())
+        where = " and ".join(PREFIX + spec.name for spec in signature.inputs if not spec.is_static)
+        advice = f"; set {where} so that it takes them" if where else ""
+        raise Unsuitable(f"the engine refuses shapes that the reference takes, {asked}: {error}{advice}") from error
     return Pair(sample.outputs, answer, sample.name, sample.placement, extreme=sample.kind == WIDE)
 
 

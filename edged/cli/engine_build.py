@@ -26,9 +26,6 @@ def build(
             help="A compute capability, such as sm_86; or a file that `edged device --json` wrote on the other box.",
         ),
     ],
-    backend: Annotated[
-        str | None, typer.Option("--backend", help="tensorrt_rtx or tensorrt.", show_default=False)
-    ] = None,
     precision: Annotated[
         list[str] | None,
         typer.Option("--precision", help="Only this one; may be given several times.", show_default=False),
@@ -41,7 +38,7 @@ def build(
     cache: local.Cache = None,
     json: common.Json = False,
 ) -> None:
-    """Build engines ahead, for a device that this box does not have, and store them under that device's key.
+    """Build engines ahead with TensorRT for RTX, for a GPU that this box does not have, and store them under its key.
 
     They are not used here. Copied to the same folder of the other box (CACHE/engines/KEY) they are tried there first:
     compared with the reference, timed, and served if their answers are right, without an hour of building. With a file
@@ -51,9 +48,11 @@ def build(
     The status is 1 when any engine could not be built. With --json one object a line for each engine.
     """
     box = local.Box(state, cache)
+    if ahead.BACKEND not in box.present():
+        raise InvalidInput("TensorRT for RTX is not installed here: pip install 'edged[tensorrt-rtx]'")
     on = _target(target, box)
     found = box.model(model, setting or [])
-    wanted = ahead.engines(found, on, _backend(backend, box), tuple(precision or ()))
+    wanted = ahead.engines(found, on, tuple(precision or ()))
     failed = 0
     for engine in wanted:
         try:
@@ -89,17 +88,6 @@ def _target(text: str, box: local.Box) -> ahead.Target:
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise InvalidInput(f"{place} has no facts that `edged device --json` wrote: {error}") from error
     return ahead.recorded_target(recorded.facts, box.fingerprint, place.name)
-
-
-def _backend(named: str | None, box: local.Box) -> str:
-    installed = [name for name in ahead.BACKENDS if name in box.present()]
-    if named is not None and named not in ahead.BACKENDS:
-        raise InvalidInput(f"backend {named!r} cannot build for another device; {' and '.join(ahead.BACKENDS)} can")
-    if named is not None and named not in installed:
-        raise InvalidInput(f"backend {named} is not installed here")
-    if not installed:
-        raise InvalidInput("neither TensorRT-RTX nor TensorRT is installed here; see docs/engines.md")
-    return named or installed[0]
 
 
 def _quietly(progress: Progress) -> None:

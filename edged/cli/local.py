@@ -149,7 +149,8 @@ class Box:
 
         task = Task(model, engine.recipe, engine.key)
         with _using(self._cache):
-            return await self._builder.make_ahead(task, on.name, on.capability, tell, as_much_as_there_is)
+            builder = Builder(self._store, self._cache, Limits())  # as patient as a daemon
+            return await builder.make_ahead(task, on.name, on.capability, tell, as_much_as_there_is)
 
     @functools.cached_property
     def _store(self) -> Store:

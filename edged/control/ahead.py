@@ -7,15 +7,14 @@ from collections.abc import Mapping
 
 import msgspec
 
-from edged.backend import registry
 from edged.control.desired import DesiredEngine, desired
 from edged.device.fingerprint import Fingerprint
 from edged.errors import InvalidInput
 from edged.model.model import Model
 
-# Backends whose builders can be told what to build for; the facts that name their runtimes are this box's.
-BACKENDS = ("tensorrt_rtx", "tensorrt")
-_RUNTIMES = ("runtime.tensorrt_rtx", "runtime.tensorrt", "tensorrt.version")
+# The only backend whose builder can be told what to build for. The fact that names its version is this box's.
+BACKEND = "tensorrt_rtx"
+_RUNTIME = "runtime.tensorrt_rtx"
 _HOST = "cpu.arch"
 _CAPABILITY = re.compile(r"(?:sm_?)?([0-9]{1,2})\.?([0-9])", re.IGNORECASE)
 
@@ -37,7 +36,7 @@ def target(text: str, own: Fingerprint) -> Target:
     if match is None:
         raise InvalidInput(f"{text[:40]!r} is neither a compute capability such as sm_86 nor a file of facts")
     capability = f"{int(match[1])}.{match[2]}"
-    facts = {name: own.facts[name] for name in (*_RUNTIMES, _HOST) if name in own.facts}
+    facts = {name: own.facts[name] for name in (_RUNTIME, _HOST) if name in own.facts}
     facts["gpu.0.compute_capability"] = capability
     return Target(f"sm_{match[1]}{match[2]}", capability, Fingerprint(facts))
 
@@ -54,26 +53,27 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
     if theirs.facts.get(_HOST) != own.facts.get(_HOST):
         here, there = own.facts.get(_HOST), theirs.facts.get(_HOST)
         raise InvalidInput(f"{name} is of a box with {there}, and engines built here are for {here}; build them there")
-    for fact in _RUNTIMES:
-        here, there = own.facts.get(fact), theirs.facts.get(fact)
-        if here and there and here != there:
-            raise InvalidInput(f"{name} is of a box with {fact} {there}, here it is {here}; install the same version")
+    here, there = own.facts.get(_RUNTIME), theirs.facts.get(_RUNTIME)
+    if there is None:
+        raise InvalidInput(
+            f"{name} is of a box without TensorRT-RTX, which the engines are for; install it there first"
+        )
+    if here != there:
+        raise InvalidInput(f"{name} is of a box with TensorRT-RTX {there}, here is {here}; install the same version")
     gpu = theirs.facts.get("gpu.0.name", f"sm_{capability.replace('.', '')}")
     return Target(gpu, capability, theirs)
 
 
-def engines(model: Model, on: Target, backend: str, precisions: tuple[str, ...]) -> tuple[DesiredEngine, ...]:
-    """What a model should have on the device of a backend, in some precisions (all that suit it where none is named).
+def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[DesiredEngine, ...]:
+    """What a model should have on the device, in some precisions (all that suit it where none is named).
 
     InvalidInput when there is nothing to build.
     """
-    if registry.version(backend, on.fingerprint.facts) is None:
-        raise InvalidInput(f"the box of {on.name} has no {backend} to run the engines with; install it there first")
     chosen = {"precisions": ",".join(precisions)} if precisions else {}
-    entry = msgspec.structs.replace(model.entry, settings={**model.entry.settings, **chosen, "backends": backend})
+    entry = msgspec.structs.replace(model.entry, settings={**model.entry.settings, **chosen, "backends": BACKEND})
     wanted = desired(on.fingerprint, {"": msgspec.structs.replace(model, entry=entry)})[""]
     found = tuple(engine for engine in wanted if engine.recipe.device == "cuda:0")
     if not found:
         asked = f" in {', '.join(precisions)}" if precisions else ""
-        raise InvalidInput(f"backend {backend} builds nothing for {on.name}{asked}")
+        raise InvalidInput(f"TensorRT-RTX builds nothing for {on.name}{asked}")
     return found

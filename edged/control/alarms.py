@@ -22,6 +22,7 @@ class AlarmKind(str, enum.Enum):
     BUILDS_PAUSED = "builds_paused"  # nothing can be stored
     REBOOT_PENDING = "reboot_pending"  # the driver's two halves differ
     UNSERVED = "unserved"  # a model that cannot be served
+    NO_CANDIDATE = "no_candidate"  # a model's settings leave no engine that this box can make
     FALLBACK = "fallback"  # a part of a model runs elsewhere than on the device that it is meant for
 
 

@@ -70,6 +70,10 @@ class Commands:
             for planned, engine in self._planned(selection)
             if force or engine.state in _TRIABLE | MAKING or (engine.state is EngineState.REJECTED and selection.engine)
         ]
+        hopeless = [engine for _, engine in chosen if engine.problem]
+        if hopeless and len(hopeless) == len(chosen):
+            raise Refused(f"engine {hopeless[0].digest[:12]} cannot be made: {hopeless[0].problem}")
+        chosen = [(planned, engine) for planned, engine in chosen if not engine.problem]
         for engine in _once(engine for _, engine in chosen):
             if engine.state not in MAKING:
                 self._maker.forgive(engine)

@@ -10,7 +10,6 @@ from edged.backend.contract import Recipe
 from edged.build.standard import Standard
 from edged.control.policy import candidates, lanes
 from edged.control.recipes import complete
-from edged.device.devices import devices
 from edged.device.fingerprint import Fingerprint
 from edged.model.model import Model
 from edged.store.key import EngineKey
@@ -36,11 +35,10 @@ def desired(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[str, 
 
 
 def _of_model(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]:
-    known = {device.name: device for device in devices(fingerprint)}
     lane = lanes(fingerprint.facts)
     engines = []
     for candidate in candidates(model.entry.settings, fingerprint.facts):
-        recipe, problem = complete(candidate, model, known.get(candidate.device))
+        recipe, problem = complete(candidate, model, fingerprint.facts)
         key = EngineKey.of(model.digest, recipe, fingerprint)
         standard = Standard.of(model, recipe.precision).digest
         engines.append(DesiredEngine(key, recipe, standard, lane.get(recipe.device, recipe.device), problem))

@@ -8,7 +8,10 @@ from edged.config import Engines
 from edged.control.alarms import Alarm, AlarmKind
 from edged.control.plan import PlannedModel
 from edged.control.states import EngineState
+from edged.model import settings as model_settings
 
+# Settings that may leave a box without a candidate.
+_NARROWING = (model_settings.BACKENDS, model_settings.PRECISIONS)
 _REBOOT = "the driver's libraries are new and its kernel module is old; nothing is built until the box is rebooted"
 
 
@@ -41,6 +44,10 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
     if planned.problem is not None:
         word = "is not what is served" if planned.serving else "cannot be served"
         yield Alarm(AlarmKind.UNSERVED, f"model {name} {word}: {planned.problem}", name)
+    narrowing = [f"{name}={planned.entry.settings[name]}" for name in _NARROWING if name in planned.entry.settings]
+    if narrowing and planned.engines and all(engine.recipe.is_reference for engine in planned.engines.values()):
+        why = f"{', '.join(narrowing)} leaves nothing that this box can use"
+        yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} is served by the reference alone: {why}", name)
     for key, engine in planned.engines.items():
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"

@@ -18,7 +18,15 @@ from edged.control.plan import Making, PlannedEngine, PlannedModel, Wish
 from edged.control.reconcile import Action, Make, Open, Try
 from edged.control.room import Room
 from edged.control.states import EngineState
-from edged.errors import EdgedError, EngineDamaged, EngineUnusable, OutOfSpace, Superseded, Unsuitable
+from edged.errors import (
+    EdgedError,
+    EngineDamaged,
+    EngineUnusable,
+    OutOfSpace,
+    Superseded,
+    Unsuitable,
+    WrongAnswers,
+)
 from edged.events import EngineProgress, EventLog
 from edged.model.model import Model
 from edged.store.attempts import AttemptLog
@@ -186,25 +194,43 @@ class Maker:
             engine.finish(record, self._store.records().get(key))
 
     async def _try(self, engine: PlannedEngine, task: Task, source: str) -> None:
+        found = self._store.records().get(source)
+        is_unproven = found is not None and found.is_unproven
         try:
+            # One that takes the whole box down must not be tried at every start.
+            await asyncio.to_thread(self._attempts.begin, engine.digest)
             tell = partial(self._told, task, engine)
             record = await self._builder.adopt(task, source, tell, self.room.make)
         except (Superseded, OutOfSpace):
             raise
-        except (EdgedError, KeyError) as error:
-            engine.trial = ""
-            found = self._store.records().get(source)
-            if found is not None and isinstance(error, EngineDamaged):
+        except EngineDamaged as error:
+            if found is not None:
                 self._store.damaged(self._store.artefact(source))
-            elif found is not None and found.is_unproven:
-                self._store.remove(source)  # nothing else would ever find out that it is of no use
-            origin = "that was built ahead" if found is not None and found.ahead else "of another driver"
-            reason = f"engine {source[:12]} {origin} is not right with this one: {error}; it is built anew"
-            _LOG.warning("model %s: %s", task.model.name, reason)
-            engine.move(EngineState.ABSENT, reason)
+            self._give_up_trial(engine, task, f"{error}")
+        except (WrongAnswers, Unsuitable) as error:
+            if is_unproven:
+                self._store.remove(source, keep_pin=True)  # nothing else would ever find out that it is of no use
+            self._give_up_trial(engine, task, f"is not right with this device: {error}")
+        except EdgedError as error:
+            if is_unproven and engine.failures + 1 < self._settings.attempts:
+                engine.fail(error)  # that says nothing about the engine, which took somebody an hour
+            else:
+                self._give_up_trial(engine, task, f"could not be tried: {error}")
+        except KeyError:
+            self._give_up_trial(engine, task, "is not in the store any more")
         else:
             engine.trial = ""
             engine.finish(record, record, f"taken over from {source[:12]} after a trial")
+        finally:
+            self._attempts.undone(engine.digest)
+
+    @staticmethod
+    def _give_up_trial(engine: PlannedEngine, task: Task, why: str) -> None:
+        """It is built, as if there had been nothing to try."""
+        reason = f"engine {engine.trial[:12]} {why}; it is built anew"
+        _LOG.warning("model %s: %s", task.model.name, reason)
+        engine.trial, engine.failures = "", 0
+        engine.move(EngineState.ABSENT, reason)
 
     def _over(self, engine: PlannedEngine, task: asyncio.Task[None]) -> None:
         lane = self._lane(engine)

@@ -13,7 +13,7 @@ from edged.backend.artefact import Artefact
 from edged.control.chores import Chores
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
-from edged.errors import EdgedError, EngineDamaged, HostLost, NotReady, Superseded
+from edged.errors import EdgedError, EngineDamaged, HostLost, NotReady, OutOfMemory, Superseded
 from edged.events import EngineServes, EventLog
 from edged.model.identity import require_same
 from edged.model.model import Model
@@ -24,7 +24,8 @@ from edged.store.store import Store
 
 _LOG = logging.getLogger("edged.control")
 _REOPEN_SECONDS = 0.2  # after its host was lost
-_REFUSED_SECONDS = (2.0, 10.0)  # after the runtime refused to open it once, and twice
+_PATIENCE = 2  # refusals that an engine is forgiven; want of memory is forgiven for ever
+_REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the runtime refused to open it once, twice, and from then on
 _RETRY_SECONDS = 10.0  # after an error that nobody expected
 
 
@@ -127,16 +128,16 @@ class Opener:
 
     def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
         """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again, but not the
-        first time: making it may take an hour, and a device may be out of memory for a moment."""
+        first time: making it may take an hour. Want of memory says nothing against it."""
         _LOG.warning("engine %s of %s cannot be opened: %s", engine.digest[:12], model.name, error)
         if engine.recipe.is_reference:
             engine.open_at, engine.reason = math.inf, str(error)
-        elif engine.state is EngineState.READY and engine.refusals < len(_REFUSED_SECONDS):
-            engine.open_at = time.monotonic() + _REFUSED_SECONDS[engine.refusals]
+        elif engine.state is EngineState.READY and (isinstance(error, OutOfMemory) or engine.refusals < _PATIENCE):
+            engine.open_at = time.monotonic() + _REFUSED_SECONDS[min(engine.refusals, len(_REFUSED_SECONDS) - 1)]
             engine.refusals += 1
             engine.reason = f"it cannot be opened now: {error}"
         elif engine.state is EngineState.READY:
-            self._store.remove(engine.digest)
+            self._store.remove(engine.digest, keep_pin=True)
             engine.record = None
             engine.fail(error, self._attempts)
 

@@ -70,6 +70,7 @@ class PlannedEngine:
     recipe: Recipe
     standard: str = ""
     lane: str = "cpu"  # engines of one lane are made one after the other
+    problem: str = ""  # why it cannot be made with the settings that the model has
     state: EngineState = EngineState.ABSENT
     record: EngineRecord | None = None
     reason: str = ""
@@ -222,7 +223,8 @@ class PlannedModel:
     @property
     def profile(self) -> Profile:
         """The range of shapes that every engine which may serve must take; some are made for no other."""
-        able = (e for e in self.engines.values() if e.state not in (EngineState.UNSUITABLE, EngineState.REJECTED))
+        never = (EngineState.UNSUITABLE, EngineState.REJECTED, EngineState.QUARANTINED)
+        able = (engine for engine in self.engines.values() if engine.state not in never)
         return _profile(next((engine.recipe.profile for engine in able if engine.recipe.profile), ""))
 
     def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
@@ -230,7 +232,7 @@ class PlannedModel:
         self.model, self.problem = model, None
         engines = {
             each.key.digest: self.engines.get(each.key.digest)
-            or PlannedEngine(each.key, each.recipe, each.standard, each.lane)
+            or PlannedEngine(each.key, each.recipe, each.standard, each.lane, each.problem)
             for each in wanted
         }
         added = [engine for key, engine in engines.items() if key not in self.engines]

@@ -35,14 +35,12 @@ class Planner:
     def plan(self, planned: PlannedModel, model: Model, told: Callable[[PlannedEngine], None] | None = None) -> None:
         """Plans a model as it was just read, for the device as it is now. `told` hears of every step of its engines."""
         name = planned.entry.name
-        wanted = desired(self.fingerprint, {name: model})[name]
-        problems = {each.key.digest: each.problem for each in wanted}
         stored = self._store.records()
-        for engine in planned.plan(model, wanted):
+        for engine in planned.plan(model, desired(self.fingerprint, {name: model})[name]):
             engine.told = told
             record = self._store.find(engine.digest)
-            if problems[engine.digest]:
-                engine.move(EngineState.UNSUITABLE, problems[engine.digest])
+            if engine.problem:
+                engine.move(EngineState.UNSUITABLE, engine.problem)
             elif record is not None:
                 engine.adopt(record)
             if engine.state is EngineState.ABSENT:
@@ -54,6 +52,8 @@ class Planner:
         engine.failures = before.failures
         if before.failures >= self._attempts:
             engine.quarantine(f"failed {before.failures} times, the last time: {before.reason}")
+            return
+        if before.failures:  # a trial may be what took the box down
             return
         engine.trial = trial(engine, stored, self._tries_drivers)
         if engine.trial:

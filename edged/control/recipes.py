@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from edged.backend.contract import Recipe
 from edged.backend.profile import Profile
 from edged.backend.trt import options as trt_options
 from edged.build import calibration
-from edged.device.devices import Device
 from edged.errors import ConfigError, Unsuitable
 from edged.model.model import Model
 
@@ -16,15 +17,15 @@ from edged.model.model import Model
 _TENSORRT = frozenset({"tensorrt", "tensorrt_rtx"})
 
 
-def complete(recipe: Recipe, model: Model, device: Device | None) -> tuple[Recipe, str]:
-    """The recipe of a model's engine for a device, and why it cannot be made; empty when it can."""
+def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Recipe, str]:
+    """The recipe of a model's engine on a box with those facts, and why it cannot be made; empty when it can."""
     try:
-        return _complete(recipe, model, device), ""
+        return _complete(recipe, model, facts), ""
     except (ConfigError, Unsuitable) as error:
         return recipe, str(error)
 
 
-def _complete(recipe: Recipe, model: Model, device: Device | None) -> Recipe:
+def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
     if recipe.precision == "int8":
         digest = calibration.digest(model.recognition, model.samples)
         if not digest:
@@ -32,9 +33,16 @@ def _complete(recipe: Recipe, model: Model, device: Device | None) -> Recipe:
         recipe = msgspec.structs.replace(recipe, calibration=digest)
     if recipe.backend in _TENSORRT:
         settings = model.entry.settings
-        options = trt_options.of(settings, device.memory_mb if device else None)
+        options = trt_options.of(settings, _memory_mb(recipe, facts))
         profile = Profile.of(model.inspection.signature, settings, model.picture)
         recipe = msgspec.structs.replace(
             recipe, optimization=options.optimization, options=str(options), profile=str(profile)
         )
     return recipe
+
+
+def _memory_mb(recipe: Recipe, facts: Mapping[str, str]) -> int | None:
+    """The GPU's own, in MiB. A limit that somebody set on this process is no part of a key."""
+    _, _, index = recipe.device.partition(":")
+    text = facts.get(f"gpu.{index or 0}.memory_mb", "")
+    return int(text) if text.isdecimal() else None

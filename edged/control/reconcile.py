@@ -172,12 +172,19 @@ def _next(model: ModelView, engine: EngineView, now: float) -> Action | None:
     if engine.wish == "build" or (engine.wish and engine.usable):
         if engine.retry_at > now:  # a disk that is full stays full for a while
             return None
-        return Make(model.name, engine.key) if engine.wish == "build" else Verify(model.name, engine.key)
+        return _obtain(model, engine) if engine.wish == "build" else Verify(model.name, engine.key)
     if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):
-        return Try(model.name, engine.key, engine.trial) if engine.trial else Make(model.name, engine.key)
+        return _obtain(model, engine)
     if engine.state is EngineState.EVICTED and _is_missed(model, engine):
         return Make(model.name, engine.key)
     return None
+
+
+def _obtain(model: ModelView, engine: EngineView) -> Action:
+    """Trying takes seconds, making perhaps an hour."""
+    if engine.trial and not engine.usable:
+        return Try(model.name, engine.key, engine.trial)
+    return Make(model.name, engine.key)
 
 
 def _is_missed(model: ModelView, engine: EngineView) -> bool:

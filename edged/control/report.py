@@ -124,17 +124,13 @@ def explain(planned: PlannedModel, store: Store) -> list[ExplanationReport]:
     return [_explain(engine, planned.serving, kin) for engine in planned.engines.values()]
 
 
-def _planned(model: str, engine: PlannedEngine, serving: str | None, store: Store) -> EngineReport:
-    state = _state(engine, serving)
-    return _report(engine.digest, model, state, engine.reason, engine.key.parts, engine.record, store)
-
-
 def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], trials: set[str]) -> tuple[str, str]:
     """State and reason of an engine that is in the store and in no plan."""
     if key in serving:
         return SERVING, f"model {serving[key]} is served by it until its successor for the device as it is now is ready"
     if key in trials:
-        return EngineState.QUARANTINED.value, "built for another driver; it is tried before it is used with this one"
+        origin = f"built ahead for {record.ahead}" if record.is_unproven else "built for another driver"
+        return EngineState.QUARANTINED.value, f"{origin}; it is tried before it is used here"
     return EngineState.STALE.value, record.verdict.reason
 
 
@@ -180,8 +176,13 @@ def _report(
 def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, EngineRecord]) -> ExplanationReport:
     wanted, state = engine.key.parts, _state(engine, serving)
     differing: tuple[PartChange, ...] = ()
-    if engine.digest in records:
+    if engine.digest in records and records[engine.digest].is_unproven:
+        near = engine.digest
+        summary = f"{state}: in the store, built ahead for {records[near].ahead}; it is tried before it is used"
+    elif engine.digest in records:
         near, summary = engine.digest, "in the store: nothing changed"
+    elif engine.problem:
+        near, summary = "", f"{state}: {engine.problem}"
     else:
         others = ((key, record.parts) for key, record in records.items())
         near = nearest(wanted, others) or ""

@@ -91,7 +91,7 @@ class Room:
             engine.record = _evicted(record)
             engine.wish = Wish.BUILD if engine.wish is Wish.BUILD else Wish.NONE
             engine.move(EngineState.EVICTED, f"its files were removed {reason}")
-        if wanting:
+        if wanting and not record.is_unproven:
             await asyncio.to_thread(self._store.strip, _evicted(record))
         else:
             await asyncio.to_thread(self._store.remove, key)

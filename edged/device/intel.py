@@ -14,6 +14,7 @@ from edged.device import dpkg, libraries
 from edged.device.root import Root
 
 _VENDOR = "0x8086"
+_NODES = {"intel-gpu": "sys/class/drm/card[0-9]*", "intel-npu": "sys/class/accel/accel[0-9]*"}
 # Fact -> packages that carry it: today's name first, then the one of Ubuntu 22.04's days.
 _GPU_PACKAGES = {
     "intel.opencl": ("intel-opencl-icd",),
@@ -29,8 +30,8 @@ _NPU_PACKAGES = {
 
 def probe(root: Root) -> dict[str, str]:
     """PCI device id (`0x46a6`), place and kernel driver of each GPU and NPU, and versions of their drivers."""
-    gpus = _devices(root, "sys/class/drm/card[0-9]*", "intel.gpu")
-    npus = _devices(root, "sys/class/accel/accel[0-9]*", "intel.npu")
+    gpus = _devices(root, _NODES["intel-gpu"], "intel.gpu")
+    npus = _devices(root, _NODES["intel-npu"], "intel.npu")
     facts = gpus | npus
     if gpus:
         # Fedora and others have no dpkg; there the library's name tells.
@@ -41,7 +42,22 @@ def probe(root: Root) -> dict[str, str]:
     return facts
 
 
+def places(root: Root, kind: str) -> list[str]:
+    """PCI addresses of the "intel-gpu" or "intel-npu" devices in the order of their numbers; none of another kind."""
+    return sorted(_found(root, _NODES[kind])) if kind in _NODES else []
+
+
 def _devices(root: Root, pattern: str, prefix: str) -> dict[str, str]:
+    found = _found(root, pattern)
+    return {
+        f"{prefix}.{index}.{name}": value
+        for index, slot in enumerate(sorted(found))
+        for name, value in found[slot].items()
+    }
+
+
+def _found(root: Root, pattern: str) -> dict[str, dict[str, str]]:
+    """PCI address, or the name of its node where sysfs does not tell that, -> facts."""
     found: dict[str, dict[str, str]] = {}
     for path in root.glob(f"{pattern}/device/vendor"):
         node, device = path.split("/")[3], path.removesuffix("/vendor")
@@ -58,11 +74,7 @@ def _devices(root: Root, pattern: str, prefix: str) -> dict[str, str]:
             "driver": driver,
             "driver_version": root.read(f"sys/module/{driver}/version") or "" if driver else "",
         }
-    return {
-        f"{prefix}.{index}.{name}": value
-        for index, slot in enumerate(sorted(found))
-        for name, value in found[slot].items()
-    }
+    return found
 
 
 def _packages(root: Root, wanted: Mapping[str, tuple[str, ...]]) -> dict[str, str]:

@@ -3,16 +3,16 @@
 Sources: `/proc/driver/nvidia` (the driver's README, "The /proc Interface"), the names of the driver's libraries, and
 `edged.device.nvml`.
 
-GPUs are numbered in the order of their PCI address, which is NVML's order and CUDA's with
-`CUDA_DEVICE_ORDER=PCI_BUS_ID` (not CUDA's default, fastest first: a host must set it). The address tells two
-equal cards apart, so the UUID, which identifies a person's card, is no fact.
+GPUs are numbered in the order of their PCI address, which is NVML's order and CUDA's after `visible.number_all`. On
+the running system those that CUDA_VISIBLE_DEVICES hides are left out, and their numbers stay free. The address tells
+two equal cards apart, so the UUID, which identifies a person's card, is no fact.
 """
 
 from __future__ import annotations
 
 import re
 
-from edged.device import libraries, nvml
+from edged.device import libraries, nvml, visible
 from edged.device.root import Root
 
 REBOOT_PENDING = nvml.REBOOT_PENDING
@@ -37,21 +37,34 @@ def probe(root: Root) -> dict[str, str]:
     gpus = {address: {"name": name} for address, name in listed(root).items()}
     for address, gpu in reading.gpus.items():
         gpus[address] = gpus.get(address, {}) | gpu.facts()
+    # After NVML: the kernel module may learn a UUID only when somebody asks for the GPU.
+    left = visible.left(dict.fromkeys(gpus, "") | _fields(root, "GPU UUID")) if root.is_live else gpus
     for index, address in enumerate(sorted(gpus)):
-        facts |= {f"gpu.{index}.{name}": value for name, value in gpus[address].items()}
-        facts[f"gpu.{index}.pci"] = address
+        if address in left:
+            facts |= {f"gpu.{index}.{name}": value for name, value in gpus[address].items()}
+            facts[f"gpu.{index}.pci"] = address
     return {name: value for name, value in facts.items() if value}
+
+
+def addresses(root: Root) -> list[str]:
+    """PCI addresses of all GPUs, hidden ones too, in the order of their numbers."""
+    return sorted(listed(root).keys() | _reading(root, has_driver=True).gpus.keys())
 
 
 def listed(root: Root) -> dict[str, str]:
     """PCI address -> name, from `gpus/*/information` ("Model: ..."); CUDA does not see excluded GPUs."""
+    return _fields(root, "Model")
+
+
+def _fields(root: Root, wanted: str) -> dict[str, str]:
+    """PCI address -> what is said of the GPU under this heading."""
     gpus = {}
     for path in root.glob("proc/driver/nvidia/gpus/*/information"):
         pairs = (line.partition(":") for line in (root.read(path) or "").split("\n"))
         fields = {key.strip(): value.strip() for key, _, value in pairs}
         if fields.get("Model") and fields.get("GPU Excluded") != "Yes":
             address = fields.get("Bus Location") or path.split("/")[-2]
-            gpus[address.lower()] = fields["Model"]
+            gpus[address.lower()] = fields.get(wanted, "")
     return gpus
 
 

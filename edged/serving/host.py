@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import shutil
 import signal
 import sys
@@ -27,6 +28,8 @@ from edged.serving.pipeline import Inputs, Outcome, Pipeline, Prepared
 from edged.tensors import Array
 
 Say = Callable[[m.FromHost], None]
+# How CUDA, TensorRT, ONNX Runtime and OpenVINO say that a device has no memory left; none has a type for it.
+_NO_MEMORY = re.compile(r"out of (device )?memory|OUT_OF_MEMORY|failed to allocate memory|bad_alloc", re.IGNORECASE)
 
 
 class _SessionThreads:
@@ -114,6 +117,8 @@ class _SessionThreads:
 
 def _named(error: Exception) -> tuple[str, str]:
     """The class of `edged.errors` and the one line that stand for an exception on the link."""
+    if type(error) is errors.EngineUnusable and _NO_MEMORY.search(str(error)):
+        return errors.OutOfMemory.__name__, str(error)
     if isinstance(error, errors.EdgedError):
         return type(error).__name__, str(error)
     return "EngineUnusable", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

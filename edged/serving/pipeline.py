@@ -62,10 +62,10 @@ class Pipeline:
         self._session = session
         self._staging = session if isinstance(session, Staging) else None
         self.recognition = recognition
-        self._family: Family | None = open_family(recognition) if recognition.family else None
-        self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
         self._turn = 0
         try:
+            self._family: Family | None = open_family(recognition) if recognition.family else None
+            self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
             self._buffers = _input_buffers(signature, recognition, self._staging)
         except BaseException:
             session.close()

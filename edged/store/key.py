@@ -7,6 +7,7 @@ mistake. What only describes a build (when, how long, how warm) belongs in the r
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -19,6 +20,8 @@ from edged.device.validity import is_driver, relevant
 FORMAT = "1"
 _BACKEND = "recipe.backend"
 _OPTIONS = "recipe.options"
+_TENSORRT = ("tensorrt.version", "runtime.tensorrt")
+_GPU = re.compile(r"gpu\.\d+\.(name|compute_capability|memory_mb|memory_bus_bits|cores)")
 _NOT_FACTS = ("format", "model", "recipe.")
 
 
@@ -73,9 +76,27 @@ def changes(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[PartChange,
 
 
 def differ_by_driver(old: Mapping[str, str], new: Mapping[str, str]) -> bool:
-    """Whether two keys are of one model, recipe and runtime, and differ in nothing but the driver beneath."""
+    """Whether two keys are of one model, recipe and runtime, and differ in nothing but the driver beneath, or in what
+    the engine was built to be compatible with."""
     differing = changes(old, new)
-    return bool(differing) and all(is_driver(change.part) for change in differing)
+    options = frozenset(old.get(_OPTIONS, "").split(";"))
+    return bool(differing) and all(is_driver(change.part) or _is_bridged(change, options) for change in differing)
+
+
+def _is_bridged(change: PartChange, options: frozenset[str]) -> bool:
+    """Whether an engine was built for both: for later TensorRT of the same major version, for GPUs from Ampere on."""
+    if "version_compatible" in options and change.part in _TENSORRT:
+        one, other = ((version or "").split(".") for version in (change.old, change.new))
+        return one[0].isdecimal() and one[0] == other[0]
+    if "hardware_compatible" in options and _GPU.fullmatch(change.part):
+        is_capability = change.part.endswith(".compute_capability")
+        return not is_capability or all(_is_ampere(value) for value in (change.old, change.new))
+    return False
+
+
+def _is_ampere(capability: str | None) -> bool:
+    major = (capability or "").partition(".")[0]
+    return major.isdecimal() and int(major) >= 8
 
 
 def may_be_for(built: Mapping[str, str], wanted: Mapping[str, str]) -> bool:

@@ -120,6 +120,10 @@ class Store:
             self.counts.hits += 1
         return record
 
+    def read(self, key: str) -> EngineRecord | None:
+        """The record of an engine as it is on disk now, which another process may have changed; None without one."""
+        return _read(self._engines / key)
+
     def artefact(self, key: str) -> Artefact:
         """The files of an engine; they are checked when a backend reads them. KeyError when there is no such engine."""
         return Artefact(str(self._engines / key), self._index[key].files)
@@ -215,10 +219,14 @@ class Store:
         if record is not None and record.files == artefact.files:
             self._drop(key)
 
-    def remove(self, key: str) -> None:
-        """Removes an engine if it is there, its record and its pin. What a disk does not let go of is used no more."""
-        with contextlib.suppress(OSError):
-            self.unpin(key)
+    def remove(self, key: str, *, keep_pin: bool = False) -> None:
+        """Removes an engine if it is there, its record and its pin. What a disk does not let go of is used no more.
+
+        With `keep_pin` the pin stays, for the engine that is built instead.
+        """
+        if not keep_pin:
+            with contextlib.suppress(OSError):
+                self.unpin(key)
         self._drop(key)
 
     def _drop(self, key: str) -> None:

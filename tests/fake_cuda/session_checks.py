@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import ctypes
+import enum
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from edged.backend.contract import Session, Signature, Staging
+from edged.backend.contract import Order, Recipe, Session, Signature, Staging
+from edged.backend.cuda import open_device
 from edged.backend.cuda.contract import Device
+from edged.backend.trt import load
+from edged.backend.trt.log import Log
+from edged.backend.trt.open import open_engine
 from edged.backend.trt.session import TensorRtSession
 from edged.errors import EngineUnusable, InvalidInput, Unsuitable
 from edged.tensors import TensorSpec
 from tests.fake_cuda.control import ILLEGAL_ADDRESS, INVALID_VALUE, Control
 from tests.fake_cuda.engine import FakeContext, FakeEngine, expected
+from tests.fake_cuda.runner import IMPLEMENTATION
 
 FIXED = {"x": ("INPUT", "FLOAT", (1, 3, 4)), "y": ("OUTPUT", "FLOAT", (1, 3, 4))}
 OPEN = {"x": ("INPUT", "FLOAT", (-1, 4)), "y": ("OUTPUT", "FLOAT", (-1, 4))}
@@ -508,3 +517,81 @@ def test_closing_waits_for_what_is_staged(opened: Open, control: Control) -> Non
     session.stage({"x": values(1)})
     session.close()
     assert len(control.traces("copy")) == 1
+
+
+# -- who ends where -------------------------------------------------------------------------------------------------
+
+
+class Ending:
+    """Notes on which device it ends, as TensorRT's objects free what they have: "engine 1", -1 for none at all."""
+
+    def __init__(self, what: str, ended: list[str]) -> None:
+        self._what, self._ended = what, ended
+
+    def __del__(self) -> None:
+        device = ctypes.c_int(-1)
+        ctypes.CDLL("libcuda.so.1").cuCtxGetDevice(ctypes.byref(device))
+        self._ended.append(f"{self._what} {device.value}")
+
+
+class EndingContext(FakeContext):
+    def __init__(self, engine: EndingEngine) -> None:
+        super().__init__(engine)
+        self.nvtx_verbosity = Verbosity.DETAILED
+        self.ending = Ending("context", engine.ended)
+
+
+class EndingEngine(FakeEngine):
+    """It does not know its contexts, so that each ends as soon as nobody else does."""
+
+    def __init__(self, control: Control, ended: list[str]) -> None:
+        super().__init__(control, FIXED)
+        self.ended, self.ending = ended, Ending("engine", ended)
+
+    def create_execution_context(self) -> FakeContext:
+        return EndingContext(self)
+
+
+class Verbosity(enum.Enum):
+    NONE = 0
+    DETAILED = 1
+
+
+@pytest.fixture
+def second(control: Control, monkeypatch: pytest.MonkeyPatch) -> Iterator[Order]:
+    """An order for the second of two devices; a plan of any bytes is loaded."""
+    control.configure(devices=2)
+    library = os.environ[IMPLEMENTATION]
+    monkeypatch.setattr(load, "open_device", lambda name: open_device(load.device_index(name), library))
+    monkeypatch.setattr(load, "read", lambda order, kind, version: b"plan")
+    yield Order("", signature(FakeEngine(control, FIXED)), Recipe("tensorrt", "cuda:1", options="workspace_mb=64"))
+    control.configure(devices=1)
+
+
+@pytest.fixture
+def ended(control: Control, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What ended where, of an engine that any plan is."""
+    found: list[str] = []
+
+    def deserialise(trt: object, data: bytes, kind: str, dla_core: int | None) -> load.Loaded:
+        return load.Loaded(EndingEngine(control, found), Log(), (Ending("runtime", found),))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(load, "deserialise", deserialise)
+    return found
+
+
+def test_context_engine_and_runtime_end_on_their_device(second: Order, ended: list[str]) -> None:
+    session = open_engine(SimpleNamespace(), "TensorRT", "10.0.0.0", second)  # type: ignore[arg-type]
+    assert session._lanes[0].context.nvtx_verbosity is Verbosity.NONE  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(session.infer({"x": values(1)})["y"], expected(values(1)))
+    assert ended == []
+    session.close()
+    assert ended == ["context 1", "engine 1", "runtime 1"]
+
+
+@pytest.mark.parametrize("call", ["cuMemAlloc", "cuMemHostAlloc", "cuEventCreate"])
+def test_they_do_so_where_opening_fails_too(control: Control, second: Order, ended: list[str], call: str) -> None:
+    control.fail(call, INVALID_VALUE, skip=1)
+    with pytest.raises(EngineUnusable, match="INVALID_VALUE") as raised:
+        open_engine(SimpleNamespace(), "TensorRT", "10.0.0.0", second)  # type: ignore[arg-type]
+    assert ended == ["context 1", "engine 1", "runtime 1"], raised  # which still holds the frames

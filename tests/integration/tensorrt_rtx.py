@@ -68,7 +68,7 @@ def make(
 
     told: list[Progress] = []
     on = ahead.target(capability, here())
-    (engine,) = ahead.engines(model, on, "tensorrt_rtx", (precision,))
+    (engine,) = ahead.engines(model, on, (precision,))
     assert not getattr(engine, "problem", ""), engine
     task = Task(model, engine.recipe, engine.key)
     record = run(builder.make_ahead(task, on.name, on.capability, told.append, plenty), 110)

@@ -168,6 +168,8 @@ def test_engines_are_verified_on_demand(daemon: Daemon, client: edged.Client) ->
 
 def test_what_serves_is_not_evicted_and_one_line_says_so(daemon: Daemon, client: edged.Client) -> None:
     key = serving(client)
+    if not engines(client)[key].bytes:
+        pytest.skip("the reference is the fastest engine here, and has no files to evict")
     told = command(daemon, "engines", "evict", "--engine", key)
     assert (told.returncode, told.stdout) == (1, "")
     assert told.stderr.startswith(f"edged: engine {key[:12]} is needed")

@@ -14,6 +14,7 @@ from edged.backend.contract import UNOPTIMISED, Order, Recipe, Session
 from edged.backend.precision import Calibration, Precision, convert
 from edged.build import golden
 from edged.build.boxes import Matcher
+from edged.build.pictures import TO_CALIBRATE
 from edged.build.questions import PICTURE, WIDE, Pictures
 from edged.build.standard import TOLERANCES
 from edged.build.verify import Pair, judge
@@ -46,7 +47,8 @@ class Detector:
         return [{self.recognition.input: tensor} for tensor in tensors]
 
     def drawn(self) -> list[dict[str, Array]]:
-        return [q.inputs for q in Pictures(self._signature, self.recognition).drawn()]
+        """Drawn pictures to calibrate on, which are not those that it is judged by."""
+        return [q.inputs for q in Pictures(self._signature, self.recognition).drawn(TO_CALIBRATE)]
 
     def converted(self, precision: Precision, folder: Path, calibration: Calibration = ()) -> Path:
         out = folder / "model.onnx"

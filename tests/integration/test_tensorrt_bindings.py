@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from edged.backend.trt import api, tensors
+from edged.backend.trt import api
 from tests.integration.tensorrt_stubs import Bindings, has_compiler
 
 FOLDERS = [
@@ -42,8 +42,7 @@ CLASSES: dict[type, str] = {
     api.Inspector: "EngineInspector",
     api.Engine: "ICudaEngine",
     api.Runtime: "Runtime",
-    tensors.Engine: "ICudaEngine",
-    tensors.Context: "IExecutionContext",
+    api.Context: "IExecutionContext",
 }
 # What is asked for by name, since some lack it -> who has it: every generation, or those that also have something else.
 OPTIONAL = {
@@ -159,12 +158,15 @@ def test_nothing_but_rtx_can_build_for_another_device(bindings: Bindings) -> Non
     assert said == {"IBuilderConfig.set_compute_capability": False}
 
 
-def test_its_datatypes_have_the_names_that_the_adapter_knows(bindings: Bindings) -> None:
-    from edged.backend.trt.network import DATATYPES
+def test_what_an_engine_tells_profilers_can_be_switched_off(bindings: Bindings) -> None:
+    paths = ("IExecutionContext.nvtx_verbosity", "ProfilingVerbosity.NONE")
+    assert all(bindings.ask(f"{LOOK}\nanswer = {{p: find(p) is not None for p in {paths}}}").values())
 
+
+def test_its_datatypes_have_the_names_that_the_adapter_knows(bindings: Bindings) -> None:
     said = bindings.ask("answer = {'names': list(trt.DataType.__members__)}")
     known: Any = said["names"]
-    lacking = set(DATATYPES) - set(known)
+    lacking = set(api.DATATYPES) - set(known)
     assert lacking <= {"INT64", "BF16"}  # which the oldest has not
     severities = bindings.ask("answer = {'names': list(trt.ILogger.Severity.__members__)}")["names"]
     assert {"ERROR", "INTERNAL_ERROR", "WARNING", "INFO"} <= set(severities)  # type: ignore[call-overload]

@@ -153,7 +153,7 @@ def test_another_version_than_the_key_s_voids_the_job(builder: Builder, tmp_path
 
     other = Fingerprint({**here().facts, "runtime.tensorrt_rtx": "1.2.3.4"})
     model = read(conv(tmp_path))
-    (engine,) = ahead.engines(model, ahead.target("sm_86", other), "tensorrt_rtx", ("fp32",))
+    (engine,) = ahead.engines(model, ahead.target("sm_86", other), ("fp32",))
     with pytest.raises(Superseded, match=r"not 1\.2\.3\.4"):
         run(builder.make_ahead(Task(model, engine.recipe, engine.key), "x", "8.6", lambda _: None, plenty), 60)
 

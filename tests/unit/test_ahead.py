@@ -68,14 +68,14 @@ def test_no_text_is_more_than_refused(text: str) -> None:
 
 
 def keys(on: Target, **settings: str) -> list[dict[str, str]]:
-    return [e.key.parts for e in ahead.engines(model(**settings), on, "tensorrt_rtx", ())]
+    return [e.key.parts for e in ahead.engines(model(**settings), on, ())]
 
 
 def test_a_recorded_box_finds_the_very_engines_that_were_built_for_it() -> None:
     on = recorded_target(CARD, OWN, "a2000.json")
     assert (on.name, on.capability) == ("NVIDIA RTX A2000", "8.6")
     there = {e.key.digest for e in desired(Fingerprint(CARD), {"m": model()})["m"]}
-    built = ahead.engines(model(), on, "tensorrt_rtx", ())
+    built = ahead.engines(model(), on, ())
     assert [e.recipe.precision for e in built] == ["fp16", "tf32", "fp32"]
     assert {e.key.digest for e in built} <= there
 
@@ -92,23 +92,28 @@ def test_a_box_may_use_what_was_built_for_its_compute_capability_and_no_other_ma
 
 
 def test_precisions_may_be_named() -> None:
-    (engine,) = ahead.engines(model(), target("8.6", OWN), "tensorrt_rtx", ("fp16",))
+    (engine,) = ahead.engines(model(), target("8.6", OWN), ("fp16",))
     assert (engine.recipe.precision, engine.recipe.device) == ("fp16", "cuda:0")
     with pytest.raises(InvalidInput, match="builds nothing for sm_86 in bf16"):
-        ahead.engines(model(), target("8.6", OWN), "tensorrt_rtx", ("bf16",))
+        ahead.engines(model(), target("8.6", OWN), ("bf16",))
 
 
 def test_a_box_on_which_nothing_that_is_built_here_could_run_is_refused() -> None:
     orin = probe(BOXES / "jetson-orin-nano").facts
     with pytest.raises(InvalidInput, match="box with aarch64, and engines built here are for x86_64"):
         recorded_target(orin, OWN, "orin.json")
-    with pytest.raises(InvalidInput, match=r"tensorrt_rtx 1\.6\.1\.120, here it is 1\.7\.1\.116"):
+    with pytest.raises(InvalidInput, match=r"TensorRT-RTX 1\.6\.1\.120, here is 1\.7\.1\.116"):
         recorded_target(CARD | {"runtime.tensorrt_rtx": "1.6.1.120"}, OWN, "card.json")
     with pytest.raises(InvalidInput, match="tells of no NVIDIA GPU"):
         recorded_target(probe(BOXES / "intel-nuc-11").facts, OWN, "nuc.json")
     bare = {name: value for name, value in CARD.items() if not name.startswith("runtime.")}
-    with pytest.raises(InvalidInput, match="has no tensorrt_rtx to run the engines with"):
-        ahead.engines(model(), recorded_target(bare, OWN, "bare.json"), "tensorrt_rtx", ())
+    with pytest.raises(InvalidInput, match="of a box without TensorRT-RTX"):
+        recorded_target(bare, OWN, "bare.json")
+
+
+def test_another_runtime_of_the_other_box_is_no_matter() -> None:
+    on = recorded_target(CARD | {"tensorrt.version": "10.3.0.30", "runtime.tensorrt": "10.3.0"}, OWN, "card.json")
+    assert {e.recipe.backend for e in ahead.engines(model(), on, ())} == {"tensorrt_rtx"}
 
 
 def test_nothing_of_this_box_but_the_runtimes_is_in_the_keys() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from edged.backend.contract import Recipe
+from edged.build import golden
 from edged.build.admission import admit, examine
 from edged.build.builder import REFERENCE, Builder, Task
 from edged.build.child import Limits
 from edged.build.jobs import Progress
 from edged.device.fingerprint import Fingerprint
-from edged.errors import BuildFailed, EngineUnusable, ModelRefused, OutOfSpace
+from edged.errors import BuildFailed, EngineUnusable, ModelRefused, OutOfSpace, Refused
 from edged.model.inspect import inspect
 from edged.model.model import Model
 from edged.model.repository import plain_entry
@@ -75,6 +76,18 @@ def test_an_engine_is_built_verified_timed_and_stored(builder: Builder, store: S
     store.artefact(key).check()
     assert list((tmp_path / "cache" / "golden").iterdir())
     assert [p.name for p in (tmp_path / "cache" / "staging").iterdir() if p.is_dir()] == []
+
+
+def test_an_engine_is_asked_with_the_shapes_that_the_models_settings_say(builder: Builder, tmp_path: Path) -> None:
+    path = models.save(models.dynamic(), tmp_path / "model.onnx")
+    settings = {"preprocess.width": "32", "preprocess.height": "32", "profile.x": "1x3x32x32 2x3x32x48 4x3x64x64"}
+    model = Model.of(plain_entry("m", path, settings), inspect(path))
+    record, _, _ = make(builder, model, Recipe("onnxruntime"))
+    assert record.verdict.accepted, record.verdict.reason
+    (file,) = (tmp_path / "cache" / "golden").iterdir()
+    shapes = [sample.inputs["x"].shape for sample in golden.load(file).samples]
+    assert shapes[:4] == [(2, 3, 32, 48)] * 3 + [(4, 3, 32, 48)]
+    assert set(shapes[4:]) == {(1, 3, 32, 32)}
 
 
 def test_the_reference_is_timed_and_has_no_files(builder: Builder, store: Store, tmp_path: Path) -> None:
@@ -288,3 +301,16 @@ def test_an_engine_that_is_built_ahead_is_stored_unproven_and_taken_over_where_i
     assert proven.latency_ms is not None
     store.artefact(key).check()
     assert Store(tmp_path / "cache").records() == {key: proven}
+
+
+def test_an_engine_that_is_proven_is_never_replaced_by_one_built_ahead(
+    builder: Builder, store: Store, tmp_path: Path
+) -> None:
+    model = read(models.save(models.conv(), tmp_path / "model.onnx"))
+    record, key, _ = make(builder, model, Recipe("onnxruntime"))
+    elsewhere = Builder(Store(tmp_path / "cache"), tmp_path / "cache", LIMITS)  # as another process sees it
+    with pytest.raises(Refused, match="already, proven"):
+        run(elsewhere.make_ahead(task(model, Recipe("onnxruntime")), "a twin", "8.6", untold, plenty), 60)
+    assert Store(tmp_path / "cache").records() == {key: record}
+    store.artefact(key).check()
+    assert [p.name for p in (tmp_path / "cache" / "staging").iterdir() if p.is_dir()] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
@@ -11,10 +12,13 @@ import pytest
 
 from edged.backend import registry
 from edged.backend.contract import Recipe
-from edged.build import calibration, jobs, tasks
+from edged.backend.precision import Calibration, Converted, Precision
+from edged.build import calibration, conversion, jobs, tasks
 from edged.build.builder import Builder, Task
 from edged.build.child import Limits
 from edged.build.conversion import converted
+from edged.build.pictures import COUNT
+from edged.build.questions import Pictures
 from edged.control.recipes import complete
 from edged.device.fingerprint import Fingerprint
 from edged.errors import Superseded, Unsuitable
@@ -29,8 +33,8 @@ from tests import models
 from tests.waiting import run
 
 
-def read(path: Path, samples: tuple[str, ...] = ()) -> Model:
-    entry = msgspec.structs.replace(plain_entry("m", path, {}), samples=samples)
+def read(path: Path, samples: tuple[str, ...] = (), settings: dict[str, str] | None = None) -> Model:
+    entry = msgspec.structs.replace(plain_entry("m", path, settings or {}), samples=samples)
     return Model.of(entry, inspect(path))
 
 
@@ -41,11 +45,12 @@ def shapes(tmp_path: Path) -> Model:
     for number in range(2):
         samples.append(str(tmp_path / f"{number}.png"))
         cv2.imwrite(samples[-1], Scene(number, 640, 480, shapes=6).frame(0)[0])
-    return read(MODEL_PATH, tuple(samples))
+    # On drawn pictures, where it sees a shape now and then, int8 moves a score by 0.25; on its own scenes by 0.02.
+    return read(MODEL_PATH, tuple(samples), {"verify.int8.box_score": "0.35"})
 
 
 def make(model: Model, recipe: Recipe, folder: Path) -> tuple[EngineRecord, list[str]]:
-    recipe, problem = complete(recipe, model, None)
+    recipe, problem = complete(recipe, model, {})
     assert problem == ""
     store, phases = Store(folder / "cache"), list[str]()
     builder = Builder(store, folder / "cache", Limits(seconds=120, memory_mb=4096))
@@ -91,7 +96,7 @@ def job(model: Model, recipe: Recipe, out: Path) -> jobs.Build:
 
 
 def test_nothing_but_the_engine_is_left_in_the_stage(shapes: Model, tmp_path: Path) -> None:
-    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, None)
+    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     told: list[jobs.Progress] = []
     (tmp_path / "stage").mkdir()
     built = tasks.do(job(shapes, recipe, tmp_path / "stage"), told.append)
@@ -100,17 +105,17 @@ def test_nothing_but_the_engine_is_left_in_the_stage(shapes: Model, tmp_path: Pa
 
 
 def test_pictures_that_changed_after_the_engine_was_planned_void_the_job(shapes: Model, tmp_path: Path) -> None:
-    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, None)
+    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     cv2.imwrite(shapes.samples[0], Scene(99, 640, 480, shapes=3).frame(0)[0])
     with pytest.raises(Superseded, match="sample pictures were changed"):
         converted(job(shapes, recipe, tmp_path), tmp_path)
-    again, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, None)
+    again, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     assert again.calibration != recipe.calibration
 
 
 def test_a_picture_that_cannot_be_read_is_left_out_and_told(shapes: Model, tmp_path: Path) -> None:
     Path(shapes.samples[0]).write_bytes(b"no picture")
-    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, None)
+    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     (tmp_path / "graph").mkdir()
     order, said = converted(job(shapes, recipe, tmp_path), tmp_path / "graph")
     assert order.model == str(tmp_path / "graph" / "model.onnx")
@@ -118,10 +123,84 @@ def test_a_picture_that_cannot_be_read_is_left_out_and_told(shapes: Model, tmp_p
     assert any("not calibrated on 0.png" in note for note in said.notes)
 
 
+def exchange(samples: Sequence[str], monkeypatch: pytest.MonkeyPatch, after: Callable[[Path], object]) -> None:
+    """Has something done to a sample after the samples were chosen and before they are read."""
+    real = calibration.chosen
+
+    def chosen(given: Sequence[str]) -> dict[str, str]:
+        found = real(given)
+        after(Path(samples[0]))
+        return found
+
+    monkeypatch.setattr(calibration, "chosen", chosen)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda path: cv2.imwrite(str(path), Scene(99, 640, 480, shapes=3).frame(0)[0]),
+        lambda path: path.write_bytes(b"no picture"),
+        lambda path: path.unlink(),
+    ],
+    ids=["another picture", "no picture", "gone"],
+)
+def test_a_picture_that_is_exchanged_before_it_is_read_voids_the_job(
+    shapes: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: Callable[[Path], object]
+) -> None:
+    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
+    exchange(shapes.samples, monkeypatch, after)
+    with pytest.raises(Superseded, match=r"sample 0\.png (was changed|went) while it was read"):
+        converted(job(shapes, recipe, tmp_path), tmp_path)
+
+
+def pictures_in(folder: Path, contents: Sequence[bytes]) -> tuple[str, ...]:
+    paths = [folder / f"{number}.png" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    return tuple(map(str, paths))
+
+
+@pytest.mark.parametrize(("count", "used"), [(0, 0), (1, 1), (3, 3), (4, 2), (5, 3), (8, 4)])
+def test_every_second_of_enough_pictures_is_held_out_whatever_they_are_called(
+    count: int, used: int, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    contents = [f"picture {number}".encode() for number in range(count)]
+    found = calibration.chosen(pictures_in(tmp_path, contents))
+    renamed = calibration.chosen(pictures_in(tmp_path / "other", contents[::-1]))
+    assert len(found) == used
+    assert [*found] == [*renamed] == sorted(found)
+    assert all(Path(path).read_bytes() in contents for path in found.values())
+
+
+def test_a_picture_that_is_there_twice_is_not_calibrated_on_and_held_out(tmp_path: Path) -> None:
+    contents = [b"1", b"2", b"3", b"4"]
+    assert [*calibration.chosen(pictures_in(tmp_path, contents * 2))] == [
+        *calibration.chosen(pictures_in(tmp_path, contents))
+    ]
+
+
+def test_no_drawn_picture_that_is_calibrated_on_is_judged_by(
+    shapes: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+
+    def convert(model: Path, precision: Precision, out: Path, inputs: Calibration) -> Converted:
+        seen.extend(array.tobytes() for each in inputs for array in each.values())
+        return Converted(str(model), precision)
+
+    monkeypatch.setattr(conversion, "convert", convert)
+    recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
+    converted(job(shapes, recipe, tmp_path), tmp_path)
+    judging = Pictures(shapes.inspection.signature, shapes.recognition).drawn()
+    assert len(seen) == len(shapes.samples) + COUNT
+    assert not {array.tobytes() for question in judging for array in question.inputs.values()} & set(seen)
+
+
 def test_a_model_that_takes_no_pictures_cannot_be_calibrated(tmp_path: Path) -> None:
     model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
     assert calibration.digest(model.recognition, ()) == ""
-    recipe, problem = complete(Recipe("onnxruntime", precision="int8"), model, None)
+    recipe, problem = complete(Recipe("onnxruntime", precision="int8"), model, {})
     assert problem.startswith("int8 is calibrated on pictures, and this model takes none")
     with pytest.raises(Unsuitable, match="int8 is calibrated on pictures"):
         converted(job(model, recipe, tmp_path), tmp_path)

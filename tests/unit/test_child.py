@@ -16,17 +16,27 @@ import numpy as np
 import pytest
 import uvloop
 
+from edged.backend import registry
 from edged.backend.artefact import Artefact, FileRecord
 from edged.backend.contract import Order, Recipe, Signature
-from edged.build import golden, jobs
+from edged.build import golden, jobs, tasks
 from edged.build.child import Limits
 from edged.build.child import run as do
 from edged.build.golden import Sample
 from edged.build.standard import TOLERANCES
-from edged.errors import BuildFailed, EdgedError, EngineDamaged, EngineUnusable, ModelRefused, Unsupported
+from edged.errors import (
+    BuildFailed,
+    EdgedError,
+    EngineDamaged,
+    EngineUnusable,
+    InvalidInput,
+    ModelRefused,
+    Unsuitable,
+    Unsupported,
+)
 from edged.model.inspection import Inspection
 from edged.store.record import Verdict
-from edged.tensors import TensorSpec
+from edged.tensors import Array, TensorSpec
 from edged.vision.family import Recognition, Thresholds
 from tests import models
 from tests.waiting import children, descriptors, is_running, run, until, wait
@@ -90,6 +100,30 @@ def test_a_rejection_is_an_answer_and_has_no_latency(tmp_path: Path) -> None:
     assert isinstance(timed.verdict, Verdict)
     assert not timed.verdict.accepted
     assert timed.latency_ms is None
+
+
+def test_an_engine_that_refuses_the_shapes_of_a_question_is_unsuitable_and_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Narrow:
+        def infer(self, inputs: object) -> dict[str, Array]:
+            raise InvalidInput("input 'x' is 1x64, the engine takes 1x128")
+
+    class Fixed:
+        def open(self, order: Order) -> Narrow:
+            return Narrow()
+
+    monkeypatch.setattr(registry, "load", lambda name: Fixed())
+    inputs = {"x": np.ones((1, 64), np.float32), "y": np.ones((7,), np.float32)}
+    golden.save(tmp_path / "golden", [Sample(inputs, inputs)])
+    specs = (TensorSpec("x", "FP32", ("n", "m")), TensorSpec("y", "FP32", (7,)))
+    mine = msgspec.structs.replace(order(tmp_path), signature=Signature(specs, specs))
+    with pytest.raises(Unsuitable) as refusal:
+        tasks.do(checking(mine, tmp_path / "golden", mine), lambda progress: None)
+    assert str(refusal.value) == (
+        "the engine refuses shapes that the reference takes, x 1x64, y 7: "
+        "input 'x' is 1x64, the engine takes 1x128; set profile.x so that it takes them"
+    )
 
 
 def test_what_a_runtime_prints_does_not_reach_the_answer(tmp_path: Path) -> None:

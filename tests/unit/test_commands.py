@@ -552,3 +552,16 @@ def test_what_is_being_made_can_be_asked_for(desk: Desk) -> None:
         await desk.until_quiet()
 
     run(story())
+
+
+def test_an_engine_that_the_settings_leave_unmade_is_not_made_by_command_and_says_why(desk: Desk) -> None:
+    engine = desk.engine()
+    engine.problem = "input x leaves dimension 1 (length) open"
+    engine.move(EngineState.UNSUITABLE, engine.problem)
+    for selection in (desk.selection(), desk.selection()):
+        with pytest.raises(Refused, match="cannot be made: input x leaves dimension 1"):
+            desk.commands.rebuild(selection, True)
+    made = desk.commands.rebuild(M, True)
+    assert engine.digest not in made
+    assert len(made) == len(desk.digests()) - 1
+    assert engine.wish is Wish.NONE

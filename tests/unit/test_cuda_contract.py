@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend.cuda import LIBRARIES, choice
-from edged.errors import Unsupported
+from edged.backend.cuda import LIBRARIES, choice, numbering
+from edged.errors import EngineUnusable, Unsupported
 from tests.fake_cuda import runner
 
 
@@ -69,3 +69,58 @@ def test_a_box_without_a_driver_is_told_in_one_line() -> None:
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert told.count("\n") == 1
     assert told.startswith(("EngineUnusable cuInit", "a GPU"))
+
+
+# -- numbers --------------------------------------------------------------------------------------------------------
+
+TWO_CARDS = (
+    "import os, sys\n"
+    "from tests.fake_cuda.control import Control\n"
+    "Control().configure(devices=2)\n"
+    "from edged.device import nvidia\n"
+    "nvidia.addresses = lambda root: ['0000:01:00.0', '0000:02:00.0']\n"
+    "from edged.backend.cuda import numbering, open_device\n"
+    "from edged.errors import EngineUnusable\n"
+)
+OPEN = (
+    "for number in (0, 1):\n"
+    "    try: print(open_device(number, 'cuda-bindings').properties.pci_address, numbering.address(number))\n"
+    "    except EngineUnusable as error: print(error)\n"
+)
+
+
+def tell(driver: Path, program: str, visible: str) -> list[str]:
+    runner.require("cuda-bindings")
+    ended = runner.start([sys.executable, "-c", TWO_CARDS + program], driver, {"CUDA_VISIBLE_DEVICES": visible})
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.parametrize("visible", ["1", "1,0", "0,1", "GPU-12ab"])
+def test_a_number_means_the_same_gpu_whatever_the_environment_leaves(driver: Path, visible: str) -> None:
+    assert tell(driver, OPEN, visible) == ["0000:01:00.0 0000:01:00.0", "0000:02:00.0 0000:02:00.0"]
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "MIG-1"])
+def test_where_the_environment_leaves_no_gpu_none_is_opened(driver: Path, visible: str) -> None:
+    assert tell(driver, OPEN, visible) == ["cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE"] * 2
+
+
+def test_a_process_in_which_cuda_counts_otherwise_gets_no_other_gpu_instead(driver: Path) -> None:
+    """The real driver reads the variable once, the stand-in always; so here edged is kept from changing it."""
+    program = "from edged.device import visible\nvisible.number_all = lambda: None\n" + OPEN
+    other = "CUDA's device 0 is the GPU at 0000:02:00.0, which is cuda:1; unset CUDA_VISIBLE_DEVICES"
+    first, second = tell(driver, "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'\n" + program, "1")
+    assert first.startswith(other)
+    assert second == "cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE"
+    first, second = tell(driver, program.replace("number in (0, 1)", "number in (0, 0)"), "1,0")
+    assert first.startswith(other)
+
+
+def test_a_gpu_that_the_facts_know_by_no_address_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbering.nvidia, "addresses", lambda root: [])
+    numbering.require(0, "0000:00:00.0")
+    monkeypatch.setattr(numbering.nvidia, "addresses", lambda root: ["0000:01:00.0", "0000:81:00.0"])
+    numbering.require(1, "0000:81:00.0")
+    with pytest.raises(EngineUnusable, match=r"device 0 is the GPU at 0000:81:00.0, which is cuda:1"):
+        numbering.require(0, "0000:81:00.0")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from edged.device import nvidia, nvml
+from edged.device import nvidia, nvml, visible
 from edged.device.root import Root
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC: 12\n"
@@ -177,3 +178,64 @@ def test_the_library_on_disk_decides_over_the_one_already_loaded(
     found = nvidia.probe(Live(tmp_path))
     assert found["nvidia.driver"] == "560.35.03"
     assert found["nvidia.state"] == nvidia.REBOOT_PENDING
+
+
+# -- CUDA_VISIBLE_DEVICES -------------------------------------------------------------------------------------------
+
+CARDS = {"0000:01:00.0": "GPU-12AB-1", "0000:02:00.0": "GPU-12cd-2", "0000:81:00.0": ""}
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("0", [0]),
+        ("2, 0", [0, 2]),
+        ("1,-1,0", [1]),
+        ("3,0", []),
+        ("1,x", [1]),
+        ("GPU-12ab-1", [0]),
+        ("gpu-12c", [1]),
+        ("GPU-12", []),  # two of them
+        ("GPU-99,0", []),
+        ("MIG-12ab", []),
+        ("MIG-GPU-12ab/1/0", []),
+        ("0,GPU-12cd-2", [0, 1]),
+    ],
+)
+def test_what_the_environment_leaves(said: str | None, left: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {} if said is None else {"CUDA_VISIBLE_DEVICES": said})
+    expected = {sorted(CARDS)[index] for index in left}
+    assert visible.left(CARDS) == expected
+    visible.number_all()
+    assert visible.left(CARDS) == expected
+    visible.number_all()
+    assert visible.left(CARDS) == expected
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert os.environ.get("CUDA_VISIBLE_DEVICES", "-1") == "-1"
+
+
+def test_hidden_cards_are_no_facts_and_the_others_keep_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for address, model in (("0000:01:00.0", "T4"), ("0000:02:00.0", "L4"), ("0000:81:00.0", "A2")):
+        card(tmp_path, address, model)
+    monkeypatch.setattr(nvml, "read", nvml.Reading)
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "2,1"})
+    assert nvidia.addresses(Live(tmp_path)) == ["0000:01:00.0", "0000:02:00.0", "0000:81:00.0"]
+    assert nvidia.probe(Live(tmp_path)) == {
+        "gpu.1.name": "L4",
+        "gpu.1.pci": "0000:02:00.0",
+        "gpu.2.name": "A2",
+        "gpu.2.pci": "0000:81:00.0",
+    }
+    assert "gpu.0.name" in nvidia.probe(Root(tmp_path))  # a recorded box has nothing to do with this environment
+
+
+def test_a_card_may_be_left_by_its_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card(tmp_path, "0000:01:00.0", "T4")
+    monkeypatch.setattr(nvml, "read", lambda: READING)
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "GPU-1-"})
+    assert [name for name in nvidia.probe(Live(tmp_path)) if name.startswith("gpu.")] == ["gpu.0.name", "gpu.0.pci"]

@@ -16,12 +16,13 @@ import pytest
 from edged.backend import registry
 from edged.backend.contract import UNOPTIMISED, Order, Recipe, Session, Signature
 from edged.build import golden, pictures
+from edged.build.extent import Extent
 from edged.build.golden import Sample
 from edged.build.questions import PICTURE, WIDE
 from edged.build.standard import TOLERANCES
 from edged.build.verify import Pair, judge
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
-from edged.tensors import Array, TensorSpec, numpy_dtype
+from edged.tensors import ANY_SHAPE, Array, TensorSpec, numpy_dtype
 from edged.vision.family import Recognition, Thresholds, recognise
 from edged.vision.image import decode
 from edged.vision.prepare import Preparer
@@ -211,6 +212,75 @@ def test_the_reference_agrees_with_itself_over_every_small_model(tmp_path: Path)
         samples = ask(reference, sign)
         verdict = judge((Pair(s.outputs, reference.infer(s.inputs)) for s in samples), TOLERANCES["fp32"])
         assert verdict.accepted, verdict.reason
+
+
+# -- a range of shapes ----------------------------------------------------------------------------------------------
+
+
+def asked(
+    given: Signature, settings: dict[str, str], refuses: object = None, known: Recognition = TENSORS
+) -> list[dict[str, tuple[int, ...]]]:
+    """The shapes that a model with settings is asked with, in order, once each; checked to be in its range."""
+    picture = (known.preprocess.width, known.preprocess.height) if known.preprocess else None
+    extent, echo = Extent.read(given, settings, picture), Echo(refuses)
+    made = golden.make(echo, given, known, (), extent)
+    for sample in made.samples:
+        assert extent.contains({name: array.shape for name, array in sample.inputs.items()})
+    return [shapes for place, shapes in enumerate(echo.asked) if shapes not in echo.asked[:place]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "text", "wanted"),
+    [
+        (("batch", "seq"), "1x128", [(1, 128)]),
+        (("n", "seq"), "2x16 4x128 4x512", [(4, 128)]),
+        ((4, "mel", "time"), "4x80x3000", [(4, 80, 3000)]),
+        (("n", 4), "1x4 1x4 16x4", [(1, 4), (16, 4)]),
+        (ANY_SHAPE, "1x3x5", [(1, 3, 5)]),
+        (("n", 4), "1x4 2x4 4194304x4", [(2, 4)]),  # that batch would take 64 MiB
+        ((2, 3), "2x3", [(2, 3)]),
+    ],
+)
+def test_a_setting_for_shapes_says_what_is_asked(
+    shape: tuple[int | str, ...], text: str, wanted: list[tuple[int, ...]]
+) -> None:
+    found = asked(signature(("FP32", shape)), {"profile.x0": text})
+    assert found == [{"x0": each} for each in wanted]
+
+
+def test_what_the_reference_refuses_is_asked_with_other_shapes_of_the_range() -> None:
+    found = asked(signature(("FP32", ("n", "m"))), {"profile.x0": "1x4 1x48 4x48"}, lambda i: i["x0"].shape != (1, 8))
+    assert [each["x0"] for each in found] == [(1, 48), (1, 32), (1, 16), (1, 8), (4, 48)]
+
+
+def test_a_reference_that_takes_nothing_of_the_range_is_asked_beyond_it() -> None:
+    given = signature(("FP32", ("n", "m")))
+    made = golden.make(
+        Echo(lambda i: i["x0"].shape[1] != 2), given, TENSORS, (), Extent.read(given, {"profile.x0": "1x48"}, None)
+    )
+    assert {sample.inputs["x0"].shape for sample in made.samples} == {(1, 2)}
+
+
+def test_inputs_that_share_dimensions_are_asked_together_and_grow_together() -> None:
+    given = signature(("FP32", ("n", "seq")), ("FP32", ("n", "seq")), ("FP32", (1, "n")), ("FP32", (7,)))
+    found = asked(given, {"profile.x0": "1x8 1x96 3x128"})
+    one = {"x0": (1, 96), "x1": (1, 96), "x2": (1, 1), "x3": (7,)}
+    assert found == [one, {"x0": (3, 96), "x1": (3, 96), "x2": (1, 3), "x3": (7,)}]
+
+
+def test_a_batch_that_no_setting_wants_is_not_asked_with() -> None:
+    assert asked(signature(("FP32", ("batch", 4))), {}) == [{"x0": (1, 4)}]
+
+
+def test_a_model_whose_range_nothing_tells_is_asked_as_without() -> None:
+    given = signature(("FP32", ("n", "m")), ("FP32", ("n", "other")))
+    assert asked(given, {"profile.x0": "1x128"}) == [{"x0": (1, 64), "x1": (1, 64)}]
+
+
+def test_pictures_and_tensors_of_a_model_of_pictures_are_in_its_range() -> None:
+    found = asked(RGB, {"profile.x0": "1x3x32x32 2x3x64x128 4x3x64x128"}, known=pictures_of(RGB, 96, 48))
+    assert [each["x0"] for each in found] == [(2, 3, 64, 128), (4, 3, 64, 128), (1, 3, 48, 96)]
+    assert [each["x0"] for each in asked(RGB, {}, known=pictures_of(RGB, 96, 48))] == [(1, 3, 48, 96)]
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from edged.backend.contract import Composition, Recipe
+from edged.build.builder import REFERENCE
 from edged.config import Engines
 from edged.control.alarms import Alarm, AlarmKind
 from edged.control.health import slow_engine, wrong
@@ -197,3 +198,18 @@ def test_every_thing_that_is_wrong_is_told_of(served: Served) -> None:
     assert sorted(found) == sorted(
         [AlarmKind.BUILDS_PAUSED, AlarmKind.REBOOT_PENDING, AlarmKind.QUARANTINED, AlarmKind.UNSERVED]
     )
+
+
+@pytest.mark.parametrize("settings", [{"backends": "tensorrt"}, {"precisions": "tf32"}])
+def test_settings_that_leave_this_box_nothing_to_make_are_told_of(settings: dict[str, str]) -> None:
+    planned = planned_model()
+    planned.entry = msgspec.structs.replace(planned.entry, settings=settings)
+    planned.model = model()
+    key = key_of(planned.model, REFERENCE)
+    planned.engines = {key.digest: PlannedEngine(key, REFERENCE)}
+    (alarm,) = wrong([planned], SETTINGS, 0.0, 0.0, "", is_reboot_pending=False)
+    assert alarm.kind is AlarmKind.NO_CANDIDATE
+    ((name, value),) = settings.items()
+    assert f"{name}={value} leaves nothing that this box can use" in alarm.message
+    planned.entry = msgspec.structs.replace(planned.entry, settings={})
+    assert list(wrong([planned], SETTINGS, 0.0, 0.0, "", is_reboot_pending=False)) == []

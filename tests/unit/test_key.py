@@ -318,3 +318,38 @@ def test_an_engine_built_ahead_of_another_recipe_is_not_this_one(change: dict[st
 
 def test_what_was_known_then_and_is_not_known_now_is_different() -> None:
     assert not may_be_for(built_ahead(), built_ahead(AHEAD, "gpu.0.name"))
+
+
+# -- built to be compatible -----------------------------------------------------------------------------------------
+
+
+VERSION, HARDWARE = "version_compatible;workspace_mb=64", "hardware_compatible;workspace_mb=64"
+
+
+def of_tensorrt(options: str, **facts: str) -> dict[str, str]:
+    recipe = Recipe("tensorrt", "cuda:0", options=options)
+    known = CARD | {"tensorrt.version": "10.3.0.30", "runtime.tensorrt": "10.3.0"}
+    return EngineKey.of("m", recipe, Fingerprint(known | {n.replace("__", "."): v for n, v in facts.items()})).parts
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "may"),
+    [
+        (
+            VERSION,
+            {"tensorrt__version": "10.16.1.11", "runtime__tensorrt": "10.16.1"},
+            True,
+        ),
+        (VERSION, {"tensorrt__version": "11.0.0.1", "runtime__tensorrt": "11.0.0"}, False),
+        ("workspace_mb=64", {"tensorrt__version": "10.16.1.11"}, False),
+        (HARDWARE, {"gpu__0__name": "L4", "gpu__0__compute_capability": "8.9"}, True),
+        (HARDWARE, {"gpu__0__compute_capability": "7.5"}, False),
+        (HARDWARE, {"tensorrt__version": "10.16.1.11"}, False),
+        ("workspace_mb=64", {"gpu__0__compute_capability": "8.9"}, False),
+        (VERSION, {"cpu__arch": "aarch64", "tensorrt__version": "10.16.1.11"}, False),
+    ],
+)
+def test_an_engine_built_to_be_compatible_may_be_tried_with_what_it_is_compatible_with(
+    options: str, facts: dict[str, str], may: bool
+) -> None:
+    assert differ_by_driver(of_tensorrt(options), of_tensorrt(options, **facts)) is may

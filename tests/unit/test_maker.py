@@ -21,7 +21,15 @@ from edged.control.maker import Maker
 from edged.control.plan import PlannedEngine, PlannedModel, Wish
 from edged.control.reconcile import Action, Make, Try, Verify
 from edged.control.states import EngineState
-from edged.errors import BuildFailed, EdgedError, OutOfSpace, Superseded, Unsuitable
+from edged.errors import (
+    BuildFailed,
+    EdgedError,
+    EngineUnusable,
+    OutOfSpace,
+    Superseded,
+    Unsuitable,
+    WrongAnswers,
+)
 from edged.events import EngineEvicted, EngineMoved, EngineProgress, EventLog
 from edged.store import attempts as attempts_module
 from edged.store.attempts import AttemptLog, Attempts
@@ -522,14 +530,53 @@ def ahead_for(shop: Workshop) -> str:
     return engine.trial
 
 
-def test_an_engine_that_was_built_ahead_and_answers_wrongly_here_goes(tmp_path: Path, clock: Clock) -> None:
+@pytest.mark.parametrize("error", [WrongAnswers("cosine 0.5"), Unsuitable("another version built it")], ids=type)
+def test_an_engine_that_was_built_ahead_and_is_of_no_use_here_goes_and_its_pin_stays(
+    tmp_path: Path, clock: Clock, error: EdgedError
+) -> None:
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         source = ahead_for(shop)
-        engine = await shop.make(BuildFailed("it crashed"), Try, source)
+        shop.store.pin(source)
+        engine = await shop.make(error, Try, source)
         assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
-        assert "built ahead" in engine.reason
+        assert str(error) in engine.reason
         assert source not in shop.store.records()
+        assert shop.store.is_pinned(source)
+
+    run(story())
+
+
+@pytest.mark.parametrize("error", [BuildFailed("it crashed"), EngineUnusable("out of memory")], ids=type)
+def test_a_trial_that_says_nothing_about_an_engine_built_ahead_is_repeated_before_it_is_given_up(
+    tmp_path: Path, clock: Clock, error: EdgedError
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        source = ahead_for(shop)
+        for failures in range(1, 4):
+            engine = await shop.make(error, Try, source)
+            assert (engine.state, engine.trial, engine.failures) == (S.FAILED, source, failures)
+            assert shop.attempts() == Attempts()
+        engine = await shop.make(error, Try, source)
+        assert (engine.state, engine.trial, engine.failures) == (S.ABSENT, "", 0)
+        assert source in shop.store.records(), "until what is built instead takes its place"
+
+    run(story())
+
+
+def test_a_trial_that_took_the_box_down_is_known_to_the_next_start(tmp_path: Path, clock: Clock, reboot: Path) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        source = ahead_for(shop)
+        shop.builder.gate.clear()
+        shop.start(Try, source=source)
+        await until(lambda: bool(shop.builder.did), "the trial")
+        reboot.write_text("another boot")
+        assert shop.attempts().failures == 1
+        shop.builder.gate.set()
+        await shop.idle()
+        assert shop.attempts() == Attempts()
 
     run(story())
 

@@ -18,7 +18,7 @@ from edged.control.desired import desired
 from edged.control.opener import Opener
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
-from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotReady, Superseded
+from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotReady, OutOfMemory, Superseded
 from edged.events import EngineServes, EventLog
 from edged.serving.hosts import HostKind
 from edged.store.store import Store
@@ -282,6 +282,29 @@ def test_an_engine_that_is_refused_is_kept_and_opened_again_before_anything_is_b
         assert gate.engine.refusals == 0
         await gate.open(EngineUnusable("the device is out of memory"))
         assert gate.engine.is_usable
+
+    run(story())
+
+
+def test_want_of_memory_never_costs_an_engine(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        for wait in (2.0, 10.0, 60.0, 60.0, 60.0):
+            await gate.open(OutOfMemory("CUDA_ERROR_OUT_OF_MEMORY"))
+            assert (gate.engine.is_usable, gate.engine.open_at) == (True, clock.now + wait)
+        assert gate.engine.digest in gate.store.records()
+
+    run(story())
+
+
+def test_an_engine_that_is_thrown_away_leaves_its_pin_to_the_next(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        gate.store.pin(gate.engine.digest)
+        for _ in range(3):
+            await gate.open(EngineUnusable("the driver refuses it"))
+        assert gate.engine.digest not in gate.store.records()
+        assert gate.store.is_pinned(gate.engine.digest)
 
     run(story())
 

@@ -15,6 +15,7 @@ from edged.backend import openvino_device, openvino_layers, registry
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Order, Recipe
 from edged.backend.precision import convert
+from edged.device.root import Root
 from edged.errors import EngineUnusable, Unsuitable
 from tests import models
 from tests.unit import precision_models as nets
@@ -46,39 +47,75 @@ def recipe(device: str, precision: str = "fp32", **more: object) -> Recipe:
 # -- names ----------------------------------------------------------------------------------------------------------
 
 
+def sysfs(top: Path, *buses: int, kind: str = "drm/card") -> Root:
+    """A box with a device of Intel's on each of these PCI buses, numbered by the kernel in this order."""
+    for number, bus in enumerate(buses):
+        device = top / f"sys/class/{kind}{number}/device"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x8086\n")
+        (device / "uevent").write_text(f"DRIVER=xe\nPCI_SLOT_NAME=0000:{bus:02x}:02.0\n")
+    return Root(top)
+
+
 @pytest.mark.parametrize(
-    ("core", "device", "expected"),
+    ("core", "buses", "device", "expected"),
     [
-        (Core(CPU=None), "cpu", "CPU"),
-        (Core(CPU=None, GPU=0), "intel-gpu:0", "GPU"),
-        (Core(CPU=None, GPU_0=0, GPU_1=3), "intel-gpu:0", "GPU.0"),
-        (Core(CPU=None, GPU_0=0, GPU_1=3), "intel-gpu:1", "GPU.1"),
+        (Core(CPU=None), (), "cpu", "CPU"),
+        (Core(CPU=None, GPU=0), (0,), "intel-gpu:0", "GPU"),
+        (Core(CPU=None, GPU=None), (3,), "intel-gpu:0", "GPU"),
+        (Core(CPU=None, GPU=5), (3,), "intel-gpu:0", "GPU"),  # a guest's own numbers: the only one on both sides
+        (Core(CPU=None, GPU=None), (), "intel-gpu:0", "GPU"),  # nor does sysfs tell
+        (Core(CPU=None, GPU_0=0, GPU_1=3), (0, 3), "intel-gpu:0", "GPU.0"),
+        (Core(CPU=None, GPU_0=0, GPU_1=3), (0, 3), "intel-gpu:1", "GPU.1"),
         # OpenVINO puts the integrated one first, whatever its address, and the rest in an order of the driver's.
-        (Core(CPU=None, GPU_0=0, GPU_1=9, GPU_2=3), "intel-gpu:1", "GPU.2"),
-        (Core(CPU=None, GPU_0=None, GPU_1=None, GPU_10=None, GPU_2=None), "intel-gpu:2", "GPU.2"),
-        (Core(CPU=None, NPU=None), "intel-npu:0", "NPU"),
-        (Core(CPU=None, NPU_4000=None), "intel-npu:0", "NPU.4000"),
+        (Core(CPU=None, GPU_0=10, GPU_1=9, GPU_2=3), (9, 3, 10), "intel-gpu:1", "GPU.1"),
+        (Core(CPU=None, GPU_0=10, GPU_1=9, GPU_2=3), (9, 3, 10), "intel-gpu:2", "GPU.0"),
+        (Core(CPU=None, GPU=3), (0, 3), "intel-gpu:1", "GPU"),  # the other one is hidden from it
     ],
 )
-def test_a_device_is_found_by_its_place_among_its_kind(core: Core, device: str, expected: str) -> None:
-    assert openvino_device.find(core, device) == expected
+def test_a_device_is_known_by_its_pci_address(
+    core: Core, buses: tuple[int, ...], device: str, expected: str, tmp_path: Path
+) -> None:
+    assert openvino_device.find(core, device, sysfs(tmp_path, *buses)) == expected
+
+
+@pytest.mark.parametrize("name", ["NPU", "NPU_4000"])
+def test_an_npu_is_known_by_being_the_only_one(name: str, tmp_path: Path) -> None:
+    root = sysfs(tmp_path, 0, kind="accel/accel")
+    assert openvino_device.find(Core(CPU=None, **{name: None}), "intel-npu:0", root) == name.replace("_", ".")
 
 
 @pytest.mark.parametrize(
-    ("core", "device", "expected"),
+    ("core", "buses", "device", "expected"),
     [
-        (Core(CPU=None), "intel-gpu:0", "does not see intel-gpu:0, only CPU; install intel-opencl-icd"),
-        (Core(CPU=None, GPU=0), "intel-gpu:1", "does not see intel-gpu:1, only CPU, GPU; install intel-opencl-icd"),
-        (Core(CPU=None, GPU=0), "intel-npu:0", "does not see intel-npu:0, only CPU, GPU; install intel-level-zero-npu"),
-        (Core(CPU=None), "cuda:0", "OpenVINO serves cpu, intel-gpu and intel-npu devices, not cuda:0"),
+        (Core(CPU=None), (), "intel-gpu:0", "does not see intel-gpu:0, only CPU; install intel-opencl-icd"),
+        (Core(CPU=None), (0, 3), "intel-gpu:1", "does not see intel-gpu:1, only CPU; install intel-opencl-icd"),
+        (Core(CPU=None, GPU=0), (0,), "intel-gpu:1", "does not see intel-gpu:1, only CPU, GPU; install intel-opencl"),
+        (Core(CPU=None, GPU=3), (0, 3), "intel-gpu:0", "does not see intel-gpu:0, only CPU, GPU; install intel-opencl"),
+        (
+            Core(CPU=None, GPU=0),
+            (0,),
+            "intel-npu:0",
+            "does not see intel-npu:0, only CPU, GPU; install intel-level-ze",
+        ),
+        (Core(CPU=None), (), "cuda:0", "OpenVINO serves cpu, intel-gpu and intel-npu devices, not cuda:0"),
+        (Core(CPU=None, GPU=None), (0, 3), "intel-gpu:0", "does not tell which of its devices intel-gpu:0 is; update"),
+        (Core(GPU_0=None, GPU_1=None), (0, 3), "intel-gpu:1", "does not tell which of its devices intel-gpu:1 is"),
     ],
 )
-def test_a_device_that_openvino_does_not_see_is_unsuitable_with_what_to_install(
-    core: Core, device: str, expected: str
+def test_a_device_that_openvino_does_not_show_is_unsuitable_with_what_to_do(
+    core: Core, buses: tuple[int, ...], device: str, expected: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Unsuitable) as raised:
-        openvino_device.find(core, device)
+        openvino_device.find(core, device, sysfs(tmp_path, *buses))
     assert expected in str(raised.value)
+
+
+def test_an_address_of_zeroes_tells_nothing(tmp_path: Path) -> None:
+    core = Core(GPU_0=3)
+    core.get_property = lambda device, name: SimpleNamespace(domain=0, bus=0, device=0, function=0)  # type: ignore[method-assign]
+    with pytest.raises(Unsuitable, match="does not tell which"):
+        openvino_device.find(core, "intel-gpu:0", sysfs(tmp_path, 0, 3))
 
 
 # -- properties -----------------------------------------------------------------------------------------------------

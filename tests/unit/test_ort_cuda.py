@@ -9,6 +9,7 @@ import pytest
 
 from edged.backend import registry
 from edged.backend.contract import Order, Recipe
+from edged.backend.cuda import numbering
 from edged.backend.ort import cuda, runtime
 from edged.backend.ort.runtime import CPU_PROVIDER, Provider, create, session_options
 from edged.errors import EngineUnusable, Unsuitable
@@ -124,3 +125,14 @@ def test_what_the_preloading_prints_goes_nowhere(
     monkeypatch.setattr(cuda.ort, "preload_dlls", lambda **more: print("Failed to load"), raising=False)
     cuda._preload.__wrapped__()
     assert capfd.readouterr().out == ""
+
+
+def test_a_process_in_which_cuda_counts_otherwise_gets_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [cuda.PROVIDER])
+    monkeypatch.setattr(cuda, "_not_loadable", lambda library: None)
+    monkeypatch.setattr(cuda, "_preload", lambda: None)
+    monkeypatch.setattr(numbering, "address", lambda number: "0000:81:00.0")
+    monkeypatch.setattr(numbering.nvidia, "addresses", lambda root: ["0000:01:00.0", "0000:81:00.0"])
+    cuda.prepare("cuda:1")
+    with pytest.raises(EngineUnusable, match=r"device 0 is the GPU at 0000:81:00.0, which is cuda:1"):
+        cuda.prepare("cuda:0")

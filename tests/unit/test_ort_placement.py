@@ -241,9 +241,11 @@ def test_a_branch_on_a_size_is_shape_work_only_if_all_that_it_uses_is(tmp_path: 
 # -- the environment ------------------------------------------------------------------------------------------------
 
 
-def test_cuda_counts_devices_by_pci_address_whatever_the_environment_says() -> None:
-    code = "import os, edged.backend.onnxruntime; print(os.environ['CUDA_DEVICE_ORDER'])"
-    environment = os.environ | {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+@pytest.mark.parametrize("module", ["onnxruntime", "trt.api"])
+def test_cuda_counts_all_devices_by_pci_address_whatever_the_environment_says(module: str) -> None:
+    names = ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]
+    code = f"import os, edged.backend.{module}; print(*map(os.environ.get, {names}))"
+    environment = os.environ | {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "1"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "PCI_BUS_ID"
+    assert done.stdout.strip() == "PCI_BUS_ID None"

@@ -11,14 +11,23 @@ from edged.build import pictures
 from edged.vision.image import Image
 
 DRAWN = list(pictures.draw())
+OTHERS = list(pictures.draw(pictures.TO_CALIBRATE))
 
 
-def test_they_are_the_same_on_every_box() -> None:
+@pytest.mark.parametrize(
+    ("drawn", "wanted"), [(DRAWN, "d679f887191d2fe6"), (OTHERS, "82e1e9008db72024")], ids=["judge", "calibrate"]
+)
+def test_they_are_the_same_on_every_box(drawn: list[Image], wanted: str) -> None:
     # Only IEEE arithmetic and a frozen generator are used. If this fails after a change of the drawing, take the new
-    # digest and raise `_QUESTIONS` in standard.py; if it fails anywhere else, the drawing is not the same everywhere.
-    digest = hashlib.sha256(b"".join(picture.tobytes() for picture in DRAWN)).hexdigest()
-    assert digest[:16] == "d679f887191d2fe6"
-    assert len(DRAWN) == pictures.COUNT
+    # digests and raise `_QUESTIONS` in standard.py and `_METHOD` in calibration.py; if it fails anywhere else, the
+    # drawing is not the same everywhere.
+    digest = hashlib.sha256(b"".join(picture.tobytes() for picture in drawn)).hexdigest()
+    assert digest[:16] == wanted
+    assert len(drawn) == pictures.COUNT
+
+
+def test_no_picture_is_in_both_sets() -> None:
+    assert not {picture.tobytes() for picture in DRAWN} & {picture.tobytes() for picture in OTHERS}
 
 
 def test_they_are_pictures_of_several_shapes_and_exposures() -> None:

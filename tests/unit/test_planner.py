@@ -255,3 +255,22 @@ def test_once_it_is_proven_it_is_an_engine_like_others(store: Store) -> None:
 def test_one_that_was_built_ahead_for_another_device_is_left_alone(store: Store) -> None:
     put(store, built_ahead(runtime__openvino="1"))
     assert last(planned(store)).trial == ""
+
+
+# -- what cannot be made --------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_cannot_be_made_says_why_and_an_attempt_that_took_the_box_down_ends_trials(
+    store: Store, log: AttemptLog
+) -> None:
+    into = planned_model()
+    of = model(precisions="int8")
+    Planner.of(store, box(), Engines()).plan(into, of)
+    made = [engine for engine in into.engines.values() if not engine.recipe.is_reference]
+    assert made
+    for engine in made:
+        assert (engine.state, engine.reason) == (S.UNSUITABLE, engine.problem)
+        assert engine.problem.startswith("int8 is calibrated on pictures")
+    key = put(store, built_ahead())
+    log.failed(key, "the box went down")
+    assert last(planned(store)).trial == ""

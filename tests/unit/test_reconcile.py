@@ -274,6 +274,13 @@ def test_an_engine_that_is_no_better_than_the_reference_is_not_missed() -> None:
         assert made(model(ready("ref", 1.0), gone("a", cost), serving="ref")) == []
 
 
+@pytest.mark.parametrize("wish", ["", "build"])
+def test_what_may_do_is_tried_before_anything_is_built_also_by_command(wish: str) -> None:
+    assert made(model(view("c", trial="t", wish=wish))) == [Try("m", "c", "t")]
+    usable = ready("c", trial="t", wish="build")
+    assert made(model(usable)) == [Make("m", "c")], "one that is there is to be made anew"
+
+
 # -- every question -------------------------------------------------------------------------------------------------
 
 ENGINES = st.builds(

@@ -113,6 +113,17 @@ def test_how_boxes_are_read_is_part_of_the_standard_of_a_detector_alone(folder: 
     assert Standard.of(model, "fp32").golden == Standard.of(other, "fp32").golden
 
 
+def test_a_range_of_shapes_is_part_of_what_is_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "m"
+    models.save(models.dynamic(), folder / "1" / "model.onnx")
+    settle(folder, {"preprocess.width": "32", "preprocess.height": "32"})
+    found = [of(folder)]
+    for text in ("1x3x32x32", "1x3x32x32 1x3x32x32 8x3x32x32", "1x3x32x32 1x3x64x64 8x3x64x64"):
+        settle(folder, {"preprocess.width": "32", "preprocess.height": "32", "profile.x": text})
+        found.append(of(folder))
+    assert len({standard.golden for standard in found}) == len({standard.digest for standard in found}) == 4
+
+
 def test_samples_of_a_model_that_takes_no_pictures_change_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "m"
     models.save(models.matmul(), folder / "1" / "model.onnx")

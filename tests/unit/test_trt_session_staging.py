@@ -8,11 +8,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from edged.backend.contract import Order, Recipe, Session, Signature, Staging
-from edged.errors import EngineUnusable, InvalidInput
+from edged.errors import EngineUnusable, InvalidInput, Unsupported
 from edged.serving import messages as m
 from edged.serving.arena import SharedView, Span
 from edged.serving.host import _SessionThreads
@@ -177,6 +178,13 @@ def test_a_session_that_cannot_lend_arrays_is_closed() -> None:
     session.refuses_arrays = True
     with pytest.raises(EngineUnusable, match="no memory"):
         Pipeline(session, SIGNATURE, RECOGNITION)
+    assert session.closed
+
+
+def test_a_session_whose_pictures_nobody_can_decode_is_closed() -> None:
+    session = Recorder()
+    with pytest.raises(Unsupported, match="no detections are decoded"):
+        Pipeline(session, SIGNATURE, msgspec.structs.replace(RECOGNITION, family="strange"))
     assert session.closed
 
 

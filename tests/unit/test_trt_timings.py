@@ -98,3 +98,38 @@ def test_a_file_that_cannot_be_written_or_read_fails_nothing(tmp_path: Path) -> 
     made, _ = timed("10", tmp_path, tmp_path / "fifo")
     assert any(note.startswith("earlier timings could not be read: ") for note in made.notes)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "file", "folder", "out"]
+
+
+def test_the_newest_files_of_a_backend_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    folder = tmp_path / "timings"
+    folder.mkdir()
+    for age in range(12):
+        old = folder / f"tensorrt-{age:02}"
+        old.write_bytes(b"x")
+        os.utime(old, (1_000_000 - age, 1_000_000 - age))
+    left = folder / ".tensorrt-00-a1b2"  # by a child that was killed while it wrote
+    left.write_bytes(b"x")
+    os.utime(left, (1, 1))
+    for name in ("tensorrt_rtx-00", "notes", ".hidden"):
+        (folder / name).write_text("")
+        os.utime(folder / name, (1, 1))
+    (folder / "tensorrt-folder").mkdir()
+    (folder / "tensorrt-link").symlink_to(folder / "nowhere")
+    others = {"tensorrt_rtx-00", "notes", ".hidden", "tensorrt-folder", "tensorrt-link"}
+    made, _ = timed("10", tmp_path, folder / "tensorrt-new")
+    assert {p.name for p in folder.iterdir()} == others | {"tensorrt-new", *(f"tensorrt-{age:02}" for age in range(7))}
+    timed("10", tmp_path, folder / "tensorrt-06")  # written again, so the newest
+    timed("10", tmp_path, folder / "tensorrt-other")
+    assert not (folder / "tensorrt-05").exists()
+    assert (folder / "tensorrt-06").exists()
+    assert made.notes == timed("10", tmp_path, folder / "tensorrt-new")[0].notes
+
+
+def test_files_that_cannot_be_removed_fail_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for number in range(10):
+        timed("10", tmp_path, tmp_path / "timings" / f"tensorrt-{number}")
+    assert len(list((tmp_path / "timings").iterdir())) == 10

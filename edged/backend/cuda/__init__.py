@@ -2,6 +2,7 @@
 
 contract.py          what edged needs of CUDA
 choice.py            which package it is
+numbering.py         whether CUDA numbers GPUs as the facts of the device do
 pycuda_driver.py     by pycuda
 bindings_driver.py   by cuda-bindings
 limits.py            what both packages need beside CUDA

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 
 from edged.backend.contract import one_line
+from edged.backend.cuda import numbering
 from edged.backend.cuda.contract import Device
+from edged.device import visible
 from edged.errors import Unsupported
 
 # The package as its users install it -> the module here that needs it.
@@ -18,13 +19,12 @@ LIBRARIES = tuple(_MODULES)
 
 
 def open_device(number: int = 0, library: str | None = None) -> Device:
-    """Opens a GPU, counted from 0 by PCI address among those that CUDA_VISIBLE_DEVICES leaves.
+    """Opens a GPU, counted from 0 by PCI address among all, as the facts of the device count.
 
     `library` is one of LIBRARIES, None for the first that can be imported. Unsupported when none can, EngineUnusable
-    when there is no driver or no such device.
+    when there is no driver, no such device, or another one has its number in this process.
     """
-    # Read once, when CUDA is initialised: its own order begins with the fastest device.
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    visible.number_all()
     problems = []
     for name in LIBRARIES if library is None else (library,):
         try:
@@ -33,5 +33,10 @@ def open_device(number: int = 0, library: str | None = None) -> Device:
             problems.append(f"{name}: {one_line(error, 120)}")
             continue
         device: Device = module.open_device(number)
+        try:
+            numbering.require(number, device.properties.pci_address)
+        except BaseException:
+            device.close()
+            raise
         return device
     raise Unsupported(f"CUDA cannot be reached ({'; '.join(problems)}); install cuda-bindings or pycuda")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from edged.backend.cuda import numbering
 from edged.errors import EngineUnusable, Unsuitable
 
 PROVIDER = "CUDAExecutionProvider"
@@ -58,7 +59,10 @@ def _preload() -> None:
 
 
 def prepare(device: str) -> None:
-    """Before the first session of the provider; Unsuitable when something that it needs is not installed."""
+    """Before the first session of the provider; Unsuitable when something that it needs is not installed.
+
+    EngineUnusable when another GPU has the device's number in this process.
+    """
     if PROVIDER not in ort.get_available_providers():
         raise Unsuitable(f"this onnxruntime cannot use {device}; install onnxruntime-gpu instead of onnxruntime")
     _preload()
@@ -66,6 +70,8 @@ def prepare(device: str) -> None:
     library = _not_loadable(_CUDNN)
     if library is not None:
         raise _missing(device, library)
+    number = int(device.partition(":")[2])
+    numbering.require(number, numbering.address(number))
 
 
 def missing_library() -> str | None:

@@ -16,3 +16,7 @@ open.py      from there to a session
 session.py   an opened engine, with tensors.py and buffers.py
 backend.py   the contract
 """
+
+from edged.device import visible
+
+visible.number_all()  # CUDA reads its environment once, when it is initialised; a builder does that, too

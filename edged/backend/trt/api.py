@@ -9,12 +9,25 @@ from __future__ import annotations
 import ctypes
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
 from edged.device import libraries
 from edged.device.root import Root
+
+# The runtime's names of what has a form outside an engine, and the protocol's. Models have other datatypes, too; the
+# runtime narrows some of them in silence.
+DATATYPES = {
+    "FLOAT": "FP32",
+    "HALF": "FP16",
+    "BF16": "BF16",
+    "INT8": "INT8",
+    "UINT8": "UINT8",
+    "INT32": "INT32",
+    "INT64": "INT64",
+    "BOOL": "BOOL",
+}
 
 
 class Named(Protocol):
@@ -121,11 +134,32 @@ class Inspector(Protocol):
     def get_engine_information(self, form: object) -> str: ...
 
 
+class Context(Protocol):
+    """What runs an engine. Newer ones have `nvtx_verbosity`, too."""
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool: ...
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool: ...
+    def get_tensor_shape(self, name: str) -> Iterable[int]: ...
+    def set_tensor_address(self, name: str, memory: int) -> bool: ...
+    def execute_async_v3(self, stream_handle: int) -> bool: ...
+
+
 class Engine(Protocol):
-    """What a build looks at; `session.py` knows how to run one."""
+    """The inspector is for builds, the rest for sessions."""
 
-    num_layers: int
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_io_tensors(self) -> int: ...
+    @property
+    def num_optimization_profiles(self) -> int: ...
 
+    def get_tensor_name(self, index: int) -> str: ...
+    def get_tensor_mode(self, name: str) -> Named: ...
+    def get_tensor_dtype(self, name: str) -> Named: ...
+    def get_tensor_shape(self, name: str) -> Iterable[int]: ...
+    def get_tensor_profile_shape(self, name: str, profile_index: int) -> Sequence[Iterable[int]]: ...
+    def create_execution_context(self) -> Context | None: ...
     def create_engine_inspector(self) -> Inspector: ...
 
 

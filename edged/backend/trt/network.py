@@ -8,21 +8,10 @@ from pathlib import Path
 import msgspec
 
 from edged.backend.contract import Signature
-from edged.backend.trt.api import Builder, Network, ParserError, Tensor, Trt, find
+from edged.backend.trt.api import DATATYPES, Builder, Network, ParserError, Tensor, Trt, find
 from edged.backend.trt.log import Log, listen
 from edged.errors import EdgedError, EngineUnusable, Unsuitable
 
-# The runtime's names of what it computes with. Models have other datatypes, too; it narrows some of them in silence.
-DATATYPES = {
-    "FLOAT": "FP32",
-    "HALF": "FP16",
-    "BF16": "BF16",
-    "INT8": "INT8",
-    "UINT8": "UINT8",
-    "INT32": "INT32",
-    "INT64": "INT64",
-    "BOOL": "BOOL",
-}
 # How parsers put it that there is nothing to try again. Older ones have no code for an operator that nobody knows.
 _UNSUPPORTED = ("Plugin not found", "No importer registered", "convertDtype")
 _MOST_OPERATORS = 8

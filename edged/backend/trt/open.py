@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import cast
+import traceback
 
 from edged.backend.contract import Order
 from edged.backend.cuda.contract import Device
 from edged.backend.trt import load
 from edged.backend.trt.api import Trt
 from edged.backend.trt.session import TensorRtSession
-from edged.backend.trt.tensors import Engine
 
 
 class OpenedSession(TensorRtSession):
     """A session with the device that it is on, and what the runtime wants to live as long as its engine."""
 
     def __init__(self, loaded: load.Loaded, order: Order, device: Device) -> None:
-        self._owned, self._opened = device, loaded.owners
-        super().__init__(cast(Engine, loaded.engine), order.signature, device, loaded.log.reason)
+        self._opened = loaded.owners
+        self._owned: Device | None = None  # the caller's until all has gone well
+        super().__init__(loaded.engine, order.signature, device, loaded.log.reason)
+        self._owned = device
 
     def close(self) -> None:
-        super().close()
-        self._opened = ()
-        self._owned.close()
+        with self._device.current():
+            super().close()
+            self._opened = ()
+        if self._owned is not None:
+            self._owned.close()
 
 
 def open_engine(trt: Trt, kind: str, version: str, order: Order) -> OpenedSession:
@@ -31,8 +34,17 @@ def open_engine(trt: Trt, kind: str, version: str, order: Order) -> OpenedSessio
     device = load.open_device(order.recipe.device)
     try:
         with device.current():
-            loaded = load.deserialise(trt, data, kind, load.dla_core(order))
+            return _open(trt, kind, order, data, device)
     except BaseException:
         device.close()
         raise
-    return OpenedSession(loaded, order, device)
+
+
+def _open(trt: Trt, kind: str, order: Order, data: bytes, device: Device) -> OpenedSession:
+    try:
+        return OpenedSession(load.deserialise(trt, data, kind, load.dla_core(order)), order, device)
+    except BaseException as error:
+        # The frames hold engine and runtime, which must not outlive their device.
+        for one in (error, error.__cause__):
+            traceback.clear_frames(one.__traceback__ if one else None)
+        raise

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import queue
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -23,8 +24,9 @@ import numpy as np
 
 from edged.backend.contract import Signature
 from edged.backend.cuda.contract import Device, Graph, HostMemory, Stream
+from edged.backend.trt.api import Context, Engine, find
 from edged.backend.trt.buffers import BufferSet, close_all, quietly, view
-from edged.backend.trt.tensors import Context, Engine, Shape, Tensors, read
+from edged.backend.trt.tensors import Shape, Tensors, read
 from edged.errors import EdgedError, EngineUnusable, Unsuitable
 from edged.tensors import Array
 
@@ -54,6 +56,7 @@ class _Lane:
         if context is None:
             raise EngineUnusable("TensorRT makes no execution context; the device may be short of memory")
         self.context: Context = context
+        _silence(context)
         several = engine.num_optimization_profiles > 1
         if several and not context.set_optimization_profile_async(profile, stream.handle):
             raise EngineUnusable(f"TensorRT refuses the engine's own profile {profile}")
@@ -145,6 +148,8 @@ class TensorRtSession:
                 self._computing = self._stream()
                 self._lane(0)  # so that an engine which does not fit is known now
         except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # they hold the context, which must end before all else
+            del engine
             self.close()
             self._raise(error)
 
@@ -195,10 +200,10 @@ class TensorRtSession:
             for host in self._lent.values():
                 quietly(host.free)
             close_all(self._streams)
+            self._engine = None
         self._lanes.clear()
         self._lent.clear()
         self._streams.clear()
-        self._engine = None
 
     def _lane(self, profile: int) -> _Lane:
         if profile not in self._lanes:
@@ -270,6 +275,13 @@ class TensorRtSession:
         if isinstance(error, EngineUnusable):
             raise type(error)(self._told(error, *more)) from error
         raise error
+
+
+def _silence(context: Context) -> None:
+    """Engines describe their layers, for builds to look at; profilers need not be told of them at every inference."""
+    none = find(type(getattr(context, "nvtx_verbosity", None)), "NONE")
+    if none is not None:
+        context.nvtx_verbosity = none  # type: ignore[attr-defined]  # newer ones have it
 
 
 def _size(shape: Shape, dtype: np.dtype[np.generic]) -> int:

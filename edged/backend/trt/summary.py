@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from edged.backend.contract import Composition
-from edged.backend.trt.api import Config, Engine, Layer, Network, Tensor, Trt, find
+from edged.backend.trt.api import DATATYPES, Config, Engine, Layer, Network, Tensor, Trt, find
 from edged.backend.trt.log import Log
-from edged.backend.trt.network import DATATYPES
 
 # In the inspector's words: "Row major linear FP32", "Half", "Four wide channel vectorized row major Int8 format".
 _WORDS = (

@@ -1,78 +1,21 @@
-"""The inputs and outputs of a TensorRT engine, and whether they are the model's.
-
-Engines and contexts are known by what they can do, which is the same from TensorRT 8.6 to 11 and in TensorRT-RTX.
-"""
+"""The inputs and outputs of a TensorRT engine, and whether they are the model's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
 from edged.backend.contract import Signature
+from edged.backend.trt.api import DATATYPES, Engine
 from edged.errors import EngineUnusable, InvalidInput, Unsuitable
 from edged.tensors import Array, TensorSpec, numpy_dtype
 
 Shape: TypeAlias = tuple[int, ...]
 # Smallest and largest shape of an input in one profile.
 Bounds: TypeAlias = tuple[Shape, Shape]
-
-# TensorRT's name of a data type -> the protocol's. What is not here has no form outside an engine.
-_DATATYPES = {
-    "FLOAT": "FP32",
-    "HALF": "FP16",
-    "BF16": "BF16",
-    "INT8": "INT8",
-    "UINT8": "UINT8",
-    "INT32": "INT32",
-    "INT64": "INT64",
-    "BOOL": "BOOL",
-}
-
-
-class Named(Protocol):
-    """A value of one of the runtime's enumerations."""
-
-    @property
-    def name(self) -> str: ...
-
-
-class Context(Protocol):
-    """What is used of `IExecutionContext`."""
-
-    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool: ...
-
-    def set_input_shape(self, name: str, shape: Shape) -> bool: ...
-
-    def get_tensor_shape(self, name: str) -> Iterable[int]: ...
-
-    def set_tensor_address(self, name: str, memory: int) -> bool: ...
-
-    def execute_async_v3(self, stream_handle: int) -> bool: ...
-
-
-class Engine(Protocol):
-    """What is used of `ICudaEngine`."""
-
-    @property
-    def num_io_tensors(self) -> int: ...
-
-    @property
-    def num_optimization_profiles(self) -> int: ...
-
-    def get_tensor_name(self, index: int) -> str: ...
-
-    def get_tensor_mode(self, name: str) -> Named: ...
-
-    def get_tensor_dtype(self, name: str) -> Named: ...
-
-    def get_tensor_shape(self, name: str) -> Iterable[int]: ...
-
-    def get_tensor_profile_shape(self, name: str, profile_index: int) -> Sequence[Iterable[int]]: ...
-
-    def create_execution_context(self) -> Context | None: ...
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -146,7 +89,7 @@ def read(engine: Engine, signature: Signature) -> Tensors:
 
 def _dtype(engine: Engine, spec: TensorSpec) -> np.dtype[np.generic]:
     made = engine.get_tensor_dtype(spec.name).name
-    if _DATATYPES.get(made) != spec.datatype:
+    if DATATYPES.get(made) != spec.datatype:
         raise Unsuitable(f"tensor {spec.name!r} is {made} in the engine and {spec.datatype} in the model")
     # Such a tensor's values are wanted on the host while shapes are computed; edged's go to the device.
     is_shape = getattr(engine, "is_shape_inference_io", None)

@@ -3,6 +3,8 @@
 Only a hint. Whatever is wrong with the file, the build goes on without it and says so; and a file that cannot be
 written costs time at the next build, no more. The file is a line that names the runtime's version, a digest, and the
 runtime's own bytes, which it would take as they are. TensorRT-RTX measures nothing when it builds, so keeps nothing.
+
+Files are called BACKEND-WHAT, one for each device, driver and runtime that a box has had; the newest few are kept.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from edged.files import read_regular
 
 _TITLE = b"edged timings 1 "
 _DIGEST = 32
+_MOST_FILES = 8  # of all devices, drivers and runtimes that this box has had
 
 
 class Timings:
@@ -51,6 +55,8 @@ class Timings:
             _replace(self._path, self._head + hashlib.sha256(data).digest() + data)
         except OSError as error:
             self.notes.append(f"timings could not be kept: {error.strerror or error}")
+        else:
+            _prune(self._path)
 
     def _read(self, path: Path) -> bytes:
         """What the runtime made before; empty when there is nothing of use."""
@@ -82,3 +88,14 @@ def _replace(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+
+
+def _prune(kept: Path) -> None:
+    """Removes all but the newest files of this one's kind, leftovers of killed writers too. Never raises."""
+    kind, dash, _ = kept.name.partition("-")
+    with contextlib.suppress(OSError):
+        alike = [path for path in kept.parent.iterdir() if path.name.lstrip(".").startswith(kind + dash)]
+        dated = [(path.lstat(), path) for path in alike if dash]
+        files = [(found.st_mtime_ns, path) for found, path in dated if stat.S_ISREG(found.st_mode)]
+        for _, path in sorted(files, reverse=True)[_MOST_FILES:]:
+            path.unlink()

@@ -74,9 +74,18 @@ API CUresult cuGetErrorString(CUresult error, const char **text) {
     return cuGetErrorName(error, text);
 }
 
-/* The faster device is the second on the bus, so that the two orders differ. */
+/* The faster device is the second on the bus, so that the two orders differ. Of CUDA_VISIBLE_DEVICES it knows numbers. */
 static int device_of(int ordinal) {
-    const char *order = getenv("CUDA_DEVICE_ORDER");
+    const char *order = getenv("CUDA_DEVICE_ORDER"), *visible = getenv("CUDA_VISIBLE_DEVICES");
+    for (int skip = ordinal; visible; skip--) {
+        char *end;
+        ordinal = (int)strtol(visible, &end, 10);
+        if (end == visible || ordinal < 0 || (skip && *end != ','))
+            return -1;
+        if (!skip)
+            break;
+        visible = end + 1;
+    }
     return order && !strcmp(order, "PCI_BUS_ID") ? ordinal : (int)fake_setting("devices") - 1 - ordinal;
 }
 
@@ -92,7 +101,7 @@ API CUresult cuDeviceGet(CUdevice *device, int ordinal) {
     ENTER("cuDeviceGet");
     if (!initialised)
         return NOT_INITIALIZED;
-    if (!is_device(ordinal))
+    if (!is_device(ordinal) || !is_device(device_of(ordinal)))
         return INVALID_DEVICE;
     *device = device_of(ordinal);
     return SUCCESS;
