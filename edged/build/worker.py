@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
@@ -17,6 +18,10 @@ from edged import process
 
 if TYPE_CHECKING:
     from edged.build import jobs
+
+
+_ANSWERED, _FAILED = 0, 3
+_LINGER_SECONDS = 10.0  # after the last word; a parent that is alive needs an instant
 
 
 def main() -> int:
@@ -33,10 +38,16 @@ def main() -> int:
 
 
 def run() -> NoReturn:
-    """Runtimes may crash or hang while their libraries unload; all is said, so nothing is lost by leaving at once."""
+    """Runtimes may crash or hang while their libraries unload; all is said, so nothing is lost by leaving at once.
+
+    Or almost: whoever has heard the last word ends this process with all that it started, and finds these by their
+    parent, which is why it is still there.
+    """
     status = 1
     try:
         status = main()
+        if status in (_ANSWERED, _FAILED):
+            time.sleep(_LINGER_SECONDS)
     except BaseException:
         traceback.print_exc()  # its last line is what the parent tells
     finally:
@@ -59,7 +70,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         if _was_cut_off(job, disk_mb):
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         teller.answer(answer)
-        return 0
+        return _ANSWERED
     except MemoryError:
         teller.fail("BuildFailed", "the child ran out of its memory limit; raise build.memory_mb")
     except Exception as error:
@@ -70,7 +81,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
             teller.fail(type(error).__name__, str(error))
         else:
             raise
-    return 3
+    return _FAILED
 
 
 def _is_too_large(error: BaseException | None) -> bool:

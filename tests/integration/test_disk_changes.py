@@ -176,16 +176,16 @@ def test_a_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> Non
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_stopping_with_open_streams_ends_them_at_once(number: signal.Signals, tmp_path: Path) -> None:
     config = tmp_path / "edged.toml"
-    config.write_text("stop_seconds = 60.0\n")  # far more than any machine needs to end two streams
+    config.write_text("stop_seconds = 600.0\n")  # far more than any machine needs to end two streams
     with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config)) as daemon:
         daemon.ready("shapes")
         with Cameras(daemon, 2):
             time.sleep(0.5)
             began = time.monotonic()
             os.kill(daemon.pid, number)
-            assert daemon.stop(90) == 0
+            assert daemon.stop(400) == 0
             took = time.monotonic() - began
-        assert took < 45, "it waited for the cameras to stop by themselves"
+        assert took < 300, "it waited for the cameras to stop by themselves"
         assert not list(daemon.home.glob("*.sock"))
 
 
