@@ -129,7 +129,7 @@ class MemoryStore:
     def strip(self, record: EngineRecord) -> None:
         self.put(msgspec.structs.replace(record, files={}))
 
-    def remove(self, key: str) -> None:
+    def remove(self, key: str, *, keep_pin: bool = False) -> None:
         self._records.pop(key, None)
 
     def damaged(self, artefact: Artefact) -> None:

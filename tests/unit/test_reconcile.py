@@ -208,7 +208,7 @@ def test_while_paused_nothing_is_made_and_what_is_there_is_opened() -> None:
 
 @pytest.mark.parametrize("state", [s for s in S if s not in MAKING and s is not S.STALE])
 def test_a_command_has_an_engine_built_whatever_its_state(state: EngineState) -> None:
-    engine = view("a", state, 0.5, wish="build", trial="source")
+    engine = view("a", state, 0.5, wish="build")
     assert made(model(engine, serving="ref")) == [Make("m", "a")]
 
 
