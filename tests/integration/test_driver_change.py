@@ -89,7 +89,7 @@ def test_an_engine_that_answers_wrongly_is_built_anew(daemon: Daemon) -> None:
     assert engine.created_unix_s > before[engine.key].created_unix_s
     assert engine.verdict is not None
     assert engine.verdict.accepted
-    assert "is not right with this one" in daemon.log.read_text()
+    assert "is not right with this device" in daemon.log.read_text()
 
 
 def is_onnx(backend: str) -> bool:
