@@ -135,7 +135,7 @@ def _sheet(engines: list[EngineInfo]) -> Table:
         rows |= {f"verdict {name}": f"{value:g}" for name, value in verdict.figures.items()}
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in (rows | {f"part {name}": value for name, value in engine.parts.items()}).items():
-        table.add_row(name, value)
+        table.add_row(name, value or "none")
     return table
 
 
