@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -192,8 +193,12 @@ def test_a_quantised_graph_runs_in_int8_and_answers_alike(tmp_path: Path) -> Non
     (tmp_path / "graph").mkdir()
     made = convert(nets.store(proto, tmp_path), "int8", tmp_path / "graph" / "model.onnx", SAMPLES)
     order, composition = build(tmp_path, proto, "int8", made.path)
-    assert composition.layers["int8"] >= 3
-    assert composition.notes == ()
+    if "int8" in composition.layers:
+        assert composition.layers["int8"] >= 3
+        assert composition.notes == ()
+    else:  # its plugin for ARM without dot products; then it has to say so
+        assert platform.machine() == "aarch64"
+        assert any(note.startswith("asked for int8, OpenVINO computes in ") for note in composition.notes)
     session = registry.load("openvino").open(order)
     for seed in range(3):
         expected = nets.answers(made.path, nets.picture(seed))["y"]
