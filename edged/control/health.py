@@ -46,7 +46,7 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
         yield Alarm(AlarmKind.UNSERVED, f"model {name} {word}: {planned.problem}", name)
     narrowing = [f"{name}={planned.entry.settings[name]}" for name in _NARROWING if name in planned.entry.settings]
     if narrowing and planned.engines and all(engine.recipe.is_reference for engine in planned.engines.values()):
-        why = f"{', '.join(narrowing)} leaves nothing that this box can use"
+        why = f"{', '.join(narrowing)} leaves nothing that this box can use; change it, or install what it names"
         yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} is served by the reference alone: {why}", name)
     for key, engine in planned.engines.items():
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
@@ -55,7 +55,8 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
     serving = planned.engines.get(planned.serving or "")
     if serving is not None and serving.record is not None and serving.record.composition.fallback:
         where = f"does not run wholly on {serving.recipe.device}: {'; '.join(serving.record.composition.fallback)}"
-        yield Alarm(AlarmKind.FALLBACK, f"model {name}: engine {serving.digest[:12]} {where}", name, serving.digest)
+        message = f"model {name}: engine {serving.digest[:12]} {where}; see: edged engines show {serving.digest[:12]}"
+        yield Alarm(AlarmKind.FALLBACK, message, name, serving.digest)
     slow = slow_engine(planned, settings, now)
     if slow is not None and planned.serving is not None:
         median, baseline = slow
