@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -64,8 +65,11 @@ def ends_despite_fifo(function: Callable[[], object], fifo: Path, seconds: float
 
 def children(pid: int | None = None) -> set[int]:
     """The living and the unreaped children of a process."""
-    tasks = Path(f"/proc/{pid or os.getpid()}/task")
-    return {int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid or os.getpid()}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The thread ended while it was listed.
+            found.update(int(child) for child in (task / "children").read_text().split())
+    return found
 
 
 def is_running(pid: int) -> bool:
