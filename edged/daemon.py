@@ -17,8 +17,10 @@ from edged.config import Config
 from edged.control.controller import Controller
 from edged.device.fingerprint import probe
 from edged.errors import ConfigError
+from edged.ingress.lanes import Lanes
 from edged.ingress.server import Ingress
 from edged.model.repository import Repository, check_name
+from edged.serving.camera import Cameras
 from edged.serving.link import sweep_socket_folders
 from edged.store.store import Store
 from edged.version import __version__
@@ -61,21 +63,26 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
     builder = Builder(store, cache_dir(config), config.build)
     fingerprint = await asyncio.to_thread(probe)
     controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts, config.engines)
-    ingress = Ingress(controller, config.listen or (f"unix:{paths.default_socket()}",))
+    cameras = Cameras()
+    ingress = Ingress(controller, config.listen or (f"unix:{paths.default_socket()}",), cameras)
+    lanes = Lanes(controller, config)
     loop = asyncio.create_task(controller.run())
     watch = asyncio.create_task(controller.watch())
     await ingress.start()
-    counts, held = store.counts, len(store.records())
-    _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
-    _LOG.info("edged %s answers on %s", __version__, ", ".join(ingress.addresses))
-    if ready is not None:
-        ready(ingress.addresses)
     try:
+        lanes.start()
+        addresses = [*ingress.addresses, *lanes.addresses]
+        counts, held = store.counts, len(store.records())
+        _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
+        _LOG.info("edged %s answers on %s", __version__, ", ".join(addresses))
+        if ready is not None:
+            ready(addresses)
         await asyncio.wait([loop, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
         if loop.done():
             loop.result()  # the control loop never ends by itself: show why it did
     finally:
         _LOG.info("stopping")
+        await lanes.stop()
         await ingress.stop(config.stop_seconds)
         for task in (loop, watch):
             task.cancel()

@@ -54,6 +54,28 @@ class DeadlineExceeded(EdgedError):
     """The caller's deadline passed before an answer was ready."""
 
 
+class FrameSkipped(EdgedError):
+    """A frame that was not answered and is none the worse for it: its stream counts it. `reason` is one word."""
+
+    reason = "skipped"
+
+
+class Stale(FrameSkipped):
+    """A frame that was older than its camera allows when its turn came."""
+
+    reason = "stale"
+
+
+class Overwritten(FrameSkipped):
+    """A frame in shared memory whose place the client used again before its turn came."""
+
+    reason = "overwritten"
+
+
+class SegmentUnusable(EdgedError):
+    """Shared memory of a client that the daemon cannot read, now or later; the client sends bytes instead."""
+
+
 class HostLost(EdgedError):
     """The engine host died or hung while it held this work."""
 

@@ -36,7 +36,7 @@ from edged.device.fingerprint import probe
 from edged.errors import ConfigError, EdgedError, EngineUnusable, InvalidInput
 from edged.model.model import Model
 from edged.model.repository import plain_entry
-from edged.serving.pipeline import Outcome, Pipeline
+from edged.serving.pipeline import Outcome, Pipeline, Shot
 from edged.serving.slot import Slot
 from edged.store.record import EngineRecord
 from edged.store.store import Store
@@ -63,11 +63,10 @@ class LoadedModel:
         InvalidInput for a picture that cannot be decoded, or a model that takes none.
         """
         started = time.perf_counter()
-        if isinstance(image, np.ndarray):
-            prepared = self._pipeline.prepare(*_raw(image))
-        else:
-            prepared = self._pipeline.prepare(read_picture(image), "", 0, 0, 0)
-        outcome = self._pipeline.infer(prepared)
+        shot = _raw(image) if isinstance(image, np.ndarray) else Shot(read_picture(image))
+        (outcome,) = self._pipeline.infer(self._pipeline.prepare([shot]))
+        if isinstance(outcome, Exception):
+            raise outcome
         return self._result(outcome, (time.perf_counter() - started) * 1e3)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -196,12 +195,12 @@ def _detections(found: Detections | None, names: Sequence[str]) -> tuple[Detecti
     return tuple(Detection(x1, y1, x2, y2, score, n, class_name(names, n)) for (x1, y1, x2, y2), score, n in rows)
 
 
-def _raw(image: Array) -> tuple[memoryview, str, int, int, int]:
+def _raw(image: Array) -> Shot:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
         raise InvalidInput(f"{image.dtype}{list(image.shape)} is no picture; give uint8 [height, width, 3] or [h, w]")
     height, width = image.shape[:2]
     pixels = np.ascontiguousarray(image)
-    return memoryview(pixels.reshape(-1).data), "bgr" if image.ndim == 3 else "gray", width, height, 0
+    return Shot(memoryview(pixels.reshape(-1).data), "bgr" if image.ndim == 3 else "gray", width, height)
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -51,7 +51,8 @@ class FakeLink:
         job, future = self.jobs.pop(number)
         times = m.Times(infer_ms=1.0)
         if isinstance(job, m.Detect):
-            future.set_result(m.Detected(number, self._bytes(job), times, 4, 3))
+            seen = [m.Seen(4, 3, times, bytes(self.arena.read(picture.span))) for picture in job.pictures]
+            future.set_result(m.Detected(number, tuple(seen)))
         else:
             outputs = tuple(
                 m.TensorRef(ref.name, ref.datatype, ref.shape, None, bytes(self.arena.read(ref.span)))
@@ -76,5 +77,6 @@ class FakeLink:
         return ServingSession(self, number, engine_ref(key))  # type: ignore[arg-type]
 
     def _bytes(self, job: m.Infer | m.Detect) -> bytes:
-        spans = [job.picture.span] if isinstance(job, m.Detect) else [r.span for r in job.inputs if r.span is not None]
+        refs = job.pictures if isinstance(job, m.Detect) else job.inputs
+        spans = [ref.span for ref in refs if ref.span is not None]
         return b"".join(bytes(self.arena.read(span)) for span in spans)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from edged.backend import registry
 from edged.backend.artefact import Artefact
+from edged.control.batches import batching
 from edged.control.chores import Chores
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
@@ -99,14 +100,14 @@ class Opener:
     async def _session(self, model: Model, engine: PlannedEngine) -> ServingSession:
         link = await self._hosts.get(_kind(engine))
         edition, artefact = engine.edition, self._artefact(engine)
-        order = model.order(engine.recipe, artefact)
+        order, batches = model.order(engine.recipe, artefact), batching(model, engine.recipe)
         try:
-            number = await link.open(order, model.recognition)
+            number = await link.open(order, model.recognition, batches.limit)
         except EngineDamaged:
             if artefact is not None:
                 await asyncio.to_thread(self._store.damaged, artefact)
             raise
-        ref = EngineRef(engine.digest, link.backend, model.digest, model.recognition, edition, model.is_static)
+        ref = EngineRef(engine.digest, link.backend, model.digest, model.recognition, edition, model.is_static, batches)
         session = ServingSession(link, number, ref)
         if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
             try:

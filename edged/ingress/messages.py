@@ -11,6 +11,7 @@ from edged.control.commands import Selection, Standing
 from edged.control.plan import PlannedModel
 from edged.events import Event
 from edged.proto import operations_pb2 as pb
+from edged.serving.camera import CameraReport
 from edged.store.key import PartChange
 
 
@@ -146,6 +147,11 @@ def status(box: report.StatusReport) -> pb.GetStatusResponse:
         building=[progress(standing) for standing in box.building],
         alarms=[alarm(each) for each in box.alarms],
     )
+
+
+def camera(one: CameraReport) -> pb.CameraStatus:
+    """A report and its message have the same fields."""
+    return pb.CameraStatus(**msgspec.to_builtins(one))
 
 
 def event(event: Event, epoch: str) -> pb.Event:

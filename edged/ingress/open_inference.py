@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 
@@ -77,7 +79,7 @@ class InferenceService:
         )
 
     async def model_infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
-        return await self._infer(request)
+        return await self._infer(request, context.time_remaining())
 
     async def model_stream_infer(
         self, requests: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -97,7 +99,7 @@ class InferenceService:
             try:
                 async for request in requests:
                     await room.acquire()
-                    window.append((request.id, asyncio.create_task(self._infer(request, patient=True))))
+                    window.append((request.id, asyncio.create_task(self._infer(request, None, patient=True))))
                     arrived.set()
             finally:
                 ended = True
@@ -121,12 +123,16 @@ class InferenceService:
             for _, task in window:
                 task.cancel()
 
-    async def _infer(self, request: pb.ModelInferRequest, patient: bool = False) -> pb.ModelInferResponse:
+    async def _infer(
+        self, request: pb.ModelInferRequest, seconds: float | None, patient: bool = False
+    ) -> pb.ModelInferResponse:
+        """Answers one request that is worth answering for so many seconds; `patient` waits while too many wait."""
         planned = self._find(request.model_name, request.model_version)
         model = await self._loaded(planned)
         signature = model.inspection.signature
         inputs = wire.inputs_of(request, signature, Profile() if model.is_static else planned.profile)
-        work = TensorWork(inputs, wire.outputs_of(request, signature))
+        expires = math.inf if seconds is None else time.monotonic() + seconds
+        work = TensorWork(inputs, wire.outputs_of(request, signature), expires)
         if patient:
             await planned.slot.push_when_room(work)
         else:

@@ -22,6 +22,7 @@ from edged.ingress.rpc import Context, Service
 from edged.model import samples as model_samples
 from edged.model.repository import check_name
 from edged.proto import operations_pb2 as pb
+from edged.serving.camera import Cameras
 
 _READ_SECONDS = 10.0  # until the answer to an upload tells what was read, at most
 
@@ -29,8 +30,8 @@ _READ_SECONDS = 10.0  # until the answer to an upload tells what was read, at mo
 class OperationsService:
     """Reads the controller's plans; changes go through the repository, which the controller then sees."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
+    def __init__(self, controller: Controller, cameras: Cameras) -> None:
+        self._controller, self._cameras = controller, cameras
 
     def service(self) -> Service:
         service = Service("edged.v1.Operations")
@@ -39,6 +40,7 @@ class OperationsService:
         service.unary("RemoveModel", pb.RemoveModelRequest, self.remove_model)
         service.unary("GetStatus", pb.GetStatusRequest, self.get_status)
         service.unary("GetDevice", pb.GetDeviceRequest, self.get_device)
+        service.unary("ListCameras", pb.ListCamerasRequest, self.list_cameras)
         service.feed("WatchEvents", pb.WatchEventsRequest, self.watch_events)
         service.unary("RefreshDevice", pb.RefreshDeviceRequest, self.refresh_device)
         EngineHandlers(self._controller).register(service)
@@ -56,6 +58,9 @@ class OperationsService:
     async def get_device(self, request: pb.GetDeviceRequest, context: Context) -> pb.GetDeviceResponse:
         fingerprint = self._controller.fingerprint
         return pb.GetDeviceResponse(facts=fingerprint.facts, digest=fingerprint.digest)
+
+    async def list_cameras(self, request: pb.ListCamerasRequest, context: Context) -> pb.ListCamerasResponse:
+        return pb.ListCamerasResponse(cameras=[messages.camera(each) for each in self._cameras.reports()])
 
     async def refresh_device(self, request: pb.RefreshDeviceRequest, context: Context) -> pb.RefreshDeviceResponse:
         changed = await self._controller.refresh()

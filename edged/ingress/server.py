@@ -20,6 +20,8 @@ from edged.errors import ConfigError
 from edged.ingress.cameras import CameraService
 from edged.ingress.open_inference import InferenceService
 from edged.ingress.operations import OperationsService
+from edged.serving.camera import Cameras
+from edged.serving.stream import Follows
 
 # Clients ask for messages up to INT32_MAX; what is really accepted is bounded by the memory of a small box.
 _MAX_MESSAGE = 256 << 20
@@ -28,7 +30,9 @@ _MAX_MESSAGE = 256 << 20
 class Ingress:
     """The server with everything registered; listens once started."""
 
-    def __init__(self, controller: Controller, listen: Iterable[str]) -> None:
+    def __init__(
+        self, controller: Controller, listen: Iterable[str], cameras: Cameras, tracking: Follows | None = None
+    ) -> None:
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", _MAX_MESSAGE),
@@ -38,8 +42,8 @@ class Ingress:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
             ]
         )
-        self._streaming = (CameraService(controller), InferenceService(controller))
-        services = [*(each.service() for each in self._streaming), OperationsService(controller).service()]
+        self._streaming = (CameraService(controller, cameras, tracking), InferenceService(controller))
+        services = [*(each.service() for each in self._streaming), OperationsService(controller, cameras).service()]
         for service in services:
             service.register(self._server)
         self._health = health.aio.HealthServicer()
@@ -86,7 +90,7 @@ class Ingress:
             )
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            _make_way(path)
+            make_way(path)
             self._server.add_insecure_port(f"unix:{path}")
         except OSError as error:
             raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; choose another place") from error
@@ -121,7 +125,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _make_way(path: Path) -> None:
+def make_way(path: Path) -> None:
     """Removes a socket that a killed daemon left. ConfigError when something else is there, or a living daemon."""
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(f"{path} exists and is not a socket; remove it or listen elsewhere")

@@ -12,7 +12,7 @@ import msgspec
 from edged.backend import profile, registry
 from edged.backend.trt import options as trt_options
 from edged.errors import ConfigError
-from edged.model import verification
+from edged.model import batching, verification
 
 Settings: TypeAlias = dict[str, str]
 
@@ -21,9 +21,9 @@ THREADS = "threads"
 PRECISIONS = "precisions"
 _OWN = (BACKENDS, PRECISIONS, THREADS)
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
-_GROUPS = ("preprocess.*", "profile.*", "tensorrt.*", "thresholds.*", "verify.*")
+_GROUPS = ("batch.*", "decode.*", "preprocess.*", "profile.*", "tensorrt.*", "thresholds.*", "verify.*")
 # Owned and checked by the vision room: how pictures become tensors and tensors become detections.
-_VISION = ("family", "names", "preprocess.", "thresholds.")
+_VISION = ("family", "names", "decode.", "preprocess.", "thresholds.")
 
 
 def parse_assignments(assignments: Iterable[str]) -> Settings:
@@ -40,7 +40,7 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
 def validate(settings: Mapping[str, str]) -> None:
     """Refuses unknown names and impossible values of this room; the vision room checks its own."""
     for key in settings:
-        if key in _OWN or key.startswith(verification.PREFIX):
+        if key in _OWN or key.startswith((batching.PREFIX, verification.PREFIX)):
             continue
         if key.startswith((profile.PREFIX, trt_options.PREFIX)):
             continue
@@ -56,6 +56,7 @@ def validate(settings: Mapping[str, str]) -> None:
     backends(settings)
     precisions(settings)
     threads(settings)
+    batching.check(settings)
     verification.check(settings)
     profile.check(settings)
     trt_options.check(settings)

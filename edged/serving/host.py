@@ -24,7 +24,7 @@ from edged.backend.contract import Backend
 from edged.raw_contents import to_array, to_bytes
 from edged.serving import messages as m
 from edged.serving.arena import SharedView, Span
-from edged.serving.pipeline import Inputs, Outcome, Pipeline, Prepared
+from edged.serving.pipeline import Inputs, Outcome, Pipeline, Prepared, Shot
 from edged.tensors import Array
 
 Say = Callable[[m.FromHost], None]
@@ -50,7 +50,8 @@ class _SessionThreads:
     def _prepare_loop(self) -> None:
         try:
             session = self._backend.open(self._open.order)
-            self._pipeline = Pipeline(session, self._open.order.signature, self._open.recognition)
+            order = self._open
+            self._pipeline = Pipeline(session, order.order.signature, order.recognition, order.batch)
         except Exception as error:
             self._say(m.OpenFailed(self._open.session, *_named(error)))
             return
@@ -77,8 +78,7 @@ class _SessionThreads:
 
     def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | Inputs:
         if isinstance(job, m.Detect):
-            p = job.picture
-            return pipeline.prepare(self._shared.at(p.span), p.pixel_format, p.width, p.height, p.stride)
+            return pipeline.prepare([self._shot(picture) for picture in job.pictures])
         inputs = {
             ref.name: to_array(ref.name, ref.datatype, ref.shape, self._shared.at(ref.span) if ref.span else ref.data)
             for ref in job.inputs
@@ -92,11 +92,20 @@ class _SessionThreads:
             outputs, times = pipeline.run(prepared, job.outputs)
             return m.Answer(job.job, self._place(outputs, datatypes, job.reply), times)
         assert isinstance(prepared, Prepared)
-        outcome: Outcome = pipeline.infer(prepared, job.thresholds)
-        if outcome.detections is None:
-            refs = self._place(outcome.outputs, datatypes, job.reply)
-            return m.Answer(job.job, refs, outcome.times, outcome.width, outcome.height)
-        return m.Detected(job.job, outcome.detections.pack(), outcome.times, outcome.width, outcome.height)
+        outcomes = pipeline.infer(prepared)
+        return m.Detected(job.job, tuple(self._seen(outcome, datatypes, job.reply) for outcome in outcomes))
+
+    def _shot(self, picture: m.Picture) -> Shot:
+        p, data = picture, self._shared.at(picture.span)
+        return Shot(data, p.pixel_format, p.width, p.height, p.stride, p.view, p.thresholds)
+
+    def _seen(self, outcome: Outcome | Exception, datatypes: dict[str, str], reply: Span | None) -> m.Seen:
+        if isinstance(outcome, Exception):
+            name, message = _named(outcome)
+            return m.Seen(error=name, message=message)
+        found = None if outcome.detections is None else outcome.detections.pack()
+        refs = self._place(outcome.outputs, datatypes, reply)  # of a model without a family, which gets one at a time
+        return m.Seen(outcome.width, outcome.height, outcome.times, found, None, refs)
 
     def _place(
         self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None

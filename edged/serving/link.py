@@ -107,13 +107,14 @@ class HostLink:
             await asyncio.sleep(0.002)
             self._require_alive()
 
-    async def open(self, order: Order, recognition: Recognition) -> int:
-        """Opens an engine; its number within this host. The backend's error when it cannot be opened."""
+    async def open(self, order: Order, recognition: Recognition, batch: int = 1) -> int:
+        """Opens an engine for up to `batch` pictures at a time; its number within this host. The backend's error when
+        it cannot be opened."""
         self._require_alive()
         number = next(self._numbers)
         opened: asyncio.Future[None] = self._loop.create_future()
         self._opening[number], self._asked[number] = opened, time.monotonic()
-        self._send(m.Open(number, order, recognition))
+        self._send(m.Open(number, order, recognition, batch))
         self.sessions.add(number)
         try:
             await opened
@@ -188,11 +189,11 @@ class HostLink:
         if isinstance(message, m.Answer | m.Detected):
             _settle(self._pop(message.job), message)
         elif isinstance(message, m.JobFailed):
-            _fail(self._pop(message.job), _rebuild(message.error, message.message))
+            _fail(self._pop(message.job), rebuild(message.error, message.message))
         elif isinstance(message, m.Opened):
             _settle(self._opening.pop(message.session), None)
         elif isinstance(message, m.OpenFailed):
-            _fail(self._opening.pop(message.session), _rebuild(message.error, message.message))
+            _fail(self._opening.pop(message.session), rebuild(message.error, message.message))
         elif isinstance(message, m.Closed):
             _settle(self._closing.pop(message.session), None)
         elif isinstance(message, m.Ready):
@@ -291,7 +292,8 @@ def _fail(future: asyncio.Future[Reply] | asyncio.Future[None], error: EdgedErro
         future.exception()  # nobody may be left to ask for it, which is no reason to complain at the end
 
 
-def _rebuild(name: str, message: str) -> EdgedError:
+def rebuild(name: str, message: str) -> EdgedError:
+    """The error that a host named."""
     kind = getattr(errors, name, EngineUnusable)
     error: EdgedError = kind(message)
     return error

@@ -7,18 +7,24 @@ import msgspec
 from edged.backend.contract import Order
 from edged.serving.arena import Span
 from edged.vision.family import Recognition, Thresholds
+from edged.vision.view import View
 
 # -- what a frame or a tensor looks like on the link ----------------------------------------------------------------
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """One picture: encoded when `pixel_format` is empty, else raw with its geometry in pixels and bytes."""
+    """One picture: encoded when `pixel_format` is empty, else raw with its geometry in pixels and bytes.
+
+    None as view means all of it as it is, None as thresholds the model's own.
+    """
 
     span: Span
     pixel_format: str = ""
     width: int = 0
     height: int = 0
     stride: int = 0
+    view: View | None = None
+    thresholds: Thresholds | None = None
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True):
@@ -32,7 +38,7 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True):
-    """Milliseconds spent in each step of the host."""
+    """Milliseconds spent in each step of the host; those who go together share `infer_ms`."""
 
     decode_ms: float = 0.0
     prepare_ms: float = 0.0
@@ -40,13 +46,33 @@ class Times(msgspec.Struct, frozen=True, array_like=True):
     postprocess_ms: float = 0.0
 
 
+class Seen(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one picture of `width` x `height` pixels.
+
+    Detections or classes, packed as `edged.vision.detections` and `edged.vision.classifications` do; or the outputs of
+    a model of no family; or the name and line of the error that is its answer.
+    """
+
+    width: int = 0
+    height: int = 0
+    times: Times = Times()
+    detections: bytes | None = None
+    classes: bytes | None = None
+    outputs: tuple[TensorRef, ...] = ()
+    error: str = ""
+    message: str = ""
+
+
 # -- to the host ----------------------------------------------------------------------------------------------------
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
+    """`batch` is the largest number of pictures that will be sent together."""
+
     session: int
     order: Order
     recognition: Recognition
+    batch: int = 1
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
@@ -64,12 +90,11 @@ class Infer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Detect(msgspec.Struct, frozen=True, tag=True):
-    """A camera frame. None as thresholds means the model's own."""
+    """Camera frames that go together. `reply` is where raw outputs go as far as they fit."""
 
     job: int
     session: int
-    picture: Picture
-    thresholds: Thresholds | None
+    pictures: tuple[Picture, ...]
     reply: Span | None
 
 
@@ -106,23 +131,18 @@ class OpenFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """Outputs of a tensor request, or of a frame for a model of no family."""
+    """Outputs of a tensor request."""
 
     job: int
     outputs: tuple[TensorRef, ...]
     times: Times
-    width: int = 0
-    height: int = 0
 
 
 class Detected(msgspec.Struct, frozen=True, tag=True):
-    """Detections of a frame, packed as in `edged.vision.detections`; width and height of the picture in pixels."""
+    """What became of the frames of a job, in their order."""
 
     job: int
-    detections: bytes
-    times: Times
-    width: int
-    height: int
+    seen: tuple[Seen, ...]
 
 
 class JobFailed(msgspec.Struct, frozen=True, tag=True):

@@ -1,13 +1,16 @@
-"""One opened engine with everything around it: picture in, detections or tensors out. Runs in the host, or in-process.
+"""One opened engine with everything around it: pictures in, detections or tensors out. Runs in the host, or in-process.
 
 Two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, take it to the device
-where the session can do that ahead) and `infer` (run, decode boxes). Each step has one owner at a time.
+where the session can do that ahead) and `infer` (run, decode boxes). Each step has one owner at a time. Pictures that
+go together fail one by one: a damaged one is none of the others' business.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import msgspec
@@ -20,10 +23,25 @@ from edged.tensors import Array
 from edged.vision import image as pictures
 from edged.vision.detections import Detections
 from edged.vision.family import Family, Recognition, Thresholds, open_family
+from edged.vision.image import Image
 from edged.vision.placement import Placement
 from edged.vision.prepare import Preparer
+from edged.vision.view import View
 
 _BUFFERS = 3  # one being prepared, one being inferred, one waiting between the two
+_DECODERS = 4  # threads that decode the pictures of a batch; OpenCV lets go of the interpreter meanwhile
+
+
+class Shot(msgspec.Struct, frozen=True):
+    """A picture as it comes: encoded where `pixel_format` is empty, else raw pixels with their geometry."""
+
+    data: bytes | memoryview
+    pixel_format: str = ""
+    width: int = 0
+    height: int = 0
+    stride: int = 0
+    view: View | None = None
+    thresholds: Thresholds | None = None
 
 
 class Staged(msgspec.Struct, frozen=True):
@@ -36,13 +54,22 @@ class Staged(msgspec.Struct, frozen=True):
 Inputs: TypeAlias = Mapping[str, Array] | Staged
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """A picture as the model wants it. Its tensor belongs to the pipeline and is reused two pictures later."""
+class _Fitted(msgspec.Struct, frozen=True):
+    """A picture in its row of the input tensor."""
 
-    inputs: Inputs
+    row: int
     placement: Placement
+    thresholds: Thresholds
     decode_ms: float
     prepare_ms: float
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """Pictures as the model wants them, or why not, in their order. The tensor is the pipeline's and is reused two
+    calls later. `inputs` is None where no picture was any good."""
+
+    inputs: Inputs | None
+    pictures: tuple[_Fitted | Exception, ...]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -56,54 +83,58 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Pipeline:
-    """Owns a session, from the start, and the buffers in front of it."""
+    """Owns a session, from the start, and the buffers in front of it. `batch` is the most pictures at a time."""
 
-    def __init__(self, session: Session, signature: Signature, recognition: Recognition) -> None:
+    def __init__(self, session: Session, signature: Signature, recognition: Recognition, batch: int = 1) -> None:
         self._session = session
         self._staging = session if isinstance(session, Staging) else None
         self.recognition = recognition
         self._turn = 0
+        self._decoders: ThreadPoolExecutor | None = None
         try:
             self._family: Family | None = open_family(recognition) if recognition.family else None
             self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
-            self._buffers = _input_buffers(signature, recognition, self._staging)
+            self._fixed, self._buffers = _input_buffers(signature, recognition, self._staging, batch)
         except BaseException:
             session.close()
             raise
 
-    def prepare(self, data: bytes | memoryview, pixel_format: str, width: int, height: int, stride: int) -> Prepared:
-        """Decodes a picture (`pixel_format` empty) or reads raw pixels, and fits it into an input tensor."""
+    def prepare(self, shots: Sequence[Shot]) -> Prepared:
+        """Decodes pictures, at most `batch` of them, and fits them into an input tensor."""
         if self._preparer is None:
             raise InvalidInput(f"this model takes no picture ({self.recognition.picture}); send tensors instead")
-        started = time.perf_counter()
-        if pixel_format:
-            pixels = pictures.from_raw(data, pictures.PixelFormat(pixel_format), width, height, stride)
-        else:
-            pixels = pictures.decode(data)
-        decoded = time.perf_counter()
         self._turn = (self._turn + 1) % _BUFFERS
-        tensor = self._buffers[self._turn]
-        placement = self._preparer.prepare(pixels, tensor[0])
-        inputs = self.stage({self.recognition.input: tensor})
-        return Prepared(inputs, placement, (decoded - started) * 1e3, (time.perf_counter() - decoded) * 1e3)
+        tensor, rows = self._buffers[self._turn], 0
+        fitted: list[_Fitted | Exception] = []
+        for shot, decoded in zip(shots, self._decode(shots), strict=True):
+            if isinstance(decoded, Exception):
+                fitted.append(decoded)
+                continue
+            try:
+                fitted.append(self._fit(self._preparer, shot, *decoded, tensor, rows))
+            except Exception as error:
+                fitted.append(error)
+            else:
+                rows += 1
+        if not rows:
+            return Prepared(None, tuple(fitted))
+        inputs = {self.recognition.input: tensor if self._fixed else tensor[:rows]}
+        return Prepared(self.stage(inputs), tuple(fitted))
 
     def stage(self, inputs: Mapping[str, Array]) -> Inputs:
         """Has inputs taken to the device where the session does that beside inferring; may wait for an inference."""
         return inputs if self._staging is None else Staged(self._staging.stage(inputs))
 
-    def infer(self, prepared: Prepared, thresholds: Thresholds | None = None) -> Outcome:
-        """Runs the engine on a prepared picture and decodes what it says."""
+    def infer(self, prepared: Prepared) -> list[Outcome | Exception]:
+        """Runs the engine on prepared pictures and decodes what it says; what became of each, in their order."""
+        if prepared.inputs is None:
+            return [each for each in prepared.pictures if isinstance(each, Exception)]
         started = time.perf_counter()
         outputs = self._infer(prepared.inputs, None)
-        inferred = time.perf_counter()
-        detections = None
-        if self._family is not None:
-            chosen = thresholds or self.recognition.thresholds
-            detections = self._family.decode(outputs, 0, prepared.placement, chosen)
-        ended = time.perf_counter()
-        times = Times(prepared.decode_ms, prepared.prepare_ms, (inferred - started) * 1e3, (ended - inferred) * 1e3)
-        placement = prepared.placement
-        return Outcome(placement.width, placement.height, detections, outputs if detections is None else {}, times)
+        took = (time.perf_counter() - started) * 1e3
+        return [
+            each if isinstance(each, Exception) else self._outcome(outputs, each, took) for each in prepared.pictures
+        ]
 
     def run(self, inputs: Inputs, outputs: Sequence[str] | None) -> tuple[dict[str, Array], Times]:
         """A tensor request as it is."""
@@ -112,7 +143,35 @@ class Pipeline:
         return answer, Times(infer_ms=(time.perf_counter() - started) * 1e3)
 
     def close(self) -> None:
+        if self._decoders is not None:
+            self._decoders.shutdown()
         self._session.close()
+
+    def _decode(self, shots: Sequence[Shot]) -> list[tuple[Image, float] | Exception]:
+        if len(shots) == 1:
+            return [_decode(shots[0])]
+        if self._decoders is None:
+            self._decoders = ThreadPoolExecutor(min(_DECODERS, os.cpu_count() or 1), "decode")
+        return list(self._decoders.map(_decode, shots))
+
+    def _fit(self, preparer: Preparer, shot: Shot, pixels: Image, decode_ms: float, tensor: Array, row: int) -> _Fitted:
+        started = time.perf_counter()
+        placement = preparer.prepare(pixels, tensor[row])
+        thresholds = shot.thresholds or self.recognition.thresholds
+        return _Fitted(row, placement, thresholds, decode_ms, (time.perf_counter() - started) * 1e3)
+
+    def _outcome(self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float) -> Outcome | Exception:
+        started = time.perf_counter()
+        detections = None
+        if self._family is not None:
+            try:
+                detections = self._family.decode(outputs, picture.row, picture.placement, picture.thresholds)
+            except Exception as error:
+                return error
+        ended = (time.perf_counter() - started) * 1e3
+        times = Times(picture.decode_ms, picture.prepare_ms, infer_ms, ended)
+        width, height = picture.placement.width, picture.placement.height
+        return Outcome(width, height, detections, outputs if detections is None else {}, times)
 
     def _infer(self, inputs: Inputs, outputs: Sequence[str] | None) -> dict[str, Array]:
         if isinstance(inputs, Staged):
@@ -121,12 +180,30 @@ class Pipeline:
         return self._session.infer(inputs, outputs)
 
 
-def _input_buffers(signature: Signature, recognition: Recognition, staging: Staging | None) -> list[Array]:
-    """Input tensors to alternate between: with a fixed batch the picture is the first and the rest stay zero."""
+def _decode(shot: Shot) -> tuple[Image, float] | Exception:
+    """BGR pixels and the milliseconds that they took."""
+    started = time.perf_counter()
+    try:
+        if shot.pixel_format:
+            kind = pictures.PixelFormat(shot.pixel_format)
+            pixels = pictures.from_raw(shot.data, kind, shot.width, shot.height, shot.stride)
+        else:
+            pixels = pictures.decode(shot.data)
+    except Exception as error:
+        return error
+    return pixels, (time.perf_counter() - started) * 1e3
+
+
+def _input_buffers(
+    signature: Signature, recognition: Recognition, staging: Staging | None, batch: int
+) -> tuple[bool, list[Array]]:
+    """Input tensors to alternate between, and whether they go as they are: with a fixed batch what no picture fills
+    stays as it was, else only the rows that are filled are given to the engine."""
     if recognition.preprocess is None:
-        return []
+        return True, []
     spec = next(s for s in signature.inputs if s.name == recognition.input)
-    batch = spec.shape[0] if isinstance(spec.shape[0], int) else 1
+    fixed = isinstance(spec.shape[0], int)
+    rows = spec.shape[0] if isinstance(spec.shape[0], int) else batch
     dtype = np.dtype({"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}[recognition.preprocess.datatype])
     zeros = np.zeros if staging is None else staging.array
-    return [zeros((batch, *recognition.preprocess.shape), dtype) for _ in range(_BUFFERS)]
+    return fixed, [zeros((rows, *recognition.preprocess.shape), dtype) for _ in range(_BUFFERS)]

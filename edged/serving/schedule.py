@@ -1,97 +1,227 @@
-"""Which piece of work goes next for one model. Pure: no clock, no IO, nothing runs here.
+"""Which work goes next for one model. Pure: no clock of its own, no IO, nothing runs here.
 
-Work waits in lanes. A camera's lane holds one frame: a newer one overtakes it. Tensor requests share a bounded
-first-in-first-out lane. Lanes with work take turns, so that neither a fast camera nor a flood of requests starves
-another. Work whose client has gone is dropped when its turn comes.
+Work waits in lanes. A camera's lane holds its newest frame, or every frame in order; requests share one bounded lane.
+Among the lanes of the highest priority that have work, the one goes next that had least of the engine in proportion to
+its weight (stride scheduling: a lane's `turn` grows by 1/weight with each piece that it was given). A lane that had
+nothing to do gains nothing by it. Frames of several lanes can go together, as one batch.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from edged.errors import Overloaded
 
+# Lanes without work are remembered while what they had counts against them, as many as this and up to twice as many.
+_REMEMBERED = 256
 
-class Wanted(Protocol):
-    """Work that may have lost its client."""
+
+class Waiting(Protocol):
+    """Work that may have lost its client, or its worth."""
 
     @property
     def is_wanted(self) -> bool: ...
 
+    @property
+    def expires(self) -> float:
+        """The time after which it is not worth doing; infinity for never."""
 
-Work = TypeVar("Work", bound=Wanted)
+    @property
+    def received(self) -> float:
+        """Since when it waits."""
+
+    @property
+    def is_frame(self) -> bool:
+        """Whether it may go together with others that are."""
+
+
+Work = TypeVar("Work", bound=Waiting)
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A lane's part of the engine: in proportion to `weight` among those of its `priority`; higher ones go first."""
+
+    weight: float = 1.0
+    priority: int = 0
+
+
+class Batching(msgspec.Struct, frozen=True):
+    """How many frames may go together, and how many seconds the first may wait for the others."""
+
+    limit: int = 1
+    wait: float = 0.0
+
+
+class Choice(msgspec.Struct, Generic[Work], frozen=True):
+    """What goes now, together; what is too late for that; and when to ask again if nothing else happens before."""
+
+    work: tuple[Work, ...] = ()
+    late: tuple[Work, ...] = ()
+    again_at: float = math.inf
+
+
+_EQUAL = Share()
+_ALONE = Batching()
+
+
+class _Lane(Generic[Work]):
+    __slots__ = ("key", "number", "share", "turn", "work")
+
+    def __init__(self, key: Hashable, share: Share) -> None:
+        self.key, self.share = key, share
+        self.work: deque[Work] = deque()
+        self.turn = 0.0
+        self.number = 0  # since it last began to wait: the longest wait decides between equals
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        return -self.share.priority, self.turn, self.number
 
 
 class Schedule(Generic[Work]):
-    """Waiting work of one model."""
+    """Waiting work of one model. Times are any clock's, in seconds, as long as it is the same for all."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._newest: dict[Hashable, Work] = {}  # one waiting frame per camera
-        self._requests: deque[Work] = deque()
-        self._again: deque[Work] = deque()  # lost with its host once; goes first
-        self._turns: deque[Hashable | None] = deque()  # lanes with work, next first; None is the requests' lane
+        self._lanes: dict[Hashable, _Lane[Work]] = {}  # with work
+        self._idle: dict[Hashable, _Lane[Work]] = {}  # without, but ahead of the others
+        self._again: deque[Work] = deque()  # lost with its host once; goes first, and alone
+        self._reached: dict[int, float] = {}  # how far the turns of each priority are
+        self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return len(self._newest) + len(self._requests) + len(self._again)
+        return sum(len(lane.work) for lane in self._lanes.values()) + len(self._again)
 
-    def offer(self, lane: Hashable, work: Work) -> Work | None:
-        """Puts a frame into its camera's lane; returns the frame it overtook, if one was waiting."""
-        overtaken = self._newest.get(lane)
-        self._newest[lane] = work
-        if overtaken is None:
-            self._turns.append(lane)
+    def offer(self, lane: Hashable, work: Work, share: Share = _EQUAL) -> Work | None:
+        """Puts a camera's newest frame into its lane; returns the frame it overtook, if one was waiting."""
+        waiting = self._lanes.get(lane)
+        if waiting is None:
+            self._append(lane, work, share)
+            return None
+        waiting.share = share
+        overtaken = waiting.work.pop()
+        waiting.work.append(work)
         return overtaken
+
+    def queue(self, lane: Hashable, work: Work, share: Share = _EQUAL) -> None:
+        """Puts a frame behind those of its camera. Whoever calls it bounds how many."""
+        self._append(lane, work, share)
 
     def push(self, work: Work) -> None:
         """Queues a request; Overloaded when too many wait."""
-        if len(self._requests) >= self._limit:
-            self._forget_unwanted()
-        if len(self._requests) >= self._limit:
-            raise Overloaded(f"{self._limit} requests are waiting for this model already; send fewer at a time")
-        if not self._requests:
-            self._turns.append(None)
-        self._requests.append(work)
+        requests = self._lanes.get(None)
+        if requests is not None and len(requests.work) >= self._limit:
+            requests.work = deque(each for each in requests.work if each.is_wanted)
+            if len(requests.work) >= self._limit:
+                raise Overloaded(f"{self._limit} requests are waiting for this model already; send fewer at a time")
+        self._append(None, work, _EQUAL)
 
     def retry(self, work: Work) -> None:
         """Puts work that was lost with its host before everything else."""
         self._again.append(work)
 
-    def choose(self) -> Work | None:
-        """The next piece of work, or None when nothing wanted waits."""
-        while self._again:
-            work = self._again.popleft()
-            if work.is_wanted:
-                return work
-        while self._turns:
-            lane = self._turns.popleft()
-            taken = self._take_request() if lane is None else self._newest.pop(lane)
-            if taken.is_wanted:
-                return taken
-        return None
+    def choose(self, now: float = 0.0, batching: Batching = _ALONE) -> Choice[Work]:
+        """The work whose turn it is; without any when nothing waits, or when it is worth waiting for more.
 
-    def withdraw(self, lane: Hashable) -> Work | None:
-        """Takes back the frame that waits in a lane, if one does."""
-        if lane not in self._newest:
-            return None
-        self._turns.remove(lane)
-        return self._newest.pop(lane)
+        What nobody wants any more is dropped when its turn comes.
+        """
+        late: list[Work] = []
+        _sift(self._again, now, late)
+        if self._again:
+            return Choice((self._again.popleft(),), tuple(late))
+        first = self._next(now, late)
+        if first is None:
+            return Choice(late=tuple(late))
+        if batching.limit == 1 or not first.work[0].is_frame:
+            return Choice((self._take(first),), tuple(late))
+        due = self._due(batching)
+        if now < due:
+            return Choice(late=tuple(late), again_at=due)
+        chosen = [self._take(first)]
+        while len(chosen) < batching.limit and (lane := self._next(now, late, frames_only=True)) is not None:
+            chosen.append(self._take(lane))
+        return Choice(tuple(chosen), tuple(late))
+
+    def withdraw(self, lane: Hashable, work: Work) -> bool:
+        """Takes back work that waits in a lane; whether it still did."""
+        waiting = self._lanes.get(lane)
+        if waiting is None or work not in waiting.work:
+            return False
+        waiting.work.remove(work)
+        if not waiting.work:
+            self._rest(waiting)
+        return True
 
     def drain(self) -> Iterator[Work]:
-        """Empties the schedule."""
-        while (work := self.choose()) is not None:
-            yield work
+        """Empties the schedule; what nobody wants any more is left out."""
+        lanes = [self._again, *(lane.work for lane in self._lanes.values())]
+        self._again = deque()
+        self._lanes.clear()
+        return (work for lane in lanes for work in lane if work.is_wanted)
 
-    def _forget_unwanted(self) -> None:
-        wanted = deque(work for work in self._requests if work.is_wanted)
-        if not wanted and self._requests:
-            self._turns.remove(None)
-        self._requests = wanted
+    # -- lanes ------------------------------------------------------------------------------------------------------
 
-    def _take_request(self) -> Work:
-        work = self._requests.popleft()
-        if self._requests:
-            self._turns.append(None)
+    def _append(self, key: Hashable, work: Work, share: Share) -> None:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._idle.pop(key) if key in self._idle else _Lane(key, share)
+            self._lanes[key] = lane
+            lane.turn = max(lane.turn, self._reached.get(share.priority, 0.0))
+            lane.number = next(self._numbers)
+        lane.share = share
+        lane.work.append(work)
+
+    def _rest(self, lane: _Lane[Work]) -> None:
+        """A lane has nothing to do: it is remembered as long as it has had more than its turn."""
+        del self._lanes[lane.key]
+        self._idle[lane.key] = lane
+        if len(self._idle) > 2 * _REMEMBERED:
+            ahead = [each for each in self._idle.values() if each.turn > self._reached.get(each.share.priority, 0.0)]
+            self._idle = {each.key: each for each in ahead[-_REMEMBERED:]}
+
+    def _next(self, now: float, late: list[Work], frames_only: bool = False) -> _Lane[Work] | None:
+        """The lane whose turn it is, with first work that is wanted and in time; what is too late goes to `late`."""
+        while True:
+            lanes = (lane for lane in self._lanes.values() if lane.work[0].is_frame or not frames_only)
+            best = min(lanes, key=_ORDER, default=None)
+            if best is None or not _sift(best.work, now, late):
+                return best
+            if not best.work:
+                self._rest(best)
+
+    def _take(self, lane: _Lane[Work]) -> Work:
+        share = lane.share
+        self._reached[share.priority] = max(self._reached.get(share.priority, 0.0), lane.turn)
+        lane.turn += 1 / share.weight
+        lane.number = next(self._numbers)
+        work = lane.work.popleft()
+        if not lane.work:
+            self._rest(lane)
         return work
+
+    def _due(self, batching: Batching) -> float:
+        """Until when it is worth waiting for more frames."""
+        if not batching.wait:
+            return -math.inf
+        frames = [work for lane in self._lanes.values() for work in lane.work if work.is_frame and work.is_wanted]
+        return min(work.received for work in frames) + batching.wait if len(frames) < batching.limit else -math.inf
+
+
+_ORDER = operator.attrgetter("order")
+
+
+def _sift(line: deque[Work], now: float, late: list[Work]) -> bool:
+    """Drops from the head of a line what is not worth doing any more; whether there was any."""
+    before = len(line)
+    while line and not (line[0].is_wanted and line[0].expires > now):
+        work = line.popleft()
+        if work.is_wanted:
+            late.append(work)
+    return len(line) < before

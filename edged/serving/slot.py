@@ -1,4 +1,5 @@
-"""What serves a model now. Work is offered to the slot; whichever engine is installed takes it, two pieces at a time.
+"""What serves a model now. Work is offered to the slot; whichever engine is installed takes it, two orders at a time: a
+tensor request, a frame, or frames that go together.
 
 Swapping is installing another engine: new work goes to it, the old one finishes what it has and is closed. Work that
 was lost with its host is tried once more, on whatever serves by then.
@@ -7,20 +8,24 @@ was lost with its host is tried once more, on whatever serves by then.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 
-from edged.errors import EdgedError, HostLost, Overloaded
-from edged.serving import messages as m
+from edged.errors import EdgedError, FrameSkipped, HostLost, Overloaded
 from edged.serving.arena import Arena, Span
 from edged.serving.link import HostLink, Reply
 from edged.serving.pace import Pace
-from edged.serving.schedule import Schedule
-from edged.serving.work import Answered, EngineRef, OutputTensor, Work
+from edged.serving.parcel import Parcel, answers, infer_ms, order, room_for
+from edged.serving.schedule import Batching, Schedule, Share
+from edged.serving.work import EngineRef, Work
 
 IN_FLIGHT = 2  # one is prepared while one is inferred; more would only wait inside the host
-_WAITING = 64  # tensor requests
+_WAITING = 64  # requests
+_EQUAL = Share()
+_LOG = logging.getLogger("edged.serving")
 
 
 class ServingSession:
@@ -29,6 +34,7 @@ class ServingSession:
     def __init__(self, link: HostLink, number: int, engine: EngineRef) -> None:
         self.link, self.number, self.engine = link, number, engine
         self.in_flight = 0
+        self.batching = engine.batching
         self.pace = Pace()
         self.reply_bytes = 0  # the largest answer so far, so that the next finds room in the arena
         self.idle = asyncio.Event()
@@ -57,13 +63,20 @@ class Slot:
         self._schedule: Schedule[Work] = Schedule(_WAITING)
         self._refusal: EdgedError | None = None
         self._room = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None  # while frames wait for others to go with
 
-    def offer(self, lane: Hashable, frame: Work) -> Work | None:
+    def offer(self, lane: Hashable, frame: Work, share: Share = _EQUAL) -> Work | None:
         """Puts a camera's frame in; returns the frame that it overtook. Raises when the model cannot serve at all."""
         self._require_open()
-        overtaken = self._schedule.offer(lane, frame)
+        overtaken = self._schedule.offer(lane, frame, share)
         self._pump()
         return overtaken
+
+    def queue(self, lane: Hashable, frame: Work, share: Share = _EQUAL) -> None:
+        """Puts a camera's frame behind those of it that wait; whoever does bounds how many."""
+        self._require_open()
+        self._schedule.queue(lane, frame, share)
+        self._pump()
 
     def push(self, request: Work) -> None:
         """Queues a request. Overloaded when too many wait; raises when the model cannot serve at all."""
@@ -80,9 +93,9 @@ class Slot:
                 self._room.clear()
                 await self._room.wait()
 
-    def withdraw(self, lane: Hashable) -> Work | None:
-        """Takes back a frame that has not been chosen yet."""
-        return self._schedule.withdraw(lane)
+    def withdraw(self, lane: Hashable, frame: Work) -> bool:
+        """Takes back a frame unless it has been chosen; whether it was not."""
+        return self._schedule.withdraw(lane, frame)
 
     def install(self, session: ServingSession) -> ServingSession | None:
         """From now on `session` serves. Returns the one that did, for the caller to retire."""
@@ -127,56 +140,81 @@ class Slot:
 
     def _pump(self) -> None:
         """Hands work to the session as long as it takes some."""
-        session = self.current
-        while session is not None and session.in_flight < IN_FLIGHT and not session.link.lost:
-            work = self._schedule.choose()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        while (session := self.current) is not None and session.in_flight < IN_FLIGHT and not session.link.lost:
+            choice = self._schedule.choose(time.monotonic(), session.batching)
             self._room.set()
-            if work is None:
+            for work in choice.late:
+                self._fail(work, work.too_late())
+            if not choice.work:
+                if choice.again_at < math.inf:
+                    self._alarm = asyncio.get_running_loop().call_later(
+                        max(0.0, choice.again_at - time.monotonic()), self._pump
+                    )
                 return
-            self._dispatch(session, work)
+            self._dispatch(session, choice.work)
 
-    def _dispatch(self, session: ServingSession, work: Work) -> None:
-        arena, spans = session.link.arena, list[Span]()
+    def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> None:
+        arena = session.link.arena
+        parcels = []
+        for work in chosen:
+            try:
+                parcels.append(Parcel(work, arena))
+            except EdgedError as error:
+                self._fail(work, error)
+        if not parcels:
+            return
+        reply = _room(arena, session.reply_bytes)
         try:
-            for blob in work.blobs():
-                spans.append(arena.store(blob))
-            reply = _room(arena, session.reply_bytes)
-            queued = (time.monotonic() - work.received) * 1e3
-            future = session.link.submit(lambda job: work.message(job, session.number, spans, reply))
+            future = session.link.submit(order(parcels, session.number, reply))
         except EdgedError as error:
-            for span in spans:
-                arena.release(span)
-            self._fail(work, error)
+            _release(arena, parcels, reply)
+            for parcel in parcels:
+                self._fail(parcel.work, error)
             return
         session.in_flight += 1
         session.idle.clear()
-        future.add_done_callback(partial(self._finish, session, work, spans, reply, queued))
+        future.add_done_callback(partial(self._finish, session, parcels, reply))
 
     def _finish(
-        self,
-        session: ServingSession,
-        work: Work,
-        spans: list[Span],
-        reply: Span | None,
-        queue_ms: float,
-        future: asyncio.Future[Reply],
+        self, session: ServingSession, parcels: list[Parcel], reply: Span | None, future: asyncio.Future[Reply]
     ) -> None:
         error = future.exception()
         if error is None:
-            reply_now = future.result()
-            if work.is_frame or session.engine.is_static:
-                session.pace.add(reply_now.times.infer_ms)
-            if not work.future.done():
-                work.future.set_result(_collect(session, reply_now, queue_ms))
-                self.answered += 1
-        elif isinstance(error, EdgedError):
-            self._fail(work, error)
-        for span in (*spans, *([reply] if reply else [])):
-            session.link.arena.release(span)
+            self._settle(session, parcels, future.result())
+        elif isinstance(error, HostLost) or len(parcels) == 1:
+            for parcel in parcels:
+                self._fail(parcel.work, _known(error))
+        else:
+            self._take_apart(session, parcels, error)
+        _release(session.link.arena, parcels, reply)
         session.in_flight -= 1
         if not session.in_flight:
             session.idle.set()
         self._pump()
+
+    def _settle(self, session: ServingSession, parcels: list[Parcel], reply: Reply) -> None:
+        results = answers(parcels, session.engine, reply, session.link.arena)
+        took = infer_ms(reply)
+        if took is not None and (parcels[0].work.is_frame or session.engine.is_static):
+            session.pace.add(took)
+        session.reply_bytes = max(session.reply_bytes, room_for(results))
+        for parcel, result in zip(parcels, results, strict=True):
+            if isinstance(result, EdgedError):
+                self._fail(parcel.work, result)
+            elif parcel.work.is_wanted:
+                parcel.work.future.set_result(result)
+                self.answered += 1
+
+    def _take_apart(self, session: ServingSession, parcels: list[Parcel], error: BaseException) -> None:
+        """The engine does not take so many at a time, whatever its model declares: from now on they go one by one."""
+        _LOG.warning("model %s: frames go one by one, since a batch of %d failed: %s", self.model, len(parcels), error)
+        session.batching = Batching()
+        for parcel in parcels:
+            if parcel.work.is_wanted:
+                self._retry(parcel.work)
 
     def _fail(self, work: Work, error: EdgedError) -> None:
         """Tries once more what was lost with its host; anything else is told to whoever waits."""
@@ -186,7 +224,7 @@ class Slot:
             work.retried = True
             self._retry(work)
         else:
-            self.failed += 1
+            self.failed += not isinstance(error, FrameSkipped)
             work.future.set_exception(error)
 
     def _retry(self, work: Work) -> None:
@@ -204,14 +242,15 @@ def _room(arena: Arena, size: int) -> Span | None:
         return None
 
 
-def _collect(session: ServingSession, reply: Reply, queue_ms: float) -> Answered:
-    """Copies the answer out of the arena: its span is given to the next request."""
-    if isinstance(reply, m.Detected):
-        return Answered(session.engine, reply.detections, (), reply.width, reply.height, queue_ms, reply.times)
-    arena, outputs, total = session.link.arena, [], 0
-    for ref in reply.outputs:
-        data = bytes(arena.read(ref.span)) if ref.span is not None else ref.data
-        outputs.append(OutputTensor(ref.name, ref.datatype, ref.shape, data))
-        total += -(-len(data) // 64) * 64
-    session.reply_bytes = max(session.reply_bytes, total)
-    return Answered(session.engine, None, tuple(outputs), reply.width, reply.height, queue_ms, reply.times)
+def _release(arena: Arena, parcels: Sequence[Parcel], reply: Span | None) -> None:
+    for parcel in parcels:
+        parcel.release()
+    if reply is not None:
+        arena.release(reply)
+
+
+def _known(error: BaseException) -> EdgedError:
+    """Links fail jobs with errors of ours only; anything else is a mistake that must not pass for one."""
+    if isinstance(error, EdgedError):
+        return error
+    raise error

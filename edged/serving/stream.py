@@ -1,139 +1,352 @@
 """The frames of one client's call: what waits, what is out, what comes back in order, and what was skipped.
 
-For every camera of the call: frames put = results delivered + the sum of their `skipped`. At most a few frames of a
-camera are under way at a time; while its client does not read, the newest frame waits here and older ones are skipped.
+For every camera of the call: frames put = results delivered + those that their `skips` and the skip reports count. A
+few frames of a camera are under way at a time; while its client does not read, the newest frame waits here and older
+ones are skipped, or, where every frame is to be answered, no more are taken.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import AsyncGenerator, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
-from edged.errors import EdgedError
+from edged.errors import EdgedError, FrameSkipped
+from edged.serving.camera import CameraRecord, Cameras
+from edged.serving.options import StreamOptions
+from edged.serving.rate import Limit
+from edged.serving.skips import FULL, OVERTAKEN, RATE, SkipLedger, Skips
 from edged.serving.slot import Slot
 from edged.serving.work import Answered, FrameWork
 
 # One waiting, two in flight, one answered but not yet read by the client.
 _UNDER_WAY = 4
+# The same where every frame is answered: enough to keep an engine with batches busy, few enough to be no delay.
+_EVERY_UNDER_WAY = 16
+_TELL_SECONDS = 1.0  # skipped frames are told of after so long where no answer does
 
 Tag = TypeVar("Tag")
 
 
+class Follows(Protocol):
+    """Gives detections ids that follow them from frame to frame: see `edged.serving.tracking`."""
+
+    def follow(self, camera: Hashable, captured: float, found: bytes) -> asyncio.Future[tuple[int, ...]]: ...
+
+    def forget(self, camera: Hashable) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[Tag]):
-    """One frame's outcome, with what the caller put in as its tag, and the frames skipped since the one before."""
+    """One frame's outcome, with what the caller put in as its tag, and the frames skipped since the one before.
+
+    `age_ms` is from its capture to now, from its receipt where that is not known. `tracker_ids` has one id for each
+    detection, -1 for none, or is empty.
+    """
 
     tag: Tag
     work: FrameWork
     answer: Answered | EdgedError
-    skipped: int
+    skips: tuple[Skips, ...]
+    age_ms: float
+    received_ns: int
+    tracker_ids: tuple[int, ...] = ()
+
+    @property
+    def skipped(self) -> int:
+        return sum(run.count for run in self.skips)
 
 
 @dataclass(frozen=True, slots=True)
+class SkipReport:
+    """Frames of a camera that were skipped and that no answer has told of."""
+
+    camera: str
+    skips: tuple[Skips, ...]
+
+    @property
+    def skipped(self) -> int:
+        return sum(run.count for run in self.skips)
+
+
+@dataclass(slots=True, eq=False)
 class _Entry(Generic[Tag]):
     tag: Tag
     work: FrameWork
     slot: Slot | EdgedError  # where it goes, or why it goes nowhere
+    place: int  # among all frames of its camera
+    sequence: int
+    captured_ns: int
+    received_ns: int
+    record: CameraRecord | None
+    ids: asyncio.Future[tuple[int, ...]] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class _Camera(Generic[Tag]):
-    def __init__(self) -> None:
-        self.pending: deque[_Entry[Tag]] = deque()  # offered, in order
-        self.held: _Entry[Tag] | None = None  # not offered: the client is behind
-        self.unread = 0
-        self.skipped = 0
+    name: str
+    options: StreamOptions = field(default_factory=StreamOptions)
+    limit: Limit = field(default_factory=lambda: Limit(0))
+    pending: deque[_Entry[Tag]] = field(default_factory=deque)  # offered, in order
+    held: _Entry[Tag] | None = None  # not offered: the client is behind
+    unread: int = 0
+    places: int = 0
+    skips: SkipLedger = field(default_factory=SkipLedger)
+    records: dict[str, CameraRecord] = field(default_factory=dict)  # by model
+    tracked: set[Hashable] = field(default_factory=set)
+    told: asyncio.TimerHandle | None = None
 
     @property
     def under_way(self) -> int:
         return len(self.pending) + self.unread
 
+    @property
+    def is_full(self) -> bool:
+        return self.under_way >= (_UNDER_WAY if self.options.mode == "freshest" else _EVERY_UNDER_WAY)
+
 
 class Stream(Generic[Tag]):
     """Used from one event loop; `put` as frames come, iterate for the results, `close` in any case."""
 
-    def __init__(self) -> None:
+    def __init__(self, cameras: Cameras | None = None, tracking: Follows | None = None, lane: str = "grpc") -> None:
+        self._known, self._tracking, self._lane = cameras or Cameras(), tracking, lane
         self._cameras: dict[str, _Camera[Tag]] = {}
-        self._ready: deque[tuple[str, Delivery[Tag]]] = deque()
+        self._ready: deque[tuple[_Camera[Tag], _Entry[Tag] | None]] = deque()  # None: only to tell what was skipped
         self._changed = asyncio.Event()
+        self._room = asyncio.Event()
         self._ended = False
         self._closed = False
         self._failure: BaseException | None = None
 
-    def put(self, camera: str, tag: Tag, work: FrameWork, slot: Slot | EdgedError) -> None:
-        """Takes a frame for a slot, or for the error that is its answer. What a slot raises becomes its answer too."""
-        state = self._cameras.setdefault(camera, _Camera())
-        entry = _Entry(tag, work, slot)
-        if state.held is not None or state.under_way >= _UNDER_WAY:
-            state.skipped += state.held is not None
-            state.held = entry
-        else:
-            self._offer(camera, state, entry)
+    def put(
+        self,
+        camera: str,
+        tag: Tag,
+        work: FrameWork,
+        slot: Slot | EdgedError,
+        *,
+        sequence: int = 0,
+        captured_ns: int = 0,
+        options: StreamOptions | None = None,
+    ) -> None:
+        """Takes a frame for a slot, or for the error that is its answer. What a slot raises becomes its answer too.
+
+        `sequence` is the client's number of the frame, `captured_ns` its wall clock at capture, 0 if unknown. `options`
+        hold from this frame on; None leaves them as they are.
+        """
+        state = self._cameras.setdefault(camera, _Camera(camera))
+        received_ns = time.time_ns()
+        record = self._record(state, slot)
+        if options is not None and options != state.options:
+            state.options, state.limit = options, Limit(options.max_fps)
+        if record is not None:
+            record.options = state.options
+            record.receive(work.received, received_ns)
+        if state.options.max_staleness:
+            age = max(0, received_ns - captured_ns) / 1e9 if captured_ns > 0 else 0.0
+            work.expires = min(work.expires, work.received + state.options.max_staleness - age)
+        entry = _Entry(tag, work, slot, state.places, sequence, captured_ns, received_ns, record)
+        state.places += 1
+        self._admit(state, entry)
+
+    async def room(self, camera: str) -> None:
+        """Returns when another frame of the camera may come: at once, unless each is to be answered and many wait."""
+        state = self._cameras.get(camera)
+        while state is not None and state.options.mode == "every_frame" and state.is_full and not self._closed:
+            self._room.clear()
+            await self._room.wait()
 
     def end(self, failure: BaseException | None = None) -> None:
         """No more frames will come. With a failure, iteration raises it once everything else is delivered."""
         self._ended, self._failure = True, failure
         self._changed.set()
 
-    async def results(self) -> AsyncGenerator[Delivery[Tag], None]:
-        """Deliveries as they come, each camera's in order; ends when everything put has been delivered."""
+    async def results(self) -> AsyncGenerator[Delivery[Tag] | SkipReport, None]:
+        """Deliveries as they come, each camera's in order; ends when everything put has been delivered or told of."""
         while True:
             while self._ready:
-                camera, delivery = self._ready.popleft()
-                yield delivery
-                self._read(camera)
+                state, entry = self._ready.popleft()
+                if entry is not None:
+                    yield self._delivery(state, entry)
+                    self._read(state)
+                elif state.skips:
+                    yield SkipReport(state.name, state.skips.take())
             if self._ended and not any(c.pending or c.held for c in self._cameras.values()):
                 break
             self._changed.clear()
             await self._changed.wait()
+        for state in self._cameras.values():
+            if state.skips:
+                yield SkipReport(state.name, state.skips.take())
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
         """Drops whatever is still under way: the client has gone."""
+        if self._closed:
+            return
         self._closed = True
-        for camera, state in self._cameras.items():
-            for entry in state.pending:
+        self._room.set()
+        for _, entry in self._ready:
+            if entry is not None:
+                _drop(entry)
+        self._ready.clear()
+        for state in self._cameras.values():
+            for entry in (*state.pending, *([state.held] if state.held is not None else [])):
                 if isinstance(entry.slot, Slot):
-                    entry.slot.withdraw((id(self), camera))
-                entry.work.future.cancel()
+                    entry.slot.withdraw(self._lane_of(state), entry.work)
+                _drop(entry)
             state.pending.clear()
             state.held = None
+            if state.told is not None:
+                state.told.cancel()
+            self._leave(state)
 
-    def _offer(self, camera: str, state: _Camera[Tag], entry: _Entry[Tag]) -> None:
+    # -- frames on their way in --------------------------------------------------------------------------------------
+
+    def _admit(self, state: _Camera[Tag], entry: _Entry[Tag]) -> None:
+        freshest = state.options.mode == "freshest"
+        if state.held is not None and not freshest:  # it was, until this frame
+            held, state.held = state.held, None
+            self._offer(state, held)
+        if state.held is None and not state.limit.admits(entry.work.received):
+            self._skip(state, entry, RATE)
+        elif state.held is not None and freshest:
+            self._skip(state, state.held, OVERTAKEN)
+            state.held = entry
+        elif not state.is_full:
+            self._offer(state, entry)
+        elif freshest:
+            state.held = entry
+        elif state.under_way < 2 * _EVERY_UNDER_WAY:
+            self._offer(state, entry)  # one that was on its way when there was no more room
+        else:
+            self._skip(state, entry, FULL)
+
+    def _offer(self, state: _Camera[Tag], entry: _Entry[Tag]) -> None:
         overtaken = None
         try:
             if isinstance(entry.slot, EdgedError):
                 raise entry.slot
-            overtaken = entry.slot.offer((id(self), camera), entry.work)
+            if state.options.mode == "freshest":
+                overtaken = entry.slot.offer(self._lane_of(state), entry.work, state.options.share)
+            else:
+                entry.slot.queue(self._lane_of(state), entry.work, state.options.share)
         except EdgedError as error:
             entry.work.future.set_exception(error)
         if overtaken is not None:
-            state.skipped += 1
-            state.pending = deque(e for e in state.pending if e.work is not overtaken)
-            overtaken.future.cancel()
+            for each in state.pending:
+                if each.work is overtaken:
+                    state.pending.remove(each)
+                    self._skip(state, each, OVERTAKEN)
+                    break
         state.pending.append(entry)
-        entry.work.future.add_done_callback(lambda _: self._flush(camera, state))
+        entry.work.future.add_done_callback(lambda _: self._flush(state))
 
-    def _flush(self, camera: str, state: _Camera[Tag]) -> None:
+    def _skip(self, state: _Camera[Tag], entry: _Entry[Tag], reason: str) -> None:
+        entry.work.future.cancel()
+        state.skips.add(entry.place, entry.sequence, reason)
+        if entry.record is not None:
+            entry.record.skipped[reason] += 1
+        if state.told is None:
+            state.told = asyncio.get_running_loop().call_later(_TELL_SECONDS, self._tell, state)
+
+    def _tell(self, state: _Camera[Tag]) -> None:
+        """Nobody was told for a while: if no answer is about to, a report does."""
+        state.told = None
+        if state.skips and not self._closed and not state.unread and (state, None) not in self._ready:
+            self._ready.append((state, None))
+            self._changed.set()
+
+    # -- and back ----------------------------------------------------------------------------------------------------
+
+    def _flush(self, state: _Camera[Tag]) -> None:
         """Moves finished frames from the head of the line to where they are read."""
-        while state.pending and state.pending[0].work.future.done():
-            entry = state.pending.popleft()
-            if entry.work.future.cancelled():
-                continue
-            error = entry.work.future.exception()
-            if error is not None and not isinstance(error, EdgedError):
-                raise error
-            answer = error or entry.work.future.result()
-            self._ready.append((camera, Delivery(entry.tag, entry.work, answer, state.skipped)))
-            state.skipped, state.unread = 0, state.unread + 1
+        while state.pending and state.pending[0].work.future.done() and not self._closed:
+            entry = state.pending[0]
+            if not entry.work.future.cancelled():
+                error = entry.work.future.exception()
+                if error is not None and not isinstance(error, EdgedError):
+                    raise error
+                if error is None and state.options.track and not self._is_followed(state, entry):
+                    return
+                if isinstance(error, FrameSkipped):
+                    self._skip(state, entry, error.reason)
+                else:
+                    self._ready.append((state, entry))
+                    state.unread += 1
+            state.pending.popleft()
+        self._room.set()
         self._changed.set()
 
-    def _read(self, camera: str) -> None:
-        state = self._cameras[camera]
+    def _is_followed(self, state: _Camera[Tag], entry: _Entry[Tag]) -> bool:
+        """Whether the ids of its detections are known, or never will be. Otherwise they are asked for."""
+        found = entry.work.future.result().detections
+        if entry.ids is None and self._tracking is not None and entry.record is not None and found is not None:
+            captured = entry.captured_ns if entry.captured_ns > 0 else entry.received_ns
+            entry.ids = self._tracking.follow(self._tracked(state, entry.record), captured / 1e9, found)
+            entry.ids.add_done_callback(lambda _: self._flush(state))
+        return entry.ids is None or entry.ids.done()
+
+    def _delivery(self, state: _Camera[Tag], entry: _Entry[Tag]) -> Delivery[Tag]:
+        answer = entry.work.future.exception() or entry.work.future.result()
+        assert isinstance(answer, Answered | EdgedError)
+        now_ns = time.time_ns()
+        # A camera whose clock runs ahead of this box would have negative ages.
+        since = entry.captured_ns if entry.captured_ns > 0 else entry.received_ns
+        age_ms = max(0, now_ns - since) / 1e6
+        if entry.record is not None and isinstance(answer, Answered):
+            entry.record.answer(time.monotonic(), age_ms, answer.width, answer.height)
+        elif entry.record is not None:
+            entry.record.fail(str(answer), now_ns / 1e9)
+        ids = entry.ids.result() if entry.ids is not None and not entry.ids.cancelled() else ()
+        return Delivery(entry.tag, entry.work, answer, state.skips.take(), age_ms, entry.received_ns, ids)
+
+    def _read(self, state: _Camera[Tag]) -> None:
         state.unread -= 1
-        if state.held is not None and state.under_way < _UNDER_WAY and not self._closed:
+        self._room.set()
+        if state.held is not None and not state.is_full and not self._closed:
             entry, state.held = state.held, None
-            self._offer(camera, state, entry)
+            self._offer(state, entry)
+
+    # -- what is known of the camera -----------------------------------------------------------------------------------
+
+    def _lane_of(self, state: _Camera[Tag]) -> Hashable:
+        return id(self), state.name
+
+    def _record(self, state: _Camera[Tag], slot: Slot | EdgedError) -> CameraRecord | None:
+        """Of the camera and the model it looks through; a frame that goes nowhere counts where the others went."""
+        if isinstance(slot, EdgedError):
+            return next(reversed(state.records.values()), None)
+        record = state.records.get(slot.model)
+        if record is None:
+            record = state.records[slot.model] = self._known.connect(state.name, slot.model, self._lane)
+        return record
+
+    def _tracked(self, state: _Camera[Tag], record: CameraRecord) -> Hashable:
+        """Whose tracks its frames go on. Two connections of one id would tear each other's tracks apart."""
+        if record.tracked_by is None:
+            record.tracked_by = self
+        if record.tracked_by is self:
+            return record.camera, record.model
+        key = (record.camera, record.model, id(self))
+        state.tracked.add(key)
+        return key
+
+    def _leave(self, state: _Camera[Tag]) -> None:
+        for record in state.records.values():
+            if record.tracked_by is self:
+                record.tracked_by = None
+            self._known.disconnect(record)
+        for key in state.tracked:
+            if self._tracking is not None:
+                self._tracking.forget(key)
+
+
+def _drop(entry: _Entry[Tag]) -> None:
+    entry.work.future.cancel()
+    if entry.record is not None:
+        entry.record.dropped += 1

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from edged.errors import DeadlineExceeded, EdgedError, Stale
 from edged.serving import messages as m
 from edged.serving.arena import Span
+from edged.serving.schedule import Batching
 from edged.tensors import Shape
 from edged.vision.family import Recognition, Thresholds
+from edged.vision.view import View
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Bulk bytes that are not in the daemon's memory: they are read once, when the work is chosen."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read_into(self, place: memoryview) -> None:
+        """Fills the place, of `size` bytes; an EdgedError becomes the answer of the work."""
+
+
+Blob: TypeAlias = "bytes | memoryview | Source"
 
 
 class EngineRef(msgspec.Struct, frozen=True):
     """Which engine answers: its key, its backend, the digest of its model, how its pictures and outputs are read.
 
     `edition` tells one build of the key from another. `is_static` says that every inference is of one size, so that
-    their times can be compared.
+    their times can be compared. `batching` is how many frames it takes at a time.
     """
 
     key: str
@@ -27,6 +46,7 @@ class EngineRef(msgspec.Struct, frozen=True):
     recognition: Recognition
     edition: str = ""
     is_static: bool = False
+    batching: Batching = Batching()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,7 +64,7 @@ class OutputTensor(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """An answer: packed detections of a frame (None for raw outputs), or output tensors. Times in milliseconds."""
+    """An answer: packed detections or classes of a frame (None for raw outputs), or output tensors. Milliseconds."""
 
     engine: EngineRef
     detections: bytes | None
@@ -53,17 +73,22 @@ class Answered(msgspec.Struct, frozen=True):
     height: int
     queue_ms: float
     times: m.Times
+    classes: bytes | None = None
 
 
 class Work(ABC):
-    """What is common to both kinds. The future ends with an Answered or an EdgedError; cancelling it drops the work."""
+    """What is common to both kinds. The future ends with an Answered or an EdgedError; cancelling it drops the work.
 
-    __slots__ = ("future", "received", "retried")
+    `received` and `expires` are of time.monotonic(): when it came, and when it is no longer worth doing.
+    """
+
+    __slots__ = ("expires", "future", "received", "retried")
     is_frame = False
 
-    def __init__(self) -> None:
+    def __init__(self, expires: float = math.inf) -> None:
         self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self.received = time.monotonic()
+        self.expires = expires
         self.retried = False
 
     @property
@@ -71,39 +96,46 @@ class Work(ABC):
         return not self.future.done()
 
     @abstractmethod
-    def blobs(self) -> tuple[bytes | memoryview, ...]:
+    def blobs(self) -> tuple[Blob, ...]:
         """The bulk bytes, to be placed in the arena in this order."""
 
-    @abstractmethod
-    def message(self, job: int, session: int, spans: list[Span], reply: Span | None) -> m.Infer | m.Detect:
-        """The order for the host, with the blobs where they were placed."""
+    def too_late(self) -> EdgedError:
+        """What it is answered with when it has expired."""
+        return DeadlineExceeded("the deadline passed before it was this request's turn; send fewer at a time")
 
 
 class FrameWork(Work):
     """A picture to detect on: encoded bytes, or raw pixels with their geometry."""
 
-    __slots__ = ("data", "height", "pixel_format", "stride", "thresholds", "width")
+    __slots__ = ("data", "height", "must_answer", "pixel_format", "stride", "thresholds", "view", "width")
     is_frame = True
 
     def __init__(
         self,
-        data: bytes,
+        data: Blob,
         pixel_format: str = "",
         width: int = 0,
         height: int = 0,
         stride: int = 0,
         thresholds: Thresholds | None = None,
+        view: View | None = None,
+        expires: float = math.inf,
+        must_answer: bool = False,
     ) -> None:
-        super().__init__()
-        self.data, self.thresholds = data, thresholds
+        """`must_answer`: it is a request, which is late by its caller's deadline, and not one of many of a camera."""
+        super().__init__(expires)
+        self.data, self.thresholds, self.view, self.must_answer = data, thresholds, view, must_answer
         self.pixel_format, self.width, self.height, self.stride = pixel_format, width, height, stride
 
-    def blobs(self) -> tuple[bytes | memoryview, ...]:
+    def blobs(self) -> tuple[Blob, ...]:
         return (self.data,)
 
-    def message(self, job: int, session: int, spans: list[Span], reply: Span | None) -> m.Infer | m.Detect:
-        picture = m.Picture(spans[0], self.pixel_format, self.width, self.height, self.stride)
-        return m.Detect(job, session, picture, self.thresholds, reply)
+    def picture(self, span: Span) -> m.Picture:
+        """The picture where it was placed."""
+        return m.Picture(span, self.pixel_format, self.width, self.height, self.stride, self.view, self.thresholds)
+
+    def too_late(self) -> EdgedError:
+        return super().too_late() if self.must_answer else Stale("the frame was too old when its turn came")
 
 
 class InputTensor(msgspec.Struct, frozen=True):
@@ -120,14 +152,17 @@ class TensorWork(Work):
 
     __slots__ = ("inputs", "outputs")
 
-    def __init__(self, inputs: tuple[InputTensor, ...], outputs: tuple[str, ...] | None) -> None:
-        super().__init__()
+    def __init__(
+        self, inputs: tuple[InputTensor, ...], outputs: tuple[str, ...] | None, expires: float = math.inf
+    ) -> None:
+        super().__init__(expires)
         self.inputs, self.outputs = inputs, outputs
 
-    def blobs(self) -> tuple[bytes | memoryview, ...]:
+    def blobs(self) -> tuple[Blob, ...]:
         return tuple(tensor.data for tensor in self.inputs)
 
-    def message(self, job: int, session: int, spans: list[Span], reply: Span | None) -> m.Infer | m.Detect:
+    def message(self, job: int, session: int, spans: list[Span], reply: Span | None) -> m.Infer:
+        """The order for the host, with the inputs where they were placed."""
         refs = tuple(
             m.TensorRef(tensor.name, tensor.datatype, tensor.shape, span)
             for tensor, span in zip(self.inputs, spans, strict=True)

@@ -221,7 +221,7 @@ class FakeHost:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def open(self, order: Order, recognition: Recognition) -> int:
+    async def open(self, order: Order, recognition: Recognition, batch: int = 1) -> int:
         self.opened.append(order)
         await self.gate.wait()
         outcome = self.outcomes.popleft() if self.outcomes else None

@@ -315,7 +315,7 @@ class Link:
     def __init__(self, box: Box, kind: HostKind) -> None:
         self.box, self.backend, self.lost = box, kind.backend, ""
 
-    async def open(self, order: Order, recognition: object) -> int:
+    async def open(self, order: Order, recognition: object, batch: int = 1) -> int:
         box = self.box
         key = Path(order.artefact.root).name if order.artefact is not None else f"reference of {order.digest}"
         record = box.store.records().get(key)

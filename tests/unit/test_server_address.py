@@ -14,13 +14,14 @@ import pytest
 
 from edged.errors import ConfigError
 from edged.ingress.server import Ingress, tcp_address
+from edged.serving.camera import Cameras
 
 
 def bound(address: str) -> list[str]:
     """The addresses of a server that was made for `address`, and never started."""
 
     async def make() -> list[str]:
-        ingress = Ingress(Mock(), [address])
+        ingress = Ingress(Mock(), [address], Cameras())
         await ingress.stop(0.0)
         return ingress.addresses
 

@@ -165,10 +165,11 @@ def test_pictures_are_fitted_into_the_sessions_own_arrays(shared: SharedView) ->
     span = Span(0, 48)
     for job in range(1, 5):
         shared.at(span)[:] = bytes([job]) * 48
-        host.threads.submit(m.Detect(job, 1, m.Picture(span, "rgb", 4, 4, 12), None, None))
+        host.threads.submit(m.Detect(job, 1, (m.Picture(span, "rgb", 4, 4, 12),), None))
         answer = host.next()
-        assert isinstance(answer, m.Answer)
-        assert np.frombuffer(answer.outputs[0].data, np.float32) == pytest.approx(48 * job / 255)
+        assert isinstance(answer, m.Detected)
+        (seen,) = answer.seen
+        assert np.frombuffer(seen.outputs[0].data, np.float32) == pytest.approx(48 * job / 255)
     assert all(any(given is lent for lent in session.lent) for given in session.given)
     assert session.given[0] is not session.given[1]
 

@@ -1,0 +1,36 @@
+"""How many frames an engine takes at a time. Pure."""
+
+from __future__ import annotations
+
+from edged.backend.contract import Recipe
+from edged.backend.profile import Profile
+from edged.model import batching as settings
+from edged.model.model import Model
+from edged.serving.schedule import Batching
+
+
+def batching(model: Model, recipe: Recipe) -> Batching:
+    """As many as the model fixes, or its engine's range of shapes allows; else as many as the setting says, or one.
+
+    A processor gains little by batches, and every frame of one waits for all others, so that without a range of shapes,
+    which engines of a GPU have, it takes a setting to have any.
+    """
+    said = model.entry.settings
+    limit = _limit(model, recipe, settings.largest(said))
+    return Batching(limit, settings.wait_seconds(said) if limit > 1 else 0.0)
+
+
+def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
+    recognition, signature = model.recognition, model.inspection.signature
+    spec = next((spec for spec in signature.inputs if spec.name == recognition.input), None)
+    if recognition.family is None or spec is None:
+        return 1
+    batch = spec.shape[0]
+    if isinstance(batch, int):
+        return min(batch, wanted or batch)
+    if any(output.shape and output.shape[0] == 1 for output in signature.outputs):
+        return 1  # whatever the input says, only one picture comes out
+    allowed = Profile.parse(recipe.profile).range(spec.name) if recipe.profile else None
+    if allowed is None:
+        return wanted or 1
+    return min(allowed.maximum[0], wanted or allowed.maximum[0])

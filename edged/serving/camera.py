@@ -1,0 +1,148 @@
+"""What is known of the cameras that send frames: counts, rates, ages, the last error. For people to look at.
+
+A camera is known by its id and the model it looks through, also over several connections: one that reconnects goes on
+where it was. It is forgotten some time after its last connection has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+
+import msgspec
+
+from edged.serving.options import StreamOptions
+from edged.serving.rate import Rate
+
+_AGES = 512
+_FORGET_SECONDS = 600.0
+_MOST = 1024  # ids come from clients, who may make up as many as they like
+
+
+class CameraRecord:
+    """One camera and what became of its frames: received = answered + failed + skipped + dropped + under way."""
+
+    def __init__(self, camera: str, model: str) -> None:
+        self.camera, self.model = camera, model
+        self.lane = ""
+        self.connections = 0
+        self.received = self.answered = self.failed = self.dropped = 0
+        self.skipped: Counter[str] = Counter()
+        self.options = StreamOptions()
+        self.width = self.height = 0
+        self.last_error, self.last_error_unix_s = "", 0.0
+        self.last_frame_unix_s = 0.0
+        self.tracked_by: object = None  # the connection whose frames its tracks are made of
+        self.seen = time.monotonic()  # when it was last heard of
+        self._ages: deque[float] = deque(maxlen=_AGES)
+        self._arrivals, self._answers = Rate(), Rate()
+
+    def receive(self, now: float, unix_ns: int) -> None:
+        """A frame came."""
+        self.received += 1
+        self.seen = now
+        self.last_frame_unix_s = unix_ns / 1e9
+        self._arrivals.add(now)
+
+    def answer(self, now: float, age_ms: float, width: int, height: int) -> None:
+        """A frame was answered, `age_ms` after its capture."""
+        self.answered += 1
+        self._answers.add(now)
+        self._ages.append(age_ms)
+        self.width, self.height = width, height
+
+    def fail(self, message: str, unix_s: float) -> None:
+        """A frame was answered by an error."""
+        self.failed += 1
+        self.last_error, self.last_error_unix_s = message, unix_s
+
+    def report(self, now: float) -> CameraReport:
+        """How it fares."""
+        ages = sorted(self._ages)
+        return CameraReport(
+            camera=self.camera,
+            model=self.model,
+            lane=self.lane,
+            connections=self.connections,
+            received=self.received,
+            answered=self.answered,
+            failed=self.failed,
+            dropped=self.dropped,
+            skipped=dict(self.skipped),
+            fps_in=self._arrivals.per_second(now),
+            fps_answered=self._answers.per_second(now),
+            age_p50_ms=_quantile(ages, 0.5),
+            age_p99_ms=_quantile(ages, 0.99),
+            last_error=self.last_error,
+            last_error_unix_s=self.last_error_unix_s,
+            last_frame_unix_s=self.last_frame_unix_s,
+            width=self.width,
+            height=self.height,
+            mode=self.options.mode,
+            tracked=self.options.track,
+        )
+
+
+class CameraReport(msgspec.Struct, frozen=True):
+    """One camera at one moment. Rates are frames a second, ages are milliseconds from capture to answer."""
+
+    camera: str
+    model: str
+    lane: str
+    connections: int
+    received: int
+    answered: int
+    failed: int
+    dropped: int
+    skipped: dict[str, int]
+    fps_in: float
+    fps_answered: float
+    age_p50_ms: float | None
+    age_p99_ms: float | None
+    last_error: str
+    last_error_unix_s: float
+    last_frame_unix_s: float
+    width: int
+    height: int
+    mode: str
+    tracked: bool
+
+
+class Cameras:
+    """All cameras of the daemon."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], CameraRecord] = {}
+
+    def connect(self, camera: str, model: str, lane: str) -> CameraRecord:
+        """A connection begins to send frames of a camera through a model; `disconnect` must follow."""
+        record = self._records.get((camera, model))
+        if record is None:
+            self._forget(time.monotonic())
+            record = self._records[camera, model] = CameraRecord(camera, model)
+        record.lane = lane
+        record.connections += 1
+        return record
+
+    def disconnect(self, record: CameraRecord) -> None:
+        """It sends no more."""
+        record.connections -= 1
+        record.seen = time.monotonic()
+
+    def reports(self) -> list[CameraReport]:
+        """All that send or did lately, by camera and model."""
+        now = time.monotonic()
+        self._forget(now)
+        return [self._records[key].report(now) for key in sorted(self._records)]
+
+    def _forget(self, now: float) -> None:
+        idle = sorted((r for r in self._records.values() if not r.connections), key=lambda record: record.seen)
+        excess = max(0, len(self._records) - _MOST + 1)
+        for index, record in enumerate(idle):
+            if index < excess or now - record.seen > _FORGET_SECONDS:
+                del self._records[record.camera, record.model]
+
+
+def _quantile(ordered: list[float], share: float) -> float | None:
+    """The nearest rank, None of nothing."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
