@@ -50,7 +50,7 @@ class CameraService:
             work.future.cancel()
         since = frame.captured_unix_ns if frame.captured_unix_ns > 0 else received_ns
         age_ms = max(0, time.time_ns() - since) / 1e6
-        return result_of(Delivery(Tag(frame, slot.model), work, answer, (), age_ms, received_ns))
+        return result_of(Delivery(frame.camera, Tag(frame, slot.model), work, answer, (), age_ms, received_ns))
 
     async def detect(self, frames: AsyncIterator[pb.Frame], context: Context) -> AsyncIterator[pb.Result]:
         """A stream of frames of one camera or many; see protos/cameras.proto for what it promises."""

@@ -22,7 +22,7 @@ from edged.serving.messages import Times
 from edged.tensors import Array
 from edged.vision import image as pictures
 from edged.vision.detections import Detections
-from edged.vision.family import Family, Recognition, Thresholds, open_family
+from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
 from edged.vision.image import Image
 from edged.vision.placement import Placement
 from edged.vision.prepare import Preparer
@@ -92,7 +92,8 @@ class Pipeline:
         self._turn = 0
         self._decoders: ThreadPoolExecutor | None = None
         try:
-            self._family: Family | None = open_family(recognition) if recognition.family else None
+            opened = open_family(recognition) if recognition.family else None
+            self._family: Family | None = None if isinstance(opened, Classifier) else opened
             self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
             self._fixed, self._buffers = _input_buffers(signature, recognition, self._staging, batch)
         except BaseException:

@@ -28,17 +28,18 @@ class Rate:
 
 
 class Limit:
-    """Lets at most so many through a second, on the average, and what comes a little early is not held against it."""
+    """Lets at most so many through a second, on the average: one that came late may be followed a little early."""
 
     def __init__(self, per_second: float) -> None:
         self._period = 1 / per_second if per_second > 0 else 0.0
-        self._due = 0.0
+        self._due: float | None = None
 
     def admits(self, now: float) -> bool:
         """Whether one that comes now goes through; if so it is counted."""
         if not self._period:
             return True
-        if now < self._due - self._period / 4:
+        if self._due is not None and now < self._due:
             return False
-        self._due = max(self._due, now - self._period) + self._period
+        # One period is made up for, so that a camera whose frames fall between gets its share all the same.
+        self._due = (now if self._due is None else max(self._due, now - self._period)) + self._period
         return True

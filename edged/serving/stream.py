@@ -41,12 +41,13 @@ class Follows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[Tag]):
-    """One frame's outcome, with what the caller put in as its tag, and the frames skipped since the one before.
+    """One frame's outcome, with what the caller put in as its tag, and the frames of its camera skipped before it.
 
     `age_ms` is from its capture to now, from its receipt where that is not known. `tracker_ids` has one id for each
     detection, -1 for none, or is empty.
     """
 
+    camera: str
     tag: Tag
     work: FrameWork
     answer: Answered | EdgedError
@@ -303,7 +304,7 @@ class Stream(Generic[Tag]):
         elif entry.record is not None:
             entry.record.fail(str(answer), now_ns / 1e9)
         ids = entry.ids.result() if entry.ids is not None and not entry.ids.cancelled() else ()
-        return Delivery(entry.tag, entry.work, answer, state.skips.take(), age_ms, entry.received_ns, ids)
+        return Delivery(state.name, entry.tag, entry.work, answer, state.skips.take(), age_ms, entry.received_ns, ids)
 
     def _read(self, state: _Camera[Tag]) -> None:
         state.unread -= 1
