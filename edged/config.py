@@ -37,6 +37,37 @@ class Engines(_Strict, frozen=True):
     regression_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 30.0
 
 
+class Frigate(_Strict, frozen=True):
+    """What Frigate's ZMQ detector connects to.
+
+    endpoint: `ipc:///PATH` or `tcp://HOST:PORT`; beyond loopback only with allow_remote, for a container's bridge.
+    model: which one serves; empty for the one that is called as Frigate's file, or else the only one.
+    uploads: whether Frigate may send a model that is not there. score: 0 to 1, overrides the model's threshold.
+    timeout_ms: after which nothing found is answered; below Frigate's own request_timeout_ms, 200.
+    pixel_format: Frigate's input_pixel_format. labels: how many there are in Frigate's label map, 0 for as many as the
+    model has names.
+    """
+
+    endpoint: str = "ipc:///tmp/cache/zmq_detector"
+    model: str = ""
+    uploads: bool = False
+    score: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=60000)] = 150
+    pixel_format: Literal["rgb", "bgr"] = "rgb"
+    labels: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
+    allow_remote: bool = False
+
+
+class Zmq(_Strict, frozen=True):
+    """Lanes over ZeroMQ: `ipc:///PATH` or `tcp://HOST:PORT` on this machine; empty for none.
+
+    frames: where frames come in and results go back. publish: where results and events are told to whoever listens.
+    """
+
+    frames: str = ""
+    publish: str = ""
+
+
 class Config(_Strict, frozen=True):
     """Everything that can be configured.
 
@@ -45,6 +76,7 @@ class Config(_Strict, frozen=True):
     models: model files to serve where they lie, by name.
     engines: how engines live: space, drivers, alarms.
     build: limits of one build child. hosts: limits of an engine host.
+    frigate: what Frigate connects to, where it is to. zmq: lanes over ZeroMQ.
     stop_seconds: how long running calls may take to end when the daemon stops.
     """
 
@@ -55,6 +87,8 @@ class Config(_Strict, frozen=True):
     engines: Engines = Engines()
     build: Limits = Limits()
     hosts: HostLimits = HostLimits()
+    frigate: Frigate | None = None
+    zmq: Zmq = Zmq()
     stop_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 5.0
 
 
@@ -80,6 +114,8 @@ def _explain(message: str) -> str:
         *Engines.__struct_fields__,
         *Limits.__struct_fields__,
         *HostLimits.__struct_fields__,
+        *Frigate.__struct_fields__,
+        *Zmq.__struct_fields__,
     ]
     close = difflib.get_close_matches(unknown[1], names, n=1)
     return message + (f"; did you mean `{close[0]}`?" if close else f"; there are {', '.join(names)}")

@@ -64,8 +64,8 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
     fingerprint = await asyncio.to_thread(probe)
     controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts, config.engines)
     cameras = Cameras()
-    ingress = Ingress(controller, config.listen or (f"unix:{paths.default_socket()}",), cameras)
-    lanes = Lanes(controller, config)
+    lanes = Lanes(controller, cameras, config)
+    ingress = Ingress(controller, config.listen or (f"unix:{paths.default_socket()}",), cameras, controller.tracking)
     loop = asyncio.create_task(controller.run())
     watch = asyncio.create_task(controller.watch())
     await ingress.start()
@@ -82,8 +82,8 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
             loop.result()  # the control loop never ends by itself: show why it did
     finally:
         _LOG.info("stopping")
-        await lanes.stop()
-        await ingress.stop(config.stop_seconds)
+        await asyncio.gather(lanes.stop(config.stop_seconds), ingress.stop(config.stop_seconds))
+        await lanes.publisher.stop()
         for task in (loop, watch):
             task.cancel()
         await asyncio.gather(loop, watch, return_exceptions=True)

@@ -140,6 +140,11 @@ class EventLog:
         self._last = 0
         self._news = asyncio.Event()
 
+    @property
+    def last(self) -> int:
+        """The number of the newest event, 0 before the first."""
+        return self._last
+
     def tell(self, what: What, model: str = "", engine: str = "") -> None:
         """Something happened, to a model or an engine where they are named."""
         self._last += 1

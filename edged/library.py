@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,8 +26,9 @@ from edged.backend import registry
 from edged.build.builder import Builder, MakeRoom, Task
 from edged.build.child import Limits
 from edged.build.jobs import Progress
+from edged.client.found import classes_of, detections_of
 from edged.client.frames import Picture, read_picture
-from edged.client.result import Detection, Result, Timings
+from edged.client.result import Result, Timings
 from edged.config import Engines
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.planner import Planner
@@ -41,7 +42,6 @@ from edged.serving.slot import Slot
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 from edged.tensors import Array
-from edged.vision.detections import Detections, class_name
 
 T = TypeVar("T")
 
@@ -87,14 +87,15 @@ class LoadedModel:
         self.close()
 
     def _result(self, outcome: Outcome, total_ms: float) -> Result:
-        times = outcome.times
+        times, names = outcome.times, self._pipeline.recognition.names
         return Result(
             camera="",
             sequence=0,
             model=self.name,
             width=outcome.width,
             height=outcome.height,
-            detections=_detections(outcome.detections, self._pipeline.recognition.names),
+            detections=() if outcome.detections is None else detections_of(outcome.detections, names),
+            classes=() if outcome.classes is None else classes_of(outcome.classes, names),
             outputs=_owned(outcome.outputs),
             age_ms=total_ms,
             timings=Timings(0.0, times.decode_ms, times.prepare_ms, times.infer_ms, times.postprocess_ms, total_ms),
@@ -186,13 +187,6 @@ def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
 def _owned(outputs: Mapping[str, Array]) -> dict[str, Array]:
     """A session's arrays last until its next call, and may lie in memory that goes with it."""
     return {name: array.copy() for name, array in outputs.items()}
-
-
-def _detections(found: Detections | None, names: Sequence[str]) -> tuple[Detection, ...]:
-    if found is None:
-        return ()
-    rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
-    return tuple(Detection(x1, y1, x2, y2, score, n, class_name(names, n)) for (x1, y1, x2, y2), score, n in rows)
 
 
 def _raw(image: Array) -> Shot:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.family import Family, Recognition, open_family
-from edged.vision.placement import Placement
+from edged.vision.families.contract import Costly
+from edged.vision.family import Classifier, Family, Recognition, open_family
+from edged.vision.placement import Fit, Placement, place
 
 _SAME_PLACE = 0.5  # IoU from which on two boxes are about the same thing
 _MOST_SEEN = 512  # detections of a picture that are looked up, the best; a wall of noise has thousands
@@ -53,31 +54,56 @@ class Agreement(msgspec.Struct, frozen=True):
 
 
 class Matcher:
-    """Compares the answers to pictures of a model whose family is known."""
+    """Compares the answers of a detector.
 
-    def __init__(self, recognition: Recognition, slack: float) -> None:
+    Where these are lists (`Reading.is_list`), two engines may put the same detections in other rows: nothing can be
+    compared element by element but the scores in order (`scores`). Where the graph suppressed as well, one more or less
+    hangs on the last bit, and even those differ.
+    """
+
+    def __init__(self, recognition: Recognition, family: Family, slack: float) -> None:
         """`slack` is how far below the threshold a score may be and still count as found; never below its half."""
-        self._family: Family = open_family(recognition)
-        self._output = recognition.output
+        self._decode = family.boxes if isinstance(family, Costly) else family.decode
+        self._read = recognition.reading.outputs
+        self.lists = frozenset(self._read) - frozenset(recognition.reading.dense)
+        if not recognition.reading.is_list:
+            self.lists = frozenset()
+        size = family.preprocess.width, family.preprocess.height
+        self.ranks = recognition.reading.is_list and not recognition.reading.is_suppressed
+        self._whole = place(*size, *size, Fit.STRETCH)
         thresholds = recognition.thresholds
         self._seen = msgspec.structs.replace(thresholds, max_detections=_MOST_SEEN)
         least = max(thresholds.score - slack, thresholds.score / 2)
-        self._offered = msgspec.structs.replace(thresholds, score=least, iou=1.0, max_detections=_MOST_OFFERED)
+        self._offered = msgspec.structs.replace(
+            thresholds, score=least, iou=1.0, max_detections=_MOST_OFFERED, class_agnostic=False
+        )
+        self._all = msgspec.structs.replace(self._offered, score=0.0, max_detections=_MOST_SEEN)
 
     @classmethod
     def of(cls, recognition: Recognition, slack: float) -> Matcher | None:
-        """None for a model of no family."""
-        return cls(recognition, slack) if recognition.family else None
+        """None for a model of no family, and for a classifier, whose rows are judged by who wins."""
+        family = open_family(recognition) if recognition.family else None
+        return None if family is None or isinstance(family, Classifier) else cls(recognition, family, slack)
 
     def compare(self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement) -> Agreement:
         """For one picture, from the outputs of the reference and of the engine, which have the same shapes."""
-        if self._output not in expected:  # it differs from run to run, so that nothing can be said
+        if not set(self._read) <= set(expected):  # one differs from run to run, so that nothing can be said
             return Agreement()
-        ours, theirs = (self._family.decode(outputs, 0, placement, self._seen) for outputs in (expected, found))
-        kept = _differences(ours, self._family.decode(found, 0, placement, self._offered))
-        known = _differences(theirs, self._family.decode(expected, 0, placement, self._offered))
+        ours, theirs = (self._decode(outputs, 0, placement, self._seen) for outputs in (expected, found))
+        kept = _differences(ours, self._decode(found, 0, placement, self._offered))
+        known = _differences(theirs, self._decode(expected, 0, placement, self._offered))
         worst = max(_largest(kept), _largest(known))
         return Agreement(len(ours), _count(kept), len(theirs), _count(known), worst)
+
+    def scores(self, outputs: Mapping[str, Array]) -> npt.NDArray[np.float32] | None:
+        """Of every detection in the lists of the first picture, best first and filled up with zeros; None where a list
+        is missing, or where they are no measure. In which row a detection is makes no difference to it."""
+        if not self.ranks or not set(self._read) <= set(outputs):
+            return None
+        found = self._decode(outputs, 0, self._whole, self._all).scores
+        padded = np.zeros(_MOST_SEEN, np.float32)
+        padded[: len(found)] = found
+        return padded
 
 
 def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float32]:

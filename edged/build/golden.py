@@ -80,7 +80,7 @@ def make(
         refusals = [reference.ask(question, twice=True) for question in questions]
         if "" in refusals:
             break
-    whole = batch(signature, extent)
+    whole = batch(signature, recognition, extent)
     if whole is not None:
         reference.ask(whole, twice=True)
     skipped: list[str] = []

@@ -7,7 +7,7 @@ noise hardly ever makes a detector see anything.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,8 +21,8 @@ from edged.files import read_regular
 from edged.model.samples import check_size
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.vision import image
-from edged.vision.family import Recognition
-from edged.vision.placement import Placement
+from edged.vision.family import Recognition, open_family
+from edged.vision.placement import Fit, Placement, place
 from edged.vision.prepare import Preparer
 
 _SEED = 20240229
@@ -49,13 +49,13 @@ def tensors(signature: Signature, recognition: Recognition, extent: Extent) -> I
     What lies in the extent comes first, its usual shapes before all: an engine for a range of shapes refuses others.
     """
     for shapes in _candidates(signature, recognition, extent):
-        yield [_tensors(signature, shapes, kind) for kind in _KINDS]
+        yield [_tensors(signature, recognition, shapes, kind) for kind in _KINDS]
 
 
-def batch(signature: Signature, extent: Extent) -> Question | None:
+def batch(signature: Signature, recognition: Recognition, extent: Extent) -> Question | None:
     """Seeded tensors of the largest batch that a setting wants; None where none does, or they would be large."""
     shapes = extent.batch(signature)
-    return None if shapes is None else _tensors(signature, shapes, _KINDS[0])
+    return None if shapes is None else _tensors(signature, recognition, shapes, _KINDS[0])
 
 
 class Pictures:
@@ -65,6 +65,7 @@ class Pictures:
         if recognition.preprocess is None:
             raise InvalidInput(f"this model takes no picture: {recognition.picture}")
         self._preparer = Preparer(recognition.preprocess)
+        self._companions = _Companions(recognition)
         self._input = recognition.input
         (first, *_) = next(spec.shape for spec in signature.inputs if spec.name == self._input)
         self._shape = (first if isinstance(first, int) else 1, *recognition.preprocess.shape)
@@ -84,7 +85,19 @@ class Pictures:
         # As in serving: with a fixed batch the picture is the first and the rest stay zero.
         tensor = np.zeros(self._shape, self._dtype)
         placement = self._preparer.prepare(pixels, tensor[0])
-        return Question({self._input: tensor}, PICTURE, name, placement)
+        inputs = {self._input: tensor, **self._companions.of([placement] * len(tensor))}
+        return Question(inputs, PICTURE, name, placement)
+
+
+class _Companions:
+    """The inputs besides the picture that a model's family fills (`Opened.companions`): sizes of pictures, say, that
+    nothing random can stand for."""
+
+    def __init__(self, recognition: Recognition) -> None:
+        self._family = open_family(recognition) if recognition.family else None
+
+    def of(self, placements: Sequence[Placement]) -> dict[str, Array]:
+        return dict(self._family.companions(placements)) if self._family is not None else {}
 
 
 def read_sample(path: Path, content: str = "") -> image.Image:
@@ -118,8 +131,13 @@ def _are_small(shapes: Shapes) -> bool:
     return all(np.prod(shape, dtype=np.float64) <= _LARGEST for shape in shapes.values())
 
 
-def _tensors(signature: Signature, shapes: Shapes, kind: str) -> Question:
-    return Question({s.name: _values(s.datatype, shapes[s.name], kind) for s in signature.inputs}, kind)
+def _tensors(signature: Signature, recognition: Recognition, shapes: Shapes, kind: str) -> Question:
+    inputs = {s.name: _values(s.datatype, shapes[s.name], kind) for s in signature.inputs}
+    if recognition.preprocess is not None:
+        size = recognition.preprocess.width, recognition.preprocess.height
+        filled = place(*size, *size, Fit.STRETCH)
+        inputs |= _Companions(recognition).of([filled] * len(inputs[recognition.input]))
+    return Question(inputs, kind)
 
 
 def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:

@@ -128,7 +128,7 @@ def _golden(model: Model) -> str:
 def _detections(recognition: Recognition) -> str:
     if recognition.family is None:
         return ""
-    return _short([recognition.family, recognition.output, recognition.thresholds])
+    return _short([recognition.family, recognition.reading, recognition.thresholds])
 
 
 def _short(content: object) -> str:

@@ -64,6 +64,11 @@ class _Tally:
         """Why the answer cannot be compared at all; empty when it was."""
         for name, reference in pair.expected.items():
             found = pair.answer.get(name)
+            is_list = self._matcher is not None and name in self._matcher.lists
+            if is_list and found is not None and _is_alike(reference, found):
+                self._compared += 1
+                self._take("finite", _finite_share(reference, found), pair.picture)
+                continue
             if found is None or found.shape != reference.shape or found.dtype != reference.dtype:
                 got = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
                 return f"output {name!r}: {got} instead of {reference.dtype}{list(reference.shape)}"
@@ -74,6 +79,8 @@ class _Tally:
                 clear, kept = _winners(reference, found, self._tolerance.element)
                 rows, same = self._winners.get(name, (0, 0))
                 self._winners[name] = rows + clear, same + kept
+        if self._matcher is not None and self._matcher.lists:
+            self._add_scores(self._matcher, pair)
         if self._matcher is not None and pair.placement is not None:
             self._add_boxes(self._matcher.compare(pair.expected, pair.answer, pair.placement), pair.picture)
         return ""
@@ -101,6 +108,13 @@ class _Tally:
         if math.isnan(value) or (value < before if figure in _FLOORS else value > before):
             self._worst[figure], self._where[figure] = value, picture
 
+    def _add_scores(self, matcher: Matcher, pair: Pair) -> None:
+        expected, found = matcher.scores(pair.expected), matcher.scores(pair.answer)
+        if expected is None or found is None:
+            return
+        for figure, value in _figures(expected, found, self._tolerance.element).items():
+            self._take(figure, value, pair.picture)
+
     def _add_boxes(self, agreement: Agreement, picture: str) -> None:
         if agreement.share is not None and agreement.share < self._least_share:
             self._least_share, self._where["boxes"] = agreement.share, picture
@@ -116,6 +130,18 @@ class _Tally:
         picture = self._where.get(figure)
         where = f" (worst on {picture})" if picture else ""
         return f"{figure} {value:.6g} is {'below' if is_floor else 'above'} {bound:g}{where}"
+
+
+def _is_alike(one: Array, other: Array) -> bool:
+    """Whether two lists are of one kind; they may differ in how many rows they have."""
+    return one.dtype == other.dtype and one.ndim == other.ndim
+
+
+def _finite_share(reference: Array, answer: Array) -> float:
+    """What is no number in the answer, and is one in the reference: one minus the difference of their shares."""
+    if reference.dtype.kind != "f" or not reference.size or not answer.size:
+        return 1.0
+    return 1 - max(0.0, float(np.mean(np.isfinite(reference)) - np.mean(np.isfinite(answer))))
 
 
 def _is_classifier(output: Array) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from edged.cli import demo, device, engines, events, infer, inspect, models, serve, status, stream
+from edged.cli import cameras, demo, device, engines, events, infer, inspect, models, serve, status, stream
 from edged.version import __version__
 
 # As one meets them: try it, run it, give it models, use them, look beneath.
@@ -18,6 +18,7 @@ _COMMANDS = {
     "inspect": inspect,
     "infer": infer,
     "stream": stream,
+    "cameras": cameras,
     "status": status,
     "engines": engines,
     "events": events,

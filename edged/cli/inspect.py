@@ -11,6 +11,7 @@ from rich.table import Table
 
 from edged.build.admission import Admission
 from edged.cli import common, local
+from edged.cli import look as looking
 from edged.errors import EdgedError, InvalidInput
 from edged.model.inspection import ExternalFile
 from edged.tensors import TensorSpec
@@ -21,24 +22,61 @@ def inspect(
     setting: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A model setting to try; repeatable.")
     ] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(
+            "--draw",
+            metavar="PICTURE",
+            help="Run the model once on this picture, paint what it finds, and count it by class.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Where the painted picture goes; otherwise PICTURE.MODEL.jpg in this folder.",
+            show_default=False,
+        ),
+    ] = None,
     json: common.Json = False,
 ) -> None:
     """Show what an ONNX file holds, which detector family it is, and which backends here can serve it, or why not.
 
-    Exit status: 0 it can be served, 2 it cannot.
+    With --draw the model is run once, as edged would serve it, and a painted picture shows whether it was understood:
+    boxes in the wrong place, or none, mean that family, preprocess.* or thresholds.* have to be set. Try settings with
+    --set until it is right, and give the same to edged models add. Of a model of no known family the shapes and ranges
+    of its outputs are shown instead.
+
+    edged inspect yolo.onnx --draw street.jpg
+
+    edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
+
+    Exit status: 0 it can be served, 1 it failed on the picture, 2 it cannot be served.
     """
     from edged.model.settings import parse_assignments
 
+    if out is not None and draw is None:
+        raise InvalidInput("--out says where the painted picture goes; give --draw PICTURE as well")
+    settings = parse_assignments(setting or [])
+    place = None if draw is None else looking.place_for(draw, file, out)
     try:
         with common.working(f"examining {file.name}"):
-            admission = local.Box().examine(file, parse_assignments(setting or []))
+            admission = local.Box().examine(file, settings)
     except InvalidInput as error:
         _refuse(file, error, json)
         raise typer.Exit(common.USAGE) from None
+    seen = None
+    if draw is not None and place is not None and admission.model is not None and not admission.refusal:
+        with common.working(f"running {file.name} on {draw.name}"):
+            seen = looking.look(file, settings, draw, place, admission.model.recognition.family)
     if json:
-        common.print_json(msgspec.json.encode(_facts(file, admission)))
+        facts = _facts(file, admission)
+        if seen is not None:
+            facts["seen"] = msgspec.to_builtins(seen)
+        common.print_json(msgspec.json.encode(facts))
     else:
-        common.show(_table(file, admission))
+        common.show(_table(file, admission, seen))
     if admission.refusal:
         raise typer.Exit(common.USAGE)
 
@@ -95,7 +133,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape, "dims": spec.dims}
 
 
-def _table(file: Path, admission: Admission) -> Table:
+def _table(file: Path, admission: Admission, seen: looking.Look | None) -> Table:
     inspection, model = admission.inspection, admission.model
     table = Table(show_header=False, box=None, pad_edge=False)
     opsets = ", ".join(f"{domain} {version}" for domain, version in inspection.opsets.items())
@@ -118,10 +156,30 @@ def _table(file: Path, admission: Admission) -> Table:
     rows |= {
         **{f"on {name}": why or "can be served" for name, why in admission.backends.items()},
         "verdict": f"cannot be served here: {admission.refusal}" if admission.refusal else "can be served here",
+        **({} if seen is None else _seen(seen)),
     }
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _seen(seen: looking.Look) -> dict[str, str]:
+    how = f"in {seen.total_ms:.1f} ms by {seen.backend}"
+    if not seen.drawn:
+        return {f"output {output.name}": _range(output) for output in seen.outputs} | {"ran": how}
+    if seen.classes:
+        found = ", ".join(f"{label} {score:.0%}" for label, score in seen.classes)
+    else:
+        found = ", ".join(f"{count} {label}" for label, count in seen.counts.items())
+    nothing = "nothing; a lower --set thresholds.score=0.05 shows what is less certain"
+    return {"found": f"{found or nothing} ({how})", "drawn": seen.drawn}
+
+
+def _range(output: looking.RawOutput) -> str:
+    what = f"{output.dtype}[{', '.join(map(str, output.shape))}]"
+    if output.low is not None:
+        what += f", {output.low:.4g} to {output.high:.4g}, mean {output.mean:.4g}"
+    return what + (f", {output.not_finite} not finite" if output.not_finite else "")
 
 
 def _external(file: ExternalFile) -> str:

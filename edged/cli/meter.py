@@ -66,8 +66,8 @@ class Meter:
         ]
         if ledger.waiting > 0:
             parts.append(f"{ledger.waiting} without an answer")
-        if source.overtaken:
-            parts.append(f"{source.overtaken} overtaken before they were sent")
+        if source.skipped:
+            parts.append(f"{source.skipped} skipped at the source")
         if source.damaged:
             parts.append(f"{source.damaged} damaged")
         return f"{', '.join(parts)} in {took:.1f} s ({ledger.answered / max(took, 0.001):.1f} fps)"

@@ -38,8 +38,9 @@ def add(
     """Take a model in, if it can be served here: into a running daemon, or into the folder of models.
 
     Settings: family, names, backends, threads, precisions, thresholds.{score,iou,max_detections,class_agnostic},
-    preprocess.{width,height,color,fit,scale,mean,std,pad}, and, for all precisions or as verify.PRECISION.FIGURE for
-    one, verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score}.
+    preprocess.{width,height,color,fit,scale,mean,std,pad,zoom}, decode.{anchors,boxes,scores,background}, and, for all
+    precisions or as verify.PRECISION.FIGURE for one,
+    verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score}.
     """
     from edged.model.settings import parse_assignments
 

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.live import Live
 from rich.text import Text
 
 from edged.cli import common
+from edged.cli import stream_options as options
 from edged.cli.meter import Meter
 from edged.errors import EdgedError
 
 if TYPE_CHECKING:
     from edged.client.result import Result
+    from edged.client.sinks import Sink, Sinks
     from edged.client.sources import Source
     from edged.client.stream import Stream
 
 Show = Callable[["Result"], None]
 
+_TERMINATED = 128 + signal.SIGTERM
+
 
 def stream(
     model: Annotated[str, typer.Argument(help="The model's name; see edged models.")],
     source: Annotated[
-        str, typer.Argument(help="rtsp://..., /dev/video0, webcam:0, a video file, or a folder of pictures.")
+        str,
+        typer.Argument(
+            help="A video file, a picture or a folder of them; rtsp://..., http://... (Motion JPEG, HLS); /dev/video0 "
+            "or v4l2:///dev/video0?width=1280&height=720; csi://0; gst:PIPELINE; shm://NAME."
+        ),
     ],
     target: common.Target = None,
     json: common.Json = False,
@@ -37,22 +47,67 @@ def stream(
     seconds: Annotated[
         float | None, typer.Option("--seconds", min=0.0, help="Stop after so many seconds.", show_default=False)
     ] = None,
-    pace: Annotated[
-        bool, typer.Option("--pace/--no-pace", help="Play a video at its own speed, or send the next when answered.")
-    ] = True,
+    pace: options.Pace = True,
+    loop: options.Loop = False,
+    latest: options.Latest = None,
+    send_fps: options.SendFps = 0.0,
+    hardware: options.Hardware = True,
+    every_frame: options.EveryFrame = False,
+    max_fps: options.MaxFps = 0.0,
+    max_staleness: options.MaxStaleness = 0.0,
+    weight: options.Weight = 1.0,
+    priority: options.Priority = 0,
+    track: options.Track = False,
+    region: options.RegionText = None,
+    rotation: options.Rotation = 0,
+    class_agnostic: options.ClassAgnostic = None,
+    reconnect: options.Reconnect = True,
+    lines: options.Lines = None,
+    save: options.Save = None,
+    preview: options.PreviewAt = None,
+    mqtt: options.MqttUrl = None,
 ) -> None:
     """Stream frames to the daemon and show what comes back: rate, age, skipped frames, detections.
 
-    With --json one object a line for every result. Ends with a summary; Ctrl-C ends it at any time.
+    A camera that goes away is opened again, and a daemon that is started again is found again. Ends with a summary;
+    Ctrl-C ends it at any time, and files are finished then.
+
+    \b
+    edged stream doors rtsp://user:password@camera/main --camera hall --preview 8090
+    edged stream doors hall.mp4 --no-pace --save found.mp4 --lines found.jsonl
+    edged stream doors /dev/video0 --max-fps 5 --track --json | jq .predictions
+    edged stream doors 'gst:v4l2src ! videoconvert' --region 0,200,640,0
+    edged stream doors csi://0 --mqtt mqtt://edged@homeassistant.local/edged
     """
     from edged.client.client import Client
     from edged.client.sources import open_source
 
-    with open_source(source, pace=pace) as frames, Client(target) as client:
-        results = client.stream(model, frames, camera=camera, score=score, lossless=not frames.paced)
+    with (
+        _terminable(),
+        open_source(source, pace=pace, latest=latest, max_fps=send_fps, loop=loop, hardware=hardware) as frames,
+        Client(target) as client,
+        _sinks(json, lines, save, preview, mqtt, camera, lossless=not frames.paced or every_frame) as sinks,
+    ):
+        results = client.stream(
+            model,
+            sinks.tap(frames),
+            camera=camera,
+            score=score,
+            lossless=not frames.paced and not every_frame,
+            every_frame=every_frame,
+            max_fps=max_fps,
+            max_staleness=max_staleness,
+            weight=weight,
+            priority=priority,
+            track=track,
+            region=options.region(region),
+            rotation=rotation,
+            class_agnostic=class_agnostic,
+            reconnect=reconnect,
+        )
         with results, _limited(frames, seconds):
             meter = Meter()
-            _follow(results, frames, meter, json)
+            _follow(results, frames, meter, sinks, json)
     if results.ledger.failed and not results.ledger.answered:
         raise EdgedError(f"no frame was answered: {meter.error}")
 
@@ -61,14 +116,49 @@ def register(app: typer.Typer) -> None:
     app.command("stream")(common.command(stream))
 
 
-def _follow(results: Stream, source: Source, meter: Meter, json: bool) -> None:
+@contextlib.contextmanager
+def _sinks(
+    json: bool,
+    lines: Path | None,
+    save: Path | None,
+    preview: str | None,
+    mqtt: str | None,
+    camera: str,
+    lossless: bool,
+) -> Iterator[Sinks]:
+    """Those that were asked for; closed together, also when one cannot be opened."""
+    from edged.client import sinks as kinds
+    from edged.client.sinks.mqtt_address import broker
+
+    asked: list[Callable[[], Sink]] = []
+    if json:
+        asked.append(kinds.JsonLines)
+    if lines is not None:
+        asked.append(lambda: kinds.JsonLines(lines))
+    if save is not None:
+        asked.append(lambda: kinds.Mp4(save, lossless=lossless))
+    if preview is not None:
+        host, port = options.listening(preview)
+        asked.append(lambda: kinds.Preview(port, host, camera))
+    if mqtt is not None:
+        asked.append(lambda: kinds.Mqtt(broker(mqtt), camera))
+    with kinds.Sinks([]) as opened:
+        for open_one in asked:
+            sink = opened.add(open_one())
+            if isinstance(sink, kinds.Preview):
+                common.err.print(f"preview at {sink.url}", soft_wrap=True)
+        yield opened
+
+
+def _follow(results: Stream, source: Source, meter: Meter, sinks: Sinks, json: bool) -> None:
     """To the end of the stream, however it ends; the summary is always printed."""
     redraws = common.out.is_terminal and not common.out.is_dumb_terminal
-    display = _json_lines() if json else _live_line(meter) if redraws else _plain_lines(meter)
+    display = _nothing() if json else _live_line(meter) if redraws else _plain_lines(meter)
     try:
         with display as show:
             for result in results:
                 meter.on_result(result)
+                sinks.on_result(result)
                 show(result)
     finally:
         # Standard output is for results alone where a program reads it.
@@ -76,8 +166,8 @@ def _follow(results: Stream, source: Source, meter: Meter, json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _json_lines() -> Iterator[Show]:
-    yield lambda result: common.print_json(msgspec.json.encode(_line(result)))
+def _nothing() -> Iterator[Show]:
+    yield lambda _: None
 
 
 @contextlib.contextmanager
@@ -120,13 +210,18 @@ def _limited(frames: Source, seconds: float | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _line(result: Result) -> dict[str, object]:
-    error = None if result.error is None else {"code": result.error[0], "message": result.error[1]}
-    return {
-        "camera": result.camera,
-        "sequence": result.sequence,
-        "age_ms": result.age_ms,
-        "skipped": result.skipped,
-        "error": error,
-        **result.json(),
-    }
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """The signal that ends a service finishes files as Ctrl-C does."""
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(_TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -19,17 +19,29 @@ if TYPE_CHECKING:
     from edged.client.aio import AsyncClient
     from edged.client.client import Client
     from edged.client.frames import Captured
-    from edged.client.result import Detection, Result, Timings
+    from edged.client.result import Classification, Detection, Result, Skips, Timings
     from edged.client.sources import open_source
 
-__all__ = ["AsyncClient", "Captured", "Client", "Detection", "Result", "Timings", "open_source"]
+__all__ = [
+    "AsyncClient",
+    "Captured",
+    "Classification",
+    "Client",
+    "Detection",
+    "Result",
+    "Skips",
+    "Timings",
+    "open_source",
+]
 
 _HOME = {
     "AsyncClient": "edged.client.aio",
     "Captured": "edged.client.frames",
+    "Classification": "edged.client.result",
     "Client": "edged.client.client",
     "Detection": "edged.client.result",
     "Result": "edged.client.result",
+    "Skips": "edged.client.result",
     "Timings": "edged.client.result",
     "open_source": "edged.client.sources",
 }

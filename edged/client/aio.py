@@ -14,12 +14,15 @@ from edged.client import address, calls, commands, operations
 from edged.client.aio_status import Statuses
 from edged.client.aio_stream import AsyncStream
 from edged.client.aio_updates import AsyncUpdates
+from edged.client.cameras import CameraInfo
 from edged.client.events import EventInfo
 from edged.client.feed import Feed, FromAsyncIterable, FromIterable, Requests
-from edged.client.frames import Captured, FrameMaker, Picture, thresholds
+from edged.client.frames import Captured, FrameMaker, Picture
 from edged.client.ledger import Ledger
+from edged.client.options import Region, asked, stream_options
 from edged.client.outgoing import Outgoing
 from edged.client.result import Result
+from edged.client.sharing import in_loop, sharing
 from edged.client.status import from_rpc_error
 from edged.client.upload import Samples, Upload
 from edged.proto import operations_pb2
@@ -56,9 +59,18 @@ class AsyncClient:
         score: float | None = None,
         iou: float | None = None,
         max_detections: int | None = None,
+        class_agnostic: bool | None = None,
+        region: Region | None = None,
+        rotation: int = 0,
     ) -> Result:
-        """One picture, one result. The thresholds, 0..1, override the model's; arrays travel as they are."""
-        return await self._ask(calls.infer(model, image, camera, score, iou, max_detections))
+        """One picture, one result. The thresholds, 0..1, override the model's; arrays travel as they are.
+
+        Of the picture only `region` is looked at: x, y, width, height in its pixels, 0 for a size up to the edge. It is
+        turned `rotation` degrees clockwise before, by quarters. Results are in pixels of the picture as given all the
+        same. `class_agnostic` lets boxes of different classes suppress each other.
+        """
+        wanted = asked(score, iou, max_detections, class_agnostic, region, rotation)
+        return await self._ask(calls.infer(model, image, camera, wanted))
 
     def stream(
         self,
@@ -70,11 +82,24 @@ class AsyncClient:
         iou: float | None = None,
         max_detections: int | None = None,
         lossless: bool = False,
+        every_frame: bool = False,
+        max_fps: float = 0.0,
+        max_staleness: float = 0.0,
+        weight: float = 1.0,
+        priority: int = 0,
+        track: bool = False,
+        region: Region | None = None,
+        rotation: int = 0,
+        class_agnostic: bool | None = None,
+        shared: bool | None = None,
     ) -> AsyncStream:
         """Frames of one camera, sent as they come and answered as they come; an ordinary iterable is pulled in a
-        thread. Call it inside the running event loop and close what it returns: `async with client.stream(...)`.
+        thread. Call it inside the running event loop and close what it returns: `async with client.stream(...)`. A
+        daemon that goes away ends it with NotReady; the blocking client can wait for its return.
         """
-        maker = FrameMaker(model, camera, thresholds(score, iou, max_detections))
+        options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
+        wanted = asked(score, iou, max_detections, class_agnostic, region, rotation, options)
+        maker = FrameMaker(model, camera, wanted, sharing(self.target, model, in_loop(self._channel), shared))
         requests: Requests
         if isinstance(frames, AsyncIterable):
             requests = FromAsyncIterable(frames, maker, Ledger(), lossless=lossless)
@@ -92,6 +117,10 @@ class AsyncClient:
     async def explain(self, model: str) -> list[operations.Explanation]:
         """For each engine that the model should have here: which key part keeps the nearest stored one from fitting."""
         return await self._ask(calls.explain(model))
+
+    async def cameras(self) -> list[CameraInfo]:
+        """Every camera that sends frames or did lately, and how it fares."""
+        return await self._ask(calls.camera_list())
 
     async def device(self) -> operations.DeviceInfo:
         return await self._ask(calls.device())

@@ -15,7 +15,7 @@ from edged.client.aio_status import Statuses
 from edged.client.calls import DETECT, serialize
 from edged.client.feed import Requests
 from edged.client.ledger import Ledger
-from edged.client.result import Result, from_proto
+from edged.client.result import Result, from_proto, skips_of
 from edged.proto import cameras_pb2 as pb
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ class AsyncStream(AsyncIterator[Result]):
             raise StopAsyncIteration
         try:
             message: Any = await self._call.read()
+            while message is not aio.EOF and message.only_skips:
+                self._requests.on_skips(message.skipped, skips_of(message))
+                message = await self._call.read()
             result = None if message is aio.EOF else from_proto(message)
         except grpc.RpcError as error:
             reason = await self._statuses.error(error, self._target)
@@ -71,8 +74,7 @@ class AsyncStream(AsyncIterator[Result]):
         if result is None:
             await self._complete()
             raise StopAsyncIteration
-        self._requests.on_result(result)
-        return result
+        return self._requests.on_result(result)
 
     async def aclose(self) -> None:
         if self._over:
@@ -80,6 +82,7 @@ class AsyncStream(AsyncIterator[Result]):
         self._end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._requests.stop()
+        self._requests.finish()
 
     async def _complete(self) -> None:
         exhausted = self._requests.exhausted

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from edged.client import commands, operations, result
+from edged.client import cameras, commands, operations, result
 from edged.client import events as happened
-from edged.client.frames import Picture, single, thresholds
+from edged.client.cameras import CameraInfo
+from edged.client.frames import Picture, single
+from edged.client.options import Asked
 from edged.proto import cameras_pb2, operations_pb2
 
 Answer = TypeVar("Answer")
@@ -50,16 +52,9 @@ class Call(Generic[Answer]):
     parse: Callable[[Any], Answer]
 
 
-def infer(
-    model: str,
-    image: Picture,
-    camera: str,
-    score: float | None,
-    iou: float | None,
-    max_detections: int | None,
-) -> Call[result.Result]:
+def infer(model: str, image: Picture, camera: str, wanted: Asked) -> Call[result.Result]:
     """A picture on its own has no capture time; its age counts from when the daemon receives it."""
-    frame = single(model, image, camera, thresholds(score, iou, max_detections))
+    frame = single(model, image, camera, wanted)
     return Call("/edged.v1.Cameras/DetectOne", frame, cameras_pb2.Result.FromString, result.from_proto)
 
 
@@ -96,6 +91,15 @@ def device() -> Call[operations.DeviceInfo]:
         operations_pb2.GetDeviceRequest(),
         operations_pb2.GetDeviceResponse.FromString,
         operations.device_info,
+    )
+
+
+def camera_list() -> Call[list[CameraInfo]]:
+    return Call(
+        "/edged.v1.Operations/ListCameras",
+        operations_pb2.ListCamerasRequest(),
+        operations_pb2.ListCamerasResponse.FromString,
+        cameras.camera_list,
     )
 
 

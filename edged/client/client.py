@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from edged.client import address, calls, commands, operations
+from edged.client.backoff import Backoff
+from edged.client.cameras import CameraInfo
 from edged.client.events import EventInfo
-from edged.client.frames import Captured, FrameMaker, Picture, thresholds
+from edged.client.frames import Captured, FrameMaker, Picture
 from edged.client.ledger import Ledger
+from edged.client.options import Region, asked, stream_options
 from edged.client.outgoing import Outgoing
 from edged.client.result import Result
+from edged.client.sharing import blocking, sharing
 from edged.client.status import from_rpc_error
 from edged.client.stream import Stream
 from edged.client.updates import Updates
@@ -59,9 +63,18 @@ class Client:
         score: float | None = None,
         iou: float | None = None,
         max_detections: int | None = None,
+        class_agnostic: bool | None = None,
+        region: Region | None = None,
+        rotation: int = 0,
     ) -> Result:
-        """One picture, one result. The thresholds, 0..1, override the model's; arrays travel as they are."""
-        return self._ask(calls.infer(model, image, camera, score, iou, max_detections))
+        """One picture, one result. The thresholds, 0..1, override the model's; arrays travel as they are.
+
+        Of the picture only `region` is looked at: x, y, width, height in its pixels, 0 for a size up to the edge. It is
+        turned `rotation` degrees clockwise before, by quarters. Results are in pixels of the picture as given all the
+        same. `class_agnostic` lets boxes of different classes suppress each other.
+        """
+        wanted = asked(score, iou, max_detections, class_agnostic, region, rotation)
+        return self._ask(calls.infer(model, image, camera, wanted))
 
     def stream(
         self,
@@ -73,15 +86,42 @@ class Client:
         iou: float | None = None,
         max_detections: int | None = None,
         lossless: bool = False,
+        every_frame: bool = False,
+        max_fps: float = 0.0,
+        max_staleness: float = 0.0,
+        weight: float = 1.0,
+        priority: int = 0,
+        track: bool = False,
+        region: Region | None = None,
+        rotation: int = 0,
+        class_agnostic: bool | None = None,
+        reconnect: bool = False,
+        shared: bool | None = None,
     ) -> Stream:
         """Frames of one camera, sent as they come and answered as they come.
 
-        The daemon answers the newest frame and counts those it skipped for it; `lossless` instead keeps one frame in
-        flight, so that each is answered. A frame that fails is a Result with `error` set, and the stream goes on.
+        The daemon answers the newest frame and counts those it skipped for it. With `every_frame` it answers all, some
+        waiting there; with `lossless` one is in flight at a time and the next is only then taken from `frames`. A frame
+        that fails is a Result with `error` set, and the stream goes on.
+
+        The daemon takes at most `max_fps` frames a second (0: all) and none that is older than `max_staleness` seconds
+        when its turn comes (0: any). `weight` is the camera's share of the engine against other cameras of the model,
+        `priority`, -100 to 100, puts it before or behind them always. `track` gives detections a `tracker_id`. The
+        thresholds, `region` and `rotation` are as in `infer`.
+
+        Arrays go through shared memory where the daemon is behind a unix socket and can read it, otherwise as bytes:
+        `shared` False always sends bytes, True raises SegmentUnusable instead. A frame whose place was used again
+        before its turn counts as skipped.
+
+        With `reconnect` a daemon that goes away after it has answered once is waited for, 1, 5, 10, then each 60
+        seconds; the camera goes on under its name and with its numbers, and frames that were on their way count as
+        failed. Without it that is NotReady.
         """
-        maker = FrameMaker(model, camera, thresholds(score, iou, max_detections))
+        options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
+        wanted = asked(score, iou, max_detections, class_agnostic, region, rotation, options)
+        maker = FrameMaker(model, camera, wanted, sharing(self.target, model, blocking(self._channel), shared))
         outgoing = Outgoing(frames, maker, Ledger(), lossless=lossless)
-        return Stream(self._channel, outgoing, self.target, self.timeout)
+        return Stream(self._channel, outgoing, self.target, self.timeout, Backoff() if reconnect else None)
 
     def models(self) -> list[operations.ModelInfo]:
         return self._ask(calls.models())
@@ -93,6 +133,10 @@ class Client:
     def explain(self, model: str) -> list[operations.Explanation]:
         """For each engine that the model should have here: which key part keeps the nearest stored one from fitting."""
         return self._ask(calls.explain(model))
+
+    def cameras(self) -> list[CameraInfo]:
+        """Every camera that sends frames or did lately, and how it fares."""
+        return self._ask(calls.camera_list())
 
     def device(self) -> operations.DeviceInfo:
         return self._ask(calls.device())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from edged.client.frames import Captured, FrameMaker, Picture
 from edged.client.ledger import Ledger
-from edged.client.outgoing import Outgoing
-from edged.client.result import Result
+from edged.client.outgoing import Outgoing, most_waiting
+from edged.client.result import Result, Skips
 from edged.proto import cameras_pb2 as pb
 
 Item = TypeVar("Item")
@@ -94,7 +94,9 @@ class Requests(Protocol):
     @property
     def exhausted(self) -> bool: ...
     def __aiter__(self) -> AsyncIterator[pb.Frame]: ...
-    def on_result(self, result: Result) -> None: ...
+    def on_result(self, result: Result) -> Result: ...
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None: ...
+    def finish(self) -> None: ...
     async def stop(self) -> None: ...
 
 
@@ -104,6 +106,8 @@ class FromIterable:
     def __init__(self, outgoing: Outgoing) -> None:
         self.ledger = outgoing.ledger
         self.on_result = outgoing.on_result
+        self.on_skips = outgoing.on_skips
+        self.finish = outgoing.finish
         self._outgoing = outgoing
         self._feed = Feed(outgoing)
 
@@ -134,11 +138,17 @@ class FromAsyncIterable:
         self.exhausted = False
         self._frames = aiter(frames)
         self._maker = maker
-        self._lossless = lossless
+        self._most_waiting = most_waiting(maker, lossless)
         self._turn = asyncio.Event()
 
-    def on_result(self, result: Result) -> None:
-        self.ledger.on_result(result)
+    def on_result(self, result: Result) -> Result:
+        self._maker.on_result(result)
+        whole = self.ledger.on_result(result)
+        self._turn.set()
+        return whole
+
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
+        self.ledger.on_skips(skipped, skips)
         self._turn.set()
 
     def __aiter__(self) -> AsyncIterator[pb.Frame]:
@@ -153,11 +163,16 @@ class FromAsyncIterable:
         except Exception as error:  # the user's own, of any class
             self.exhausted, self.failure = True, error
             raise StopAsyncIteration from None
-        while self._lossless and self.ledger.waiting > 0:
+        while self._most_waiting is not None and self.ledger.waiting > self._most_waiting:
             self._turn.clear()
             await self._turn.wait()
+        if self.ledger.sent == 0:
+            self._maker.introduce(frame)
         self.ledger.on_sent()
         return frame
+
+    def finish(self) -> None:
+        self._maker.close()
 
     async def stop(self) -> None:
         close = getattr(self._frames, "aclose", None)

@@ -11,6 +11,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edged.client.options import Asked
+from edged.client.result import Result
+from edged.client.sharing import Sharing
 from edged.errors import InvalidInput, NotFound
 from edged.proto import cameras_pb2 as pb
 
@@ -31,40 +34,51 @@ class Captured(msgspec.Struct, frozen=True, eq=False):
         return cls(image, time.time_ns(), time.monotonic_ns())
 
 
-def thresholds(score: float | None, iou: float | None, max_detections: int | None) -> pb.Thresholds | None:
-    """The overrides for a frame, None where there are none. InvalidInput for a value out of range."""
-    for name, value in (("score", score), ("iou", iou)):
-        if value is not None and not 0 <= value <= 1:
-            raise InvalidInput(f"{name}={value} is out of range; give a number from 0 to 1")
-    if max_detections is not None and not 0 < max_detections < 2**32:
-        raise InvalidInput(f"max_detections={max_detections} is out of range; give a whole number from 1")
-    if score is None and iou is None and max_detections is None:
-        return None
-    return pb.Thresholds(score=score, iou=iou, max_detections=max_detections)
-
-
 class FrameMaker:
     """Numbers the frames of one camera from 1, and puts them in the form of the protocol."""
 
-    def __init__(self, model: str, camera: str, limits: pb.Thresholds | None) -> None:
-        self._model, self._camera, self._limits = model, camera, limits
+    def __init__(self, model: str, camera: str, wanted: Asked, sharing: Sharing | None = None) -> None:
+        """With `sharing`, pixels go through shared memory where that works."""
+        self._model, self._camera, self._asked, self._sharing = model, camera, wanted, sharing
         self._sequence = 0
 
     def make(self, item: Picture | Captured) -> pb.Frame:
         """A picture without a capture time gets the present one. InvalidInput or NotFound for an unusable picture."""
         taken = item if isinstance(item, Captured) else Captured.now(item)
-        frame = single(self._model, taken.image, self._camera, self._limits)
+        frame = single(self._model, taken.image, self._camera, self._asked, self._sharing)
         self._sequence += 1
         frame.sequence = self._sequence
         frame.captured_unix_ns, frame.captured_mono_ns = taken.captured_unix_ns, taken.captured_mono_ns
         return frame
 
+    def on_result(self, result: Result) -> None:
+        """An error may mean that the daemon cannot read what is shared."""
+        if self._sharing is not None and result.error is not None:
+            self._sharing.on_error(result.error[0])
 
-def single(model: str, image: Picture, camera: str, limits: pb.Thresholds | None) -> pb.Frame:
+    def close(self) -> None:
+        """No more frames will be made."""
+        if self._sharing is not None:
+            self._sharing.close()
+
+    @property
+    def every_frame(self) -> bool:
+        options = self._asked.options
+        return options is not None and options.mode == pb.StreamOptions.EVERY_FRAME
+
+    def introduce(self, frame: pb.Frame) -> None:
+        """To be done with the first frame of each call, since the daemon forgets a camera when its call is over."""
+        if self._asked.options is not None:
+            frame.options.CopyFrom(self._asked.options)
+
+
+def single(model: str, image: Picture, camera: str, wanted: Asked, sharing: Sharing | None = None) -> pb.Frame:
     """A frame for `DetectOne`, or the base of one in a stream."""
-    frame = pb.Frame(camera=camera, model=model, thresholds=limits)
+    frame = pb.Frame(
+        camera=camera, model=model, thresholds=wanted.thresholds, region=wanted.region, rotation=wanted.rotation
+    )
     if isinstance(image, np.ndarray):
-        _fill(frame.raw, image)
+        _fill(frame, image, sharing)
     else:
         frame.encoded = read_picture(image)
     return frame
@@ -92,7 +106,7 @@ def _read(path: Path) -> bytes:
         raise InvalidInput(f"the picture {str(path)!r} cannot be read: {error.strerror}") from None
 
 
-def _fill(raw: pb.RawImage, image: npt.NDArray[np.uint8]) -> None:
+def _fill(frame: pb.Frame, image: npt.NDArray[np.uint8], sharing: Sharing | None) -> None:
     """Pixels as they are, rows packed."""
     if image.dtype != np.uint8:
         raise InvalidInput(f"an array of {image.dtype} is no picture; convert it to uint8, 0..255")
@@ -100,6 +114,11 @@ def _fill(raw: pb.RawImage, image: npt.NDArray[np.uint8]) -> None:
         image = image[:, :, 0]
     if 0 in image.shape or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
         raise InvalidInput(f"an array of shape {image.shape} is no picture; give [height, width, 3] or [height, width]")
-    raw.format = pb.BGR if image.ndim == 3 else pb.GRAY
-    raw.height, raw.width = image.shape[:2]
-    raw.data = image.tobytes()
+    shared = sharing.put(image) if sharing is not None else None
+    if shared is not None:
+        frame.shared.CopyFrom(shared)
+    else:
+        frame.raw.data = image.tobytes()
+    geometry = frame.raw if shared is None else frame.shared
+    geometry.format = pb.BGR if image.ndim == 3 else pb.GRAY
+    geometry.height, geometry.width = image.shape[:2]

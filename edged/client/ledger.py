@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
-from edged.client.result import Result
+import msgspec
+
+from edged.client.result import Result, Skips
 
 
 class Ledger:
-    """Counts frames. The sending side writes `sent`, the receiving side the rest, so that no lock is needed."""
+    """Counts frames. The sending side writes `sent`, the receiving side the rest, so that no lock is needed.
+
+    `reasons` says why frames were skipped, as far as the daemon tells. `lost` are those of the failed that were on
+    their way when the daemon went away. `unreported` are skipped frames that no result tells of yet, since none came
+    after them: at the end of a stream the last ones. So `skipped` is the sum over all results and of `unreported`.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.sent = 0
         self.answered = 0
         self.skipped = 0
         self.failed = 0
+        self.lost = 0
+        self.reasons: Counter[str] = Counter()
+        self.unreported: tuple[Skips, ...] = ()
         self.gave_up = False  # set by whoever ends the stream because of `silence`
+        self._unreported = 0
         self._clock = clock
         self._last = clock()
 
@@ -30,14 +42,40 @@ class Ledger:
             self._last = self._clock()
         self.sent += 1
 
-    def on_result(self, result: Result) -> None:
-        self.skipped += result.skipped
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
+        """Frames that the daemon tells of without an answer; the next result tells of them."""
+        self._count(skipped, skips)
+        self.unreported += tuple(skips)
+        self._unreported += skipped
+
+    def on_result(self, result: Result) -> Result:
+        """The result with the skipped frames that no earlier one told of."""
+        self._count(result.skipped, result.skips)
         if result.error is None:
             self.answered += 1
         else:
             self.failed += 1
-        self._last = self._clock()
+        if not self._unreported:
+            return result
+        whole = msgspec.structs.replace(
+            result, skipped=self._unreported + result.skipped, skips=self.unreported + result.skips
+        )
+        self.unreported, self._unreported = (), 0
+        return whole
+
+    def on_lost(self) -> None:
+        """The daemon went away: what waits is never answered."""
+        lost = max(0, self.waiting)
+        self.failed += lost
+        self.lost += lost
+        self.gave_up = False
 
     def silence(self) -> float:
         """Seconds that frames have waited without any answer; 0 while none waits."""
         return self._clock() - self._last if self.waiting > 0 else 0.0
+
+    def _count(self, skipped: int, skips: Sequence[Skips]) -> None:
+        self.skipped += skipped
+        for each in skips:
+            self.reasons[each.reason] += each.count
+        self._last = self._clock()

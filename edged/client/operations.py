@@ -32,7 +32,7 @@ class TensorInfo(Info, frozen=True):
 
 class AlarmInfo(Info, frozen=True):
     """Something that is wrong now, since `since_unix_s`: `kind` is slow, quarantined, builds_paused, reboot_pending,
-    unserved, fallback or no_candidate; `model` and `engine`, a key, are empty when it is not about one."""
+    unserved, untracked, fallback or no_candidate; `model` and `engine`, a key, are empty when it is not about one."""
 
     kind: str
     message: str

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 
 from edged.client.frames import Captured, FrameMaker, Picture
 from edged.client.ledger import Ledger
-from edged.client.result import Result
+from edged.client.result import Result, Skips
 from edged.proto import cameras_pb2 as pb
+
+_FRESH_NS = 1_000_000_000
+_WINDOW = 6  # where all are to be answered: with the one that leaves fewer than a shared ring has slots
+
+
+def most_waiting(maker: FrameMaker, lossless: bool) -> int | None:
+    """How many frames may wait for their answers when another one leaves; None for any number."""
+    if lossless:
+        return 0
+    return _WINDOW if maker.every_frame else None
 
 
 class Outgoing(Iterator[pb.Frame]):
-    """The requests of one stream.
+    """The requests of one stream, which may take several calls: `renew` begins another one.
 
     An exception from the user's frames ends the requests and is kept in `failure`: what was sent before it is still
     answered, then the receiving side raises it. With `lossless` the next frame leaves only when none waits for its
@@ -27,26 +38,40 @@ class Outgoing(Iterator[pb.Frame]):
         self.exhausted = False
         self._frames = iter(frames)
         self._maker = maker
-        self._lossless = lossless
+        self._most_waiting = most_waiting(maker, lossless)
         self._stopped = False
         self._closed = False
         self._changed = threading.Condition()
         self._pulling = threading.Lock()
+        self._leaving = threading.Lock()
+        self._call = 0
+        self._introduced = -1  # the call whose first frame has left
+        self._kept: pb.Frame | None = None
 
     def __next__(self) -> pb.Frame:
-        with self._pulling:
-            frame = self._pull()
-        if self._stopped:  # looked at after the lock is free, since `stop` leaves the closing to its holder
-            self.stop()
-            raise StopIteration
-        if frame is None:
-            raise StopIteration
-        self.ledger.on_sent()
-        return frame
+        return self._next(self._call)
 
-    def on_result(self, result: Result) -> None:
+    def renew(self) -> Iterator[pb.Frame]:
+        """The requests of another call, after the daemon went away: what was sent and not answered is lost. The sender
+        of the call before, which may still wait for the user's next frame, gets none any more."""
+        with self._leaving:
+            self._call += 1
+            self.ledger.on_lost()
+        with self._changed:
+            self._changed.notify_all()
+        return _Requests(self, self._call)
+
+    def on_result(self, result: Result) -> Result:
         """Enters an answer into the account, and lets the next frame out."""
-        self.ledger.on_result(result)
+        self._maker.on_result(result)
+        whole = self.ledger.on_result(result)
+        with self._changed:
+            self._changed.notify_all()
+        return whole
+
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
+        """The same for frames that the daemon says it skipped."""
+        self.ledger.on_skips(skipped, skips)
         with self._changed:
             self._changed.notify_all()
 
@@ -65,12 +90,50 @@ class Outgoing(Iterator[pb.Frame]):
             finally:
                 self._pulling.release()
 
+    def finish(self) -> None:
+        """The stream is over: what frames needed until they were answered is given back."""
+        self._maker.close()
+
+    def _next(self, call: int) -> pb.Frame:
+        with self._pulling:
+            frame, self._kept = (self._take_kept() or self._pull()), None
+            leaves = frame is not None and self._may_leave(frame, call)
+            if not leaves:
+                self._kept = frame  # for the call that came after
+        if self._stopped:  # looked at after the lock is free, since `stop` leaves the closing to its holder
+            self.stop()
+            raise StopIteration
+        if frame is None or not leaves:
+            raise StopIteration
+        return frame
+
+    def _take_kept(self) -> pb.Frame | None:
+        """A frame that no call has sent yet, unless it has become old: a camera has a newer one."""
+        frame = self._kept
+        if frame is None or self._most_waiting is not None or not frame.captured_mono_ns:
+            return frame
+        return frame if time.monotonic_ns() - frame.captured_mono_ns < _FRESH_NS else None
+
+    def _may_leave(self, frame: pb.Frame, call: int) -> bool:
+        with self._leaving:
+            if call != self._call or self._stopped:
+                return False
+            if self._introduced != call:
+                self._introduced = call
+                self._maker.introduce(frame)
+            self.ledger.on_sent()
+            return True
+
     def _pull(self) -> pb.Frame | None:
         """The next frame; None at the end, for whatever reason."""
         if self._stopped or self.exhausted:
             return None
         try:
-            frame = self._maker.make(next(self._frames))
+            item = next(self._frames)
+            taken = item if isinstance(item, Captured) else Captured.now(item)
+            self._wait_for_turn()
+            # Only now: what earlier answers told about the daemon counts for this frame too.
+            return self._maker.make(taken)
         except StopIteration:
             self._close()
             return None
@@ -78,10 +141,12 @@ class Outgoing(Iterator[pb.Frame]):
             self.failure = error
             self._close()
             return None
-        if self._lossless:
+
+    def _wait_for_turn(self) -> None:
+        most = self._most_waiting
+        if most is not None:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self.ledger.waiting <= 0)
-        return frame
+                self._changed.wait_for(lambda: self._stopped or self.ledger.waiting <= most)
 
     def _close(self) -> None:
         self.exhausted = True
@@ -93,3 +158,13 @@ class Outgoing(Iterator[pb.Frame]):
             close()
         except Exception as error:
             self.failure = self.failure or error
+
+
+class _Requests(Iterator[pb.Frame]):
+    """Those of one call."""
+
+    def __init__(self, outgoing: Outgoing, call: int) -> None:
+        self._outgoing, self._call = outgoing, call
+
+    def __next__(self) -> pb.Frame:
+        return self._outgoing._next(self._call)

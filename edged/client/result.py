@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any, overload
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from edged import raw_contents
 from edged.client.status import code_name
 from edged.errors import Unsupported
 from edged.proto import cameras_pb2 as pb
 from edged.tensors import DATATYPES, Array
-from edged.vision.detections import Detections, RoboflowResult, roboflow
+from edged.vision import masks
+from edged.vision.detections import Detections
+from edged.vision.roboflow import RoboflowResult, roboflow
 
 
 class Detection(msgspec.Struct, frozen=True):
-    """One object: corners in pixels of the picture as sent, origin top left; score 0..1."""
+    """One object: corners of its box in pixels of the picture as sent, origin top left; score 0..1.
+
+    What the model or the stream does not give is None or empty. `tracker_id` is the same for the same object in all
+    frames of the camera. `keypoints` are (x, y, score) in the model's order. `corners` are the four of an oriented
+    box, (x, y) one after the other round it. `mask` is COCO's uncompressed run lengths down the columns of the whole
+    picture; `Result.mask` makes pixels of it and `Result.polygon` its outline.
+    """
 
     x1: float
     y1: float
@@ -26,6 +36,28 @@ class Detection(msgspec.Struct, frozen=True):
     score: float
     class_id: int
     label: str
+    tracker_id: int | None = None
+    keypoints: tuple[tuple[float, float, float], ...] = ()
+    corners: tuple[tuple[float, float], ...] = ()
+    mask: tuple[int, ...] = ()
+
+
+class Classification(msgspec.Struct, frozen=True):
+    """What a classifier takes the picture for; score 0..1."""
+
+    class_id: int
+    label: str
+    score: float
+
+
+class Skips(msgspec.Struct, frozen=True):
+    """`count` frames, numbered `first` to `last`, that were skipped for one reason: overtaken by a newer one, stale,
+    above the rate, or overwritten in shared memory."""
+
+    first: int
+    last: int
+    count: int
+    reason: str
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -43,11 +75,12 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     """The answer to one frame.
 
     `sequence` is the frame's number, from 1, in the order it was given; 0 for a single picture. `width` and `height`
-    are pixels of the picture as sent. A detector fills `detections`, best first; a model of no known family fills
-    `outputs`, read-only arrays by name (BYTES as object arrays of bytes, BF16 as the uint16 of its bits). `age_ms` is
-    from capture to answer. `skipped` counts frames of this camera that were overtaken since its previous result.
-    `error` is None or (gRPC code name, message) for a frame that could not be answered. The capture times are as
-    sent, in nanoseconds.
+    are pixels of the picture as sent. A detector fills `detections`, a classifier `classes`, both best first; a model
+    of no known family fills `outputs`, read-only arrays by name (BYTES as object arrays of bytes, BF16 as the uint16 of
+    its bits). `age_ms` is from capture to answer. `skipped` counts frames of this camera that were skipped since its
+    previous result, `skips` tells which and why. `error` is None or (gRPC code name, message) for a frame that could
+    not be answered. The capture times are as sent, in nanoseconds; `received_unix_ns` is the daemon's wall clock when
+    it had the frame. A time that is not known is 0.
     """
 
     camera: str
@@ -65,24 +98,62 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     error: tuple[str, str] | None
     captured_unix_ns: int = 0
     captured_mono_ns: int = 0
+    received_unix_ns: int = 0
+    skips: tuple[Skips, ...] = ()
+    classes: tuple[Classification, ...] = ()
+
+    @property
+    def captured(self) -> datetime | None:
+        """When the picture was taken, by the wall clock of who sent it; None where that is not known."""
+        return _moment(self.captured_unix_ns)
+
+    @property
+    def received(self) -> datetime | None:
+        """When the daemon had the frame, by its own wall clock; None where it does not tell."""
+        return _moment(self.received_unix_ns)
 
     def json(self) -> RoboflowResult:
-        """Roboflow's inference JSON; box centres and sizes in pixels, a new detection id each time."""
-        return roboflow(self.boxes(), self.labels(), self.width, self.height)
+        """Roboflow's inference JSON; box centres and sizes in pixels, a new detection id each time. Only detections
+        that are tracked have a `tracker_id`."""
+        found = self.boxes()
+        ids, found = found.tracker_ids, msgspec.structs.replace(found, tracker_ids=None)
+        plain = roboflow(found, self.labels(), self.width, self.height)
+        if ids is not None:
+            for prediction, number in zip(plain["predictions"], ids.tolist(), strict=True):
+                if number >= 0:
+                    prediction["tracker_id"] = number
+        return plain
 
     def supervision(self) -> Any:
-        """The same as `supervision.Detections`; Unsupported where that library is not installed."""
-        try:
-            supervision: Any = importlib.import_module("supervision")
-        except ImportError:
-            raise Unsupported("supervision is not installed; install it with: pip install supervision") from None
-        return supervision.Detections.from_inference(self.json())
+        """The same as `supervision.Detections`, with masks, tracker ids (-1 where there is none) and oriented boxes;
+        Unsupported where that library is not installed."""
+        from edged.client.supervise import to_supervision
+
+        return to_supervision(self)
+
+    def mask(self, detection: Detection) -> npt.NDArray[np.bool_] | None:
+        """The pixels of an object, bool [height, width] of the picture; None where the model gives no masks."""
+        return masks.decode(_runs(detection.mask), self.width, self.height) if detection.mask else None
+
+    def polygon(self, detection: Detection) -> npt.NDArray[np.int32] | None:
+        """The outline of the largest piece of an object's mask, int32 [n, 2] x and y in pixels; None without a mask."""
+        return masks.polygon(_runs(detection.mask), self.width, self.height) if detection.mask else None
 
     def boxes(self) -> Detections:
         """The detections as arrays."""
         found = self.detections
-        corners = [(d.x1, d.y1, d.x2, d.y2) for d in found]
-        return Detections.of(corners, [d.score for d in found], [d.class_id for d in found])
+        points = max((len(d.keypoints) for d in found), default=0)
+        return Detections.of(
+            [(d.x1, d.y1, d.x2, d.y2) for d in found],
+            [d.score for d in found],
+            [d.class_id for d in found],
+            masks=[_runs(d.mask or (self.width * self.height,)) for d in found] if any(d.mask for d in found) else None,
+            keypoints=[d.keypoints or [(0.0, 0.0, 0.0)] * points for d in found] if points else None,
+            corners=[d.corners or _corners(d) for d in found] if any(d.corners for d in found) else None,
+            tracker_ids=[-1 if d.tracker_id is None else d.tracker_id for d in found]
+            if any(d.tracker_id is not None for d in found)
+            else None,
+        )
 
     def labels(self) -> Sequence[str]:
         """The label of each class id that was found, for what wants names by class id."""
@@ -119,7 +190,7 @@ def from_proto(message: pb.Result) -> Result:
         model=message.model,
         width=message.width,
         height=message.height,
-        detections=tuple(Detection(d.x1, d.y1, d.x2, d.y2, d.score, d.class_id, d.label) for d in message.detections),
+        detections=tuple(map(_detection, message.detections)),
         outputs={tensor.name: to_array(tensor) for tensor in message.outputs},
         age_ms=message.age_ms,
         timings=Timings(*(getattr(timings, name) for name in Timings.__struct_fields__)),
@@ -129,7 +200,43 @@ def from_proto(message: pb.Result) -> Result:
         error=(code_name(message.error.code), message.error.message) if message.HasField("error") else None,
         captured_unix_ns=message.captured_unix_ns,
         captured_mono_ns=message.captured_mono_ns,
+        received_unix_ns=message.received_unix_ns,
+        skips=skips_of(message),
+        classes=tuple(Classification(c.class_id, c.label, c.score) for c in message.classes),
     )
+
+
+def skips_of(message: pb.Result) -> tuple[Skips, ...]:
+    return tuple(Skips(each.first, each.last, each.count, each.reason) for each in message.skips)
+
+
+def _detection(d: pb.Detection) -> Detection:
+    points, corners = d.keypoints, d.corners
+    return Detection(
+        d.x1,
+        d.y1,
+        d.x2,
+        d.y2,
+        d.score,
+        d.class_id,
+        d.label,
+        d.tracker_id if d.HasField("tracker_id") else None,
+        tuple(zip(points[::3], points[1::3], points[2::3], strict=True)) if points else (),
+        tuple(zip(corners[::2], corners[1::2], strict=True)) if corners else (),
+        tuple(d.mask),
+    )
+
+
+def _moment(unix_ns: int) -> datetime | None:
+    return datetime.fromtimestamp(unix_ns / 1e9, timezone.utc) if unix_ns else None
+
+
+def _runs(mask: tuple[int, ...]) -> masks.Counts:
+    return np.asarray(mask, np.uint32)
+
+
+def _corners(d: Detection) -> tuple[tuple[float, float], ...]:
+    return (d.x1, d.y1), (d.x2, d.y1), (d.x2, d.y2), (d.x1, d.y2)
 
 
 def to_array(tensor: pb.Tensor) -> Array:

@@ -23,6 +23,7 @@ class AlarmKind(str, enum.Enum):
     REBOOT_PENDING = "reboot_pending"  # the driver's two halves differ
     UNSERVED = "unserved"  # a model that cannot be served
     NO_CANDIDATE = "no_candidate"  # a model's settings leave no engine that this box can make
+    UNTRACKED = "untracked"  # cameras want their objects followed, and that does not work
     FALLBACK = "fallback"  # a part of a model runs elsewhere than on the device that it is meant for
 
 

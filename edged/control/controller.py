@@ -29,6 +29,7 @@ from edged.model.repository import Repository
 from edged.serving.hosts import Hosts
 from edged.serving.link import HostLimits, HostLink
 from edged.serving.slot import Slot
+from edged.serving.tracking import Tracking
 from edged.store.attempts import AttemptLog
 from edged.store.store import Store
 
@@ -57,6 +58,7 @@ class Controller:
         self._wake = asyncio.Event()
         self._chores = Chores(self.wake)
         self._hosts = Hosts(limits, self._host_lost)
+        self.tracking = Tracking()
         self._stopping = False
         self.started = time.monotonic()
         self._planner = Planner.of(store, fingerprint, settings)
@@ -104,7 +106,7 @@ class Controller:
         """Ends builds and hosts."""
         self._stopping = True
         await self._chores.stop()
-        await self._hosts.stop()
+        await asyncio.gather(self._hosts.stop(), self.tracking.close())
 
     def find(self, name: str) -> PlannedModel:
         """The plan of a model; NotFound."""
@@ -137,7 +139,8 @@ class Controller:
         self.opener.tidy(self.models)
         self.catalogue.refuse_hopeless()
         models = self.models.values()
-        self.alarms.update(health.wrong(models, self.settings, now, self.calm.busy, paused, is_reboot_pending))
+        box = health.Box(self.calm.busy, paused, is_reboot_pending, self.tracking.problem)
+        self.alarms.update(health.wrong(models, self.settings, now, box))
 
     def _review(self, now: float) -> None:
         """Engines whose figures may be off are verified and timed again: when the box is calm, those that were timed

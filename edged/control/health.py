@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from edged.config import Engines
 from edged.control.alarms import Alarm, AlarmKind
 from edged.control.plan import PlannedModel
@@ -15,16 +17,26 @@ _NARROWING = (model_settings.BACKENDS, model_settings.PRECISIONS)
 _REBOOT = "the driver's libraries are new and its kernel module is old; nothing is built until the box is rebooted"
 
 
-def wrong(
-    models: Iterable[PlannedModel], settings: Engines, now: float, busy: float, paused: str, is_reboot_pending: bool
-) -> Iterator[Alarm]:
-    """Everything that is wrong. `now` in monotonic seconds, `busy` the share of the processors in use."""
-    if paused:
-        yield Alarm(AlarmKind.BUILDS_PAUSED, paused)
-    if is_reboot_pending:
+class Box(msgspec.Struct, frozen=True):
+    """What is no model's affair: the share of the processors in use, why nothing is built, whether a driver waits for a
+    reboot, why nothing is tracked. A text is empty where all is well."""
+
+    busy: float = 0.0
+    paused: str = ""
+    is_reboot_pending: bool = False
+    untracked: str = ""
+
+
+def wrong(models: Iterable[PlannedModel], settings: Engines, now: float, box: Box) -> Iterator[Alarm]:
+    """Everything that is wrong. `now` in monotonic seconds."""
+    if box.paused:
+        yield Alarm(AlarmKind.BUILDS_PAUSED, box.paused)
+    if box.is_reboot_pending:
         yield Alarm(AlarmKind.REBOOT_PENDING, _REBOOT)
+    if box.untracked:
+        yield Alarm(AlarmKind.UNTRACKED, f"cameras that ask for it get no tracker ids: {box.untracked}")
     for planned in models:
-        yield from _model(planned, settings, now, busy)
+        yield from _model(planned, settings, now, box.busy)
 
 
 def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[float, float] | None:

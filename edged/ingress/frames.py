@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 
 from edged.control.controller import Controller
 from edged.errors import InvalidInput
+from edged.ingress.shared_memory import Segments
 from edged.proto import cameras_pb2 as pb
 from edged.serving.options import Mode, StreamOptions
 from edged.serving.work import Blob, FrameWork
@@ -19,18 +21,29 @@ _ROTATIONS = (0, 90, 180, 270)
 
 
 def work_of(
-    frame: pb.Frame, controller: Controller, model: str, seconds: float | None = None, must_answer: bool = False
+    frame: pb.Frame,
+    controller: Controller,
+    model: str,
+    seconds: float | None = None,
+    must_answer: bool = False,
+    segments: Segments | None = None,
 ) -> FrameWork:
-    """The work that a frame asks of a model, worth doing for so many seconds; InvalidInput where it makes no sense."""
-    data, pixel_format, width, height, stride = _image(frame)
+    """The work that a frame asks of a model, worth doing for so many seconds; InvalidInput where it makes no sense.
+
+    `segments` are those of the frame's stream; without them the one that a frame lies in is opened for it alone.
+    """
+    # Whatever may be refused comes first: an error's traceback would keep the picture.
+    thresholds, view = _thresholds(frame, controller, model), _view(frame)
+    with contextlib.closing(Segments()) as own:
+        data, pixel_format, width, height, stride = _image(frame, segments or own)
     return FrameWork(
         data,
         pixel_format,
         width,
         height,
         stride,
-        thresholds=_thresholds(frame, controller, model),
-        view=_view(frame),
+        thresholds=thresholds,
+        view=view,
         expires=math.inf if seconds is None else time.monotonic() + seconds,
         must_answer=must_answer,
     )
@@ -48,7 +61,7 @@ def options_of(frame: pb.Frame) -> StreamOptions | None:
     )
 
 
-def _image(frame: pb.Frame) -> tuple[Blob, str, int, int, int]:
+def _image(frame: pb.Frame, segments: Segments) -> tuple[Blob, str, int, int, int]:
     kind = frame.WhichOneof("image")
     if kind == "encoded":
         return frame.encoded, "", 0, 0, 0
@@ -57,7 +70,13 @@ def _image(frame: pb.Frame) -> tuple[Blob, str, int, int, int]:
         if raw.format not in _FORMATS:
             raise InvalidInput("the raw image has no pixel format; set BGR, RGB, GRAY, NV12 or I420")
         return raw.data, _FORMATS[raw.format], raw.width, raw.height, raw.stride
-    raise InvalidInput("the frame holds no image; set `encoded` or `raw`")
+    if kind == "shared":
+        shared = frame.shared
+        if shared.format not in (*_FORMATS, pb.PIXEL_FORMAT_UNSPECIFIED):
+            raise InvalidInput(f"the shared image has pixel format {shared.format}, which does not exist")
+        picture = segments.picture(shared.segment, shared.offset, shared.stamp, shared.size)
+        return picture, _FORMATS.get(shared.format, ""), shared.width, shared.height, shared.stride
+    raise InvalidInput("the frame holds no image; set `encoded`, `raw` or `shared`")
 
 
 def _view(frame: pb.Frame) -> View | None:

@@ -10,6 +10,7 @@ from edged.proto import cameras_pb2 as pb
 from edged.serving.skips import Skips
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.work import Answered
+from edged.vision.classifications import Classes
 from edged.vision.detections import Detections, class_name
 
 
@@ -46,6 +47,8 @@ def result_of(delivery: Delivery[Tag]) -> pb.Result:
     result.timings.infer_ms, result.timings.postprocess_ms = times.infer_ms, times.postprocess_ms
     if answer.detections is not None:
         result.detections.extend(_detections(answer, delivery.tracker_ids))
+    if answer.classes is not None:
+        result.classes.extend(_classes(answer))
     for tensor in answer.outputs:
         shape = [int(dim) for dim in tensor.shape]
         result.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape, data=tensor.data)
@@ -72,4 +75,20 @@ def _detections(answer: Answered, ids: tuple[int, ...]) -> list[pb.Detection]:
     for message, number in zip(messages, ids, strict=False):
         if number >= 0:
             message.tracker_id = number
+    if found.keypoints is not None:
+        for message, points in zip(messages, found.keypoints, strict=True):
+            message.keypoints.extend(points.ravel().tolist())
+    if found.corners is not None:
+        for message, corners in zip(messages, found.corners, strict=True):
+            message.corners.extend(corners.ravel().tolist())
+    if found.masks is not None:
+        for message, mask in zip(messages, found.masks, strict=True):
+            message.mask.extend(mask.tolist())
     return messages
+
+
+def _classes(answer: Answered) -> list[pb.Classification]:
+    found = Classes.unpack(answer.classes or b"")
+    rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
+    names = answer.engine.names
+    return [pb.Classification(class_id=number, label=class_name(names, number), score=score) for number, score in rows]

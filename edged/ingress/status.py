@@ -20,6 +20,7 @@ _CODES: tuple[tuple[type[EdgedError], grpc.StatusCode], ...] = (
     (errors.NotFound, grpc.StatusCode.NOT_FOUND),
     (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
     (errors.Refused, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.SegmentUnusable, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.NotReady, grpc.StatusCode.UNAVAILABLE),
     (errors.HostLost, grpc.StatusCode.UNAVAILABLE),
     (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),

@@ -32,7 +32,9 @@ class Model(msgspec.Struct, frozen=True):
         signature = inspection.signature
         if not signature.outputs:
             raise ModelRefused(f"model {entry.name} has no outputs")
-        recognition = recognise(signature.inputs, signature.outputs, inspection.metadata, entry.settings)
+        recognition = recognise(
+            signature.inputs, signature.outputs, inspection.metadata, entry.settings, inspection.operators
+        )
         model = cls(entry, inspection, recognition)
         with contextlib.suppress(Unsuitable):  # only some engines need a range of shapes; it is for them to say
             Profile.of(signature, entry.settings, model.picture)

@@ -104,8 +104,9 @@ class _SessionThreads:
             name, message = _named(outcome)
             return m.Seen(error=name, message=message)
         found = None if outcome.detections is None else outcome.detections.pack()
+        classes = None if outcome.classes is None else outcome.classes.pack()
         refs = self._place(outcome.outputs, datatypes, reply)  # of a model without a family, which gets one at a time
-        return m.Seen(outcome.width, outcome.height, outcome.times, found, None, refs)
+        return m.Seen(outcome.width, outcome.height, outcome.times, found, classes, refs)
 
     def _place(
         self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -19,11 +20,12 @@ import numpy as np
 from edged.backend.contract import Session, Signature, Staging
 from edged.errors import InvalidInput
 from edged.serving.messages import Times
-from edged.tensors import Array
+from edged.tensors import Array, numpy_dtype
 from edged.vision import image as pictures
+from edged.vision.classifications import Classes
 from edged.vision.detections import Detections
 from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
-from edged.vision.image import Image
+from edged.vision.image import Decoded, Image
 from edged.vision.placement import Placement
 from edged.vision.prepare import Preparer
 from edged.vision.view import View
@@ -73,11 +75,12 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came out of a picture: detections, or the raw outputs of a model without a family."""
+    """What came out of a picture: detections, or classes, or the raw outputs of a model without a family."""
 
     width: int
     height: int
     detections: Detections | None
+    classes: Classes | None
     outputs: dict[str, Array]
     times: Times
 
@@ -92,10 +95,10 @@ class Pipeline:
         self._turn = 0
         self._decoders: ThreadPoolExecutor | None = None
         try:
-            opened = open_family(recognition) if recognition.family else None
-            self._family: Family | None = None if isinstance(opened, Classifier) else opened
+            self._family: Family | Classifier | None = open_family(recognition) if recognition.family else None
             self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
             self._fixed, self._buffers = _input_buffers(signature, recognition, self._staging, batch)
+            self._datatypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.inputs}
         except BaseException:
             session.close()
             raise
@@ -107,7 +110,7 @@ class Pipeline:
         self._turn = (self._turn + 1) % _BUFFERS
         tensor, rows = self._buffers[self._turn], 0
         fitted: list[_Fitted | Exception] = []
-        for shot, decoded in zip(shots, self._decode(shots), strict=True):
+        for shot, decoded in zip(shots, self._decode(self._preparer, shots), strict=True):
             if isinstance(decoded, Exception):
                 fitted.append(decoded)
                 continue
@@ -119,7 +122,8 @@ class Pipeline:
                 rows += 1
         if not rows:
             return Prepared(None, tuple(fitted))
-        inputs = {self.recognition.input: tensor if self._fixed else tensor[:rows]}
+        filled = tensor if self._fixed else tensor[:rows]
+        inputs = {self.recognition.input: filled, **self._companions(fitted, len(filled))}
         return Prepared(self.stage(inputs), tuple(fitted))
 
     def stage(self, inputs: Mapping[str, Array]) -> Inputs:
@@ -148,31 +152,44 @@ class Pipeline:
             self._decoders.shutdown()
         self._session.close()
 
-    def _decode(self, shots: Sequence[Shot]) -> list[tuple[Image, float] | Exception]:
+    def _decode(self, preparer: Preparer, shots: Sequence[Shot]) -> list[tuple[Image | Decoded, float] | Exception]:
         if len(shots) == 1:
-            return [_decode(shots[0])]
+            return [_decode(preparer, shots[0])]
         if self._decoders is None:
             self._decoders = ThreadPoolExecutor(min(_DECODERS, os.cpu_count() or 1), "decode")
-        return list(self._decoders.map(_decode, shots))
+        return list(self._decoders.map(partial(_decode, preparer), shots))
 
-    def _fit(self, preparer: Preparer, shot: Shot, pixels: Image, decode_ms: float, tensor: Array, row: int) -> _Fitted:
+    def _companions(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
+        """What the model wants to know of the pictures besides; rows that no picture fills repeat the last."""
+        if self._family is None:
+            return {}
+        placements = [each.placement for each in pictures if isinstance(each, _Fitted)]
+        placements += [placements[-1]] * (rows - len(placements))
+        found = self._family.companions(placements)
+        return {name: np.ascontiguousarray(array, self._datatypes[name]) for name, array in found.items()}
+
+    def _fit(
+        self, preparer: Preparer, shot: Shot, pixels: Image | Decoded, decode_ms: float, tensor: Array, row: int
+    ) -> _Fitted:
         started = time.perf_counter()
-        placement = preparer.prepare(pixels, tensor[row])
+        placement = preparer.prepare(pixels, tensor[row], shot.view)
         thresholds = shot.thresholds or self.recognition.thresholds
         return _Fitted(row, placement, thresholds, decode_ms, (time.perf_counter() - started) * 1e3)
 
     def _outcome(self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float) -> Outcome | Exception:
         started = time.perf_counter()
-        detections = None
-        if self._family is not None:
-            try:
+        detections = classes = None
+        try:
+            if isinstance(self._family, Classifier):
+                classes = self._family.classify(outputs, picture.row, picture.thresholds)
+            elif self._family is not None:
                 detections = self._family.decode(outputs, picture.row, picture.placement, picture.thresholds)
-            except Exception as error:
-                return error
+        except Exception as error:
+            return error
         ended = (time.perf_counter() - started) * 1e3
         times = Times(picture.decode_ms, picture.prepare_ms, infer_ms, ended)
         width, height = picture.placement.width, picture.placement.height
-        return Outcome(width, height, detections, outputs if detections is None else {}, times)
+        return Outcome(width, height, detections, classes, outputs if self._family is None else {}, times)
 
     def _infer(self, inputs: Inputs, outputs: Sequence[str] | None) -> dict[str, Array]:
         if isinstance(inputs, Staged):
@@ -181,15 +198,17 @@ class Pipeline:
         return self._session.infer(inputs, outputs)
 
 
-def _decode(shot: Shot) -> tuple[Image, float] | Exception:
-    """BGR pixels and the milliseconds that they took."""
+def _decode(preparer: Preparer, shot: Shot) -> tuple[Image | Decoded, float] | Exception:
+    """BGR pixels and the milliseconds that they took. Of the preparer only its knowledge of sizes is used, which
+    several threads may ask for."""
     started = time.perf_counter()
+    pixels: Image | Decoded
     try:
         if shot.pixel_format:
             kind = pictures.PixelFormat(shot.pixel_format)
             pixels = pictures.from_raw(shot.data, kind, shot.width, shot.height, shot.stride)
         else:
-            pixels = pictures.decode(shot.data)
+            pixels = pictures.decode_reduced(shot.data, partial(preparer.reduction, view=shot.view))
     except Exception as error:
         return error
     return pixels, (time.perf_counter() - started) * 1e3

@@ -1,47 +1,58 @@
-"""Paints detections on a picture, for demos and for looking at what a model saw."""
+"""Paints what a model found on a picture, for demos and for looking at what it saw."""
 
 from __future__ import annotations
 
 import colorsys
 import functools
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
+from edged.vision import masks, strokes
+from edged.vision.classifications import Classes
 from edged.vision.detections import Detections, class_name
 from edged.vision.image import Image
+from edged.vision.skeleton import paint_keypoints
+from edged.vision.strokes import Box, Color, Style
 
-Color: TypeAlias = tuple[int, int, int]
-
-_FONT = cv2.FONT_HERSHEY_SIMPLEX
 _GOLDEN = 0.618033988749895  # steps of the golden ratio keep any run of class ids far apart in hue
-_DARK, _LIGHT = (24, 24, 24), (255, 255, 255)
-_TINT = 0.12
+_TINT, _MASK_TINT = 0.12, 0.45
 _MAX_LABEL = 40
-_PLAIN = str.maketrans({"\u00b7": "-", "\u2013": "-", "\u2014": "-", "\u00d7": "x", "\u00b5": "u", "\u2026": "..."})
+_MAX_CLASSES = 5
 
 
-def annotate(image: Image, detections: Detections, names: Sequence[str], caption: str | None = None) -> Image:
-    """A new picture, BGR uint8 of the same size, with boxes, "name 87%" labels and a caption in the corner.
+def annotate(
+    image: Image,
+    detections: Detections,
+    names: Sequence[str],
+    caption: str | None = None,
+    classes: Classes | None = None,
+) -> Image:
+    """A new picture, BGR uint8 of the same size, with all that detections tell: masks, boxes or oriented boxes,
+    keypoints, and labels "#7 name 87%", the number being the tracker's; with the best `classes` of the whole picture
+    in the upper corner and a caption in the lower.
 
-    Lines and letters grow with the picture. The better of two overlapping detections is painted on top.
+    Lines and letters grow with the picture. The better of two overlapping detections is painted on top. ValueError for
+    masks of a picture of another size.
     """
     canvas: Image = image.copy()
-    style = _Style(image.shape[1], image.shape[0])
-    order = np.argsort(detections.scores, kind="stable")
-    rows = detections.select(order)
-    boxes = [(_corners(box), class_color(c)) for box, c in zip(rows.boxes, rows.class_ids.tolist(), strict=True)]
-    for box, color in boxes:
-        _tint(canvas, box, color)
-    for box, color in boxes:
-        _frame(canvas, box, color, style)
-    for (box, color), score, c in zip(boxes, rows.scores.tolist(), rows.class_ids.tolist(), strict=True):
-        _label(canvas, box, f"{class_name(names, c)[:_MAX_LABEL]} {score:.0%}", color, style)
+    style = Style(image.shape[1], image.shape[0])
+    rows = detections.select(np.argsort(detections.scores, kind="stable"))
+    boxes = [_whole(box) for box in rows.boxes]
+    colors = [class_color(class_id) for class_id in rows.class_ids.tolist()]
+    _paint_areas(canvas, rows, boxes, colors)
+    _paint_outlines(canvas, rows, boxes, colors, style)
+    if rows.keypoints is not None:
+        for keypoints, color in zip(rows.keypoints, colors, strict=True):
+            paint_keypoints(canvas, keypoints, color, style)
+    for box, text, color in zip(boxes, _labels(rows, names), colors, strict=True):
+        strokes.label(canvas, box, text, color, style)
+    if classes is not None:
+        strokes.listing(canvas, _lines(classes, names), style)
     if caption:
-        _caption(canvas, caption, style)
+        strokes.caption(canvas, caption, style)
     return canvas
 
 
@@ -60,80 +71,43 @@ def class_color(class_id: int) -> Color:
     return round(blue * 255), round(green * 255), round(red * 255)
 
 
-class _Style:
-    """Sizes in pixels that follow from the picture's."""
-
-    def __init__(self, width: int, height: int) -> None:
-        side = (width * height) ** 0.5
-        self.line = max(1, round(side / 420))
-        self.font = min(2.0, max(0.36, side / 1500))
-        self.weight = max(1, round(self.font * 1.4))
-        self.gap = max(2, round(self.font * 7))
-
-    def measure(self, text: str) -> tuple[int, int, int]:
-        """Width, height above and depth below the baseline."""
-        (width, height), depth = cv2.getTextSize(text, _FONT, self.font, self.weight)
-        return width, height, depth
-
-
-Box: TypeAlias = tuple[int, int, int, int]
-
-
-def _corners(box: npt.NDArray[np.float32]) -> Box:
+def _whole(box: npt.NDArray[np.float32]) -> Box:
     x1, y1, x2, y2 = (round(v) for v in box.tolist())
     return x1, y1, x2, y2
 
 
-def _tint(canvas: Image, box: Box, color: Color) -> None:
-    x1, y1, x2, y2 = (max(0, v) for v in box)
-    inside = canvas[y1:y2, x1:x2]
-    if inside.size:
-        flat = np.full_like(inside, color)
-        canvas[y1:y2, x1:x2] = cv2.addWeighted(inside, 1 - _TINT, flat, _TINT, 0)
+def _paint_areas(canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color]) -> None:
+    """Where the objects are: their masks, or else their boxes. Oriented boxes and keypoints are left clear."""
+    if rows.masks is not None:
+        height, width = canvas.shape[:2]
+        for mask, color in zip(rows.masks, colors, strict=True):
+            inside, x, y = masks.crop(mask, width, height)
+            strokes.tint(canvas, (x, y, x + inside.shape[1], y + inside.shape[0]), color, _MASK_TINT, inside)
+    elif rows.corners is None and rows.keypoints is None:
+        for box, color in zip(boxes, colors, strict=True):
+            strokes.tint(canvas, box, color, _TINT)
 
 
-def _frame(canvas: Image, box: Box, color: Color, style: _Style) -> None:
-    """A thin line all round and heavier corners, so that crowded boxes stay apart."""
-    x1, y1, x2, y2 = box
-    cv2.rectangle(canvas, (x1, y1), (x2, y2), color, style.line, cv2.LINE_AA)
-    reach = max(2, min(x2 - x1, y2 - y1) // 5)
-    for x, step_x in ((x1, reach), (x2, -reach)):
-        for y, step_y in ((y1, reach), (y2, -reach)):
-            corner = np.array([(x + step_x, y), (x, y), (x, y + step_y)], np.int32)
-            cv2.polylines(canvas, [corner], False, color, style.line * 2 + 1, cv2.LINE_AA)
+def _paint_outlines(
+    canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color], style: Style
+) -> None:
+    if rows.corners is not None:
+        for corners, color in zip(rows.corners, colors, strict=True):
+            strokes.outline(canvas, strokes.whole(corners), color, style.line + 1)
+        return
+    for box, color in zip(boxes, colors, strict=True):
+        strokes.frame(canvas, box, color, style)
 
 
-def _label(canvas: Image, box: Box, text: str, color: Color, style: _Style) -> None:
-    """A filled chip on the box's upper edge, inside the box where there is no room above."""
-    text = _printable(text)
-    width, height, depth = style.measure(text)
-    chip_w, chip_h = width + 2 * style.gap, height + depth + style.gap
-    left = max(0, min(box[0] - style.line // 2, canvas.shape[1] - chip_w))
-    top = box[1] - chip_h if box[1] >= chip_h else max(0, box[1])
-    cv2.rectangle(canvas, (left, top), (left + chip_w, top + chip_h), color, cv2.FILLED)
-    ink = _DARK if _luminance(color) > 110 else _LIGHT
-    _write(canvas, text, (left + style.gap, top + style.gap // 2 + height), ink, style)
+def _labels(rows: Detections, names: Sequence[str]) -> list[str]:
+    trackers = [-1] * len(rows) if rows.tracker_ids is None else rows.tracker_ids.tolist()
+    told = zip(trackers, rows.class_ids.tolist(), rows.scores.tolist(), strict=True)
+    return [
+        f"{f'#{tracker} ' if tracker >= 0 else ''}{class_name(names, class_id)[:_MAX_LABEL]} {score:.0%}"
+        for tracker, class_id, score in told
+    ]
 
 
-def _caption(canvas: Image, text: str, style: _Style) -> None:
-    text = _printable(text)
-    width, height, depth = style.measure(text)
-    bottom, right = canvas.shape[:2]
-    top = max(0, bottom - height - depth - 2 * style.gap)
-    strip = canvas[top:, : min(right, width + 2 * style.gap)]
-    strip[:] = strip // 3  # dark glass: the picture shows through, white letters stay readable
-    _write(canvas, text, (style.gap, top + style.gap + height), _LIGHT, style)
-
-
-def _write(canvas: Image, text: str, origin: tuple[int, int], color: Color, style: _Style) -> None:
-    cv2.putText(canvas, text, origin, _FONT, style.font, color, style.weight, cv2.LINE_AA)
-
-
-def _printable(text: str) -> str:
-    """OpenCV 4 draws ASCII only; the signs a caption is likely to have get their nearest letter."""
-    return text.translate(_PLAIN).encode("ascii", "replace").decode()
-
-
-def _luminance(color: Color) -> float:
-    blue, green, red = color
-    return 0.114 * blue + 0.587 * green + 0.299 * red
+def _lines(classes: Classes, names: Sequence[str]) -> list[tuple[str, Color]]:
+    best = zip(classes.class_ids.tolist()[:_MAX_CLASSES], classes.scores.tolist()[:_MAX_CLASSES], strict=True)
+    return [(f"{class_name(names, c)[:_MAX_LABEL]} {score:.0%}", class_color(c)) for c, score in best]

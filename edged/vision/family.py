@@ -7,15 +7,32 @@ so, and serves raw tensors. A new family adds its rules to `_RULES` and its make
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from edged.errors import ConfigError, Unsupported
 from edged.tensors import TensorSpec
 from edged.vision import settings as keys
-from edged.vision.families import lookalikes, ultralytics
-from edged.vision.families.contract import Claim, Evidence, Family, Rule, Thresholds
+from edged.vision.families import (
+    classification,
+    deepstream_yolo,
+    lookalikes,
+    rfdetr,
+    rtdetr,
+    rtdetr_ultralytics,
+    ssd,
+    ultralytics,
+    ultralytics_end2end,
+    ultralytics_obb,
+    ultralytics_pose,
+    ultralytics_segment,
+    yolo_nas,
+    yolov5,
+    yolov7,
+    yolox,
+)
+from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Maker, Reading, Rule, Thresholds
 from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import (
     Preprocess,
@@ -27,7 +44,7 @@ from edged.vision.preprocess import (
     raw_preprocess,
 )
 
-__all__ = ["Family", "Recognition", "Thresholds", "open_family", "raw_preprocess", "recognise"]
+__all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open_family", "raw_preprocess", "recognise"]
 
 
 class Recognition(msgspec.Struct, frozen=True):
@@ -44,26 +61,58 @@ class Recognition(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     thresholds: Thresholds
     input: str = ""
-    output: str = ""
+    reading: Reading = Reading()
+
+    @property
+    def output(self) -> str:
+        """The first tensor that is decoded; empty for a model of no family."""
+        return self.reading.outputs[0] if self.reading.outputs else ""
 
 
-class _Maker(msgspec.Struct, frozen=True):
-    """How a family is claimed by setting, fed and opened."""
-
-    by_setting: Callable[[Evidence], Claim]
-    feed: Callable[[Preprocess], Preprocess]
-    open: Callable[[Preprocess, tuple[str, ...], str], Family]
-
-
-_FAMILIES: dict[str, _Maker] = {
-    ultralytics.NAME: _Maker(ultralytics.by_setting, ultralytics.feed, ultralytics.Ultralytics),
+_FAMILIES: dict[str, Maker] = {
+    ultralytics.NAME: ultralytics.MAKER,
+    ultralytics_end2end.NAME: ultralytics_end2end.MAKER,
+    ultralytics_segment.NAME: ultralytics_segment.MAKER,
+    ultralytics_pose.NAME: ultralytics_pose.MAKER,
+    ultralytics_obb.NAME: ultralytics_obb.MAKER,
+    rtdetr_ultralytics.NAME: rtdetr_ultralytics.MAKER,
+    yolov5.NAME: yolov5.MAKER,
+    yolov7.NAME: yolov7.MAKER,
+    yolox.NAME: yolox.MAKER,
+    yolo_nas.NAME: yolo_nas.MAKER,
+    rtdetr.NAME: rtdetr.MAKER,
+    rfdetr.NAME: rfdetr.MAKER,
+    deepstream_yolo.NAME: deepstream_yolo.MAKER,
+    ssd.NAME: ssd.MAKER,
+    classification.NAME: classification.MAKER,
+    classification.ULTRALYTICS: classification.MAKER_ULTRALYTICS,
 }
 
 # The first rule with something to say wins.
 _RULES: tuple[Rule, ...] = (
+    # What the exporter said.
+    rtdetr_ultralytics.by_metadata,
+    ultralytics_end2end.by_metadata,
+    ultralytics_segment.by_metadata,
+    ultralytics_pose.by_metadata,
+    ultralytics_obb.by_metadata,
+    classification.by_metadata,
     ultralytics.by_metadata,
-    lookalikes.by_names,
+    # Names of inputs and outputs.
+    rtdetr.by_names,
+    rfdetr.by_names,
+    classification.by_names,
+    yolov7.by_names,
+    yolo_nas.by_names,
+    deepstream_yolo.by_names,
+    ssd.by_names,
+    # Shapes.
+    yolov5.by_shape,
+    yolox.by_shape,
+    yolov7.by_shape,
+    ssd.by_shape,
     lookalikes.by_shape,
+    classification.by_shape,
     ultralytics.by_shape,
 )
 
@@ -73,17 +122,21 @@ def recognise(
     outputs: tuple[TensorSpec, ...],
     metadata: Mapping[str, str],
     settings: Mapping[str, str],
+    operators: Iterable[str] | None = None,
 ) -> Recognition:
     """Look at a model's tensors, metadata and settings (see `settings.KNOWN`); ConfigError for bad settings.
 
-    Metadata never raises. Settings of other rooms may be among `settings`; they are not looked at.
+    `operators` are the names of those in the graph, None where they are not known. Metadata never raises. Settings
+    of other rooms may be among `settings`; they are not looked at.
     """
     keys.check(settings)
     said = read_metadata(metadata)
     picture, _ = find_picture(inputs)
     size = input_size(picture, settings, said.size) if picture else None
-    claim = _claim(Evidence(inputs, outputs, said, picture, size), settings)
-    preprocess, why = raw_preprocess(inputs, settings, said.size)
+    used = None if operators is None else frozenset(operators)
+    claim = _claim(Evidence(inputs, outputs, said, picture, size, settings, used), settings)
+    filled = _FAMILIES[claim.family].companions if claim.family is not None else ()
+    preprocess, why = raw_preprocess(tuple(i for i in inputs if i.name not in filled), settings, said.size)
     if claim.family is not None and preprocess is None:
         claim = Claim(None, f"looks like {claim.family}, but {why}")
     if claim.family is not None and picture is not None and size is not None:
@@ -95,18 +148,18 @@ def recognise(
         preprocess=preprocess,
         picture=why,
         names=_names(settings, said, claim),
-        thresholds=_thresholds(settings),
+        thresholds=_thresholds(settings, claim),
         input=picture.name if picture else "",
-        output=claim.output,
+        reading=claim.read,
     )
 
 
-def open_family(recognition: Recognition) -> Family:
-    """The decoder of a recognised model; Unsupported where it has none."""
+def open_family(recognition: Recognition) -> Family | Classifier:
+    """The decoder of a recognised model: `isinstance(it, Classifier)` tells which. Unsupported where it has none."""
     if recognition.family not in _FAMILIES or recognition.preprocess is None:
-        raise Unsupported(f"no detections are decoded for this model: {recognition.reason}")
+        raise Unsupported(f"nothing is decoded for this model: {recognition.reason}")
     maker = _FAMILIES[recognition.family]
-    return maker.open(recognition.preprocess, recognition.names, recognition.output)
+    return maker.open(recognition.preprocess, recognition.names, recognition.reading)
 
 
 def _claim(evidence: Evidence, settings: Mapping[str, str]) -> Claim:
@@ -134,13 +187,15 @@ def _names(settings: Mapping[str, str], said: ExportMetadata, claim: Claim) -> t
         # Names that do not fit the tensor would label every box wrongly; numbers are honest.
         fits = claim.classes is None or len(said.names) == claim.classes
         return said.names if fits else ()
+    if claim.background and claim.classes is not None and len(given) == claim.classes - claim.background:
+        return (*["background"] * claim.background, *given)
     if claim.classes is not None and len(given) != claim.classes:
         raise ConfigError(f"names lists {len(given)} classes, the model has {claim.classes}")
     return given
 
 
-def _thresholds(settings: Mapping[str, str]) -> Thresholds:
-    base = Thresholds()
+def _thresholds(settings: Mapping[str, str], claim: Claim) -> Thresholds:
+    base = _FAMILIES[claim.family].thresholds if claim.family is not None else Thresholds()
     score = keys.number(settings, "thresholds.score", 0, 1)
     iou = keys.number(settings, "thresholds.iou", 0, 1)
     most = keys.integer(settings, "thresholds.max_detections", 1, 4096)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import cv2
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +25,15 @@ MAX_PIXELS = 64 * 1024 * 1024  # 192 MiB once decoded; beyond what any camera of
 
 _JPEG_END = re.compile(rb"\xff\xd9")
 _AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+# JPEG's blocks can be decoded to fewer pixels for a fraction of the work. The largest steps come first.
+_REDUCED = (
+    (8, cv2.IMREAD_REDUCED_COLOR_8 | cv2.IMREAD_IGNORE_ORIENTATION),
+    (4, cv2.IMREAD_REDUCED_COLOR_4 | cv2.IMREAD_IGNORE_ORIENTATION),
+    (2, cv2.IMREAD_REDUCED_COLOR_2 | cv2.IMREAD_IGNORE_ORIENTATION),
+)
+
+# How many times smaller than width x height a picture may be decoded, as a number from 1 up; below 1 means 1.
+Reduction: TypeAlias = Callable[[int, int], float]
 
 
 class PixelFormat(enum.Enum):
@@ -39,6 +50,19 @@ _PIXEL_BYTES = {PixelFormat.BGR: 3, PixelFormat.RGB: 3}  # of the first plane; 1
 _SUBSAMPLED = (PixelFormat.NV12, PixelFormat.I420)
 
 
+class Decoded(msgspec.Struct, frozen=True):
+    """A picture of width x height pixels, of which `image` has one pixel for every step x step.
+
+    `image` is BGR uint8 [ceil(height / step), ceil(width / step), 3]; its last row and column may stand for pixels
+    beyond the edge.
+    """
+
+    image: Image
+    width: int
+    height: int
+    step: int = 1
+
+
 def decode(encoded: Encoded) -> Image:
     """Decode a JPEG, PNG, WebP, BMP or GIF (first frame) into BGR uint8 [height, width, 3].
 
@@ -48,12 +72,39 @@ def decode(encoded: Encoded) -> Image:
     Raises TooLarge above `MAX_PIXELS`, before anything is decoded, and InvalidInput for a picture that is
     empty, truncated, damaged or of another format.
     """
+    return _decode(encoded, _header(encoded), _AS_STORED)
+
+
+def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
+    """The same at the smallest scale that is enough: a JPEG can be decoded at 1/2, 1/4 or 1/8 for much less work.
+
+    `reduction` is told the size of the whole picture (`Preparer.reduction` knows what its input wants). Whatever else
+    it raises, and all that `decode` raises, is raised.
+    """
+    header = _header(encoded)
+    most = reduction(header.width, header.height)
+    if header.format == "JPEG" and most >= 2:
+        for step, flags in _REDUCED:
+            if step <= most:
+                image = _decode(encoded, header, flags)
+                if image.shape[:2] == (-(-header.height // step), -(-header.width // step)):
+                    return Decoded(image, header.width, header.height, step)
+                break  # a decoder with another idea of a half pixel: better slow than shifted
+    return Decoded(_decode(encoded, header, _AS_STORED), header.width, header.height)
+
+
+def _header(encoded: Encoded) -> Header:
+    """The header of a picture that may be decoded."""
     header = read_header(encoded)
     if header is None:
         raise InvalidInput(f"{_describe(encoded)}; send a JPEG, PNG, WebP, BMP or GIF")
     _check_encoded(encoded, header)
+    return header
+
+
+def _decode(encoded: Encoded, header: Header, flags: int) -> Image:
     try:
-        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), _AS_STORED)
+        image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     except cv2.error:
         image = None
     # imdecode returns None for most damage and raises for some; the stubs only know of arrays.

@@ -39,6 +39,8 @@ class ExportMetadata(msgspec.Struct, frozen=True):
     imgsz: tuple[int, int] | None = None  # (height, width), as written
     end2end: bool | None = None
     nms: bool | None = None
+    version: tuple[int, int, int] | None = None  # of the exporting package
+    kpt_shape: tuple[int, int] | None = None  # (keypoints, values of each)
     unreadable: tuple[str, ...] = ()
 
     @property
@@ -63,6 +65,8 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
         imgsz=reader.pair("imgsz"),
         end2end=reader.flag("end2end"),
         nms=reader.nms(),
+        version=reader.version(),
+        kpt_shape=reader.pair("kpt_shape"),
         unreadable=tuple(reader.unreadable),
     )
 
@@ -124,6 +128,15 @@ class _Reader:
             return text
         self._bad(key)
         return None
+
+    def version(self) -> tuple[int, int, int] | None:
+        """None for one of another form: many packages write such a key."""
+        text: object = self._metadata.get("version")
+        found = re.match(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)", text, re.ASCII) if isinstance(text, str) else None
+        if found is None:
+            return None
+        major, minor, patch = map(int, found.groups())
+        return major, minor, patch
 
     def flag(self, key: str) -> bool | None:
         value = self._value(key)

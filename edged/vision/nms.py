@@ -8,7 +8,7 @@ float32 its precision.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,16 +40,28 @@ def nms(
     order = best_first(scores, max_candidates)
     columns = np.ascontiguousarray(boxes[order].T, dtype=np.float32)
     labels = np.zeros(len(order), np.int32) if class_agnostic else class_ids[order]
-    overlaps = _Overlaps(columns, labels, iou)
+    return order[keep(len(order), _Overlaps(columns, labels, iou), max_detections)]
+
+
+class Overlaps(Protocol):
+    """Tells which pairs of n candidates, best first, are too much alike."""
+
+    def between(self, rows: Index, columns: Index) -> npt.NDArray[np.bool_]:
+        """[len(rows), len(columns)]."""
+        ...
+
+
+def keep(n: int, overlaps: Overlaps, max_detections: int) -> Index:
+    """Which of n candidates, best first, stay where each goes that is too much like a better one that stays."""
     kept = np.empty(0, np.intp)
-    for start in range(0, len(order), _BLOCK):
-        block = np.arange(start, min(start + _BLOCK, len(order)))
+    for start in range(0, n, _BLOCK):
+        block = np.arange(start, min(start + _BLOCK, n))
         if kept.size:
             block = block[~overlaps.between(kept, block).any(axis=0)]
         kept = np.concatenate((kept, block[_survivors(overlaps.between(block, block))]))
         if len(kept) >= max_detections:
             break
-    return order[kept[:max_detections]]
+    return kept[:max_detections]
 
 
 def best_first(scores: Scores, limit: int) -> Index:

@@ -16,11 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from edged.tensors import Array, numpy_dtype
-from edged.vision.image import Image
-from edged.vision.placement import Placement, place
+from edged.vision.crop import middle
+from edged.vision.image import Decoded, Image
+from edged.vision.placement import Fit, Placement, place, place_window
 from edged.vision.preprocess import Preprocess
+from edged.vision.view import View
+from edged.vision.window import Window, window_of
 
 Plane: TypeAlias = npt.NDArray[np.uint8]
+
+_PLACEMENTS = 64  # sizes and views that are remembered: those of some cameras
+_TURNS = {90: cv2.ROTATE_90_CLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_COUNTERCLOCKWISE}
 
 
 class Preparer:
@@ -35,20 +41,29 @@ class Preparer:
         self._ordered = np.empty(pixels * 3, np.uint8)
         self._values = _Values(preprocess, self._dtype)
         self._pad_row = np.tile(self._values.pad, (preprocess.width, 1))
-        self._placement: Placement | None = None
+        self._turned = np.empty(0, np.uint8)  # made when the first picture has to be turned
+        self._placements: dict[tuple[int, int, int, View | None], Placement] = {}
 
-    def prepare(self, image: Image, out: Array) -> Placement:
-        """Write `image`, BGR uint8 [h, w, 3], into all of `out`; returns where it lies.
+    def prepare(self, picture: Image | Decoded, out: Array, view: View | None = None) -> Placement:
+        """Write `picture`, BGR uint8 [h, w, 3], or what `view` shows of it, into all of `out`; returns where it lies.
 
         `out` is one picture of the batch: [C, H, W] or [H, W, C] as the layout says, in the input's dtype, C
-        contiguous. ValueError where it is not.
+        contiguous. ValueError where it is not, InvalidInput for a view that shows nothing of the picture.
         """
         self._check(out)
-        placement = self._place(image)
+        if isinstance(picture, Decoded):
+            image, step = picture.image, picture.step
+            placement = self._place(picture.width, picture.height, step, view)
+        else:
+            image, step = picture, 1
+            placement = self._place(image.shape[1], image.shape[0], step, view)
         width, height = placement.inner
         rows = slice(placement.pad_y, placement.pad_y + height)
         columns = slice(placement.pad_x, placement.pad_x + width)
-        scaled = self._resize(image, width, height)
+        if placement.window is None:
+            scaled = self._resize(image, width, height)
+        else:
+            scaled = self._show(image, placement.window, step, width, height)
         if self._planar:
             planes = out if self.preprocess.layout == "NCHW" else out[None, :, :, 0]
             self._fill_planes(planes, rows, columns)
@@ -65,13 +80,51 @@ class Preparer:
                 f" {self._dtype}{list(self.preprocess.shape)}"
             )
 
-    def _place(self, image: Image) -> Placement:
+    def reduction(self, width: int, height: int, view: View | None = None) -> float:
+        """How many times smaller a picture of width x height may be decoded without being enlarged afterwards.
+
+        For `image.decode_reduced`; other threads than the owner may ask as well. InvalidInput as from `prepare`.
+        """
+        return self._place(width, height, 1, view).reduction()
+
+    def _place(self, width: int, height: int, step: int, view: View | None) -> Placement:
+        known = self._placements.get((width, height, step, view))
+        if known is not None:
+            return known
+        wanted = self.preprocess
+        cut = view
+        if wanted.fit is Fit.CENTER_CROP:
+            cut = middle(view, width, height, (wanted.width, wanted.height), wanted.zoom)
+        window = window_of(cut, width, height, step)
+        if window is None:
+            placement = place(width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
+        else:
+            placement = place_window(window, width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
+        if len(self._placements) >= _PLACEMENTS:
+            self._placements.clear()  # a region that wanders
+        self._placements[width, height, step, view] = placement
+        return placement
+
+    def _show(self, image: Image, window: Window, step: int, width: int, height: int) -> Image:
+        """The window of the picture, turned and resized to width x height; what is cheaper comes first."""
+        rows = slice(window.top // step, (window.top + window.height) // step)
+        columns = slice(window.left // step, (window.left + window.width) // step)
+        shown = image[rows, columns]
+        if window.rotation == 0:
+            return self._resize(shown, width, height)
+        if shown.shape[0] * shown.shape[1] <= width * height:
+            return self._resize(self._turn(shown, window), width, height)
+        if window.is_sideways:
+            width, height = height, width
+        return self._turn(self._resize(shown, width, height), window)
+
+    def _turn(self, image: Image, window: Window) -> Image:
+        if self._turned.size < image.size:
+            self._turned = np.empty(self.preprocess.width * self.preprocess.height * 3, np.uint8)
         height, width = image.shape[:2]
-        last = self._placement
-        if last is None or last.width != width or last.height != height:
-            wanted = self.preprocess
-            last = self._placement = place(width, height, wanted.width, wanted.height, wanted.fit)
-        return last
+        shape = (width, height, 3) if window.is_sideways else (height, width, 3)
+        target = self._turned[: image.size].reshape(shape)
+        return cast(Image, cv2.rotate(image, _TURNS[window.rotation], target))
 
     def _resize(self, image: Image, width: int, height: int) -> Image:
         if image.shape[:2] == (height, width):

@@ -23,13 +23,17 @@ Triple: TypeAlias = tuple[float, float, float]
 
 MAX_SIDE = 16384
 
+# Of the pixels of ImageNet, RGB in 0..1: what networks trained on it are fed with.
+IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
+IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
+
 
 class Preprocess(msgspec.Struct, frozen=True):
     """From BGR uint8 pixels to one input.
 
     value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; width and height in pixels;
     pad is a pixel value (0..255), before scale and mean. UINT8 inputs take pixels as they are, whatever
-    scale, mean and std say.
+    scale, mean and std say. `zoom` is how large a picture is drawn (see `placement.place`).
     """
 
     width: int
@@ -43,6 +47,7 @@ class Preprocess(msgspec.Struct, frozen=True):
     scale: float = 1 / 255
     mean: Triple = (0.0, 0.0, 0.0)
     std: Triple = (1.0, 1.0, 1.0)
+    zoom: float = 1.0
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -152,6 +157,7 @@ def override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
     scale, mean, std = _numbers(base, settings)
     fit = keys.choice(settings, "preprocess.fit", tuple(f.value for f in Fit))
     pad = keys.integer(settings, "preprocess.pad", 0, 255)
+    zoom = keys.number(settings, "preprocess.zoom", 0.1, 10)
     return msgspec.structs.replace(
         base,
         color=_color(base, settings),
@@ -160,6 +166,7 @@ def override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
         scale=base.scale if scale is None else scale,
         mean=base.mean if mean is None else mean,
         std=base.std if std is None else std,
+        zoom=base.zoom if zoom is None else zoom,
     )
 
 

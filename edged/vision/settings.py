@@ -1,7 +1,7 @@
 """The settings of a model that this room understands, and typed reading of their text.
 
-Keys of other rooms pass by unseen; an unknown key under `preprocess.` or `thresholds.` is a ConfigError that
-names the nearest known one.
+Keys of other rooms pass by unseen; an unknown key under `preprocess.`, `thresholds.` or `decode.` is a ConfigError
+that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from collections.abc import Iterable, Mapping
 
 from edged.errors import ConfigError
 
-PREPROCESS = tuple(f"preprocess.{k}" for k in ("color", "fit", "scale", "mean", "std", "width", "height", "pad"))
+PREPROCESS = tuple(
+    f"preprocess.{k}" for k in ("color", "fit", "scale", "mean", "std", "width", "height", "pad", "zoom")
+)
 THRESHOLDS = tuple(f"thresholds.{k}" for k in ("score", "iou", "max_detections", "class_agnostic"))
-KNOWN = ("family", "names", *PREPROCESS, *THRESHOLDS)
+DECODE = tuple(f"decode.{k}" for k in ("anchors", "background", "boxes", "scores"))
+KNOWN = ("family", "names", *PREPROCESS, *THRESHOLDS, *DECODE)
 
+_PREFIXES = ("preprocess.", "thresholds.", "decode.")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def check(settings: Mapping[str, str]) -> None:
     """ConfigError for a key under our prefixes that does not exist."""
     for key in settings:
-        if key.startswith(("preprocess.", "thresholds.")) and key not in KNOWN:
+        if key.startswith(_PREFIXES) and key not in KNOWN:
             raise ConfigError(f"unknown setting {key}; {nearest(key, KNOWN)}")
 
 
@@ -76,6 +80,21 @@ def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] 
     if len(numbers) != 3:
         raise ConfigError(f"{key}={value} needs one number, or three, one for each channel")
     return numbers[0], numbers[1], numbers[2]
+
+
+def rows(settings: Mapping[str, str], key: str) -> tuple[tuple[float, ...], ...] | None:
+    """Rows of positive numbers: pairs separated by commas, rows by semicolons."""
+    value = settings.get(key)
+    if value is None:
+        return None
+    found = tuple(
+        tuple(_number(key, part.strip(), 0, 65536) for part in row.split(","))
+        for row in value.split(";")
+        if row.strip()
+    )
+    if not found or any(len(row) % 2 or 0 in row for row in found):
+        raise ConfigError(f"{key} needs pairs of a width and a height above 0, the scales separated by semicolons")
+    return found
 
 
 def words(settings: Mapping[str, str], key: str) -> tuple[str, ...] | None:

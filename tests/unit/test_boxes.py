@@ -49,7 +49,9 @@ def table(*rows: Row) -> dict[str, Array]:
 
 
 def compare(expected: dict[str, Array], found: dict[str, Array], slack: float = 0.05, **thresholds: float) -> Agreement:
-    return Matcher(known_as(**thresholds), slack).compare(expected, found, place(32, 32, 32, 32, Fit.LETTERBOX))
+    matcher = Matcher.of(known_as(**thresholds), slack)
+    assert matcher is not None
+    return matcher.compare(expected, found, place(32, 32, 32, 32, Fit.LETTERBOX))
 
 
 ONE: Row = (8, 8, 10, 10, 0.9, 0.0)
@@ -157,6 +159,20 @@ def test_a_wall_of_detections_is_compared_in_bounded_memory() -> None:
 
 def test_a_model_of_no_family_has_no_boxes() -> None:
     assert Matcher.of(Recognition(None, "", None, "", (), Thresholds()), 0.1) is None
+
+
+def test_a_classifier_is_judged_by_who_wins() -> None:
+    sign = models.signature(
+        models.model([], [models.value("x", "FP32", [1, 3, 32, 32])], [models.value("y", "FP32", [1, 4])])
+    )
+    known = recognise(sign.inputs, sign.outputs, {}, {"family": "classification"})
+    assert Matcher.of(known, 0.1) is None
+    expected, other = np.array([[0.1, 3, 0.2, 0.3]], np.float32), np.array([[3, 0.1, 0.2, 0.3]], np.float32)
+    where = place(32, 32, 32, 32, Fit.CENTER_CROP)
+    for answer, kept in ((expected, 1.0), (other, 0.0)):
+        found = judge([Pair({"y": expected}, {"y": answer}, "picture", where)], TOLERANCES["int8"])
+        assert found.figures["top1"] == kept
+        assert found.accepted is (kept == 1)
 
 
 # -- the embedded detector ------------------------------------------------------------------------------------------

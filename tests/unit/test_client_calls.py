@@ -158,13 +158,16 @@ def test_supervision_missing_is_one_line(client: Client, monkeypatch: pytest.Mon
         client.infer("shapes", b"x").supervision()
 
 
-def test_supervision_gets_the_json(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervision_gets_the_detections(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake:
-        class Detections:
-            from_inference = staticmethod(lambda json: json)
+        Detections = staticmethod(lambda **given: given)
 
     monkeypatch.setitem(sys.modules, "supervision", Fake)
-    assert client.infer("shapes", b"x").supervision()["image"] == {"width": 640, "height": 480}
+    given = client.infer("shapes", b"x").supervision()
+    assert given["xyxy"].tolist() == [[10, 20, 30, 60], [0, 0, 5, 5]]
+    assert given["class_id"].tolist() == [3, 0]
+    assert given["data"]["class_name"].tolist() == ["a [red] dot", "square"]
+    assert (given["mask"], given["tracker_id"]) == (None, None)
 
 
 def test_tensors_of_every_datatype(client: Client) -> None:

@@ -232,13 +232,95 @@ def test_a_closed_pipe_is_quiet(running: Running, video: str) -> None:
 
 def test_the_daemon_going_away_ends_the_stream(tmp_path: Path, video: str) -> None:
     with Running(f"unix:{tmp_path}/edged.sock") as running:
-        process = program("stream", "shapes", video, "--json", "-t", running.target)
+        process = program("stream", "shapes", video, "--json", "--no-reconnect", "-t", running.target)
         assert process.stdout is not None
         process.stdout.readline()
     _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert err.splitlines()[-1].startswith("edged: ")
     assert "Traceback" not in err
+
+
+def test_the_stream_goes_on_when_the_daemon_is_started_again(tmp_path: Path, video: str) -> None:
+    target = f"unix:{tmp_path}/edged.sock"
+    with Running(target) as running:
+        process = program("stream", "shapes", video, "--loop", "--json", "--track", "--camera", "door", "-t", target)
+        assert process.stdout is not None
+        before = json.loads(process.stdout.readline())
+    with Running(target) as running:
+        numbers = [json.loads(process.stdout.readline())["sequence"] for _ in range(60)]
+        first = running.daemon.frames[0]
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert numbers == sorted(set(numbers))
+    assert first.sequence > before["sequence"]
+    assert (first.camera, first.options.track) == ("door", True)
+    assert process.returncode == 143
+    assert "calling again in 1 s" in err
+    account = summary(err)
+    assert account["failed"] <= account["sent"] - account["answered"]
+
+
+def test_several_sinks_at_once(running: Running, video: str, tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    saved, lines = tmp_path / "found.mp4", tmp_path / "found.jsonl"
+    words = ("--no-pace", "--json", "--save", str(saved), "--lines", str(lines), "--preview", "0", "-t", running.target)
+    result = call("stream", "shapes", video, *words)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^preview at http://127\.0\.0\.1:\d+/$", result.stderr, re.MULTILINE)
+    printed, written = (
+        [json.loads(line)["sequence"] for line in t.splitlines()] for t in (result.stdout, lines.read_text())
+    )
+    assert printed == written == list(range(1, 41))
+    with av.open(str(saved)) as container:
+        assert len(list(container.decode(video=0))) == 40
+
+
+def test_ctrl_c_finishes_the_video(running: Running, video: str, tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    saved = tmp_path / "found.mp4"
+    process = program("stream", "shapes", video, "--loop", "--json", "--save", str(saved), "-t", running.target)
+    assert process.stdout is not None
+    for _ in range(15):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    with av.open(str(saved)) as container:
+        assert len(list(container.decode(video=0))) >= 5
+        assert container.duration
+
+
+def test_what_the_daemon_is_asked_for(running: Running, picture: str) -> None:
+    words = ["--max-fps", "5", "--max-staleness", "0.5", "--weight", "2", "--priority", "-1", "--every-frame"]
+    words += ["--region", "1,2,3,0", "--rotation", "270", "--by-class", "-t", running.target]
+    result = call("stream", "shapes", picture, *words)
+    assert result.exit_code == 0, result.output
+    (frame,) = running.daemon.frames
+    assert (frame.options.max_fps, frame.options.max_staleness_ms, frame.options.priority) == (5, 500, -1)
+    assert (frame.options.mode, frame.options.weight, frame.rotation) == (1, 2, 270)
+    assert (frame.region.x, frame.region.y, frame.region.width, frame.region.height) == (1, 2, 3, 0)
+    assert frame.thresholds.HasField("class_agnostic")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--region", "1,2,3"], "'1,2,3' is no region"),
+        (["--rotation", "45"], "rotation=45"),
+        (["--preview", "box"], "'box' is no place for a preview"),
+        (["--mqtt", "mqtt://me:secret@box"], "EDGED_MQTT_PASSWORD"),
+        (["--save", "/nowhere/found.mp4"], "'/nowhere/found.mp4' cannot be written"),
+    ],
+)
+def test_options_that_are_wrong_are_told_in_one_line(
+    running: Running, picture: str, words: list[str], expected: str
+) -> None:
+    result = call("stream", "shapes", picture, *words, "-t", running.target)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert expected in result.stderr
+    assert "secret" not in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_the_live_line_on_a_terminal(running: Running, video: str) -> None:

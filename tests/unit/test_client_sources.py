@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -14,9 +15,12 @@ import cv2
 import numpy as np
 import pytest
 
-from edged.client import Client
-from edged.client.live import Camera
+from edged.client import Captured, Client
+from edged.client.backoff import Backoff
 from edged.client.sources import open_source, redact
+from edged.client.sources.live import Live
+from edged.client.sources.reader import Shot
+from edged.client.sources.source import InOrder, Newest
 from edged.errors import InvalidInput, NotFound, Unsupported
 from tests.unit.client_daemon import Running
 from tests.unit.client_rtsp import RtspCamera
@@ -95,6 +99,20 @@ def test_what_is_no_source(text: str, kind: type, words: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_pictures_in_a_loop_wait_for_their_turn(folder: Path) -> None:
+    with open_source(folder, loop=True, max_fps=50) as source:
+        begun = time.monotonic()
+        got = [frame.image for frame, _ in zip(source, range(7), strict=False)]
+    assert got[:3] == got[3:6]
+    assert time.monotonic() - begun >= 6 * 0.02
+
+
+def test_a_loop_of_nothing_usable_ends(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.write_bytes(b"?")
+    assert list(open_source(folder, loop=True)) == []
+
+
 def test_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="has no pictures"):
         open_source(tmp_path)
@@ -123,6 +141,26 @@ def test_a_video_plays_at_its_own_speed(tmp_path: Path) -> None:
     assert 0.45 < time.monotonic() - start < 2
     assert stamps == sorted(stamps)
     assert (stamps[-1] - stamps[0]) / 1e9 == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_video_in_a_loop(tmp_path: Path) -> None:
+    with open_source(make_video(tmp_path / "v.avi", frames=4), pace=False, loop=True) as source:
+        values = [value(frame) for frame, _ in zip(source, range(9), strict=False)]
+    assert np.allclose(values, [0, 20, 40, 60] * 2 + [0], atol=4)
+
+
+def test_max_fps_thins_a_video_out_by_its_own_time(tmp_path: Path) -> None:
+    source = open_source(make_video(tmp_path / "v.avi", frames=10, fps=20), pace=False, max_fps=10)
+    assert np.allclose([value(frame) for frame in source], range(0, 200, 40), atol=4)
+    assert source.skipped == 5
+
+
+def test_the_newest_frame_of_a_playing_video(tmp_path: Path) -> None:
+    with open_source(make_video(tmp_path / "v.avi", frames=10, fps=50), latest=True) as source:
+        time.sleep(0.5)
+        assert value(next(source)) > 170
+        assert list(source) == []
+    assert source.skipped == 9
 
 
 def test_a_paced_video_can_be_interrupted(tmp_path: Path) -> None:
@@ -173,60 +211,93 @@ def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: P
 
 # --- cameras --------------------------------------------------------------------------------------------------------
 
-
-class Connection:
-    def __init__(self) -> None:
-        self.closed = False
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closed = True
+Shots = Callable[[], Iterator[Shot]]
 
 
-def frame(number: int) -> Any:
-    return av.VideoFrame.from_ndarray(shade(number), format="bgr24")
+def shot(number: int) -> Shot:
+    return Shot.now(lambda: shade(number))
 
 
-def camera(frames: Callable[[], Iterator[Any]], **options: Any) -> Camera:
-    return Camera("rtsp://me:secret@box/1", Connection, frames=lambda *_: frames(), backoff=(0.05, 0.1), **options)
+def value(taken: Captured) -> int:
+    assert isinstance(taken.image, np.ndarray)
+    return int(taken.image[0, 0, 0])
+
+
+def live(shots: Shots, **options: Any) -> Live:
+    options = {"backoff": Backoff((0.05, 0.1))} | options
+    return Live("rtsp://me:secret@box/1", lambda _: contextlib.nullcontext(shots()), **options)
 
 
 def test_only_the_newest_frame_is_kept() -> None:
-    sent = threading.Event()
+    sent, over = threading.Event(), threading.Event()
 
-    def frames() -> Iterator[Any]:
-        yield from (frame(number) for number in range(6))
+    def shots() -> Iterator[Shot]:
+        yield from (shot(number) for number in range(6))
         sent.set()
-        time.sleep(30)
+        over.wait(30)
 
-    source = camera(frames)
+    source = Newest(live(shots))
     assert sent.wait(5)
     before = time.monotonic_ns()
     got = next(source)
-    assert isinstance(got.image, np.ndarray)
-    assert got.image[0, 0, 0] == 100
+    assert value(got) == 100
     assert 0 < got.captured_mono_ns <= before
-    assert source.overtaken == 5
+    assert source.skipped == 5
     source.interrupt()
     assert list(source) == []
+    over.set()
+
+
+def test_a_camera_in_order_gives_every_frame() -> None:
+    source = InOrder(live(lambda: (shot(number) for number in range(6))))
+    assert [value(next(source)) for _ in range(6)] == [0, 20, 40, 60, 80, 100]
+    assert (source.skipped, source.paced) == (0, True)
+    source.close()
+
+
+def test_an_overtaken_frame_is_never_converted() -> None:
+    sent, over, converted = threading.Event(), threading.Event(), []
+
+    def shots() -> Iterator[Shot]:
+        for number in range(6):
+            yield Shot.now(lambda number=number: converted.append(number) or shade(number))  # type: ignore[misc]
+        sent.set()
+        over.wait(30)
+
+    with Newest(live(shots)) as source:
+        assert sent.wait(5)
+        next(source)
+        over.set()
+    assert converted == [5]
+
+
+def test_no_more_frames_than_max_fps_leave_a_camera() -> None:
+    def shots() -> Iterator[Shot]:
+        for number in range(90):  # 30 a second, with jitter
+            at = int((number / 30 + 0.004 * (number % 3)) * 1e9) + 10**9
+            yield Shot(lambda number=number: shade(number % 10), at, at)  # type: ignore[misc]
+
+    source = InOrder(live(shots), max_fps=10)
+    times = [next(source).captured_mono_ns / 1e9 for _ in range(30)]
+    assert source.skipped == 2 * 29
+    assert max(np.diff(times)) < 0.12
+    source.close()
 
 
 def test_a_camera_that_goes_away_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:
     attempts = 0
 
-    def frames() -> Iterator[Any]:
+    def shots() -> Iterator[Shot]:
         nonlocal attempts
         attempts += 1
         if attempts in (1, 2):
             raise OSError(111, "Connection refused by rtsp://me:secret@box/1")
-        yield frame(attempts)
+        yield shot(attempts)
         time.sleep(0.05)
 
     caplog.set_level(logging.WARNING, "edged.client")
-    with camera(frames) as source:
-        values = [int(got.image[0, 0, 0]) for got, _ in zip(source, range(3), strict=False)]  # type: ignore[index,call-overload]
+    with Newest(live(shots)) as source:
+        values = [value(got) for got, _ in zip(source, range(3), strict=False)]
     assert values == [60, 80, 100]
     assert "secret" not in caplog.text
     assert "Connection refused by rtsp://box/1; trying again in 0.05 s" in caplog.text
@@ -234,45 +305,89 @@ def test_a_camera_that_goes_away_is_opened_again(caplog: pytest.LogCaptureFixtur
     assert "the stream ended" in caplog.text
 
 
-def test_a_frame_that_cannot_be_converted_is_counted() -> None:
-    def frames() -> Iterator[Any]:
-        yield object()
-        time.sleep(0.2)
-        yield frame(3)
-        time.sleep(30)
+def test_the_pauses_grow_and_start_over_after_a_good_stretch() -> None:
+    now, pauses = 0.0, []
+    works = iter([0, 0, 0, 0, 0, 3, 300, 0, None])  # seconds that each connection lasts
 
-    source = camera(frames)
-    assert next(source).image[0, 0, 0] == 60  # type: ignore[index,call-overload]
+    def shots() -> Iterator[Shot]:
+        nonlocal now
+        lasts = next(works)
+        if lasts is None:
+            reader.stopped.set()
+        elif lasts == 0:
+            raise OSError("no answer")
+        else:
+            yield shot(1)
+            now += lasts
+
+    def wait(seconds: float) -> None:
+        pauses.append(seconds)
+
+    reader = live(shots, backoff=Backoff(), clock=lambda: now, wait=wait)
+    assert len(list(InOrder(reader))) == 2
+    assert pauses == [1, 5, 10, 60, 60, 60, 1, 5]
+
+
+def test_what_is_not_installed_is_told_and_not_waited_for() -> None:
+    def shots() -> Iterator[Shot]:
+        raise Unsupported("there is no such library")
+        yield
+
+    with Newest(live(shots)) as source, pytest.raises(Unsupported, match="no such library"):
+        next(source)
+
+
+def test_a_frame_that_cannot_be_converted_is_counted() -> None:
+    over = threading.Event()
+
+    def broken() -> np.ndarray:
+        raise ValueError("torn")
+
+    def shots() -> Iterator[Shot]:
+        yield Shot.now(broken)
+        time.sleep(0.2)
+        yield shot(3)
+        over.wait(30)
+
+    source = Newest(live(shots))
+    assert value(next(source)) == 60
     assert source.damaged == 1
     source.interrupt()
+    over.set()
 
 
 def test_a_waiting_reader_is_woken() -> None:
-    def frames() -> Iterator[Any]:
-        time.sleep(30)
-        yield frame(0)
+    over = threading.Event()
 
-    source = camera(frames)
+    def shots() -> Iterator[Shot]:
+        over.wait(30)
+        yield shot(0)
+
+    source = Newest(live(shots))
     threading.Timer(0.1, source.interrupt).start()
     assert list(source) == []
+    over.set()
 
 
 def test_a_stream_over_a_silent_camera_closes_at_once(tmp_path: Path) -> None:
-    def frames() -> Iterator[Any]:
-        yield frame(0)
-        time.sleep(30)
+    over = threading.Event()
+
+    def shots() -> Iterator[Shot]:
+        yield shot(0)
+        over.wait(30)
 
     with Running(f"unix:{tmp_path}/edged.sock") as running, Client(running.target) as client:
-        source = camera(frames)
-        stream = client.stream("shapes", source)
+        reader = live(shots)
+        stream = client.stream("shapes", Newest(reader))
         assert (next(stream).width, stream.ledger.sent) == (64, 1)
         stream.close()
-        assert source._stopped.is_set()
+        assert reader.stopped.is_set()
+    over.set()
 
 
 def test_a_real_rtsp_connection_that_breaks_and_comes_back() -> None:
     with RtspCamera(frames=12) as rtsp, open_source(rtsp.url) as source:
-        source._backoff = (0.1,)  # type: ignore[attr-defined]
+        source._reader._backoff = Backoff((0.1,))  # type: ignore[attr-defined]
         values = [float(got.image.mean()) for got, _ in zip(source, range(15), strict=False)]  # type: ignore[union-attr]
         assert rtsp.connections >= 2
     assert min(values) < 60
@@ -280,6 +395,18 @@ def test_a_real_rtsp_connection_that_breaks_and_comes_back() -> None:
     assert rtsp.transport.startswith("RTP/AVP/TCP")
 
 
-def test_redact() -> None:
-    assert redact("rtsp://me:p@ss@box/x?a=b@c") == "rtsp://box/x?a=b@c"
-    assert redact("/dev/video0") == "/dev/video0"
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("rtsp://me:p@ss@box/x?a=b@c", "rtsp://box/x?a=b@c"),
+        ("rtsp://me:p/a?b#c@box/x", "rtsp://box/x"),
+        ("rtsp://me:p/ss@box/x", "rtsp://box/x"),
+        ("rtsp://box:554/door@2x", "rtsp://box:554/door@2x"),
+        ("http://box/cgi?user=me&pwd=secret&channel=1", "http://box/cgi?user=***&pwd=***&channel=1"),
+        ("refused: 'http://box/?Password=secret'", "refused: 'http://box/?Password=***'"),
+        ("gst:rtspsrc location=rtsp://me:secret@box/1 ! x", "gst:rtspsrc location=rtsp://box/1 ! x"),
+        ("/dev/video0", "/dev/video0"),
+    ],
+)
+def test_secrets_are_left_out_of_messages(address: str, shown: str) -> None:
+    assert redact(address) == shown

@@ -9,7 +9,7 @@ from edged.backend.contract import Composition, Recipe
 from edged.build.builder import REFERENCE
 from edged.config import Engines
 from edged.control.alarms import Alarm, AlarmKind
-from edged.control.health import slow_engine, wrong
+from edged.control.health import Box, slow_engine, wrong
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
 from edged.errors import BuildFailed, NotReady
@@ -47,7 +47,7 @@ class Served:
         return found
 
     def look(self, busy: float = 0.25) -> list[Alarm]:
-        return list(wrong([self.planned], SETTINGS, self.clock.now, busy, "", is_reboot_pending=False))
+        return list(wrong([self.planned], SETTINGS, self.clock.now, Box(busy)))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_what_serves_now_does_not_answer_for_what_served_before(served: Served) 
 
 
 def kinds(*models: PlannedModel, paused: str = "", is_reboot_pending: bool = False) -> list[AlarmKind]:
-    return [alarm.kind for alarm in wrong(models, SETTINGS, 0.0, 0.0, paused, is_reboot_pending)]
+    return [alarm.kind for alarm in wrong(models, SETTINGS, 0.0, Box(0.0, paused, is_reboot_pending))]
 
 
 def test_nothing_is_wrong_with_a_box_without_models() -> None:
@@ -133,14 +133,20 @@ def test_nothing_is_wrong_with_a_box_without_models() -> None:
 
 
 def test_a_disk_that_takes_nothing_is_told_of_as_it_says_itself() -> None:
-    (alarm,) = wrong([], SETTINGS, 0.0, 0.0, "the disk is full", is_reboot_pending=False)
+    (alarm,) = wrong([], SETTINGS, 0.0, Box(paused="the disk is full"))
     assert alarm == Alarm(AlarmKind.BUILDS_PAUSED, "the disk is full")
 
 
 def test_a_driver_whose_halves_differ_is_told_of_with_what_to_do() -> None:
-    (alarm,) = wrong([], SETTINGS, 0.0, 0.0, "", is_reboot_pending=True)
+    (alarm,) = wrong([], SETTINGS, 0.0, Box(is_reboot_pending=True))
     assert alarm.kind is AlarmKind.REBOOT_PENDING
     assert "rebooted" in alarm.message
+
+
+def test_tracking_that_does_not_work_is_told_with_what_to_do() -> None:
+    (alarm,) = wrong([], SETTINGS, 0.0, Box(untracked="a library is not installed: pip install it"))
+    assert (alarm.kind, alarm.model) == (AlarmKind.UNTRACKED, "")
+    assert "no tracker ids: a library is not installed: pip install it" in alarm.message
 
 
 @pytest.mark.parametrize("state", [s for s in EngineState if s is not EngineState.QUARANTINED])
@@ -207,9 +213,9 @@ def test_settings_that_leave_this_box_nothing_to_make_are_told_of(settings: dict
     planned.model = model()
     key = key_of(planned.model, REFERENCE)
     planned.engines = {key.digest: PlannedEngine(key, REFERENCE)}
-    (alarm,) = wrong([planned], SETTINGS, 0.0, 0.0, "", is_reboot_pending=False)
+    (alarm,) = wrong([planned], SETTINGS, 0.0, Box())
     assert alarm.kind is AlarmKind.NO_CANDIDATE
     ((name, value),) = settings.items()
     assert f"{name}={value} leaves nothing that this box can use" in alarm.message
     planned.entry = msgspec.structs.replace(planned.entry, settings={})
-    assert list(wrong([planned], SETTINGS, 0.0, 0.0, "", is_reboot_pending=False)) == []
+    assert list(wrong([planned], SETTINGS, 0.0, Box())) == []

@@ -14,6 +14,7 @@ from edged.model import samples
 from edged.model.inspect import inspect
 from edged.model.model import Model
 from edged.model.repository import Repository
+from edged.vision.family import Reading
 from tests import models
 
 
@@ -105,7 +106,7 @@ def test_how_boxes_are_read_is_part_of_the_standard_of_a_detector_alone(folder: 
     before = of(folder)
     settle(folder, {"thresholds.score": "0.5"})
     assert of(folder).digest == before.digest  # it has no boxes
-    detector = msgspec.structs.replace(read(folder).recognition, family="ultralytics", output="y")
+    detector = msgspec.structs.replace(read(folder).recognition, family="ultralytics", reading=Reading(("y",)))
     model = msgspec.structs.replace(read(folder), recognition=detector)
     low = msgspec.structs.replace(detector, thresholds=msgspec.structs.replace(detector.thresholds, score=0.1))
     other = msgspec.structs.replace(model, recognition=low)

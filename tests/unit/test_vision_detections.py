@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 
 import cv2
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.vision.detections import RECORD, Detections, roboflow
+from edged.vision.detections import Detections
 from edged.vision.draw import annotate, class_color, encode_jpeg
 from edged.vision.image import decode
+from edged.vision.masks import encode
 from edged.vision.nms import nms
+from edged.vision.packing import RECORD
+from edged.vision.roboflow import roboflow
 
 RNG = np.random.default_rng(5)
 
@@ -52,6 +57,99 @@ def test_torn_or_uneven_detections_are_refused():
         Detections.unpack(bytes(RECORD.itemsize + 1))
     with pytest.raises(ValueError, match="2 scores"):
         Detections.of([[0, 0, 1, 1]], [0.1, 0.2], [0])
+
+
+PARTS = ("masks", "keypoints", "corners", "tracker_ids")
+
+
+def rich(n: int, parts: tuple[str, ...] = PARTS, width: int = 640, height: int = 480) -> Detections:
+    plain = some(n)
+    more = {
+        "masks": [encode(RNG.random((9, 7)) < 0.7, 11 * i, 5 * i, width, height) for i in range(n)],
+        "keypoints": RNG.uniform(0, 400, (n, 17, 3)),
+        "corners": RNG.uniform(0, 400, (n, 4, 2)),
+        "tracker_ids": RNG.integers(0, 2**40, n),
+    }
+    return Detections.of(plain.boxes, plain.scores, plain.class_ids, **{part: more[part] for part in parts})
+
+
+def same(one: Detections, other: Detections) -> bool:
+    for field in ("boxes", "scores", "class_ids", "keypoints", "corners", "tracker_ids"):
+        ours, theirs = getattr(one, field), getattr(other, field)
+        if (ours is None) != (theirs is None):
+            return False
+        if ours is not None and not (ours.dtype == theirs.dtype and np.array_equal(ours, theirs)):
+            return False
+    if one.masks is None or other.masks is None:
+        return one.masks is other.masks
+    return len(one.masks) == len(other.masks) and all(map(np.array_equal, one.masks, other.masks))
+
+
+@pytest.mark.parametrize("n", [0, 1, 9])
+@pytest.mark.parametrize("parts", [p for k in range(5) for p in itertools.combinations(PARTS, k)], ids=str)
+def test_whatever_parts_there_are_come_back(parts, n):
+    detections = rich(n, parts)
+    packed = detections.pack()
+    assert (len(packed) == n * RECORD.itemsize) == (not parts), "a plain record stays as small as it is"
+    back = Detections.unpack(packed)
+    assert same(back, detections)
+    assert [part for part in PARTS if getattr(back, part) is not None] == list(parts)
+    buffer = bytearray(packed)
+    back = Detections.unpack(memoryview(buffer))
+    buffer[:] = bytes(len(buffer))
+    assert same(back, detections), "nothing looks into the buffer"
+
+
+def test_torn_parts_are_refused_wherever_they_are_torn():
+    packed = rich(3).pack()
+    for size in range(4, len(packed)):
+        with pytest.raises(ValueError):
+            Detections.unpack(packed[:size])
+    for longer in (packed + b"\0", packed + packed):
+        with pytest.raises(ValueError):
+            Detections.unpack(longer)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_spoiled_header_is_refused_or_makes_detections_that_fit_together(data):
+    packed = bytearray(rich(3).pack())
+    for _ in range(data.draw(st.integers(1, 4))):
+        packed[data.draw(st.integers(4, 23))] = data.draw(st.integers(0, 255))
+    try:
+        back = Detections.unpack(bytes(packed))
+    except ValueError:
+        return
+    assert all(getattr(back, part) is None or len(getattr(back, part)) == len(back) for part in PARTS)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("masks", [[4]]),
+        ("keypoints", np.zeros((2, 5, 2))),
+        ("keypoints", np.zeros((3, 5, 3))),
+        ("keypoints", np.zeros((2, 3))),
+        ("corners", np.zeros((2, 4))),
+        ("tracker_ids", [1]),
+    ],
+)
+def test_parts_of_another_length_or_shape_are_refused(part, value):
+    with pytest.raises(ValueError, match=r"wanted|scores"):
+        Detections.of([[0, 0, 1, 1]] * 2, [0.1, 0.2], [0, 0], **{part: value})
+
+
+@pytest.mark.parametrize("rows", [np.array([4, 1]), np.arange(6) > 2, slice(1, 4), slice(0, 0), np.array([], np.intp)])
+def test_all_parts_are_selected(rows):
+    detections = rich(6)
+    chosen = detections.select(rows)
+    numbers = np.arange(6)[rows]
+    assert np.array_equal(chosen.scores, detections.scores[numbers])
+    assert np.array_equal(chosen.keypoints, detections.keypoints[numbers])
+    assert np.array_equal(chosen.corners, detections.corners[numbers])
+    assert np.array_equal(chosen.tracker_ids, detections.tracker_ids[numbers])
+    assert len(chosen.masks) == len(numbers)
+    assert all(chosen.masks[i] is detections.masks[n] for i, n in enumerate(numbers))
 
 
 def test_select():
@@ -97,6 +195,52 @@ def test_roboflow_ids_are_fresh_uuids():
     assert len({uuid.UUID(i) for i in ids}) == 50
     assert all(uuid.UUID(i).version == 4 for i in ids)
     assert roboflow(Detections.empty(), (), 1, 1)["predictions"] == []
+
+
+def test_masks_corners_keypoints_and_trackers_in_roboflow_json():
+    square = encode(np.ones((3, 4), np.bool_), 5, 6, 640, 480)
+    keypoints = [[[1.5, 2.5, 0.25], [3.5, 4.5, 0.75]]]
+    corners = [[[1, 2], [3, 4], [5, 6], [7, 8]]]
+    box = ([[5, 6, 9, 9]], [0.5], [0])
+    detections = Detections.of(*box, masks=[square], keypoints=keypoints, corners=corners, tracker_ids=[2**40])
+    result = roboflow(detections, ("cat",), 640, 480, keypoint_names=("nose",))
+    (prediction,) = result["predictions"]
+    assert sorted((p["x"], p["y"]) for p in prediction["points"]) == [(5, 6), (5, 8), (8, 6), (8, 8)]
+    assert prediction["keypoints"] == [
+        {"x": 1.5, "y": 2.5, "confidence": 0.25, "class": "nose", "class_id": 0},
+        {"x": 3.5, "y": 4.5, "confidence": 0.75, "class": "1", "class_id": 1},
+    ]
+    assert prediction["tracker_id"] == 2**40
+    lost = roboflow(Detections.of(*box, tracker_ids=[-1]), (), 640, 480)["predictions"][0]
+    assert "tracker_id" not in lost, "it is not tracked"
+    assert json.loads(json.dumps(result)) == result
+    oriented = roboflow(Detections.of(*box, corners=corners), (), 640, 480)["predictions"][0]["points"]
+    assert oriented == [{"x": float(x), "y": float(y)} for x, y in corners[0]]
+
+
+def test_supervision_reads_masks_keypoints_and_trackers():
+    supervision = pytest.importorskip("supervision")
+    detections = rich(5, ("keypoints", "tracker_ids"))
+    discs = [cv2.circle(np.zeros((480, 640), np.uint8), (90 + 80 * i, 200), 30, 1, -1).astype(bool) for i in range(5)]
+    masks = tuple(encode(disc, 0, 0, 640, 480) for disc in discs)
+    result = roboflow(msgspec.structs.replace(detections, masks=masks), (), 640, 480)
+    read = supervision.Detections.from_inference(result)
+    assert np.array_equal(read.tracker_id, detections.tracker_ids)
+    assert np.array_equal(read.mask, discs)
+    points = supervision.KeyPoints.from_inference(result)
+    np.testing.assert_allclose(points.xy, detections.keypoints[..., :2], atol=1e-3)
+    confidence = getattr(points, "keypoint_confidence", None)
+    np.testing.assert_allclose(points.confidence if confidence is None else confidence, detections.keypoints[..., 2])
+    assert np.array_equal(points.class_id, detections.class_ids)
+
+
+def test_supervision_reads_the_smallest_masks():
+    supervision = pytest.importorskip("supervision")
+    shapes = [np.ones(shape, np.bool_) for shape in ((1, 1), (1, 2), (2, 1), (2, 2))]
+    masks = [encode(shape, 20 + i, 30, 64, 48) for i, shape in enumerate(shapes)]
+    detections = Detections.of([[0, 0, 9, 9]] * 4, [0.5] * 4, [0] * 4, masks=masks)
+    read = supervision.Detections.from_inference(roboflow(detections, (), 64, 48))
+    assert [int(mask.sum()) for mask in read.mask] == [1, 2, 2, 4]
 
 
 def test_supervision_reads_it():

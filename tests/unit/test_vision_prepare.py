@@ -18,8 +18,10 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def slowly(wanted: Preprocess, image: np.ndarray) -> np.ndarray:
-    p = place(image.shape[1], image.shape[0], wanted.width, wanted.height, wanted.fit)
+    p = place(image.shape[1], image.shape[0], wanted.width, wanted.height, wanted.fit, wanted.zoom)
     width, height = p.inner
+    x1, y1, x2, y2 = p.edges
+    image = image[y1:y2, x1:x2]
     canvas = np.full((wanted.height, wanted.width, 3), wanted.pad, np.uint8)
     scaled = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
     canvas[p.pad_y : p.pad_y + height, p.pad_x : p.pad_x + width] = scaled

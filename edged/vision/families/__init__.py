@@ -1,1 +1,3 @@
-"""One file for each detector family; `contract` says what a family is, `lookalikes` what is not decoded."""
+"""One file for each family; `contract` says what one is, `candidates` holds what they share, `lookalikes` what is not
+guessed.
+"""

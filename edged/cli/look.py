@@ -1,0 +1,165 @@
+"""Runs a model once on a picture and paints what it finds: does edged understand the model as it was meant?
+
+In a child process, so that a runtime that crashes on the model is one line for who asked.
+"""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+import signal
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edged import errors
+from edged.errors import EdgedError, EngineUnusable, InvalidInput
+from edged.vision.roboflow import RoboflowResult
+
+if TYPE_CHECKING:
+    from edged.client.result import Result
+    from edged.tensors import Array
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+
+
+class RawOutput(msgspec.Struct, frozen=True):
+    """A tensor that is not decoded, and its range: None where nothing in it is a finite number, or it holds texts."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    low: float | None = None
+    high: float | None = None
+    mean: float | None = None
+    not_finite: int = 0
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What a model said of one picture. `drawn` is the file it was painted to, empty for a model of no family.
+
+    `counts` are detections by label, the most frequent first; `classes` the best labels of a classifier and their
+    scores.
+    """
+
+    backend: str
+    total_ms: float
+    drawn: str
+    found: RoboflowResult | None
+    counts: dict[str, int]
+    classes: tuple[tuple[str, float], ...]
+    outputs: tuple[RawOutput, ...]
+
+
+def place_for(picture: Path, model: Path, out: Path | None) -> Path:
+    """Where the painted picture goes: to the current folder unless told otherwise.
+
+    InvalidInput where it would replace the picture itself, or its name is none of a picture.
+    """
+    place = out or Path(f"{picture.stem}.{model.stem}.jpg")
+    if place.suffix.lower() not in _SUFFIXES:
+        raise InvalidInput(f"{str(place)!r} has no suffix of a picture; write to a .jpg or .png")
+    if place.exists() and picture.exists() and place.samefile(picture):
+        raise InvalidInput(f"{str(place)!r} is the picture itself; give --out another name")
+    return place
+
+
+def look(model: Path, settings: Mapping[str, str], picture: Path, place: Path, family: str | None) -> Look:
+    """Opens the model as edged would serve it, without building anything, and infers once.
+
+    The errors of `edged.load` and `LoadedModel.infer`; EngineUnusable where the child did not live to answer.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_look, args=(theirs, model, dict(settings), picture, place, family), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        kind, payload = ours.recv()
+    except EOFError:
+        child.join()
+        raise EngineUnusable(f"running {model.name} {_ended(child.exitcode)}; its runtime may need an update") from None
+    finally:
+        ours.close()
+    child.join()
+    if kind != Look.__name__:
+        known = getattr(errors, kind, EdgedError)
+        raise known(payload)
+    return msgspec.json.decode(payload, type=Look)
+
+
+def _ended(status: int | None) -> str:
+    if status is not None and status < 0:
+        return f"crashed its process ({signal.Signals(-status).name})"
+    return f"ended its process with status {status}"
+
+
+def _look(
+    answer: Connection, model: Path, settings: Mapping[str, str], picture: Path, place: Path, family: str | None
+) -> None:
+    """The child: says a Look, or the name and line of an error."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word; its parent has one
+    try:
+        from edged import library
+
+        with library.load(model, settings=settings, build=False) as loaded:
+            result = loaded.infer(picture)
+        drawn = ""
+        if family is not None:
+            _paint(result, picture, place, f"{loaded.name}: {family}")
+            drawn = str(place)
+        answer.send((Look.__name__, msgspec.json.encode(_told(result, drawn))))
+    except EdgedError as error:
+        answer.send((type(error).__name__, error.message))
+    except Exception as error:  # of a runtime: nobody is helped by its traceback
+        answer.send((EngineUnusable.__name__, f"running {model.name} failed: {type(error).__name__}: {error}"))
+
+
+def _paint(result: Result, picture: Path, place: Path, caption: str) -> None:
+    import cv2
+    import numpy as np
+
+    from edged.vision.classifications import Classes
+    from edged.vision.draw import annotate
+    from edged.vision.image import decode
+
+    labels = {found.class_id: found.label for found in result.detections}
+    labels |= {found.class_id: found.label for found in result.classes}
+    names = [labels.get(number, str(number)) for number in range(max(labels, default=-1) + 1)]
+    classes = Classes(
+        np.array([found.class_id for found in result.classes], np.int32),
+        np.array([found.score for found in result.classes], np.float32),
+    )
+    painted = annotate(decode(picture.read_bytes()), result.boxes(), names, caption, classes)
+    if not cv2.imwrite(str(place), painted):
+        raise InvalidInput(f"{str(place)!r} cannot be written; choose a folder that exists and is yours")
+
+
+def _told(result: Result, drawn: str) -> Look:
+    counts = collections.Counter(found.label for found in result.detections)
+    return Look(
+        backend=result.backend,
+        total_ms=result.timings.total_ms,
+        drawn=drawn,
+        found=result.json() if drawn and not result.classes else None,
+        counts=dict(counts.most_common()),
+        classes=tuple((found.label, found.score) for found in result.classes),
+        outputs=tuple(_range(name, array) for name, array in result.outputs.items()),
+    )
+
+
+def _range(name: str, array: Array) -> RawOutput:
+    import numpy as np
+
+    shape = tuple(array.shape)
+    if array.dtype.kind not in "biuf":
+        return RawOutput(name, str(array.dtype), shape)
+    values = array.astype(np.float64).reshape(-1)
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return RawOutput(name, str(array.dtype), shape, not_finite=len(values))
+    low, high, mean = float(finite.min()), float(finite.max()), float(finite.mean())
+    return RawOutput(name, str(array.dtype), shape, low, high, mean, len(values) - len(finite))

@@ -1,0 +1,57 @@
+"""One JSON object a line for every result."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from edged.client.result import Result
+from edged.client.sinks.answered import Answered
+from edged.client.sinks.sink import Sink
+
+
+class JsonLines(Sink):
+    """Appended to a file, or on standard output for None; each line is out at once, for a reader that waits for it.
+    OSError where the file cannot be opened; a pipe that nobody reads any more is BrokenPipeError."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.name = "standard output" if path is None else os.fspath(path)
+        self._file: BinaryIO | None = None if path is None else open(path, "ab")  # noqa: SIM115 - closed by `close`
+
+    def on_answer(self, answered: Answered) -> None:
+        line = encode(answered.result)
+        if self._file is not None:
+            self._file.write(line + b"\n")
+            self._file.flush()
+        else:
+            sys.stdout.write(line.decode() + "\n")
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def encode(result: Result) -> bytes:
+    return msgspec.json.encode(line(result))
+
+
+def line(result: Result) -> dict[str, object]:
+    """Roboflow's inference JSON with the camera, the frame's number and age, what was skipped and what failed;
+    `classes` only of a classifier."""
+    error = None if result.error is None else {"code": result.error[0], "message": result.error[1]}
+    return {
+        "camera": result.camera,
+        "model": result.model,
+        "sequence": result.sequence,
+        "captured_unix_ns": result.captured_unix_ns,
+        "age_ms": result.age_ms,
+        "skipped": result.skipped,
+        "skips": msgspec.to_builtins(result.skips),
+        "error": error,
+        **({"classes": msgspec.to_builtins(result.classes)} if result.classes else {}),
+        **result.json(),
+    }

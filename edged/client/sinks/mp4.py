@@ -1,0 +1,169 @@
+"""Pictures with what was found in them, as a video."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from typing import Any, BinaryIO
+
+import cv2
+import numpy as np
+
+from edged.client.result import Result
+from edged.client.sinks.answered import Answered
+from edged.client.sinks.background import Background
+from edged.client.sinks.sink import Sink
+from edged.client.sources.container import reason, require_av
+from edged.errors import InvalidInput, Unsupported
+from edged.vision.image import Image
+
+_TICKS = 1000  # of a video's clock in a second
+_USUAL_TICKS = _TICKS // 25  # between pictures of a recording, whose capture times are not known
+_ENCODERS = ("libx264", "libopenh264", "h264_v4l2m2m", "mpeg4")
+_HYBRID_SINCE = (61, 7)  # libavformat of FFmpeg 7.1
+# A key frame begins a piece that is on the disk when it is whole. Frames that refer to later ones would move the start.
+_ENCODING = {"g": "50", "bf": "0"}
+
+
+class Mp4(Sink):
+    """Encoded in a thread of its own. Each picture is shown for as long as it lasted until the next one was taken. The
+    first one's size is the video's; others are fitted into it. What was written can be played even if the program was
+    killed, but for the last few seconds.
+
+    A picture whose encoding would hold up the stream is left out and counted in `dropped`; with `lossless` the stream
+    waits. Unsupported where PyAV is not installed or encodes no video, InvalidInput where the file cannot be written.
+    """
+
+    wants_pictures = True
+
+    def __init__(self, path: str | os.PathLike[str], *, lossless: bool = False) -> None:
+        self.name = os.fspath(path)
+        av = require_av()
+        self._encoder = next((name for name in _ENCODERS if name in av.codecs_available), None)
+        if self._encoder is None:
+            raise Unsupported("this PyAV encodes no video; install another with: pip install 'edged[media]'")
+        try:
+            self._file = _File(self.name)
+        except OSError as error:
+            raise InvalidInput(f"the video {self.name!r} cannot be written: {reason(error)}") from None
+        options = {"movflags": _flags(av), "flush_packets": "1"}
+        self._container: Any = av.open(self._file, "w", format="mp4", options=options)
+        self._stream: Any = None
+        self._clock = Timeline()
+        self._background = Background("edged-video", self._write, self._finish, lossless=lossless)
+
+    @property
+    def dropped(self) -> int:
+        return self._background.dropped
+
+    def on_answer(self, answered: Answered) -> None:
+        if answered.image is not None:
+            self._background.put(answered)
+
+    def close(self) -> None:
+        """When what waits is encoded and the file is whole. InvalidInput where it could not be written."""
+        self._background.close()
+
+    def _write(self, answered: Answered) -> None:
+        av = require_av()
+        image = answered.painted
+        if image is None:
+            return
+        try:
+            if self._stream is None:
+                self._begin(image)
+            frame = av.VideoFrame.from_ndarray(_fitted(image, self._stream.width, self._stream.height), format="bgr24")
+            frame.pts, frame.time_base = self._clock.at(answered.result), Fraction(1, _TICKS)
+            self._container.mux(self._stream.encode(frame))
+        except av.FFmpegError as error:
+            raise InvalidInput(f"the video {self.name!r} cannot be written: {reason(error)}") from None
+        self._require_written()
+
+    def _begin(self, image: Image) -> None:
+        options = _ENCODING | ({"preset": "veryfast"} if self._encoder == "libx264" else {})
+        self._stream = self._container.add_stream(self._encoder, rate=25, options=options)
+        self._stream.pix_fmt = "yuv420p"
+        self._stream.height, self._stream.width = (max(2, size // 2 * 2) for size in image.shape[:2])
+        self._stream.codec_context.time_base = Fraction(1, _TICKS)
+
+    def _finish(self) -> None:
+        av = require_av()
+        try:
+            if self._stream is not None:
+                self._container.mux(self._stream.encode(None))
+                self._container.close()
+        except av.FFmpegError as error:
+            raise InvalidInput(f"the video {self.name!r} cannot be finished: {reason(error)}") from None
+        finally:
+            self._file.close()
+        self._require_written()
+
+    def _require_written(self) -> None:
+        if self._file.failure is not None:
+            raise InvalidInput(f"the video {self.name!r} cannot be written: {reason(self._file.failure)}")
+
+
+class _File:
+    """What PyAV writes to. A full disk is remembered in `failure` and not told to it: FFmpeg's writer of MP4 was seen
+    to crash when it finished a file that it could not write."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self.failure: OSError | None = None
+        self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            self.failure = self.failure or error
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Timeline:
+    """The place of each picture in the video, in ticks from the first one; always later than the one before."""
+
+    def __init__(self) -> None:
+        self._first_ns: int | None = None
+        self._last = -1
+
+    def at(self, result: Result) -> int:
+        """By the capture time; where it is not known, at the usual rate."""
+        taken = result.captured_mono_ns
+        if not taken:
+            at = self._last + _USUAL_TICKS if self._last >= 0 else 0
+        else:
+            self._first_ns = taken if self._first_ns is None else self._first_ns
+            at = (taken - self._first_ns) * _TICKS // 1_000_000_000
+        self._last = max(at, self._last + 1)
+        return self._last
+
+
+def _fitted(image: Image, width: int, height: int) -> Image:
+    """As large as it can be without changing its shape, in the middle of black; less a last odd row or column."""
+    if image.shape[1] - image.shape[1] % 2 == width and image.shape[0] - image.shape[0] % 2 == height:
+        return np.ascontiguousarray(image[:height, :width])
+    scale = min(width / image.shape[1], height / image.shape[0])
+    size = max(1, round(image.shape[1] * scale)), max(1, round(image.shape[0] * scale))
+    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
+    canvas = np.zeros((height, width, 3), np.uint8)
+    top, left = (height - size[1]) // 2, (width - size[0]) // 2
+    canvas[top : top + size[1], left : left + size[0]] = small
+    return canvas
+
+
+def _flags(av: Any) -> str:
+    """Fragments, which can be played without their end; newer versions make an ordinary file of them at the end."""
+    whole_at_end = av.library_versions["libavformat"][:2] >= _HYBRID_SINCE
+    return "+hybrid_fragmented" if whole_at_end else "+frag_keyframe+empty_moov+default_base_moof"

@@ -1,0 +1,191 @@
+"""Sources that GStreamer reads: the cameras of a Jetson, its video decoder, and whatever pipeline a user writes.
+
+GStreamer's Python module comes with the system, not with pip. Addresses are set as properties and never become part of
+a pipeline's text, so that nothing in them is taken for an element.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from edged.client.sources.address import CameraSettings
+from edged.client.sources.gst_sample import FORMATS, develop
+from edged.client.sources.live import Live
+from edged.client.sources.reader import Shot
+from edged.errors import InvalidInput, Unsupported
+
+_PATIENCE_S = 10.0
+_LOOK_NS = 200_000_000  # how often a wait for a sample looks whether it was stopped
+_OPEN_NS = 10_000_000_000
+_RAW = f"video/x-raw,format={{ {', '.join(FORMATS)} }}"
+# One sample waits and an old one is dropped; frames are wanted as they come, not at the time they are to be shown.
+_LIVE_SINK = f'appsink name=edged max-buffers=1 drop=true sync=false caps="image/jpeg;{_RAW}"'
+_FILM_SINK = f'appsink name=edged max-buffers=2 drop=false sync=false caps="{_RAW}"'
+# Out of the memory of the decoder or camera, in hardware; NV12 is half the bytes of BGR.
+_FROM_DEVICE = "nvvidconv ! video/x-raw,format=NV12"
+
+Properties = Mapping[str, object]
+"""Of the element named `source`."""
+
+
+def require_gst() -> Any:
+    """GStreamer's module, ready for use."""
+    try:
+        gi = importlib.import_module("gi")
+        gi.require_version("Gst", "1.0")
+        gst = importlib.import_module("gi.repository.Gst")
+    except (ImportError, ValueError, AttributeError):
+        raise Unsupported(
+            "GStreamer's Python module is not installed; install it with: apt install python3-gi "
+            "gir1.2-gst-plugins-base-1.0 gstreamer1.0-plugins-good (a virtual environment needs --system-site-packages)"
+        ) from None
+    if not gst.is_initialized():
+        gst.init(None)
+    return gst
+
+
+@functools.cache
+def decodes_in_hardware() -> bool:
+    """Whether this is a Jetson whose decoder GStreamer can use."""
+    try:
+        gst = require_gst()
+    except Unsupported:
+        return False
+    return all(gst.ElementFactory.find(name) is not None for name in ("nvv4l2decoder", "nvvidconv", "decodebin"))
+
+
+def pipeline_camera(text: str) -> Live:
+    """What `text` makes, in the language of gst-launch, with edged's sink at its end. InvalidInput where GStreamer does
+    not take it."""
+    gst = require_gst()
+    whole = f"{text.strip().removesuffix('!').strip()} ! {_LIVE_SINK}"
+    if not text.strip():
+        raise InvalidInput("gst: names no pipeline; write one, such as: gst:videotestsrc is-live=true ! videoconvert")
+    try:
+        gst.parse_launch(whole).set_state(gst.State.NULL)
+    except Exception as error:  # GLib.Error, which exists only where gi does
+        raise InvalidInput(f"GStreamer does not take the pipeline: {getattr(error, 'message', error)}") from None
+    return _camera(f"gst:{text}", whole, {})
+
+
+def csi_camera(sensor: int, settings: CameraSettings) -> Live:
+    """A camera on the ribbon connector of a Jetson."""
+    _require_element("nvarguscamerasrc", "csi:// cameras", "NVIDIA's multimedia packages of JetPack")
+    return _camera(f"csi://{sensor}", csi_pipeline(settings), {"sensor-id": sensor})
+
+
+def rtsp_camera(url: str) -> Live:
+    """Decoded by a Jetson's hardware."""
+    return _camera(url, RTSP_PIPELINE, {"location": url})
+
+
+def csi_pipeline(settings: CameraSettings) -> str:
+    caps = ["video/x-raw(memory:NVMM)", "format=NV12"]
+    if settings.width:
+        caps += [f"width={settings.width}", f"height={settings.height}"]
+    if settings.fps:
+        caps += [f"framerate={round(settings.fps * 1000)}/1000"]
+    return f"nvarguscamerasrc name=source ! {','.join(caps)} ! {_FROM_DEVICE} ! {_LIVE_SINK}"
+
+
+# decodebin takes the decoder of the highest rank, which on a Jetson is nvv4l2decoder.
+RTSP_PIPELINE = (
+    "rtspsrc name=source protocols=tcp latency=0 ! application/x-rtp,media=video ! decodebin"
+    f" ! {_FROM_DEVICE} ! {_LIVE_SINK}"
+)
+FILM_PIPELINE = f"filesrc name=source ! decodebin ! {_FROM_DEVICE} ! {_FILM_SINK}"
+
+
+class GstFilm:
+    """A video file decoded by a Jetson's hardware."""
+
+    rate = 25.0  # samples have positions, so that this is hardly asked
+
+    def __init__(self, path: str) -> None:
+        """InvalidInput where it cannot be opened."""
+        self._gst = require_gst()
+        self._pipeline = self._gst.parse_launch(FILM_PIPELINE)
+        self._pipeline.get_by_name("source").set_property("location", path)
+        self._pipeline.set_state(self._gst.State.PAUSED)
+        outcome = self._pipeline.get_state(_OPEN_NS)[0]
+        if outcome == self._gst.StateChangeReturn.FAILURE:
+            why = _complaint(self._gst, self._pipeline)
+            self.close()
+            raise InvalidInput(f"the video {path!r} cannot be opened: {why or 'GStreamer does not know its format'}")
+
+    def shots(self, on_damage: Callable[[], None]) -> Iterator[Shot]:
+        self._pipeline.set_state(self._gst.State.PLAYING)
+        try:
+            for sample in _samples(self._gst, self._pipeline, lambda: False, patience=None):
+                stamp = sample.get_buffer().pts
+                known = stamp != self._gst.CLOCK_TIME_NONE
+                yield Shot(functools.partial(develop, self._gst, sample), position=stamp / 1e9 if known else None)
+        except OSError:  # the file breaks off
+            on_damage()
+
+    def close(self) -> None:
+        self._pipeline.set_state(self._gst.State.NULL)
+
+
+def _camera(name: str, text: str, properties: Properties) -> Live:
+    gst = require_gst()
+
+    @contextlib.contextmanager
+    def connect(camera: Live) -> Iterator[Iterator[Shot]]:
+        pipeline = gst.parse_launch(text)
+        for key, value in properties.items():
+            pipeline.get_by_name("source").set_property(key, value)
+        pipeline.set_state(gst.State.PLAYING)
+        try:
+            yield _stamped(gst, pipeline, camera.stopped.is_set)
+        finally:
+            pipeline.set_state(gst.State.NULL)
+
+    return Live(name, connect)
+
+
+def _stamped(gst: Any, pipeline: Any, stopped: Callable[[], bool]) -> Iterator[Shot]:
+    """With when the element that made it says it was taken: a buffer's time counts from the pipeline's start, on the
+    monotonic clock unless an element brings another, which `Shot.at` finds out."""
+    for sample in _samples(gst, pipeline, stopped, _PATIENCE_S):
+        stamp = sample.get_buffer().pts
+        taken = 0 if stamp == gst.CLOCK_TIME_NONE else pipeline.get_base_time() + stamp
+        yield Shot.at(functools.partial(develop, gst, sample), taken)
+
+
+def _samples(gst: Any, pipeline: Any, stopped: Callable[[], bool], patience: float | None) -> Iterator[Any]:
+    """To the end of the stream. OSError for what the pipeline complains of, TimeoutError when it gives nothing for
+    `patience` seconds."""
+    sink, last = pipeline.get_by_name("edged"), time.monotonic()
+    while not stopped():
+        sample = sink.emit("try-pull-sample", _LOOK_NS)
+        if sample is not None:
+            yield sample
+            last = time.monotonic()
+            continue
+        complaint = _complaint(gst, pipeline)
+        if complaint is not None:
+            raise OSError(complaint)
+        if sink.get_property("eos"):
+            return
+        if patience is not None and time.monotonic() - last > patience:
+            raise TimeoutError(f"no frame for {patience:g} s")
+
+
+def _complaint(gst: Any, pipeline: Any) -> str | None:
+    """The first error that the pipeline told, in one line; None where all is well."""
+    message = pipeline.get_bus().pop_filtered(gst.MessageType.ERROR)
+    if message is None:
+        return None
+    error, _ = message.parse_error()
+    return str(error.message)
+
+
+def _require_element(name: str, what: str, package: str) -> None:
+    if require_gst().ElementFactory.find(name) is None:
+        raise Unsupported(f"{what} need GStreamer's element {name}, which this box has not; install {package}")

@@ -1,0 +1,112 @@
+"""Video files, at their own speed or as fast as they are asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Protocol, TypeAlias
+
+from edged.client.sources import container as media
+from edged.client.sources import hardware
+from edged.client.sources.reader import Reader, Shot
+from edged.client.sources.redaction import redact
+from edged.errors import InvalidInput
+
+_USUAL_FPS = 25.0
+_HOPELESSLY_LATE_S = 1.0
+
+
+class Film(Protocol):
+    """An open video file. `rate` is frames a second, for those that have no position."""
+
+    rate: float
+
+    def shots(self, on_damage: Callable[[], None]) -> Iterator[Shot]: ...
+    def close(self) -> None: ...
+
+
+OpenFilm: TypeAlias = Callable[[], Film]
+
+
+class Recording(Reader):
+    """With `pace` each shot is stamped as if it were taken now; otherwise it has no capture time. With `loop` it begins
+    again at its end."""
+
+    def __init__(self, name: str, open_film: OpenFilm, *, pace: bool, loop: bool = False) -> None:
+        """Raises what `open_film` raises."""
+        super().__init__(name)
+        self.paced = pace
+        self._open = open_film
+        self._loop = loop
+        self._film = open_film()
+
+    def shots(self) -> Generator[Shot, None, None]:
+        while (yield from self._play()) and self._loop:
+            self._film = self._open()
+
+    def close(self) -> None:
+        self._film.close()
+
+    def _play(self) -> Generator[Shot, None, bool]:
+        """Once; whether there was anything in it and more is wanted."""
+        due, given = Playback(self._film.rate), False
+        try:
+            for shot in self._film.shots(self.on_damage):
+                if self.paced:
+                    self.stopped.wait(due.until(shot.position))
+                if self.stopped.is_set():
+                    return False
+                given = True
+                yield (
+                    Shot.now(shot.develop, shot.position) if self.paced else Shot(shot.develop, position=shot.position)
+                )
+        finally:
+            self._film.close()
+        return given
+
+
+class Playback:
+    """When each shot of a recording is due, counted from the first."""
+
+    def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._clock = rate, clock
+        self._start: float | None = None
+        self._count = 0
+
+    def until(self, position: float | None) -> float:
+        """Seconds from now, at least 0, until the shot at `position` seconds of the recording; those without a position
+        follow each other at the usual rate."""
+        at = self._count / self._rate if position is None else position
+        self._count += 1
+        now = self._clock()
+        if self._start is None or now - (self._start + at) > _HOPELESSLY_LATE_S:
+            self._start = now - at  # a reader that stood still goes on at the normal speed, it does not rush
+        return max(0.0, self._start + at - now)
+
+
+class AvFilm:
+    """A file, or an address that PyAV reads like one."""
+
+    def __init__(self, path: str, accelerated: bool) -> None:
+        """InvalidInput where it cannot be opened or has no video."""
+        av = media.require_av()
+        accelerator = hardware.accelerator() if accelerated else None
+        options = {} if accelerator is None else {"hwaccel": accelerator}
+        try:
+            self._container: Any = av.open(path, **options)
+        except (av.FFmpegError, OSError) as error:
+            raise InvalidInput(f"the video {redact(path)!r} cannot be opened: {media.reason(error)}") from None
+        if not self._container.streams.video:
+            self._container.close()
+            raise InvalidInput(f"{redact(path)!r} has no video in it")
+        self.rate = float(self._container.streams.video[0].average_rate or _USUAL_FPS)
+
+    def shots(self, on_damage: Callable[[], None]) -> Iterator[Shot]:
+        av = media.require_av()
+        try:
+            yield from media.shots(self._container, on_damage)
+        except av.FFmpegError:  # the file breaks off
+            on_damage()
+
+    def close(self) -> None:
+        self._container.close()

@@ -1,0 +1,141 @@
+"""The frames of another process's ring of shared memory; `edged.shared_layout` describes the ring.
+
+A slot holds a picture's bytes and nothing about it, so that the address says what they are. Nothing tells a reader that
+there is a new one: the stamps are looked at every few milliseconds, and those that came and went meanwhile are counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+import numpy as np
+
+from edged import shared_layout as layout
+from edged.client.frames import Picture
+from edged.client.sources import jpeg
+from edged.client.sources.live import Live
+from edged.client.sources.reader import Shot
+from edged.errors import InvalidInput
+
+_LOOK_S = 0.004
+_CHANNELS = {"bgr": 3, "gray": 1}
+_MOST_SLOTS = 4096
+
+
+class RingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`slots` is how many the ring has. With a width and height the pictures are raw pixels of `format`, bgr or gray,
+    otherwise JPEG."""
+
+    slots: int = 8
+    width: int = 0
+    height: int = 0
+    format: str = "bgr"
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.width * self.height * _CHANNELS[self.format]
+
+
+class Slot(NamedTuple):
+    """A picture that is in the ring now: its stamp, and where it begins."""
+
+    stamp: int
+    offset: int
+
+
+def shared_camera(address: str, folder: Path = layout.FOLDER) -> Live:
+    """`NAME?width=1280&height=720&format=bgr&slots=8`: NAME is a segment's, or how it begins, such as edged-4711 for
+    the newest ring of process 4711. InvalidInput for what is no such address."""
+    name, settings = _parse(address)
+
+    @contextlib.contextmanager
+    def connect(camera: Live) -> Iterator[Iterator[Shot]]:
+        path = _newest(folder, name)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            yield _follow(camera, descriptor, settings)
+        finally:
+            os.close(descriptor)
+
+    return Live(f"shm://{name}", connect)
+
+
+def _parse(address: str) -> tuple[str, RingSettings]:
+    parts = urlsplit(f"shm://{address}")
+    name = (parts.netloc + parts.path).lstrip("/")
+    try:
+        settings = msgspec.convert(dict(parse_qsl(parts.query, keep_blank_values=True)), RingSettings, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(RingSettings.__struct_fields__)
+        raise InvalidInput(f"shm://{address} has settings that no ring takes ({error}); there are {known}") from None
+    if not name.startswith(layout.PREFIX) or "/" in name:
+        raise InvalidInput(f"shm://{name} is no ring; its name begins with {layout.PREFIX}: ls {layout.FOLDER}")
+    sized = settings.width > 0 and settings.height > 0
+    if not 1 <= settings.slots <= _MOST_SLOTS or not (sized or settings.width == settings.height == 0):
+        raise InvalidInput(
+            f"shm://{address} is no ring of pictures; give slots, and both width and height for raw ones"
+        )
+    if settings.format not in _CHANNELS:
+        raise InvalidInput(f"shm://{address}: pictures of format {settings.format!r} are not read; give bgr or gray")
+    return name, settings
+
+
+def _newest(folder: Path, name: str) -> Path:
+    found = sorted(folder.glob(f"{name}*"), key=lambda path: path.stat().st_mtime_ns)
+    if not found:
+        raise FileNotFoundError(f"no process has a ring named {name}")
+    return found[-1]
+
+
+def _follow(camera: Live, descriptor: int, settings: RingSettings) -> Iterator[Shot]:
+    """Until its owner removes it. OSError where it is no ring of these pictures."""
+    step = os.fstat(descriptor).st_size // settings.slots
+    if step < layout.slot_size(max(1, settings.raw_bytes)) or step % layout.ALIGNED:
+        raise OSError(f"its slots of {step} bytes hold no such pictures; say how many there are and what is in them")
+    last = 0
+    while not camera.stopped.is_set():
+        newest = max(_slots(descriptor, step, settings.slots))
+        if newest.stamp <= last:
+            if os.fstat(descriptor).st_nlink == 0:
+                return
+            camera.stopped.wait(_LOOK_S)
+            continue
+        picture = _read(descriptor, newest, settings.raw_bytes or step - layout.HEADER)
+        if picture is None:  # it was written over meanwhile; the next look finds the one that did
+            continue
+        camera.missed += newest.stamp - last - 1 if last else 0
+        last = newest.stamp
+        yield Shot.now(functools.partial(_develop, picture, settings))
+
+
+def _slots(descriptor: int, step: int, count: int) -> Iterator[Slot]:
+    for index in range(count):
+        header = os.pread(descriptor, layout.STAMP.size, index * step)
+        if len(header) < layout.STAMP.size:
+            raise OSError("it was cut off")
+        yield Slot(layout.STAMP.unpack(header)[0], index * step)
+
+
+def _read(descriptor: int, slot: Slot, size: int) -> bytes | None:
+    picture = os.pread(descriptor, size, slot.offset + layout.HEADER)
+    after = os.pread(descriptor, layout.STAMP.size, slot.offset)
+    whole = len(picture) == size and after == layout.STAMP.pack(slot.stamp)
+    return picture if whole else None
+
+
+def _develop(picture: bytes, settings: RingSettings) -> Picture:
+    """ValueError for a slot without a JPEG where there should be one."""
+    if settings.raw_bytes:
+        shape = (settings.height, settings.width, 3) if settings.format == "bgr" else (settings.height, settings.width)
+        return np.frombuffer(picture, np.uint8).reshape(shape)
+    end = jpeg.length(picture)
+    if end is None:
+        raise ValueError("a slot without a JPEG")
+    return picture[:end]

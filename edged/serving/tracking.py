@@ -1,0 +1,203 @@
+"""Ids that follow objects from frame to frame: the daemon's end of the tracker's process.
+
+The process is started when a camera first asks, ends when none has asked for a while, and is started again, later each
+time, when it dies or hangs. No result waits long for it: frames are answered without ids while it starts, when it is
+slower than the patience there is, and when too many wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Hashable
+
+from edged.serving import track_messages as m
+from edged.serving.tracker_process import Camera, Garbled, Ids, Question, TrackerProcess
+
+_IN_FLIGHT = 8  # frames at the tracker: enough to keep it busy; what waits here can still be dropped
+_WAITING = 64  # of all cameras
+_LARGEST = m.LARGEST // 2  # bytes of detections
+_REMEMBERED_SECONDS = 600.0
+_MOST_CAMERAS = 1024
+_IDLE, _IDLE_SECONDS = "nobody needs it", 60.0
+_START_SECONDS = 60.0
+_STOP_SECONDS = 3.0
+_SILENT_SECONDS = 10.0  # with a frame at hand; after that it hangs
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds until it is started again
+_PROVEN_SECONDS = 60.0  # after which a failure counts as the first one again
+
+
+class Tracking:
+    """Used from one event loop. `problem`: one line why there are no ids now; empty when there are, or soon will be."""
+
+    def __init__(self, patience: float = 0.5) -> None:
+        """patience: seconds that a frame may wait for its ids."""
+        self.problem = ""
+        self._patience = patience
+        self._cameras: dict[Hashable, Camera] = {}  # the one that asked longest ago first
+        self._waiting: deque[Question] = deque()
+        self._numbers = itertools.count(1)
+        self._child: TrackerProcess | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._asked = 0.0
+        self._failures = 0
+        self._not_before = 0.0
+        self._blamed: Camera | None = None  # whose frame the problem is about
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        """Of the tracker's process; 0 while there is none."""
+        return self._child.pid if self._child is not None else 0
+
+    def follow(self, camera: Hashable, captured: float, found: bytes) -> asyncio.Future[Ids]:
+        """Ids of the detections (`Detections.pack`) of one frame, in their order; -1 for those without one.
+
+        Frames of a camera are taken in the order of the calls; captured: seconds on any clock of the camera's. The
+        future never raises: it gives () when there are no ids in time. An id is not given to another object of the
+        camera while the camera is known.
+        """
+        now, answer = time.monotonic(), asyncio.get_running_loop().create_future()
+        question = Question(next(self._numbers), self._know(camera, now), captured, found, now, answer)
+        self._asked = now
+        if self._is_able(question):
+            self._waiting.append(question)
+            if len(self._waiting) > _WAITING:
+                self._waiting.popleft().settle()
+                self._tell("the tracker is too slow: frames come faster than it follows them")
+            self._send()
+        else:
+            question.settle()
+        if not found:
+            question.settle()  # nothing to wait for; the tracker still learns that nothing was there
+        return answer
+
+    def forget(self, camera: Hashable) -> None:
+        """The camera will not come back, or as another one: its ids begin at 1 again."""
+        known = self._cameras.pop(camera, None)
+        if known is None:
+            return
+        for question in [q for q in self._waiting if q.camera is known]:
+            self._waiting.remove(question)
+            question.settle()
+        if self._blamed is known:
+            self._tell("")
+        if self._child is not None and self._child.ready:
+            self._child.forget(known)
+
+    async def close(self) -> None:
+        """Ends the process; what was asked, and is asked from now on, gets no ids."""
+        self._closed = True
+        if self._child is not None:
+            self._child.end()
+        if self._life is not None:
+            await asyncio.wait({self._life}, timeout=_STOP_SECONDS)
+
+    def _know(self, camera: Hashable, now: float) -> Camera:
+        known = self._cameras.pop(camera, None) or Camera(next(self._numbers))
+        self._cameras[camera], known.asked = known, now
+        while (oldest := next(iter(self._cameras))) != camera and (
+            now - self._cameras[oldest].asked > _REMEMBERED_SECONDS or len(self._cameras) > _MOST_CAMERAS
+        ):
+            self.forget(oldest)
+        return known
+
+    def _is_able(self, question: Question) -> bool:
+        """Whether there is a tracker that may answer in time."""
+        if not self._closed and question.asked >= self._not_before and (self._life is None or self._life.done()):
+            self._life = asyncio.create_task(self._live())
+        child = self._child
+        if child is None or not child.ready:
+            return False
+        if len(question.found) > _LARGEST:
+            self._tell(f"{len(question.found)} bytes of detections in one frame are too many to track", question.camera)
+            return False
+        # Where the frame that it is at has waited too long already, those behind it need not begin to.
+        return not child.in_flight or question.asked - child.in_flight[0].asked <= self._patience
+
+    def _send(self) -> None:
+        while self._child is not None and self._waiting and len(self._child.in_flight) < _IN_FLIGHT:
+            self._child.ask(self._waiting.popleft())
+
+    def _take(self, question: Question, answer: m.Followed | m.NotFollowed) -> None:
+        camera = question.camera
+        if isinstance(answer, m.NotFollowed):
+            self._tell(f"the tracker failed at a frame: {answer.message}", camera)
+            question.settle()
+        else:
+            camera.last = max(camera.last, *answer.ids, 0)
+            if self._blamed in (None, camera) and time.monotonic() - question.asked <= self._patience:
+                self._tell("")
+            question.settle(answer.ids)
+        self._send()
+
+    def _tell(self, problem: str, camera: Camera | None = None) -> None:
+        self.problem, self._blamed = problem, camera
+
+    # -- the process -------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        """One process, from its start to its end."""
+        try:
+            child = self._child = await TrackerProcess.start()
+        except OSError as error:
+            self._fail(f"could not be started: {error.strerror or error}")
+            return
+        watching = asyncio.create_task(self._watch(child))
+        try:
+            if not self._closed:
+                await child.listen(self._take)
+        except Garbled as error:
+            child.end(f"sent {error}")
+        finally:
+            self._child = None
+            watching.cancel()
+            child.end()
+            for question in (*child.in_flight, *self._waiting):
+                question.settle()
+            self._waiting.clear()
+        status = await child.gone()
+        if time.monotonic() - child.started > _PROVEN_SECONDS:
+            self._failures = 0
+        if child.unfit:
+            self._pause(child.unfit, _LONGEST_PAUSE)
+        elif child.ended != _IDLE and not self._closed:
+            self._fail(child.ended or f"died (exit status {status})")
+
+    async def _watch(self, child: TrackerProcess) -> None:
+        """Ends a process that hangs or that nobody needs any more, and the waiting of frames."""
+        period = self._patience / 4
+        then = time.monotonic()
+        while True:
+            await asyncio.sleep(period)
+            now = time.monotonic()
+            self._give_up(child, now)
+            # A long pause was this process's own, frozen or out of breath, and says nothing about the other.
+            child.elapse(min(now - then, 4 * period))
+            then = now
+            if child.silence > (_SILENT_SECONDS if child.ready else _START_SECONDS):
+                child.end("hung and was ended" if child.ready else f"did not start within {_START_SECONDS:g} s")
+            elif child.ready and now - self._asked > _IDLE_SECONDS:
+                child.end(_IDLE)
+
+    def _give_up(self, child: TrackerProcess, now: float) -> None:
+        """Answers the frames that have waited too long. Those that the tracker has, it still takes into account."""
+        late = [q for q in (*child.in_flight, *self._waiting) if now - q.asked > self._patience]
+        for question in late:
+            question.settle()
+        while self._waiting and now - self._waiting[0].asked > self._patience:
+            self._waiting.popleft()
+        if late:
+            self._tell(f"the tracker is too slow: no ids within {self._patience:g} s")
+
+    def _fail(self, what: str) -> None:
+        pause = min(_FIRST_PAUSE * 2 ** min(self._failures, 10), _LONGEST_PAUSE)
+        self._failures += 1
+        self._pause(f"the tracker {what}", pause)
+
+    def _pause(self, problem: str, seconds: float) -> None:
+        """The next camera to ask after a pause has the process started again."""
+        self._tell(problem)
+        self._not_before = time.monotonic() + seconds

@@ -1,0 +1,124 @@
+"""Which detection of a camera's frame is which object of its frames before.
+
+The tracker is ByteTrack, from the library `trackers`. What is done here is what it leaves to whoever calls it: ids for
+the rows as they came, classes kept apart, ids that go on where an earlier tracker stopped, a clock that may stand still
+or jump, and frames that are far apart.
+
+Only the tracker's own process imports this module: with the library come OpenCV, SciPy and 100 MB of memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import supervision
+import trackers
+
+Ids = npt.NDArray[np.int64]
+
+MOST = 1000
+"""Detections of a frame that are followed, best first: association costs the square of it, and more."""
+
+_NOMINAL = 30.0  # frames a second that the library's noise figures are meant for; other gaps are reckoned from it
+_SURE = 0.4  # score from which a detection may begin a track; below it, it may only go on with one
+_LOST_SECONDS = 2.0  # without a detection, after which an object that comes back is another one
+_LONGEST_GAP = 60.0  # seconds: nothing is known any more after that, and numbers stay small
+# Boxes of one object overlap while frames are at most so many seconds apart; beyond that its prediction is uncertain,
+# and boxes are compared with a margin around them. Measured with moving figures of 2 to 30 frames a second: a margin at
+# all rates mixes neighbours up, no margin loses objects below 10 a second.
+_SURE_GAP = 0.1
+_MARGIN_PER_SECOND = 5.0  # in widths and heights of the box, on each side
+_LARGEST_MARGIN = 1.0
+# Each class has a strip of the plane for itself, so that boxes of two classes never overlap.
+_STRIP = float(1 << 20)
+_FARTHEST = _STRIP / 8  # pixels from the origin, margins and predictions included in the strip
+
+
+class Tracker(Protocol):
+    """Follows the objects of one camera."""
+
+    last: int  # the highest id that it has given
+
+    def update(
+        self,
+        boxes: npt.NDArray[np.float32],
+        scores: npt.NDArray[np.float32],
+        class_ids: npt.NDArray[np.int32],
+        captured: float,
+    ) -> Ids:
+        """Ids int64 [n] of one frame's detections in their order, -1 for those without one.
+
+        boxes: float32 [n, 4], xyxy in pixels; scores: float32 [n], best first; class_ids: int32 [n]; captured: seconds
+        on the camera's clock. Ids are above 0 and not given to another object later.
+        """
+        ...
+
+
+class ByteTracker:
+    """ByteTrack with a gap of any length between frames. An object gets its id when it is seen again."""
+
+    def __init__(self, after: int = 0) -> None:
+        """`after`: the highest id that the camera has had before."""
+        self.last = self._after = after
+        self._overlap = trackers.BIoU(0.0)
+        self._library = trackers.ByteTrackTracker(
+            lost_track_buffer=round(_LOST_SECONDS * 30),  # by its definition in thirtieths of a second
+            frame_rate=_NOMINAL,
+            track_activation_threshold=_SURE,
+            high_conf_det_threshold=_SURE,
+            iou=self._overlap,
+        )
+        self._clock = Clock()
+
+    def update(
+        self,
+        boxes: npt.NDArray[np.float32],
+        scores: npt.NDArray[np.float32],
+        class_ids: npt.NDArray[np.int32],
+        captured: float,
+    ) -> Ids:
+        gap = self._clock.advance(captured)
+        self._overlap.buffer_ratio = margin(gap)
+        ids: Ids = np.full(len(scores), -1, np.int64)
+        rows = np.flatnonzero(_can_be_followed(boxes))[:MOST]
+        apart = boxes[rows].astype(np.float64)
+        apart[:, ::2] += class_ids[rows, None] * _STRIP
+        # The library gives rows back in another order: their numbers travel with them.
+        found = supervision.Detections(xyxy=apart, confidence=scores[rows], data={"row": rows})
+        followed = self._library.update(found, timestamp=self._clock.now)
+        if len(followed) and followed.tracker_id is not None:
+            given = np.asarray(followed.tracker_id, np.int64)
+            ids[np.asarray(followed.data["row"])] = np.where(given < 0, -1, given + self._after + 1)
+            self.last = max(self.last, int(ids.max()))
+        return ids
+
+
+class Clock:
+    """A camera's time, which only goes forward, made of capture times, which may do anything."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._captured = math.nan
+        self._gap = 1 / _NOMINAL
+
+    def advance(self, captured: float) -> float:
+        """Seconds since the frame before. Where the capture time says nothing, as many as last time."""
+        gap = captured - self._captured
+        if 0 < gap < math.inf:
+            self._gap = min(gap, _LONGEST_GAP)
+        self._captured = captured
+        self.now += self._gap
+        return self._gap
+
+
+def margin(gap: float) -> float:
+    """How far boxes are widened on each side before they are compared, in widths and heights, for a gap in seconds."""
+    return min(max(gap - _SURE_GAP, 0.0) * _MARGIN_PER_SECOND, _LARGEST_MARGIN)
+
+
+def _can_be_followed(boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Rows with an area, inside their strip. What is not a number is neither."""
+    return (np.abs(boxes) < _FARTHEST).all(axis=1) & (boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])

@@ -1,0 +1,141 @@
+"""Image classifiers: one output [N, classes], logits or already probabilities.
+
+A row that is not negative and sums to one is taken as it is, any other goes through a softmax. Two names, because they
+are fed differently: `classification` as ImageNet's are (shorter side to 256, the middle 224, normalised), and
+`ultralytics-classify` as that package does (shorter side to the input, the middle, 0..1). An embedding has the same
+shape, so without a word from the file or the settings nothing is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from edged.tensors import Array, TensorSpec
+from edged.vision import settings as keys
+from edged.vision.classifications import Classes
+from edged.vision.families.candidates import Floats
+from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand, undecided
+from edged.vision.nms import best_first
+from edged.vision.placement import Fit
+from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+
+NAME = "classification"
+ULTRALYTICS = "ultralytics-classify"
+
+_IMAGENET = (1000, 1001)
+_WORDS = ("logits", "prob", "softmax", "class")  # in the output's name
+_CLOSE = 0.02  # how far the sum of a row of FP16 probabilities may be from one
+
+
+class Classification(Decoder, frozen=True):
+    """The decoder."""
+
+    name: ClassVar[str] = NAME
+
+    def classify(self, outputs: Mapping[str, Array], index: int, thresholds: Thresholds) -> Classes:
+        """See `Classifier.classify`. Values that are no numbers belong to no class."""
+        row = outputs[self.reading.outputs[0]][index].reshape(-1).astype(np.float32)
+        row[~np.isfinite(row)] = -np.inf
+        if row.max(initial=-np.inf) == -np.inf:
+            return Classes.empty()
+        scores = row if _sums_to_one(row) else _softmax(row)
+        best = best_first(scores, thresholds.max_detections)
+        best = best[np.isfinite(row[best]) & (scores[best] >= thresholds.score)]
+        return Classes(best.astype(np.int32), scores[best])
+
+
+class UltralyticsClassification(Classification, frozen=True):
+    """The same, under its own name."""
+
+    name: ClassVar[str] = ULTRALYTICS
+
+
+def _sums_to_one(row: Floats) -> bool:
+    finite = row[np.isfinite(row)]
+    return bool(finite.min() >= 0 and abs(finite.sum() - 1) < _CLOSE)
+
+
+def _softmax(row: Floats) -> Floats:
+    powers: Floats = np.exp(row - row.max())
+    scores: Floats = powers / powers.sum()
+    return scores
+
+
+def feed(plain: Preprocess) -> Preprocess:
+    """The middle of the picture, RGB, normalised as ImageNet is."""
+    cropped = msgspec.structs.replace(plain, fit=Fit.CENTER_CROP, zoom=256 / 224)
+    return msgspec.structs.replace(cropped, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+def feed_ultralytics(plain: Preprocess) -> Preprocess:
+    """The largest square from the middle of the picture, RGB in 0..1."""
+    return msgspec.structs.replace(plain, fit=Fit.CENTER_CROP)
+
+
+def by_setting(evidence: Evidence) -> Claim:
+    return _set(evidence, NAME)
+
+
+def by_setting_ultralytics(evidence: Evidence) -> Claim:
+    return _set(evidence, ULTRALYTICS)
+
+
+def by_metadata(evidence: Evidence) -> Claim | None:
+    output = _row(evidence)
+    if evidence.metadata.task != "classify" or output is None or evidence.picture is None:
+        return None
+    return Claim(ULTRALYTICS, "metadata task=classify", output.name, _classes(output))
+
+
+def by_names(evidence: Evidence) -> Claim | None:
+    output = _row(evidence)
+    if output is None or evidence.picture is None or not any(word in output.name.lower() for word in _WORDS):
+        return None
+    return Claim(NAME, f"one 2-D output by the name of {output.name}", output.name, _classes(output))
+
+
+def by_shape(evidence: Evidence) -> Claim | None:
+    """One row of scores, where anything says that they are of classes."""
+    output = _row(evidence)
+    if output is None or evidence.picture is None:
+        return None
+    classes, names = _classes(output), keys.words(evidence.settings, "names")
+    if names is not None and len(names) == classes:
+        return Claim(NAME, f"one 2-D output, and as many names as columns ({classes})", output.name, classes)
+    if classes in _IMAGENET:
+        return Claim(NAME, f"one 2-D output of ImageNet's {classes} classes", output.name, classes)
+    told = ",".join(map(str, output.shape))
+    return undecided(f"one 2-D output, {output.name} [{told}]: classes or an embedding", NAME)
+
+
+def _set(evidence: Evidence, family: str) -> Claim:
+    output = _row(evidence)
+    demand(evidence, family, "one output [N, classes]", output is not None)
+    assert output is not None
+    return Claim(family, f"the setting family={family}", output.name, _classes(output))
+
+
+def _row(evidence: Evidence) -> TensorSpec | None:
+    """The output: [N, classes], or [N, classes, 1, 1] as networks without a last flattening have."""
+    output = evidence.only_output
+    if output is None or output.datatype not in ("FP32", "FP16", "FP64") or len(output.shape) not in (2, 4):
+        return None
+    columns = output.shape[1]
+    if output.shape[2:] not in ((), (1, 1)) or (isinstance(columns, int) and columns < 2):
+        return None
+    return output
+
+
+def _classes(output: TensorSpec) -> int | None:
+    columns = output.shape[1]
+    return columns if isinstance(columns, int) else None
+
+
+# Scores are told as they are, the best five; whoever wants a threshold sets one.
+_BEST = Thresholds(score=0.0, max_detections=5)
+MAKER = Maker(by_setting, feed, Classification, _BEST)
+MAKER_ULTRALYTICS = Maker(by_setting_ultralytics, feed_ultralytics, UltralyticsClassification, _BEST)

@@ -1,0 +1,66 @@
+"""What the export scripts of DeepStream-Yolo make of YOLO models: `input` -> `output` [N, rows, 6].
+
+Rows are xyxy in input pixels, score and label, one for each of the model's predictions and in no order: NMS is left
+to the reader, which tells them from end-to-end exports of the same six columns. How the input is fed is in a file
+beside the model; as for most of these models it is letterboxed RGB in 0..1 unless settings say otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from edged.tensors import Array, Dim
+from edged.vision.detections import Detections
+from edged.vision.families import ultralytics
+from edged.vision.families.candidates import settle
+from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.placement import Placement
+
+NAME = "deepstream-yolo"
+_QUERIES = 1000  # up to so many rows it could be an end-to-end export
+
+
+class DeepStreamYolo(Decoder, frozen=True):
+    """The decoder."""
+
+    name: ClassVar[str] = NAME
+
+    def decode(
+        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
+    ) -> Detections:
+        """See `Family.decode`."""
+        rows = outputs[self.reading.outputs[0]][index]
+        return settle(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, has_doubles=True)
+
+
+def by_setting(evidence: Evidence) -> Claim:
+    demand(evidence, NAME, "one output [N, rows, 6]", _is_six(evidence))
+    return _claim(evidence, f"the setting family={NAME}")
+
+
+def by_names(evidence: Evidence) -> Claim | None:
+    """The names its scripts give, and as many rows as the model has cells (or three times as many)."""
+    if evidence.picture is None or evidence.picture.name != "input" or not _is_six(evidence):
+        return None
+    if evidence.output_names != ("output",) or not _is_all(evidence, evidence.outputs[0].shape[1]):
+        return None
+    return _claim(evidence, "input and output [N, rows, 6] of a DeepStream-Yolo export, a row a prediction")
+
+
+def _is_six(evidence: Evidence) -> bool:
+    output = evidence.only_output
+    return output is not None and len(output.shape) == 3 and output.shape[2] == 6
+
+
+def _is_all(evidence: Evidence, rows: Dim) -> bool:
+    cells = evidence.cells()
+    return isinstance(rows, int) and (rows > _QUERIES or (cells is not None and rows in (cells, 3 * cells)))
+
+
+def _claim(evidence: Evidence, reason: str) -> Claim:
+    # Which label a cell without an object has hangs on the last bit.
+    return Claim(NAME, reason, reading=Reading(evidence.output_names, is_list=True))
+
+
+MAKER = Maker(by_setting, ultralytics.feed, DeepStreamYolo)

@@ -1,0 +1,92 @@
+"""RF-DETR exports.
+
+`dets` [N, Q, 4], cx, cy, w, h in 0..1 of the input, and `labels` [N, Q, C], one logit a class: each through its own
+sigmoid (never a softmax), and the best of all Q x C stay, so that one query can name two things. No doubles. The
+last slot stands for no class in models of custom classes; those of COCO use all 91. Source: `PostProcess` and
+`export` of its repository.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from edged.tensors import Array
+from edged.vision import settings as keys
+from edged.vision.detections import Detections
+from edged.vision.families.candidates import corners, logit, settle, sigmoid
+from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.placement import Fit, Placement
+from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+
+NAME = "rfdetr"
+_BOXES, _LOGITS = "dets", "labels"
+_LAST, _NONE = "last", "none"  # which slot is for no class
+_COCO = 91
+
+
+class RfDetr(Decoder, frozen=True):
+    """The decoder."""
+
+    name: ClassVar[str] = NAME
+
+    def decode(
+        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
+    ) -> Detections:
+        """See `Family.decode`."""
+        boxes, logits = (outputs[name][index] for name in self.reading.outputs)
+        if self.reading.form == _LAST:
+            logits = logits[:, :-1]
+        queries, class_ids = np.nonzero(np.greater(logits, logit(thresholds.score)))
+        chosen = logits[queries, class_ids].astype(np.float32)
+        # The sigmoid of infinity would pass for a score.
+        scores = np.where(np.isfinite(chosen), sigmoid(chosen), np.float32(np.nan))
+        size = np.array((self.preprocess.width, self.preprocess.height) * 2, np.float32)
+        found = corners(boxes[queries].astype(np.float32) * size)
+        return settle(found, scores, class_ids, placement, thresholds, has_doubles=False)
+
+
+def feed(plain: Preprocess) -> Preprocess:
+    """Stretched, RGB, normalised as ImageNet is."""
+    return msgspec.structs.replace(plain, fit=Fit.STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+def by_setting(evidence: Evidence) -> Claim:
+    demand(evidence, NAME, f"outputs {_BOXES} [N, Q, 4] and {_LOGITS} [N, Q, C]", _fits(evidence))
+    return _claim(evidence, f"the setting family={NAME}")
+
+
+def by_names(evidence: Evidence) -> Claim | None:
+    if evidence.picture is None or set(evidence.output_names) != {_BOXES, _LOGITS} or not _fits(evidence):
+        return None
+    return _claim(evidence, f"names of an RF-DETR export ({_BOXES}, {_LOGITS})")
+
+
+def _fits(evidence: Evidence) -> bool:
+    boxes, logits = evidence.output(_BOXES), evidence.output(_LOGITS)
+    if boxes is None or logits is None or len(boxes.shape) != 3 or len(logits.shape) != 3:
+        return False
+    return boxes.shape[2] == 4 and (isinstance(logits.shape[2], str) or logits.shape[2] >= 2)
+
+
+def _claim(evidence: Evidence, reason: str) -> Claim:
+    logits = evidence.output(_LOGITS)
+    slots = logits.shape[2] if logits is not None else "?"
+    background = keys.choice(evidence.settings, "decode.background", (_LAST, _NONE)) or _background(evidence, slots)
+    classes = slots - (background == _LAST) if isinstance(slots, int) else None
+    told = "the last slot is no class" if background == _LAST else "all slots are classes"
+    return Claim(NAME, f"{reason}; {told}", "", classes, Reading((_BOXES, _LOGITS), background, is_list=True))
+
+
+def _background(evidence: Evidence, slots: int | str) -> str:
+    """The number of names decides, where there are any; otherwise COCO's number of slots is known."""
+    names = keys.words(evidence.settings, "names") or evidence.metadata.names
+    if names and slots in (len(names), len(names) + 1):
+        return _NONE if slots == len(names) else _LAST
+    return _NONE if slots == _COCO else _LAST
+
+
+MAKER = Maker(by_setting, feed, RfDetr)

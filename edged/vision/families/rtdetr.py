@@ -1,0 +1,80 @@
+"""RT-DETR, RT-DETRv2, D-FINE and their kin, as their own repositories export them.
+
+Inputs `images` and `orig_target_sizes` INT64 [N, 2]; outputs `labels` [N, Q], `boxes` [N, Q, 4] and `scores` [N, Q],
+best first and without doubles. The graph multiplies the boxes, xyxy in 0..1, by the sizes, element 0 scaling x: they
+are width, height. Told the input's own size it answers in input pixels, as every other family does, and what lies
+between input and picture (a stretch by default, whatever a setting says) is undone in the same one place. Source:
+`RTDETRPostProcessor` and `tools/export_onnx.py` of these repositories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from edged.tensors import Array
+from edged.vision.detections import Detections
+from edged.vision.families.candidates import settle
+from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.placement import Placement
+from edged.vision.preprocess import Preprocess
+
+NAME = "rtdetr"
+SIZES = "orig_target_sizes"
+
+_OUTPUTS = ("labels", "boxes", "scores")
+
+
+class RtDetr(Decoder, frozen=True):
+    """The decoder."""
+
+    name: ClassVar[str] = NAME
+
+    def companions(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
+        """See `Opened.companions`: `orig_target_sizes`, int64 [n, 2], width before height."""
+        size = np.array((self.preprocess.width, self.preprocess.height), np.int64)
+        return {SIZES: np.tile(size, (len(placements), 1))}
+
+    def decode(
+        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
+    ) -> Detections:
+        """See `Family.decode`."""
+        labels, boxes, scores = (outputs[name][index] for name in self.reading.outputs)
+        return settle(boxes, scores, labels, placement, thresholds, has_doubles=False)
+
+
+def feed(plain: Preprocess) -> Preprocess:
+    """Stretched, RGB in 0..1: the plain default."""
+    return plain
+
+
+def by_setting(evidence: Evidence) -> Claim:
+    needs = f"outputs {', '.join(_OUTPUTS)} and a second input {SIZES} INT64 [N, 2]"
+    demand(evidence, NAME, needs, _has_sizes(evidence) and set(evidence.output_names) >= set(_OUTPUTS))
+    return _claim(f"the setting family={NAME}")
+
+
+def by_names(evidence: Evidence) -> Claim | None:
+    """The second input's name, which nothing else has."""
+    inputs = {spec.name for spec in evidence.inputs}
+    if SIZES not in inputs:
+        if set(evidence.output_names) == set(_OUTPUTS):
+            return Claim(None, f"outputs of an RT-DETR or D-FINE export, but no input {SIZES}; raw tensors are served")
+        return None
+    if not _has_sizes(evidence) or not set(evidence.output_names) >= set(_OUTPUTS):
+        return Claim(None, f"input {SIZES} of an RT-DETR or D-FINE export, but not its tensors; raw tensors are served")
+    return _claim(f"input {SIZES} of an RT-DETR or D-FINE export")
+
+
+def _has_sizes(evidence: Evidence) -> bool:
+    sizes = next((spec for spec in evidence.inputs if spec.name == SIZES), None)
+    return sizes is not None and sizes.datatype == "INT64" and len(sizes.shape) == 2 and sizes.shape[1] == 2
+
+
+def _claim(reason: str) -> Claim:
+    return Claim(NAME, reason, reading=Reading(_OUTPUTS, is_list=True))
+
+
+MAKER = Maker(by_setting, feed, RtDetr, companions=(SIZES,))

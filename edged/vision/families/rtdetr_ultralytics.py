@@ -1,0 +1,133 @@
+"""RT-DETR as the ultralytics package exports it.
+
+One output of Q queries, no doubles, boxes as cx, cy, w, h in 0..1 of the input. From 8.4.47 on [N, Q, 6]: box, score,
+class. Before, [N, Q, 4 + classes]: box, and a score for each class, through the sigmoid. With two classes both have
+six columns, and only the version (or the setting `decode.scores`) says which it is. The metadata names the head from
+8.4.85 on; before, six columns with both flags for suppression in the graph written and false are no other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from edged.errors import ConfigError
+from edged.tensors import Array, TensorSpec
+from edged.vision import settings as keys
+from edged.vision.detections import Detections
+from edged.vision.families.candidates import corners, settle, strongest
+from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.placement import Fit, Placement
+from edged.vision.preprocess import Preprocess
+
+NAME = "rtdetr-ultralytics"
+
+_BEST, _EACH = "best", "each"  # a score with its class, or one for each class
+_SIX_COLUMNS = (8, 4, 47)
+
+
+class UltralyticsRtDetr(Decoder, frozen=True):
+    """The decoder of both forms."""
+
+    name: ClassVar[str] = NAME
+
+    def decode(
+        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
+    ) -> Detections:
+        """See `Family.decode`. A query counts once, with its best class."""
+        rows = outputs[self.reading.outputs[0]][index].astype(np.float32)
+        if self.reading.form == _BEST:
+            scores, class_ids = rows[:, 4], rows[:, 5]
+        else:
+            scores, best = strongest(rows[:, 4:])
+            class_ids = best.astype(np.float32)
+        size = np.array((self.preprocess.width, self.preprocess.height) * 2, np.float32)
+        return settle(corners(rows[:, :4] * size), scores, class_ids, placement, thresholds, has_doubles=False)
+
+
+def feed(plain: Preprocess) -> Preprocess:
+    """Stretched, RGB in 0..1."""
+    return msgspec.structs.replace(plain, fit=Fit.STRETCH)
+
+
+def by_setting(evidence: Evidence) -> Claim:
+    output = _table(evidence)
+    demand(evidence, NAME, "one output [N, queries, 6] or [N, queries, 4+classes]", output is not None)
+    assert output is not None
+    form = _form(evidence, output)
+    if form is None:
+        raise ConfigError(
+            f"family={NAME} cannot tell the six columns of {output.name}: set decode.scores=best (score and class) or"
+            " decode.scores=each (a score for each of two classes)"
+        )
+    return _claim(evidence, f"the setting family={NAME}", output, form)
+
+
+def by_metadata(evidence: Evidence) -> Claim | None:
+    said, output = evidence.metadata, _table(evidence)
+    if said.task != "detect" or output is None or evidence.picture is None:
+        return None
+    if said.head not in (None, "RTDETRDecoder") or said.end2end or said.nms:
+        return None
+    why = _why(evidence, output)
+    if why is None:
+        return None
+    form = _form(evidence, output)
+    if form is None:
+        return Claim(
+            None, f"{why}, whose six columns are two formats: set decode.scores=best, decode.scores=each or family=raw"
+        )
+    return _claim(evidence, why, output, form)
+
+
+def _why(evidence: Evidence, output: TensorSpec) -> str | None:
+    """What shows that it is one; None where nothing does."""
+    said, (_, rows, columns) = evidence.metadata, output.shape
+    if said.head is not None:
+        return f"metadata head={said.head}"
+    if isinstance(columns, str):  # as `dynamic=True` leaves it; of the other heads it is the rows that are 4+classes
+        is_other = not said.names or not isinstance(rows, int) or rows == 4 + len(said.names)
+        return None if is_other or said.version is None else f"metadata task=detect: {output.name} has {rows} queries"
+    if columns == 6 and said.end2end is False and said.nms is False and said.version is not None:
+        return "metadata task=detect with neither end2end nor nms: six columns are an RT-DETR export's"
+    if columns != 6 and columns == 4 + len(said.names) and isinstance(rows, int) and rows != evidence.cells():
+        return f"metadata task=detect: {output.name} has {rows} queries of 4+{len(said.names)} columns, as RT-DETR has"
+    return None
+
+
+def _form(evidence: Evidence, output: TensorSpec) -> str | None:
+    """How scores are written; None where six columns leave it open."""
+    chosen = keys.choice(evidence.settings, "decode.scores", (_BEST, _EACH))
+    if chosen is not None:
+        return chosen
+    said = evidence.metadata
+    columns = output.shape[2]
+    if isinstance(columns, int) and columns != 6:
+        return _EACH
+    names = keys.words(evidence.settings, "names") or said.names
+    if said.head is not None or (columns == 6 and names and len(names) != 2):
+        return _BEST
+    if said.version is not None:
+        return _BEST if said.version >= _SIX_COLUMNS else _EACH
+    return None
+
+
+def _table(evidence: Evidence) -> TensorSpec | None:
+    output = evidence.only_output
+    if output is None or len(output.shape) != 3:
+        return None
+    columns = output.shape[2]
+    return output if isinstance(columns, str) or columns >= 5 else None
+
+
+def _claim(evidence: Evidence, reason: str, output: TensorSpec, form: str) -> Claim:
+    columns = output.shape[2]
+    each = columns - 4 if isinstance(columns, int) else None
+    classes = each if form == _EACH and each else len(evidence.metadata.names) or None
+    return Claim(NAME, reason, "", classes, Reading((output.name,), form, is_list=True))
+
+
+MAKER = Maker(by_setting, feed, UltralyticsRtDetr)

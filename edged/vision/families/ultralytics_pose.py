@@ -1,0 +1,106 @@
+"""Ultralytics models that tell keypoints of each detection: task pose.
+
+One table (see `ultralytics_forms`) with k keypoints of x, y in input pixels and, where `kpt_shape` is [k, 3], a score
+that went through the sigmoid. Source: `Pose.kpts_decode` of the ultralytics package. As there, keypoints outside of the
+picture are moved to its edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edged.tensors import Array
+from edged.vision import settings as keys
+from edged.vision.detections import Detections
+from edged.vision.families import ultralytics
+from edged.vision.families.candidates import Candidates, inside, suppress
+from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
+from edged.vision.families.ultralytics_forms import ROWS, offer_table, table_of
+from edged.vision.placement import Placement
+
+NAME = "ultralytics-pose"
+_NEEDS = "one output [N, 4+classes+3*keypoints, cells] or [N, rows, 6+3*keypoints]"
+
+
+class UltralyticsPose(Decoder, frozen=True):
+    """The decoder; `reading.keypoints` is how many each detection has, and how many values each of them."""
+
+    name: ClassVar[str] = NAME
+
+    def decode(
+        self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
+    ) -> Detections:
+        """See `Family.decode`; with keypoints. Where the model tells no scores of keypoints they are 1."""
+        form, (k, values) = self.reading.form, self.reading.keypoints
+        offered, told = offer_table(outputs[self.reading.outputs[0]][index], form, k * values, thresholds.score)
+        whole = np.flatnonzero(np.isfinite(told).all(axis=1))
+        keypoints = _keypoints(told[whole].astype(np.float32).reshape(-1, k, values), placement)
+        found = msgspec.structs.replace(offered.found.select(whole), keypoints=keypoints)
+        kept = suppress(Candidates(found, whole), thresholds, has_doubles=form != ROWS)
+        return inside(kept.found, placement)
+
+
+def _keypoints(told: npt.NDArray[np.float32], placement: Placement) -> npt.NDArray[np.float32]:
+    """x, y in pixels of the original picture and score, [n, k, 3], of x, y (and score) in input pixels."""
+    x1, y1, x2, y2 = placement.edges
+    points = placement.points_to_original(told[..., :2])
+    found = np.ones((*told.shape[:2], 3), np.float32)
+    np.clip(points, np.array((x1, y1), np.float32), np.array((x2, y2), np.float32), out=found[..., :2])
+    if told.shape[2] == 3:
+        np.clip(told[..., 2], 0, 1, out=found[..., 2])
+    return found
+
+
+def by_metadata(evidence: Evidence) -> Claim | None:
+    said = evidence.metadata
+    if said.task != "pose":
+        return None
+    if said.kpt_shape is None:
+        return Claim(None, f"metadata task=pose without kpt_shape: set family={NAME} or family=raw")
+    claim = _claim(evidence, said.kpt_shape, "metadata task=pose")
+    shape = f"{said.kpt_shape[0]}x{said.kpt_shape[1]}"
+    return claim or Claim(None, f"metadata task=pose, but no output has {shape} values for keypoints of its classes")
+
+
+def by_setting(evidence: Evidence) -> Claim:
+    """Where the metadata does not tell how many keypoints there are, they are all that is left beside the classes: as
+    many as are named, otherwise one."""
+    shape = evidence.metadata.kpt_shape or _left(evidence)
+    claim = None if shape is None else _claim(evidence, shape, f"the setting family={NAME}")
+    demand(evidence, NAME, _NEEDS, claim is not None)
+    assert claim is not None
+    return claim
+
+
+def _left(evidence: Evidence) -> tuple[int, int] | None:
+    """How many keypoints, and of how many values, fill the one table; three rather than two."""
+    tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
+    if len(tables) != 1:
+        return None
+    _, lines, columns = tables[0].shape
+    names = keys.words(evidence.settings, "names") or evidence.metadata.names
+    # There are always more cells than values in one, and more rows than values in a row.
+    is_rows = isinstance(lines, int) and isinstance(columns, int) and columns < lines
+    whole, besides = (columns, 6) if is_rows else (lines, 4 + max(1, len(names)))
+    rest = whole - besides if isinstance(whole, int) else 0
+    for values in (3, 2):
+        if rest > 0 and rest % values == 0:
+            return rest // values, values
+    return None
+
+
+def _claim(evidence: Evidence, shape: tuple[int, int], reason: str) -> Claim | None:
+    k, values = shape
+    table = table_of(evidence, k * values)
+    if table is None or values not in (2, 3):
+        return None
+    reason = f"{reason}: {table.name} holds {table.form} with {k} keypoints of {values} values"
+    return Claim(NAME, reason, classes=table.classes, reading=table.reading(keypoints=shape))
+
+
+MAKER = Maker(by_setting, ultralytics.feed, UltralyticsPose)

@@ -1,0 +1,116 @@
+"""Roboflow's inference JSON, which `supervision` reads as it is with `Detections.from_inference` and, where there are
+keypoints, `KeyPoints.from_inference`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TypedDict
+
+from edged.vision.detections import Detections, class_name
+from edged.vision.masks import polygon
+
+
+class RoboflowImage(TypedDict):
+    width: int
+    height: int
+
+
+class RoboflowPoint(TypedDict):
+    x: float
+    y: float
+
+
+RoboflowKeypoint = TypedDict(
+    "RoboflowKeypoint",
+    {"x": float, "y": float, "confidence": float, "class": str, "class_id": int},
+)
+
+_Prediction = TypedDict(
+    "_Prediction",
+    {
+        "x": float,
+        "y": float,
+        "width": float,
+        "height": float,
+        "confidence": float,
+        "class": str,
+        "class_id": int,
+        "detection_id": str,
+    },
+)
+
+
+class RoboflowPrediction(_Prediction, total=False):
+    """`points` is a mask's outer contour or an oriented box's corners."""
+
+    points: list[RoboflowPoint]
+    keypoints: list[RoboflowKeypoint]
+    tracker_id: int
+
+
+class RoboflowResult(TypedDict):
+    image: RoboflowImage
+    predictions: list[RoboflowPrediction]
+
+
+def roboflow(
+    detections: Detections,
+    names: Sequence[str],
+    width: int,
+    height: int,
+    ids: Sequence[str] | None = None,
+    keypoint_names: Sequence[str] = (),
+) -> RoboflowResult:
+    """The JSON of detections in a picture of width x height.
+
+    x and y are the box's centre and all lengths are pixels of the original picture. `ids` gives the detection ids, one
+    for each detection; otherwise each is a new uuid4. A keypoint without a name is called by its number. ValueError for
+    masks of a picture of another size.
+    """
+    labels = [str(uuid.uuid4()) for _ in range(len(detections))] if ids is None else ids
+    rows = zip(
+        detections.boxes.tolist(),
+        detections.scores.tolist(),
+        detections.class_ids.tolist(),
+        labels,
+        strict=True,
+    )
+    predictions: list[RoboflowPrediction] = [
+        {
+            "x": (x1 + x2) / 2,
+            "y": (y1 + y2) / 2,
+            "width": x2 - x1,
+            "height": y2 - y1,
+            "confidence": score,
+            "class": class_name(names, class_id),
+            "class_id": class_id,
+            "detection_id": label,
+        }
+        for (x1, y1, x2, y2), score, class_id, label in rows
+    ]
+    if detections.masks is not None:
+        for prediction, mask in zip(predictions, detections.masks, strict=True):
+            prediction["points"] = _points(polygon(mask, width, height).tolist())
+    elif detections.corners is not None:
+        for prediction, corners in zip(predictions, detections.corners.tolist(), strict=True):
+            prediction["points"] = _points(corners)
+    if detections.keypoints is not None:
+        for prediction, keypoints in zip(predictions, detections.keypoints.tolist(), strict=True):
+            prediction["keypoints"] = _keypoints(keypoints, keypoint_names)
+    if detections.tracker_ids is not None:
+        for prediction, tracker_id in zip(predictions, detections.tracker_ids.tolist(), strict=True):
+            if tracker_id >= 0:
+                prediction["tracker_id"] = tracker_id
+    return {"image": {"width": width, "height": height}, "predictions": predictions}
+
+
+def _points(points: list[list[float]]) -> list[RoboflowPoint]:
+    return [{"x": float(x), "y": float(y)} for x, y in points]
+
+
+def _keypoints(keypoints: list[list[float]], names: Sequence[str]) -> list[RoboflowKeypoint]:
+    return [
+        {"x": x, "y": y, "confidence": score, "class": class_name(names, index), "class_id": index}
+        for index, (x, y, score) in enumerate(keypoints)
+    ]

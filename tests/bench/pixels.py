@@ -1,0 +1,94 @@
+"""What the way from a picture to the input costs: JPEGs at a reduced scale, regions, turns. Ratios measured in one run.
+
+python tests/bench/pixels.py [SECONDS]
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+
+from edged.shapes import Scene
+from edged.vision import masks
+from edged.vision.detections import Detections
+from edged.vision.image import decode, decode_reduced
+from edged.vision.placement import Fit
+from edged.vision.prepare import Preparer
+from edged.vision.preprocess import Preprocess
+from edged.vision.view import Region, View
+
+_RESOLUTIONS = ((1280, 720), (1920, 1080), (3840, 2160))
+_SIDES = (320, 640)
+
+
+def in_turns(works: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """The least milliseconds of each, called in turns, so that the load of the moment meets all of them."""
+    least = dict.fromkeys(works, float("inf"))
+    until = time.perf_counter() + seconds
+    for name, work in itertools.cycle(works.items()):
+        started = time.perf_counter()
+        work()
+        ended = time.perf_counter()
+        least[name] = min(least[name], (ended - started) * 1e3)
+        if ended > until and name == list(works)[-1]:
+            return least
+    raise AssertionError("there is nothing to time")
+
+
+def told(title: str, least: dict[str, float]) -> None:
+    first = next(iter(least.values()))
+    print(f"{title:32}" + "".join(f"  {name} {value:6.2f} ms ({first / value:4.2f}x)" for name, value in least.items()))
+
+
+def reduced(seconds: float) -> None:
+    """Decode and prepare, JPEG of quality 85."""
+    for (width, height), side in itertools.product(_RESOLUTIONS, _SIDES):
+        encoded = cv2.imencode(".jpg", Scene(1, width, height).frame(0)[0], [cv2.IMWRITE_JPEG_QUALITY, 85])[1].tobytes()
+        preparer = Preparer(Preprocess(side, side, fit=Fit.LETTERBOX))
+        out = np.empty(preparer.preprocess.shape, np.float32)
+        step = decode_reduced(encoded, preparer.reduction).step
+        works = {
+            "whole": lambda e=encoded, p=preparer, o=out: p.prepare(decode(e), o),
+            f"1/{step}": lambda e=encoded, p=preparer, o=out: p.prepare(decode_reduced(e, p.reduction), o),
+        }
+        told(f"JPEG {width}x{height} into {side}", in_turns(works, seconds))
+
+
+def views(seconds: float) -> None:
+    """Prepare alone, from pixels."""
+    picture = Scene(1, 1920, 1080).frame(0)[0]
+    preparer = Preparer(Preprocess(640, 640, fit=Fit.LETTERBOX))
+    out = np.empty(preparer.preprocess.shape, np.float32)
+    seen = {
+        "plain": None,
+        "region": View(Region(101, 51, 960, 540)),
+        "90": View(rotation=90),
+        "180": View(rotation=180),
+    }
+    works = {name: lambda v=view: preparer.prepare(picture, out, v) for name, view in seen.items()}
+    told("prepare 1920x1080 into 640", in_turns(works, seconds))
+
+
+def packing(seconds: float) -> None:
+    """Detections between processes, there and back."""
+    n = 100
+    boxes = Detections.of(np.ones((n, 4)), np.ones(n), np.ones(n))
+    disc = cv2.circle(np.zeros((200, 200), np.uint8), (100, 100), 90, 1, cv2.FILLED).astype(bool)
+    run = masks.encode(disc, 50, 50, 1920, 1080)
+    masked = Detections.of(np.ones((n, 4)), np.ones(n), np.ones(n), masks=[run] * n)
+    works = {
+        "boxes": lambda: Detections.unpack(boxes.pack()),
+        "masks": lambda: Detections.unpack(masked.pack()),
+        "one mask": lambda: masks.encode(disc, 50, 50, 1920, 1080),
+    }
+    told(f"{n} detections", in_turns(works, seconds))
+
+
+if __name__ == "__main__":
+    for measure in (reduced, views, packing):
+        measure(float(sys.argv[1]) if len(sys.argv) > 1 else 2.0)

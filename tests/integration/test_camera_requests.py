@@ -1,0 +1,139 @@
+"""What a camera can ask for with its frames: a part of the picture, a turn, options; and how that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import cv2
+import grpc
+import numpy as np
+import pytest
+
+from edged.proto import cameras_pb2 as pb
+from edged.shapes import Scene
+from tests.integration.daemon import Daemon
+
+_PICTURE = Scene(5).frame(0)[0]  # 640 x 480
+_TURNS = {90: cv2.ROTATE_90_COUNTERCLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_CLOCKWISE}
+
+
+@pytest.fixture(scope="module")
+def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(daemon.unix) as channel:
+        yield channel
+
+
+def jpeg(picture: np.ndarray) -> bytes:
+    return cv2.imencode(".png", picture)[1].tobytes()
+
+
+def detect(channel: grpc.Channel, **frame: object) -> pb.Result:
+    call = channel.unary_unary(
+        "/edged.v1.Cameras/DetectOne",
+        request_serializer=pb.Frame.SerializeToString,
+        response_deserializer=pb.Result.FromString,
+    )
+    answer: pb.Result = call(pb.Frame(model="shapes", **frame), timeout=30)
+    return answer
+
+
+def stream(channel: grpc.Channel, frames: list[pb.Frame]) -> list[pb.Result]:
+    call = channel.stream_stream(
+        "/edged.v1.Cameras/Detect",
+        request_serializer=pb.Frame.SerializeToString,
+        response_deserializer=pb.Result.FromString,
+    )
+    return list(call(iter(frames), timeout=60))
+
+
+def boxes(result: pb.Result, score: float = 0.5) -> np.ndarray:
+    found = [(d.x1, d.y1, d.x2, d.y2) for d in result.detections if d.score > score]
+    return np.array(sorted(found)).reshape(-1, 4)
+
+
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_a_camera_that_hangs_turned_gets_boxes_in_its_own_pixels(channel: grpc.Channel, degrees: int) -> None:
+    upright = boxes(detect(channel, encoded=jpeg(_PICTURE)))
+    turned = cv2.rotate(_PICTURE, _TURNS[degrees])  # as the camera sees it; `degrees` clockwise make it upright
+    result = detect(channel, encoded=jpeg(turned), rotation=degrees)
+    assert (result.width, result.height) == (turned.shape[1], turned.shape[0])
+    width, height = 640, 480
+    x1, y1, x2, y2 = upright.T
+    there = {
+        90: np.stack([y1, width - x2, y2, width - x1], 1),
+        180: np.stack([width - x2, height - y2, width - x1, height - y1], 1),
+        270: np.stack([height - y2, x1, height - y1, x2], 1),
+    }[degrees]
+    assert len(upright) >= 3
+    assert boxes(result) == pytest.approx(np.array(sorted(map(tuple, there))), abs=1.0)
+
+
+def test_a_region_is_looked_at_alone_and_its_boxes_are_in_pixels_of_the_whole_picture(channel: grpc.Channel) -> None:
+    x, y, width, height = 200, 120, 320, 240
+    whole = detect(channel, encoded=jpeg(_PICTURE), region=pb.Region(x=x, y=y, width=width, height=height))
+    cut = detect(channel, encoded=jpeg(_PICTURE[y : y + height, x : x + width]))
+    assert (whole.width, whole.height) == (640, 480)
+    assert len(boxes(cut)) >= 1
+    assert boxes(whole) == pytest.approx(boxes(cut) + np.array([x, y, x, y]), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        ({"rotation": 45}, "rotation of 45"),
+        ({"region": pb.Region(x=700, y=0)}, "region"),
+        ({"thresholds": pb.Thresholds(score=2.0)}, "between 0 and 1"),
+        ({"raw": pb.RawImage(width=4, height=4, data=bytes(48))}, "pixel format"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    channel: grpc.Channel, frame: dict[str, object], words: str
+) -> None:
+    picture = {} if "raw" in frame else {"encoded": jpeg(_PICTURE)}
+    with pytest.raises(grpc.RpcError) as refusal:
+        detect(channel, **picture, **frame)
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert words in refusal.value.details()  # type: ignore[attr-defined]
+
+
+def test_options_that_make_no_sense_are_the_answer_of_their_frame(channel: grpc.Channel) -> None:
+    encoded = jpeg(_PICTURE)
+    frames = [pb.Frame(camera="c", model="shapes", sequence=number, encoded=encoded) for number in range(3)]
+    frames[1].options.weight = -1.0
+    results = stream(channel, frames)
+    errors = {result.sequence: result.error.message for result in results if result.HasField("error")}
+    assert list(errors) == [1]
+    assert "weight" in errors[1]
+
+
+def test_every_frame_of_a_recording_is_answered_where_that_is_asked_for(channel: grpc.Channel) -> None:
+    encoded = jpeg(_PICTURE)
+    frames = [pb.Frame(camera="recording", model="shapes", sequence=n, encoded=encoded) for n in range(100)]
+    frames[0].options.mode = pb.StreamOptions.EVERY_FRAME
+    results = stream(channel, frames)
+    assert [result.sequence for result in results] == list(range(100))
+    assert not any(result.skipped for result in results)
+
+
+def test_results_say_when_the_frame_came_and_which_were_skipped(channel: grpc.Channel) -> None:
+    encoded = jpeg(_PICTURE)
+    frames = [pb.Frame(camera="fast", model="shapes", sequence=10 + n, encoded=encoded) for n in range(50)]
+    results = stream(channel, frames)
+    assert all(result.received_unix_ns > 0 for result in results if not result.only_skips)
+    told = [(run.first, run.last, run.count, run.reason) for result in results for run in result.skips]
+    answered = {result.sequence for result in results if not result.only_skips}
+    skipped = [number for first, last, _, _ in told for number in range(first, last + 1)]
+    assert answered.isdisjoint(skipped)
+    assert answered | set(skipped) == set(range(10, 60))
+    assert {reason for _, _, _, reason in told} <= {"overtaken"}
+
+
+def test_a_deadline_that_passes_is_told_as_one(channel: grpc.Channel) -> None:
+    call = channel.unary_unary(
+        "/edged.v1.Cameras/DetectOne",
+        request_serializer=pb.Frame.SerializeToString,
+        response_deserializer=pb.Result.FromString,
+    )
+    with pytest.raises(grpc.RpcError) as refusal:
+        call(pb.Frame(model="shapes", encoded=jpeg(_PICTURE)), timeout=1e-6)
+    assert refusal.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]

@@ -1,0 +1,439 @@
+"""Frigate's ZMQ detector against a real daemon, driven by a client that behaves as Frigate's plugin does."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+import zmq
+from onnx import TensorProto, helper, numpy_helper
+
+from edged.shapes import CLASSES, MODEL_PATH, Scene
+from tests.frigate_client import FrigateDetector, Rows
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon, wait_for
+
+pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every engine to be built
+
+_SIDE = 320
+_PATIENT_MS = 20_000
+
+
+class FrigateDaemon(Daemon):
+    """A daemon with an endpoint for Frigate; `settings` are lines of its [frigate] table."""
+
+    def __init__(self, *arguments: str, settings: str = "", endpoint: str = "") -> None:
+        super().__init__(*arguments, "--config", "")
+        self.endpoint = endpoint or f"ipc://{self.home}/frigate/detector"
+        config = self.home / "edged.toml"
+        config.write_text(f'[frigate]\nendpoint = "{self.endpoint}"\n{settings}\n')
+        self._arguments = (*arguments, "--config", str(config))
+
+    def said(self, words: str) -> bool:
+        return words in self.log.read_text()
+
+
+def picture(number: int = 0, side: int = _SIDE) -> np.ndarray:
+    """BGR [side, side, 3]."""
+    return cv2.resize(Scene(3).frame(number)[0], (side, side))
+
+
+def as_bytes(image: np.ndarray) -> np.ndarray:
+    """As Frigate sends it by default: [1, height, width, 3] in RGB."""
+    return np.ascontiguousarray(image[None, :, :, ::-1])
+
+
+def finds(detector: FrigateDetector, tensor: np.ndarray) -> Rows:
+    """The first answer with anything in it; before a model can answer there is nothing."""
+    return wait_for("Frigate finds something", lambda: (rows := detector.detect(tensor)).any() and [rows])[0]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[FrigateDaemon]:
+    with FrigateDaemon("--model", f"shapes={MODEL_PATH}", settings="timeout_ms = 10000\nscore = 0.3") as daemon:
+        daemon.settled("shapes", 200)
+        yield daemon
+
+
+@pytest.fixture
+def detector(daemon: FrigateDaemon) -> Iterator[FrigateDetector]:
+    with FrigateDetector(daemon.endpoint, timeout_ms=_PATIENT_MS) as detector:
+        assert detector.is_ready
+        yield detector
+
+
+def test_frigate_finds_what_grpc_finds(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
+    with daemon.client() as client:
+        for number in range(3):
+            image = picture(number)
+            rows = detector.detect(as_bytes(image))
+            wanted = client.infer("shapes", image, score=0.3).detections
+            assert wanted
+            found = rows[rows[:, 1] > 0]
+            assert len(found) == min(20, len(wanted))
+            for row, one in zip(found, wanted, strict=False):
+                assert row[0] == one.class_id
+                assert row[1] == pytest.approx(one.score, abs=0.01)
+                box = np.array((one.y1, one.x1, one.y2, one.x2)) / _SIDE
+                assert row[2:] == pytest.approx(box, abs=0.01)
+            assert (np.diff(found[:, 1]) <= 0).all()
+            assert not rows[len(found) :].any()
+    assert detector.timeouts == 0
+
+
+def test_every_form_of_the_same_picture_gives_the_same_objects(detector: FrigateDetector) -> None:
+    packed = as_bytes(picture())
+    planar = np.ascontiguousarray(packed.transpose(0, 3, 1, 2))
+    forms = {
+        "int nchw": planar,
+        "float nhwc": packed.astype(np.float32) / 255,
+        "float nchw": planar.astype(np.float32) / 255,
+    }
+    wanted = detector.detect(packed)
+    assert wanted.any()
+    for name, tensor in forms.items():
+        assert detector.detect(tensor) == pytest.approx(wanted, abs=0.02), name
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_a_picture_of_another_size_than_the_models_is_fitted(detector: FrigateDetector, dtype: str) -> None:
+    large = as_bytes(picture(side=640))
+    rows = detector.detect(large if dtype == "uint8" else large.astype(np.float32) / 255)
+    small = detector.detect(as_bytes(picture()))
+    assert rows[:3, 0].tolist() == small[:3, 0].tolist()
+    assert rows[:3, 2:] == pytest.approx(small[:3, 2:], abs=0.03)
+
+
+def test_class_ids_stay_within_the_labels() -> None:
+    settings = "timeout_ms = 10000\nscore = 0.05\nlabels = 2"
+    with FrigateDaemon("--model", f"shapes={MODEL_PATH}", settings=settings) as daemon:
+        daemon.ready("shapes")
+        with FrigateDetector(daemon.endpoint, timeout_ms=_PATIENT_MS) as detector:
+            for number in range(5):
+                rows = detector.detect(as_bytes(picture(number)))
+                assert rows[:, 0].max() < 2 < len(CLASSES)
+
+
+@pytest.mark.parametrize("name", ["shapes.onnx", "yolov9-t-320.onnx", "/config/model_cache/other", "..", ""])
+def test_whatever_frigate_calls_it_the_only_model_is_there_at_once(daemon: FrigateDaemon, name: str) -> None:
+    with FrigateDetector(daemon.endpoint, name, timeout_ms=_PATIENT_MS) as detector:
+        assert detector.is_ready
+        assert detector.detect(as_bytes(picture())).any()
+
+
+def test_many_detectors_are_answered_each_with_its_own(daemon: FrigateDaemon) -> None:
+    with FrigateDetector(daemon.endpoint, timeout_ms=_PATIENT_MS) as one:
+        wanted = {number: one.detect(as_bytes(picture(number))) for number in range(6)}
+    wrong: list[int] = []
+
+    def run(number: int) -> None:
+        with FrigateDetector(daemon.endpoint, timeout_ms=_PATIENT_MS) as detector:
+            for _ in range(15):
+                if not np.allclose(detector.detect(as_bytes(picture(number))), wanted[number], atol=0.01):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in wanted]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_garbage_is_answered_with_nothing_and_hurts_nobody(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
+    image = as_bytes(picture())
+    header = {"shape": list(image.shape), "dtype": "uint8", "model_type": "yologeneric"}
+    good = json.dumps(header).encode()
+    garbage: list[tuple[bytes, ...]] = [
+        (b"",),
+        (b"\xff",),
+        (b"{}",),
+        (good,),
+        (good, b""),
+        (good, image.tobytes()[:-1]),
+        (good, image.tobytes(), b"more"),
+        (json.dumps({**header, "dtype": "float64"}).encode(), image.tobytes()),
+        (json.dumps({**header, "shape": [1 << 40, 1 << 40, 3, 1]}).encode(), image.tobytes()),
+        (json.dumps({**header, "shape": [1, 2, 3, 50]}).encode(), bytes(300)),
+        (b"x" * 100_000, b""),
+        tuple(b"a" for _ in range(500)),
+        (b'{"model_data": true, "model_name": "x"}', b"not a model"),
+    ]
+    for frames in garbage:
+        (reply,) = detector.ask(*frames)
+        assert len(reply) == 480 or json.loads(reply) == {"model_saved": False, "model_loaded": False}
+        assert not np.frombuffer(reply, np.float32).any() if len(reply) == 480 else True
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(daemon.endpoint)
+        for frames in garbage:
+            dealer.send_multipart(frames)  # without the empty part of a REQ
+            dealer.send_multipart((b"", *frames))
+        assert detector.detect(image).any()
+    context.term()
+    assert detector.detect(image).any()
+    assert not daemon.said("Traceback")
+
+
+def test_clients_that_go_away_leave_nothing(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
+    image = as_bytes(picture())
+    detector.detect(image)
+
+    def held() -> int:
+        return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+    before = held()
+    for _ in range(20):
+        with FrigateDetector(daemon.endpoint, timeout_ms=1) as gone:
+            gone.detect(image)  # closed without waiting for the answer
+    wait_for("the sockets of those who left are closed", lambda: held() <= before)
+    assert detector.detect(image).any()
+
+
+def test_a_message_that_is_too_large_ends_its_connection_only(daemon: FrigateDaemon, detector: FrigateDetector) -> None:
+    context = zmq.Context()
+    with context.socket(zmq.REQ) as huge:
+        huge.linger = 0
+        huge.rcvtimeo = 500
+        huge.connect(daemon.endpoint)
+        huge.send_multipart([b"{}", bytes(80 << 20)])
+        with pytest.raises(zmq.Again):
+            huge.recv()
+    context.term()
+    assert detector.detect(as_bytes(picture())).any()
+
+
+def test_a_frigate_that_never_asked_is_served_the_only_model(daemon: FrigateDaemon) -> None:
+    """As after a restart of the daemon, which the plugin does not notice while it has no request under way."""
+    image = as_bytes(picture())
+    context = zmq.Context()
+    with context.socket(zmq.REQ) as old:
+        old.linger, old.rcvtimeo = 0, _PATIENT_MS
+        old.connect(daemon.endpoint)
+        header = {"shape": list(image.shape), "dtype": "uint8", "model_type": "yologeneric"}
+        old.send_multipart([json.dumps(header).encode(), image.tobytes()])
+        assert np.frombuffer(old.recv(), np.float32).any()
+    context.term()
+
+
+# -- daemons of their own ---------------------------------------------------------------------------------------------
+
+
+def test_detections_come_from_the_start_and_go_on_after_a_restart() -> None:
+    image = as_bytes(picture())
+    daemon = FrigateDaemon("--model", f"shapes={MODEL_PATH}", settings="timeout_ms = 400")
+    with daemon, FrigateDetector(daemon.endpoint, timeout_ms=1000) as detector:
+        assert detector.is_ready, "known before any engine is built"
+        assert detector.handshakes == 1
+        finds(detector, image)
+        daemon.kill()
+        threading.Timer(0.5, daemon.start).start()
+        assert not detector.detect(image).any(), "and then it shakes hands with the next one"
+        finds(detector, image)
+        handshakes = detector.handshakes
+        assert handshakes > 1
+        assert daemon.stop() == 0
+        assert not Path(daemon.endpoint.removeprefix("ipc://")).exists()
+        daemon.start()
+        finds(detector, image)
+
+
+def _slow(path: Path) -> Path:
+    """A detector in form, [1, 3, 64, 64] to [1, 4+2, 84], that adds one many thousand times over before it answers."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("MatMul", ["v", "w"], ["product"]),
+            helper.make_node("Tanh", ["product"], ["next"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, [256, 256]),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, [256, 256]),
+        ],
+    )
+    weights = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32) / 16
+    constants = {
+        "w": weights,
+        "times": np.array(4000, np.int64),
+        "yes": np.array(True),
+        "zero": np.array(0.0, np.float32),
+        "boxes": np.full((1, 6, 84), 0.5, np.float32),
+    }
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0),
+        helper.make_node("Add", ["w", "mean"], ["start"]),
+        helper.make_node("Loop", ["times", "yes", "start"], ["end"], body=body),
+        helper.make_node("ReduceMean", ["end"], ["sum"], keepdims=0),
+        helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
+        helper.make_node("Add", ["boxes", "nothing"], ["output0"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "slow",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, 64, 64])],
+        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, [1, 6, 84])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return onnx_files.save(path, graph)
+
+
+def test_a_model_that_is_too_slow_costs_frigate_no_timeout(tmp_path: Path) -> None:
+    model = _slow(tmp_path / "slow.onnx")
+    assert onnx.load(model).graph.name == "slow"
+    with FrigateDaemon("--model", f"slow={model}", settings="timeout_ms = 40") as daemon:
+        daemon.ready("slow")
+        with FrigateDetector(daemon.endpoint, "slow.onnx", timeout_ms=5000) as detector:
+            for _ in range(5):
+                assert not detector.detect(np.zeros((1, 64, 64, 3), np.uint8)).any()
+            assert (detector.timeouts, detector.handshakes) == (0, 1)
+        wait_for("the log tells of it", lambda: daemon.said("did not answer within [frigate] timeout_ms = 40"))
+        lines = daemon.log.read_text().count("times late")
+        assert lines <= 4
+
+
+def test_a_model_that_is_not_there_is_told_so_and_the_log_says_what_to_do() -> None:
+    with FrigateDaemon(settings="timeout_ms = 10000") as daemon:
+        for _ in range(3):
+            with FrigateDetector(daemon.endpoint, "absent.onnx", file=b"model") as detector:
+                assert not detector.is_ready
+        log = daemon.log.read_text()
+        assert log.count("then restart Frigate") == 1
+        assert "'absent.onnx'" in log
+        assert "[frigate] uploads is off" in log
+        assert not list(daemon.models.iterdir())
+        # Once it is there, a detector that starts anew finds it.
+        onnx_files.convolutions(daemon.models / "absent.onnx")
+        with FrigateDetector(daemon.endpoint, "absent.onnx") as detector:
+            assert detector.is_ready
+
+
+def test_of_several_models_the_one_that_is_asked_for_answers(tmp_path: Path) -> None:
+    other = onnx_files.convolutions(tmp_path / "other.onnx")
+    arguments = ("--model", f"shapes={MODEL_PATH}", "--model", f"other={other}")
+    image = as_bytes(picture())
+    with FrigateDaemon(*arguments, settings="timeout_ms = 400") as daemon:
+        daemon.ready("shapes")
+        with FrigateDetector(daemon.endpoint, "unknown.onnx") as neither:
+            assert not neither.is_ready
+        with FrigateDetector(daemon.endpoint, "shapes.onnx", timeout_ms=1500) as detector:
+            finds(detector, image)
+            daemon.stop()
+            daemon.start()
+            # The daemon has forgotten whose model is whose. It says nothing, and so is asked again.
+            finds(detector, image)
+        assert not daemon.said("Traceback")
+
+
+def test_the_configured_model_serves_whatever_frigate_calls_its_own(tmp_path: Path) -> None:
+    other = onnx_files.convolutions(tmp_path / "other.onnx")
+    arguments = ("--model", f"shapes={MODEL_PATH}", "--model", f"other={other}")
+    with FrigateDaemon(*arguments, settings='timeout_ms = 10000\nmodel = "shapes"') as daemon:
+        daemon.ready("shapes")
+        with FrigateDetector(daemon.endpoint, "other.onnx", timeout_ms=_PATIENT_MS) as detector:
+            assert finds(detector, as_bytes(picture())).any()
+
+
+def test_a_model_whose_outputs_nobody_can_read_gives_nothing_and_a_reason(tmp_path: Path) -> None:
+    other = onnx_files.convolutions(tmp_path / "other.onnx")
+    with FrigateDaemon("--model", f"other={other}", settings="timeout_ms = 10000") as daemon:
+        daemon.ready("other")
+        with FrigateDetector(daemon.endpoint, "other.onnx", timeout_ms=_PATIENT_MS) as detector:
+            for tensor in (np.zeros((1, 64, 64, 3), np.uint8), np.zeros((1, 3, 64, 64), np.float32)):
+                assert not detector.detect(tensor).any()
+            assert detector.timeouts == 0
+        assert daemon.said("cannot be read as objects")
+
+
+def test_a_model_is_read_as_frigates_model_type_says_where_nothing_else_tells(tmp_path: Path) -> None:
+    """Without metadata and of a shape that fits two families, the embedded detector is only raw tensors."""
+    proto = onnx.load(MODEL_PATH)
+    del proto.metadata_props[:]
+    onnx.save(proto, tmp_path / "plain.onnx")
+    (folder := tmp_path / "models" / "plain" / "1").mkdir(parents=True)
+    (tmp_path / "plain.onnx").rename(folder / "model.onnx")
+    with FrigateDaemon(settings="timeout_ms = 10000\nscore = 0.3") as daemon:
+        target = daemon.models / "plain"
+        (tmp_path / "models" / "plain" / "edged.toml").write_text('family = "raw"\n')
+        (tmp_path / "models" / "plain").rename(target)
+        daemon.ready("plain")
+        image = as_bytes(picture())
+        planar = np.ascontiguousarray(image.transpose(0, 3, 1, 2)).astype(np.float32) / 255
+        with FrigateDetector(daemon.endpoint, "plain.onnx", timeout_ms=_PATIENT_MS) as detector:
+            rows = detector.detect(image)
+            assert rows[:, 1].max() > 0.5
+            assert detector.detect(planar) == pytest.approx(rows, abs=0.02)
+        with FrigateDetector(daemon.endpoint, "plain.onnx", model_type="ssd", timeout_ms=_PATIENT_MS) as detector:
+            assert not detector.detect(image).any()
+
+
+def test_an_upload_is_taken_where_that_is_configured() -> None:
+    with FrigateDaemon(settings="timeout_ms = 400\nuploads = true") as daemon:
+        with FrigateDetector(daemon.endpoint, "sent.onnx", file=MODEL_PATH.read_bytes(), timeout_ms=1500) as detector:
+            assert detector.is_ready
+            finds(detector, as_bytes(picture()))
+        with daemon.client() as client:
+            assert [model.name for model in client.models()] == ["sent"]
+        with FrigateDetector(daemon.endpoint, "broken.onnx", file=b"this is no model") as detector:
+            assert detector.is_ready, "the only model serves"
+        assert (daemon.models / "sent" / "1" / "model.onnx").read_bytes() == MODEL_PATH.read_bytes()
+
+
+def test_an_upload_that_is_no_model_is_refused() -> None:
+    with FrigateDaemon(settings="uploads = true") as daemon:
+        with FrigateDetector(daemon.endpoint, "../../broken.onnx", file=b"this is no model") as detector:
+            assert not detector.is_ready
+        assert daemon.said("broken.onnx' was not taken")
+        assert not [path for path in daemon.models.iterdir() if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "words"),
+    [
+        ("tcp://0.0.0.0:5555", "allow_remote"),
+        ("tcp://192.168.1.5:5555", "allow_remote"),
+        ("ipc://relative", "neither ipc:///PATH nor tcp"),
+        ("inproc://x", "neither ipc:///PATH nor tcp"),
+        ("ipc:///" + "x" * 120, "longer than"),
+        ("ipc:///proc/nowhere/socket", "cannot listen"),
+        ("tcp://127.0.0.1:99999", "no usable port"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_is_one_line(endpoint: str, words: str) -> None:
+    daemon = FrigateDaemon(endpoint=endpoint)
+    with pytest.raises(AssertionError) as raised:
+        daemon.start()
+    assert words in str(raised.value)
+    assert "Traceback" not in str(raised.value)
+
+
+def test_two_daemons_do_not_take_each_others_endpoint(daemon: FrigateDaemon) -> None:
+    second = FrigateDaemon(endpoint=daemon.endpoint)
+    with pytest.raises(AssertionError, match="another daemon listens"):
+        second.start()
+    with FrigateDetector(daemon.endpoint, timeout_ms=_PATIENT_MS) as detector:
+        assert detector.detect(as_bytes(picture())).any()
+
+
+def test_frigate_may_come_over_tcp() -> None:
+    with FrigateDaemon("--model", f"shapes={MODEL_PATH}", endpoint="tcp://localhost:0") as daemon:
+        line = wait_for("the log names the port", lambda: [x for x in daemon.log.read_text().split() if "tcp://" in x])
+        with FrigateDetector(line[0].rstrip(","), timeout_ms=_PATIENT_MS) as detector:
+            assert detector.is_ready
+            started = time.monotonic()
+            finds(detector, as_bytes(picture()))
+            assert time.monotonic() - started < 60

@@ -1,0 +1,288 @@
+"""The local lanes of a real daemon: ZeroMQ and shared memory give what gRPC gives, and the publisher tells of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cv2
+import grpc
+import numpy as np
+import pytest
+import zmq
+
+from edged.client.shared import SharedRing
+from edged.errors import EdgedError
+from edged.proto import cameras_pb2 as pb
+from edged.shapes import MODEL_PATH, Scene
+from tests.integration.daemon import Daemon, wait_for
+
+pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every engine to be built
+
+_SCENE = Scene(7)
+_PICTURES = [_SCENE.frame(index)[0] for index in range(10)]
+
+
+class LaneDaemon(Daemon):
+    """A daemon with the ZeroMQ lanes open."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__()
+        self.frames, self.publish = f"ipc://{self.home}/zmq/frames", f"ipc://{self.home}/zmq/publish"
+        config = self.home / "edged.toml"
+        config.write_text(f'[zmq]\nframes = "{self.frames}"\npublish = "{self.publish}"\n')
+        self._arguments = ("--model", f"shapes={MODEL_PATH}", "--config", str(config), *arguments)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[LaneDaemon]:
+    with LaneDaemon() as daemon:
+        daemon.settled("shapes", 200)
+        yield daemon
+
+
+Connect = Callable[[int, str], "zmq.Socket[bytes]"]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Sockets that are closed when the test is over."""
+    context: zmq.Context[Any] = zmq.Context()
+    sockets: list[zmq.Socket[bytes]] = []
+
+    def made(kind: int, address: str) -> zmq.Socket[bytes]:
+        sockets.append(context.socket(kind))
+        sockets[-1].linger, sockets[-1].rcvtimeo = 0, 30_000
+        sockets[-1].connect(address)
+        return sockets[-1]
+
+    yield made
+    for socket in sockets:
+        socket.close()
+    context.term()
+
+
+def ask(socket: zmq.Socket[bytes], header: dict[str, Any], *data: bytes) -> dict[str, Any]:
+    socket.send_multipart([json.dumps(header).encode(), *data])
+    told: dict[str, Any] = json.loads(socket.recv_multipart()[0])
+    return told
+
+
+def same(told: dict[str, Any], wanted: Any) -> None:
+    """Whether a result over ZeroMQ is a result of the client library."""
+    assert "error" not in told, told
+    assert told["image"] == {"width": wanted.width, "height": wanted.height}
+    assert len(told["predictions"]) == len(wanted.detections) > 0
+    for one, other in zip(told["predictions"], wanted.detections, strict=True):
+        assert (one["class"], one["class_id"]) == (other.label, other.class_id)
+        centre = ((other.x1 + other.x2) / 2, (other.y1 + other.y2) / 2)
+        assert (one["x"], one["y"], one["confidence"]) == pytest.approx((*centre, other.score), abs=0.05)
+
+
+def test_every_way_of_sending_a_picture_gives_what_grpc_gives(daemon: LaneDaemon, connect: Connect) -> None:
+    image = _PICTURES[0]
+    jpeg, raw = cv2.imencode(".jpg", image)[1].tobytes(), image.tobytes()
+    geometry = {"format": "bgr", "width": image.shape[1], "height": image.shape[0]}
+    with daemon.client() as client, SharedRing(4, len(raw)) as ring:
+        socket = connect(zmq.REQ, daemon.frames)
+        same(ask(socket, {}, jpeg), client.infer("shapes", jpeg))
+        same(ask(socket, geometry, raw), client.infer("shapes", image))
+        place = ring.put(image)
+        shared = {"segment": place.segment, "offset": place.offset, "stamp": place.stamp, "size": place.size}
+        same(ask(socket, {**geometry, "shared": shared}), client.infer("shapes", image))
+        place = ring.put(jpeg)
+        shared = {"segment": place.segment, "offset": place.offset, "stamp": place.stamp, "size": place.size}
+        same(ask(socket, {"shared": shared}), client.infer("shapes", jpeg))
+
+
+def test_a_region_a_turn_and_thresholds_are_heeded(daemon: LaneDaemon, connect: Connect) -> None:
+    jpeg = cv2.imencode(".jpg", _PICTURES[0])[1].tobytes()
+    with daemon.client() as client:
+        socket = connect(zmq.REQ, daemon.frames)
+        header = {"region": {"x": 100, "y": 50, "width": 400, "height": 400}, "rotation": 90}
+        limits = {"score": 0.5, "max_detections": 2}
+        wanted = client.infer("shapes", jpeg, region=(100, 50, 400, 400), rotation=90, score=0.5, max_detections=2)
+        same(ask(socket, {**header, "thresholds": limits}, jpeg), wanted)
+
+
+def test_results_of_a_stream_carry_numbers_times_and_the_engine(daemon: LaneDaemon, connect: Connect) -> None:
+    socket = connect(zmq.DEALER, daemon.frames)
+    jpegs = [cv2.imencode(".jpg", picture)[1].tobytes() for picture in _PICTURES]
+    for number, jpeg in enumerate(jpegs):
+        header = {"camera": "door", "sequence": number, "captured_unix_ns": time.time_ns()}
+        told = ask(socket, {**header, "options": {"mode": "every_frame"}}, jpeg)
+        assert (told["camera"], told["sequence"], told["model"]) == ("door", number, "shapes")
+        assert told["age_ms"] > 0
+        assert told["timings"]["infer_ms"] > 0
+        assert told["engine"]
+    with daemon.client() as client:
+        cameras = {camera.camera: camera for camera in client.cameras()}
+        assert cameras["door"].answered == len(jpegs)
+
+
+def test_a_damaged_picture_and_an_unknown_model_are_told(daemon: LaneDaemon, connect: Connect) -> None:
+    socket = connect(zmq.REQ, daemon.frames)
+    assert ask(socket, {"sequence": 4}, b"no picture")["error"]["name"] == "InvalidInput"
+    assert "no model 'window'" in ask(socket, {"model": "window"}, b"x")["error"]["message"]
+    raw = {"format": "bgr", "width": 64, "height": 64}
+    assert ask(socket, raw, b"too short")["error"]["code"] == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    same_again = ask(socket, {}, cv2.imencode(".jpg", _PICTURES[0])[1].tobytes())
+    assert same_again["predictions"]
+
+
+def test_results_and_events_are_published(daemon: LaneDaemon, connect: Connect) -> None:
+    listener = connect(zmq.SUB, daemon.publish)
+    listener.subscribe(b"results/shapes/yard")
+    listener.subscribe(b"events/commanded")
+    socket = connect(zmq.REQ, daemon.frames)
+    jpeg = cv2.imencode(".jpg", _PICTURES[0])[1].tobytes()
+
+    def heard() -> bool:
+        ask(socket, {"camera": "elsewhere"}, jpeg)
+        ask(socket, {"camera": "yard", "sequence": 5}, jpeg)
+        return bool(listener.poll(100))
+
+    wait_for("the subscription has arrived", heard)
+    topic, payload = listener.recv_multipart()
+    assert topic == b"results/shapes/yard"
+    told = json.loads(payload)
+    assert (told["camera"], told["sequence"]) == ("yard", 5)
+    assert told["predictions"]
+    with daemon.client() as client:
+        client.pin("shapes")
+        client.unpin("shapes")
+    while topic != b"events/commanded":
+        topic, payload = listener.recv_multipart()
+    assert json.loads(payload)["commanded"] == {"verb": "pin"}
+
+
+# -- shared memory through gRPC ---------------------------------------------------------------------------------------
+
+
+def test_a_stream_of_arrays_goes_through_shared_memory_with_the_same_results(daemon: LaneDaemon) -> None:
+    with daemon.client() as client:
+        options: dict[str, Any] = {"lossless": True}
+        through = list(client.stream("shapes", iter(_PICTURES), shared=True, **options))
+        beside = list(client.stream("shapes", iter(_PICTURES), shared=False, **options))
+    assert [result.error for result in through] == [None] * len(_PICTURES)
+    for one, other in zip(through, beside, strict=True):
+        assert (one.width, one.height) == (other.width, other.height)
+        assert [d.class_id for d in one.detections] == [d.class_id for d in other.detections]
+        assert [d.x1 for d in one.detections] == pytest.approx([d.x1 for d in other.detections], abs=0.05)
+
+
+def detect(target: str, frames: list[pb.Frame]) -> list[pb.Result]:
+    with grpc.insecure_channel(target) as channel:
+        call = channel.stream_stream(
+            "/edged.v1.Cameras/Detect",
+            request_serializer=pb.Frame.SerializeToString,
+            response_deserializer=pb.Result.FromString,
+        )
+        return list(call(iter(frames), timeout=60))
+
+
+def test_announcements_that_cannot_be_are_answered_by_errors_and_the_stream_goes_on(daemon: LaneDaemon) -> None:
+    image = _PICTURES[0]
+    with SharedRing(2, image.nbytes) as ring:
+        place = ring.put(image)
+
+        def shared(**changes: Any) -> pb.Frame:
+            fields: dict[str, Any] = {
+                "segment": place.segment,
+                "offset": place.offset,
+                "stamp": place.stamp,
+                "size": place.size,
+                "format": pb.BGR,
+                "width": image.shape[1],
+                "height": image.shape[0],
+            }
+            every = pb.StreamOptions(mode=pb.StreamOptions.EVERY_FRAME)
+            return pb.Frame(model="shapes", options=every, shared=pb.SharedImage(**{**fields, **changes}))
+
+        wrong = [
+            shared(segment="/../etc/passwd"),
+            shared(segment="/edged-none"),
+            shared(offset=1 << 40),
+            shared(offset=2**64 - 1),
+            shared(size=2**64 - 1),
+            shared(size=0),
+            shared(stamp=0),
+            shared(format=77),
+            shared(width=100_000),
+        ]
+        results = detect(daemon.unix, [*wrong, shared()])
+        codes = [result.error.code for result in results]
+        assert all(codes[: len(wrong)])
+        assert codes[-1] == 0
+        assert results[-1].detections
+        told = detect(daemon.unix, [shared(stamp=place.stamp + 1), shared()])
+        assert [(run.reason, run.count) for result in told for run in result.skips] == [("overwritten", 1)]
+
+
+_CLIENT = """
+import sys, time, edged
+from edged.shapes import Scene
+scene = Scene(7)
+def frames():
+    index = 0
+    while True:
+        yield scene.frame(index % 10)[0]
+        index += 1
+        time.sleep(0.01)
+with edged.Client(sys.argv[1]) as client:
+    for result in client.stream("shapes", frames(), shared=True):
+        print(result.error, flush=True)
+"""
+
+
+def test_a_client_that_is_killed_costs_the_daemon_nothing(daemon: LaneDaemon) -> None:
+    def held() -> list[str]:
+        links = []
+        for name in os.listdir(f"/proc/{daemon.pid}/fd"):
+            try:
+                links.append(os.readlink(f"/proc/{daemon.pid}/fd/{name}"))
+            except OSError:
+                continue
+        return [link for link in links if link.startswith("/dev/shm/")]
+
+    client = subprocess.Popen([sys.executable, "-c", _CLIENT, daemon.unix], stdout=subprocess.PIPE, text=True)
+    assert client.stdout is not None
+    assert [client.stdout.readline() for _ in range(5)] == ["None\n"] * 5
+    client.send_signal(signal.SIGKILL)
+    client.wait(10)
+    client.stdout.close()
+    left = [name for name in os.listdir("/dev/shm") if name.startswith(f"edged-{client.pid}-")]
+    assert left, "nobody was there to remove it"
+    wait_for("the daemon lets go of the segment", lambda: not held())
+    SharedRing(2, 100).close()
+    assert not [name for name in os.listdir("/dev/shm") if name in left]
+
+
+def test_segments_cut_off_in_the_middle_of_a_stream_are_survived(daemon: LaneDaemon) -> None:
+    pid, image = daemon.pid, _PICTURES[0]
+
+    def frames() -> Iterator[np.ndarray]:
+        for index in range(30):
+            yield image
+            if index == 10:
+                for name in os.listdir("/dev/shm"):
+                    if name.startswith(f"edged-{os.getpid()}-"):
+                        os.truncate(f"/dev/shm/{name}", 100)
+
+    with daemon.client() as client:
+        try:
+            results = list(client.stream("shapes", frames(), lossless=True))
+        except EdgedError as error:
+            raise AssertionError("the stream ended") from error
+        assert len(results) == 30
+        failed = [result for result in results if result.error is not None]
+        assert len(failed) <= 1, "then pictures are bytes again, or the ring has grown anew"
+        assert client.infer("shapes", image).detections
+    assert daemon.pid == pid
+    assert os.path.exists(f"/proc/{pid}")

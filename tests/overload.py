@@ -1,0 +1,136 @@
+"""Cameras that offer far more than an engine can take, and what becomes of their frames."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from edged.proto import cameras_pb2 as pb
+
+_DETECT = "/edged.v1.Cameras/Detect"
+_SIDE = 8
+
+
+def slow_model(path: Path, rounds: int) -> Path:
+    """A model of pictures of 8x8 pixels whose inference costs `rounds` products of a vector and a 1024x1024 matrix."""
+    weights = np.eye(1024, dtype=np.float32)
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["y"]),
+            helper.make_node("Identity", ["again_in"], ["again"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("round", onnx.TensorProto.INT64, []),
+            helper.make_tensor_value_info("again_in", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 1024]),
+        ],
+        [
+            helper.make_tensor_value_info("again", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 1024]),
+        ],
+    )
+    constants = {
+        "w": weights,
+        "into": np.full((3 * _SIDE * _SIDE, 1024), 1e-3, np.float32),
+        "flat": np.array([1, -1], np.int64),
+        "rounds": np.array(rounds, np.int64),
+        "true": np.array(True),
+        "axes": np.array([1], np.int64),
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["images", "flat"], ["row"]),
+            helper.make_node("MatMul", ["row", "into"], ["start"]),
+            helper.make_node("Loop", ["rounds", "true", "start"], ["end"], body=body),
+            helper.make_node("ReduceMean", ["end", "axes"], ["brightness"], keepdims=1),
+        ],
+        "slow",
+        [helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, [1, 3, _SIDE, _SIDE])],
+        [helper.make_tensor_value_info("brightness", onnx.TensorProto.FLOAT, [1, 1])],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+@dataclass
+class Camera:
+    """What one camera sent and got."""
+
+    sent: int = 0
+    answered: int = 0
+    failed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    ages_ms: list[float] = field(default_factory=list)
+    late: int = 0  # answers to a frame before one that was answered already
+
+    @property
+    def accounted(self) -> int:
+        return self.answered + self.failed + self.skipped.total()
+
+
+async def offer(
+    target: str, model: str, options: Mapping[str, pb.StreamOptions], fps: float, seconds: float
+) -> dict[str, Camera]:
+    """Sends small raw frames of all cameras in one stream at a steady rate each, and reads until all is accounted."""
+    cameras = {name: Camera() for name in options}
+    pixels = bytes(3 * _SIDE * _SIDE)
+
+    async def frames() -> AsyncIterator[pb.Frame]:
+        began, number = time.monotonic(), 0
+        while time.monotonic() - began < seconds:
+            number += 1
+            for name, camera in cameras.items():
+                raw = pb.RawImage(format=pb.BGR, width=_SIDE, height=_SIDE, data=pixels)
+                first = options[name] if number == 1 else None
+                camera.sent += 1
+                yield pb.Frame(
+                    camera=name,
+                    model=model,
+                    sequence=number,
+                    raw=raw,
+                    captured_unix_ns=time.time_ns(),
+                    options=first,
+                )
+            await asyncio.sleep(max(0.0, began + number / fps - time.monotonic()))
+
+    async with grpc.aio.insecure_channel(target) as channel:
+        detect = channel.stream_stream(
+            _DETECT, request_serializer=pb.Frame.SerializeToString, response_deserializer=pb.Result.FromString
+        )
+        newest: dict[str, int] = {}
+        async for result in detect(frames(), timeout=seconds + 120):
+            camera = cameras[result.camera]
+            for run in result.skips:
+                camera.skipped[run.reason] += run.count
+            if result.only_skips:
+                continue
+            if result.HasField("error"):
+                camera.failed += 1
+            else:
+                camera.answered += 1
+                camera.ages_ms.append(result.age_ms)
+            camera.late += result.sequence <= newest.get(result.camera, 0)
+            newest[result.camera] = result.sequence
+    return cameras
+
+
+def jain(shares: list[float]) -> float:
+    """Jain's fairness index: 1 when all are equal, 1/n when one has everything."""
+    return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
+
+
+def resident_kb(pid: int) -> int:
+    """Memory of a process that is in RAM, kilobytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:")))

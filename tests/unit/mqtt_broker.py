@@ -1,0 +1,148 @@
+"""A small broker on the loopback: what of MQTT 3.1.1 a client that only publishes needs (OASIS standard, 3.1 to 3.14).
+
+It remembers what is published, keeps what is retained, and publishes the will of who goes without a DISCONNECT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+
+_CONNECT, _PUBLISH, _PINGREQ, _DISCONNECT = 1, 3, 12, 14
+
+
+@dataclass(frozen=True)
+class Published:
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+
+
+class Broker:
+    """`refuse` is a return code of CONNACK; `stalled` has it read nothing more, as behind a network that is gone."""
+
+    def __init__(self, port: int = 0, *, refuse: int = 0, tls: ssl.SSLContext | None = None) -> None:
+        self.published: list[Published] = []
+        self.retained: dict[str, bytes] = {}
+        self.logins: list[tuple[str | None, str | None]] = []
+        self.stalled, self._over = threading.Event(), threading.Event()
+        self._refuse, self._tls = refuse, tls
+        self._connections: list[socket.socket] = []
+        self._socket = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> Broker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self.drop()
+        self._thread.join(10)
+
+    def drop(self) -> None:
+        """Hangs up on everybody."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._connections.clear()
+
+    def wait_for(self, topic: str, payload: bytes | None = None, count: int = 1, seconds: float = 20) -> Published:
+        """The newest message of that topic, and payload, once there are so many of them."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = [m for m in self.published if m.topic == topic and payload in (None, m.payload)]
+            if len(found) >= count:
+                return found[-1]
+            time.sleep(0.01)
+        raise AssertionError(f"no {topic} {payload!r} among {[(m.topic, m.payload[:40]) for m in self.published]}")
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+                if self._tls is not None:
+                    connection = self._tls.wrap_socket(connection, server_side=True)
+            except ssl.SSLError:
+                continue
+            except OSError:
+                return
+            self._connections.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        will: Published | None = None
+        with connection, connection.makefile("rb") as reader:
+            try:
+                while head := reader.read(1):
+                    if self.stalled.is_set():
+                        self._over.wait()
+                    kind, flags, body = head[0] >> 4, head[0] & 15, reader.read(_length(reader))
+                    if kind == _CONNECT:
+                        will = self._on_connect(body)
+                        connection.sendall(bytes([0x20, 2, 0, self._refuse]))
+                    elif kind == _PUBLISH:
+                        self._on_publish(connection, flags, body)
+                    elif kind == _PINGREQ:
+                        connection.sendall(b"\xd0\0")
+                    elif kind == _DISCONNECT:
+                        will = None
+                        return
+            except (OSError, IndexError):
+                pass
+            finally:
+                if will is not None:
+                    self._keep(will)
+
+    def _on_connect(self, body: bytes) -> Published | None:
+        flags, at = body[7], 10
+        _, at = _text(body, at)
+        will = None
+        if flags & 4:
+            topic, at = _text(body, at)
+            payload, at = _text(body, at)
+            will = Published(topic.decode(), payload, (flags >> 3) & 3, bool(flags & 32))
+        user = password = None
+        if flags & 128:
+            user, at = _text(body, at)
+        if flags & 64:
+            password, at = _text(body, at)
+        self.logins.append((user and user.decode(), password and password.decode()))
+        return will
+
+    def _on_publish(self, connection: socket.socket, flags: int, body: bytes) -> None:
+        topic, at = _text(body, 0)
+        qos = (flags >> 1) & 3
+        if qos:
+            connection.sendall(b"\x40\x02" + body[at : at + 2])
+            at += 2
+        self._keep(Published(topic.decode(), body[at:], qos, bool(flags & 1)))
+
+    def _keep(self, message: Published) -> None:
+        self.published.append(message)
+        if message.retain:
+            self.retained[message.topic] = message.payload
+
+
+def _length(reader: object) -> int:
+    value = shift = 0
+    while True:
+        byte = reader.read(1)[0]  # type: ignore[attr-defined]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+        shift += 7
+
+
+def _text(body: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 2 + int.from_bytes(body[at : at + 2], "big")
+    return body[at + 2 : end], end

@@ -1,0 +1,199 @@
+"""`edged inspect --draw`: what a model sees on one picture, painted, counted, or told of its raw outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from edged.cli import inspect
+from edged.cli import look as looking
+from edged.errors import InvalidInput
+from edged.shapes import CLASSES, MODEL_PATH, Scene
+from edged.tensors import TensorSpec
+from tests.vision_exports import Export
+from tests.vision_graphs import graph
+
+pytestmark = pytest.mark.timeout(180)
+
+PICTURE, TRUTHS = Scene(5, 960, 540).frame(3)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a picture, and a home of its own."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    cv2.imwrite(str(tmp_path / "street.png"), PICTURE)
+    return tmp_path
+
+
+def call(*line: str | Path) -> Result:
+    app = typer.Typer()
+    inspect.register(app)
+    return CliRunner().invoke(app, [str(word) for word in line])
+
+
+def rows(result: Result) -> dict[str, str]:
+    split = (line.split("  ", 1) for line in result.stdout.splitlines())
+    return {name: rest[0].strip() if rest else "" for name, *rest in split}
+
+
+def test_what_is_found_is_counted_and_painted(folder: Path) -> None:
+    result = call(MODEL_PATH, "--draw", "street.png")
+    assert (result.exit_code, result.stderr) == (0, "")
+    shown = rows(result)
+    assert shown["family"].startswith("ultralytics: metadata task=detect")
+    assert shown["drawn"] == "street.shapes.jpg"
+    for truth in TRUTHS:
+        assert f"1 {CLASSES[truth.class_id]}" in shown["found"]
+    painted = cv2.imread(str(folder / "street.shapes.jpg"))
+    assert painted.shape == PICTURE.shape
+    for truth in TRUTHS:
+        edge = PICTURE.astype(int)[round(truth.y1) : round(truth.y2), round(truth.x1) : round(truth.x2)]
+        now = painted.astype(int)[round(truth.y1) : round(truth.y2), round(truth.x1) : round(truth.x2)]
+        assert np.abs(edge - now).mean() > 3, "a frame and a tint"
+
+
+def test_json_holds_what_was_seen(folder: Path) -> None:
+    result = call(MODEL_PATH, "--draw", "street.png", "--out", "seen.png", "--json", "--set", "thresholds.score=0.5")
+    assert result.exit_code == 0
+    seen = json.loads(result.stdout)["seen"]
+    assert seen["drawn"] == "seen.png"
+    assert seen["counts"] == {CLASSES[truth.class_id]: 1 for truth in TRUTHS}
+    assert seen["found"]["image"] == {"width": 960, "height": 540}
+    assert len(seen["found"]["predictions"]) == len(TRUTHS)
+    assert (folder / "seen.png").exists()
+    assert "seen" not in json.loads(call(MODEL_PATH, "--json").stdout)
+
+
+def test_nothing_found_says_what_to_try(folder: Path) -> None:
+    cv2.imwrite("empty.png", np.full((240, 320, 3), 114, np.uint8))
+    shown = rows(call(MODEL_PATH, "--draw", "empty.png"))
+    assert shown["found"].startswith("nothing; a lower --set thresholds.score=")
+    assert (folder / "empty.shapes.jpg").exists()
+
+
+def test_raw_outputs_are_told_by_shape_and_range(folder: Path) -> None:
+    result = call(MODEL_PATH, "--draw", "street.png", "--set", "family=raw")
+    shown = rows(result)
+    assert shown["output output0"].startswith("float32[1, 9, 2100], ")
+    assert " mean " in shown["output output0"]
+    assert "drawn" not in shown
+    assert not (folder / "street.shapes.jpg").exists()
+
+
+# --- models of other tasks, whose answers are planted
+
+ROWS = {
+    "segment": (270, 120, 370, 220, 0.9, 1, 1.0),
+    "pose": (270, 120, 370, 220, 0.9, 1, 300, 150, 0.75, 340, 200, 0.5),
+    "obb": (320, 170, 100, 50, 0.9, 1, 0.5),
+}
+NAMES = "{0: 'ship', 1: 'plane'}"
+
+
+def model_of(task: str, path: Path) -> Path:
+    """A model of 640x360 that tells one detection of its task, in rows, whatever the picture."""
+    rows = np.zeros((1, 9, len(ROWS[task])), np.float32)
+    rows[0, 0] = ROWS[task]
+    outputs = {"output0": rows}
+    metadata = {"task": task, "names": NAMES, "stride": "32", "imgsz": "[360, 640]", "end2end": "True"}
+    if task == "pose":
+        metadata["kpt_shape"] = "[2, 3]"
+    if task == "segment":
+        outputs["output1"] = np.where(np.arange(160) < 80, 1, -1).astype(np.float32) * np.ones((1, 1, 90, 160), "f4")
+    specs = tuple(TensorSpec(name, "FP32", array.shape) for name, array in outputs.items())
+    image = (TensorSpec("images", "FP32", (1, 3, 360, 640)),)
+    return graph(Export(f"ultralytics-{task}", specs, lambda _: outputs, metadata, inputs=image), outputs, path)
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_masks_keypoints_and_oriented_boxes_are_told_and_painted(folder: Path, task: str) -> None:
+    plain = np.zeros((720, 1280, 3), np.uint8)  # twice the input
+    cv2.imwrite("plain.png", plain)
+    result = call(model_of(task, folder / "model.onnx"), "--draw", "plain.png", "--out", "seen.png", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    assert told["family"] == f"ultralytics-{task}"
+    assert told["seen"]["counts"] == {"plane": 1}
+    (found,) = told["seen"]["found"]["predictions"]
+    painted = cv2.imread("seen.png").any(axis=2)
+    assert (found["x"], found["y"]) == (640, 340)
+    if task == "segment":
+        assert {point["x"] for point in found["points"]} == {540, 639}, "the prototypes' left half"
+        assert painted[250:430, 550:630].all()
+        assert not painted[260:420, 650:730].any()
+    elif task == "pose":
+        assert [(p["x"], p["y"], p["confidence"]) for p in found["keypoints"]] == [(600, 300, 0.75), (680, 400, 0.5)]
+        assert painted[300, 600]
+        assert painted[400, 680]
+    else:
+        middle = np.mean([(p["x"], p["y"]) for p in found["points"]], axis=0)
+        assert np.allclose(middle, (640, 340), atol=1e-3)
+        for point in found["points"]:
+            assert painted[round(point["y"]) - 3 :, :][:6, round(point["x"]) - 3 :][:, :6].any()
+        assert not painted[330:350, 630:650].any()
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "words"),
+    [
+        (("--out", "x.jpg"), 2, "give --draw PICTURE as well"),
+        (("--draw", "street.png", "--out", "street.png"), 2, "is the picture itself"),
+        (("--draw", "street.png", "--out", "x.txt"), 2, "no suffix of a picture"),
+        (("--draw", "street.png", "--out", "nowhere/x.png"), 2, "cannot be written"),
+        (("--draw", "missing.png"), 1, "missing.png"),
+        (("--draw", "junk.png"), 2, "no readable header"),
+    ],
+)
+def test_what_cannot_be_is_one_line(folder: Path, line: tuple[str, ...], status: int, words: str) -> None:
+    (folder / "junk.png").write_bytes(b"no picture")
+    result = call(MODEL_PATH, *line)
+    assert result.exit_code == status
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def crash(*_: object) -> None:
+    """In place of the child's work."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def vanish(*_: object) -> None:
+    os._exit(7)
+
+
+@pytest.mark.parametrize(
+    ("work", "words"), [(crash, "crashed its process (SIGSEGV)"), (vanish, "ended its process with status 7")]
+)
+def test_a_runtime_that_crashes_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, work: object, words: str
+) -> None:
+    monkeypatch.setattr(looking, "_look", work)
+    result = call(MODEL_PATH, "--draw", "street.png")
+    assert result.exit_code == 1
+    assert result.stderr == f"edged: running shapes.onnx {words}; its runtime may need an update\n"
+
+
+def test_ranges_leave_out_what_is_no_number() -> None:
+    told = looking._range("scores", np.array([[1.0, np.nan], [3.0, np.inf]], np.float32))
+    assert told == looking.RawOutput("scores", "float32", (2, 2), 1.0, 3.0, 2.0, 2)
+    assert looking._range("x", np.full(3, np.nan)) == looking.RawOutput("x", "float64", (3,), not_finite=3)
+    assert looking._range("x", np.array([b"a"], object)) == looking.RawOutput("x", "object", (1,))
+    assert looking._range("x", np.empty((0, 6), np.int64)) == looking.RawOutput("x", "int64", (0, 6))
+
+
+def test_the_place_of_the_painted_picture() -> None:
+    assert looking.place_for(Path("a/street.png"), Path("b/yolo.onnx"), None) == Path("street.yolo.jpg")
+    assert looking.place_for(Path("street.png"), Path("yolo.onnx"), Path("x/y.PNG")) == Path("x/y.PNG")
+    with pytest.raises(InvalidInput, match="suffix"):
+        looking.place_for(Path("street.png"), Path("yolo.onnx"), Path("y"))

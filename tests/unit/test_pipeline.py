@@ -1,0 +1,111 @@
+"""Pictures that go through an engine together: each in its row, each with its own answer or its own error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import cv2
+import numpy as np
+import pytest
+
+from edged.backend.contract import Signature
+from edged.errors import InvalidInput
+from edged.serving.pipeline import Outcome, Pipeline, Shot
+from edged.tensors import Array, TensorSpec
+from edged.vision.family import Recognition, Thresholds, recognise
+
+SIDE, CELLS = 64, 84
+
+
+class Brightness:
+    """Finds one box in every picture, as wide as the picture is bright: 0 to 60 pixels."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.closed = False
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        pictures = inputs["images"]
+        self.batches.append(len(pictures))
+        table = np.zeros((len(pictures), 5, CELLS), np.float32)
+        for row, picture in enumerate(pictures):
+            table[row, :, 0] = SIDE / 2, SIDE / 2, 60 * picture.mean(), 8, 0.9
+        return {"output0": table}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def signature(batch: int | str) -> Signature:
+    return Signature(
+        (TensorSpec("images", "FP32", (batch, 3, SIDE, SIDE)),), (TensorSpec("output0", "FP32", (batch, 5, CELLS)),)
+    )
+
+
+def recognition(batch: int | str = "batch") -> Recognition:
+    tensors = signature(batch)
+    return recognise(tensors.inputs, tensors.outputs, {}, {"family": "ultralytics"})
+
+
+def shot(brightness: int, thresholds: Thresholds | None = None) -> Shot:
+    return Shot(bytes([brightness]) * (SIDE * SIDE * 3), "bgr", SIDE, SIDE, thresholds=thresholds)
+
+
+def jpeg(brightness: int) -> Shot:
+    picture = np.full((SIDE, SIDE, 3), brightness, np.uint8)
+    return Shot(cv2.imencode(".jpg", picture)[1].tobytes())
+
+
+def widths(outcomes: list[Outcome | Exception]) -> list[float]:
+    found = []
+    for outcome in outcomes:
+        assert isinstance(outcome, Outcome)
+        assert outcome.detections is not None
+        (box,) = outcome.detections.boxes
+        found.append(float(box[2] - box[0]))
+    return found
+
+
+def test_as_many_rows_as_pictures_go_to_an_engine_that_takes_any_number() -> None:
+    session = Brightness()
+    pipeline = Pipeline(session, signature("batch"), recognition(), batch=4)
+    for count in (3, 1, 3):
+        outcomes = pipeline.infer(pipeline.prepare([shot(85 * number) for number in range(1, count + 1)]))
+        assert widths(outcomes) == pytest.approx([20.0, 40.0, 60.0][:count], abs=0.1)
+    assert session.batches == [3, 1, 3]
+    pipeline.close()
+    assert session.closed
+
+
+def test_an_engine_of_a_fixed_batch_gets_it_whatever_waits() -> None:
+    session = Brightness()
+    pipeline = Pipeline(session, signature(4), recognition(4), batch=4)
+    assert widths(pipeline.infer(pipeline.prepare([shot(255), shot(85)]))) == pytest.approx([60.0, 20.0], abs=0.1)
+    assert session.batches == [4]
+
+
+def test_a_damaged_picture_is_its_own_affair_and_the_others_close_ranks() -> None:
+    session = Brightness()
+    pipeline = Pipeline(session, signature("batch"), recognition(), batch=4)
+    damaged = Shot(jpeg(10).data[:200])
+    outcomes = pipeline.infer(pipeline.prepare([jpeg(85), damaged, Shot(b"xyz", "bgr", 5, 5), jpeg(255)]))
+    assert isinstance(outcomes[1], InvalidInput)
+    assert isinstance(outcomes[2], InvalidInput)
+    assert widths([outcomes[0], outcomes[3]]) == pytest.approx([20.0, 60.0], abs=0.5)
+    assert session.batches == [2]
+
+
+def test_pictures_that_are_all_damaged_never_reach_the_engine() -> None:
+    session = Brightness()
+    pipeline = Pipeline(session, signature("batch"), recognition(), batch=4)
+    outcomes = pipeline.infer(pipeline.prepare([Shot(b""), Shot(b"not a picture")]))
+    assert all(isinstance(outcome, InvalidInput) for outcome in outcomes)
+    assert session.batches == []
+
+
+def test_every_picture_has_its_own_thresholds() -> None:
+    pipeline = Pipeline(Brightness(), signature("batch"), recognition(), batch=2)
+    strict, easy = pipeline.infer(pipeline.prepare([shot(85, Thresholds(score=0.95)), shot(85)]))
+    assert isinstance(strict, Outcome)
+    assert isinstance(easy, Outcome)
+    assert (len(strict.detections or ()), len(easy.detections or ())) == (0, 1)

@@ -1,0 +1,213 @@
+"""MQTT against a small broker of our own, and the messages that Home Assistant is told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edged.client.result import Detection, Result, Timings
+from edged.client.sinks import Answered, Mqtt
+from edged.client.sinks.mqtt_address import broker
+from edged.client.sinks.mqtt_messages import Topics, slug
+from edged.errors import InvalidInput, NotFound, Unsupported
+from tests.unit.mqtt_broker import Broker
+
+pytest.importorskip("paho.mqtt.client")
+pytestmark = pytest.mark.timeout(90)
+
+
+def answered(*labels: str, sequence: int = 1, error: tuple[str, str] | None = None) -> Answered:
+    found = tuple(Detection(0, 0, 4, 4, 0.5, index, label) for index, label in enumerate(labels))
+    return Answered(Result("hall", sequence, "doors", 8, 8, found, {}, 1.5, Timings(), "e", "b", 0, error))
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def connect(at: Broker, query: str = "?rate=1000", **options: Any) -> Mqtt:
+    """Its clock goes on by a second for each result, unless a test brings another."""
+    options.setdefault("clock", itertools.count(1).__next__)
+    sink = Mqtt(broker(f"mqtt://127.0.0.1:{at.port}/site/one{query}", {}), "hall", "box", **options)
+    at.wait_for("site/one/hall/availability", b"online")
+    return sink
+
+
+def test_what_a_camera_sees_is_told() -> None:
+    with Broker() as at:
+        sink = connect(at)
+        sink.on_answer(answered("person", "person", "dog", sequence=7))
+        result = at.wait_for("site/one/hall/result")
+        assert json.loads(result.payload)["sequence"] == 7
+        assert (result.qos, result.retain) == (0, False)
+        assert json.loads(at.retained["site/one/hall/counts"]) == {"person": 2, "dog": 1}
+        assert at.retained["site/one/hall/detected"] == b"ON"
+        sink.on_answer(answered(sequence=8))
+        at.wait_for("site/one/hall/detected", b"OFF")
+        sink.close()
+        at.wait_for("site/one/hall/availability", b"offline")
+        assert at.logins == [(None, None)]
+
+
+def test_what_has_not_changed_is_not_told_again_and_failures_are_nothing_seen() -> None:
+    with Broker() as at:
+        sink = connect(at)
+        for number in range(1, 4):
+            sink.on_answer(answered("dog", sequence=number))
+            at.wait_for("site/one/hall/result", count=number)
+        sink.on_answer(answered(sequence=4, error=("UNAVAILABLE", "the host died")))
+        sink.close()
+    topics = [message.topic for message in at.published]
+    assert topics.count("site/one/hall/result") == 3
+    assert topics.count("site/one/hall/counts") == topics.count("site/one/hall/detected") == 1
+
+
+def test_home_assistant_finds_the_camera_and_its_classes() -> None:
+    with Broker() as at:
+        sink = connect(at)
+        sink.on_answer(answered("person", "fire engine"))
+        at.wait_for("site/one/hall/result")
+        sink.close()
+        configs = {t: json.loads(p) for t, p in at.retained.items() if t.startswith("homeassistant/")}
+    occupancy = configs["homeassistant/binary_sensor/edged_box_hall/detected/config"]
+    assert occupancy["state_topic"] == "site/one/hall/detected"
+    assert occupancy["availability_topic"] == "site/one/hall/availability"
+    assert "homeassistant/sensor/edged_box_hall/objects/config" in configs
+    person = configs["homeassistant/sensor/edged_box_hall/count_person/config"]
+    assert person["value_template"] == '{{ value_json.get("person", 0) }}'
+    assert person["device"] == occupancy["device"]
+    assert len(configs) == 4
+    assert len({config["unique_id"] for config in configs.values()}) == 4
+
+
+def test_discovery_can_be_left_out() -> None:
+    with Broker() as at:
+        sink = connect(at, "?discovery=&rate=1000")
+        sink.on_answer(answered("person"))
+        at.wait_for("site/one/hall/result")
+        sink.close()
+    assert not [message for message in at.published if "config" in message.topic]
+
+
+def test_results_come_at_the_rate_and_the_last_state_is_told_at_the_end() -> None:
+    now = 100.0
+    with Broker() as at:
+        sink = connect(at, "?rate=2", clock=lambda: now)
+        for number in range(40):  # four seconds
+            sink.on_answer(answered("dog", sequence=number))
+            now += 0.1
+        sink.on_answer(answered())
+        sink.close()
+        at.wait_for("site/one/hall/detected", b"OFF")
+    assert 8 <= len([m for m in at.published if m.topic.endswith("/result")]) <= 9
+
+
+def test_the_broker_says_that_a_killed_program_is_gone() -> None:
+    with Broker() as at:
+        sink = connect(at)
+        sink._client.socket().shutdown(2)
+        at.wait_for("site/one/hall/availability", b"offline")
+        assert at.wait_for("site/one/hall/availability", b"online", count=2).retain  # and it comes back
+        sink.close()
+
+
+def test_a_broker_that_is_started_later_or_again_gets_everything() -> None:
+    with Broker() as first:
+        port = first.port
+    sink = Mqtt(broker(f"mqtt://127.0.0.1:{port}/site/one?rate=1000", {}), "hall", "box")
+    begun = time.monotonic()
+    for number in range(100):
+        sink.on_answer(answered("dog", sequence=number))
+    assert time.monotonic() - begun < 5  # nobody is there, and nobody is waited for
+    for _ in range(2):
+        with Broker(port) as at:
+            at.wait_for("site/one/hall/availability", b"online")
+            assert eventually(sink._client.is_connected)
+            sink.on_answer(answered("cat"))
+            at.wait_for("site/one/hall/counts", b'{"cat":1}')
+            assert "homeassistant/sensor/edged_box_hall/count_cat/config" in at.retained
+    sink.close()
+
+
+def test_a_broker_that_takes_nothing_costs_no_memory_and_no_time() -> None:
+    with Broker() as at:
+        sink = connect(at, "?rate=1000000")
+        at.stalled.set()
+        begun = time.monotonic()
+        many = [f"class {number}" for number in range(300)]
+        now = 0.0
+        sink._clock = lambda: now
+        for number in range(20_000):
+            now += 1
+            sink.on_answer(answered(*many[: 1 + number % 3], sequence=number))
+            if sink.dropped > 100:
+                break
+        assert sink.dropped > 100
+        assert len(sink._sent) < 40
+        assert time.monotonic() - begun < 60
+        at.drop()
+        sink.close()
+
+
+def test_a_login_and_a_refusal(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("from a file\n")
+    with Broker(refuse=5) as at:
+        url = f"mqtt://ed%40home@127.0.0.1:{at.port}"
+        sink = Mqtt(broker(url, {"EDGED_MQTT_PASSWORD_FILE": str(secret)}), "hall", "box")
+        assert eventually(lambda: "refuses the connection" in caplog.text)
+        assert at.logins[0] == ("ed@home", "from a file")
+        sink.close()
+    assert "from a file" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://box", "mqtt://user@host"),
+        ("mqtt://", "mqtt://user@host"),
+        ("mqtt://box:port", "no broker"),
+        ("mqtt://me:secret@box", "EDGED_MQTT_PASSWORD"),
+        ("mqtt://box/a/#", "topic"),
+        ("mqtt://box?rate=0", "rate"),
+        ("mqtt://box?speed=1", "speed"),
+    ],
+)
+def test_addresses_that_are_wrong(url: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as caught:
+        broker(url, {})
+    assert "secret" not in str(caught.value)
+
+
+def test_addresses() -> None:
+    plain = broker("mqtt://box", {"EDGED_MQTT_PASSWORD": "x"})
+    assert (plain.host, plain.port, plain.tls, plain.user, plain.password) == ("box", 1883, False, None, "x")
+    assert (plain.prefix, plain.discovery) == ("edged", "homeassistant")
+    assert (broker("mqtts://box", {}).port, broker("mqtts://box", {}).tls) == (8883, True)
+    with pytest.raises(NotFound, match="password file"):
+        broker("mqtt://box", {"EDGED_MQTT_PASSWORD_FILE": "/nowhere"})
+    with pytest.raises(InvalidInput, match="certificates"):
+        Mqtt(broker("mqtts://box?ca=/nowhere", {}), "hall")
+
+
+def test_names_stay_different() -> None:
+    names = ["hall", "hall 1", "hall_1", "hall/1", "", "+", "Türe"]
+    assert len({slug(name) for name in names}) == len(names)
+    assert slug("hall-1") == "hall-1"
+    assert Topics("p", "d", "n", "a/+#b").result.count("/") == 2
+    assert not set("+#") & set(Topics("p", "d", "n", "a/+#b").result)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "paho.mqtt.client", None)
+    with pytest.raises(Unsupported, match=r"pip install 'edged\[mqtt\]'"):
+        Mqtt(broker("mqtt://box", {}), "hall")

@@ -1,0 +1,436 @@
+"""Lines, videos and previews from results and their pictures."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from edged.client import Captured
+from edged.client.result import Classification, Detection, Result, Skips, Timings
+from edged.client.sinks import Answered, JsonLines, Mp4, Preview, Sink, Sinks
+from edged.client.sinks.background import Background
+from edged.client.sinks.kept import Kept
+from edged.client.sinks.mp4 import Timeline
+from edged.errors import InvalidInput, Unsupported
+
+av = pytest.importorskip("av")
+pytestmark = pytest.mark.timeout(60)
+
+
+def shade(value: int, size: tuple[int, int] = (64, 48)) -> np.ndarray:
+    return np.full((size[1], size[0], 3), value, np.uint8)
+
+
+def jpeg(value: int) -> bytes:
+    return cv2.imencode(".jpg", shade(value))[1].tobytes()
+
+
+def result(sequence: int = 1, mono_ns: int = 0, **more: Any) -> Result:
+    found = (Detection(40, 30, 60, 44, 0.5, 1, "cup"),)
+    plain: dict[str, Any] = {
+        "camera": "hall",
+        "sequence": sequence,
+        "model": "cups",
+        "width": 64,
+        "height": 48,
+        "detections": found,
+        "outputs": {},
+        "age_ms": 2.5,
+        "timings": Timings(),
+        "engine": "e",
+        "backend": "null",
+        "skipped": 0,
+        "error": None,
+        "captured_mono_ns": mono_ns,
+    }
+    return Result(**plain | more)
+
+
+def answered(sequence: int, image: Any, mono_ns: int = 0) -> Answered:
+    return Answered(result(sequence, mono_ns), image)
+
+
+# --- pictures that wait for their answers ---------------------------------------------------------------------------
+
+
+def test_a_picture_waits_for_its_answer() -> None:
+    pictures = [shade(number) for number in range(5)]
+    kept = Kept([Captured(pictures[0]), *pictures[1:]])
+    assert len(list(kept)) == 5
+    assert kept.take(2) is pictures[1]
+    assert kept.take(1) is None  # its answer would have come before
+    assert kept.take(2) is None
+    assert kept.take(5) is pictures[4]
+    assert kept.take(6) is None
+
+
+def test_what_is_kept_is_bounded_and_the_newest_stay() -> None:
+    size = shade(0).nbytes
+    for kept in (Kept([shade(n) for n in range(9)], most=3), Kept([shade(n) for n in range(9)], most_bytes=3 * size)):
+        list(kept)
+        assert kept.forgotten == 6
+        assert kept.take(6) is None
+        assert kept.take(7) is not None
+    large = Kept([shade(0)], most_bytes=1)
+    list(large)
+    assert large.take(1) is not None
+
+
+def test_closing_reaches_the_source() -> None:
+    said: list[str] = []
+
+    class Frames:
+        def __iter__(self) -> Iterator[bytes]:
+            return self
+
+        def __next__(self) -> bytes:
+            return b""
+
+        def interrupt(self) -> None:
+            said.append("interrupt")
+
+        def close(self) -> None:
+            said.append("close")
+
+    kept = Kept(Frames())
+    kept.interrupt()
+    kept.close()
+    assert said == ["interrupt", "close"]
+
+
+# --- several at once ------------------------------------------------------------------------------------------------
+
+
+class Noted(Sink):
+    def __init__(self, wants: bool = False, fails: int = 99) -> None:
+        self.wants_pictures = wants
+        self.name = "noted"
+        self.seen: list[Answered] = []
+        self.closed = 0
+        self._fails = fails
+
+    def on_answer(self, answered: Answered) -> None:
+        self.seen.append(answered)
+        if len(self.seen) >= self._fails:
+            raise OSError("the disk is full")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_every_sink_gets_every_result_with_its_picture() -> None:
+    first, second = Noted(), Noted(wants=True)
+    with Sinks([first, second]) as sinks:
+        frames = sinks.tap([shade(1), shade(2), shade(3)])
+        assert len(list(frames)) == 3
+        for sequence in (1, 3):
+            sinks.on_result(result(sequence))
+    assert [int(each.image[0, 0, 0]) for each in second.seen] == [1, 3]  # type: ignore[index,call-overload,union-attr]
+    assert first.seen == second.seen
+    assert (first.closed, second.closed) == (1, 1)
+
+
+def test_nothing_is_kept_where_nobody_wants_pictures() -> None:
+    frames = [shade(1)]
+    assert Sinks([Noted()]).tap(frames) is frames
+
+
+def test_a_sink_that_fails_is_left_out_and_the_last_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "edged.client")
+    first, second = Noted(fails=1), Noted(fails=2)
+    sinks = Sinks([first, second])
+    sinks.on_result(result(1))
+    assert "noted: the disk is full; the stream goes on without it" in caplog.text
+    with pytest.raises(OSError, match="disk is full"):
+        sinks.on_result(result(2))
+    assert (len(first.seen), first.closed, second.closed) == (1, 1, 1)
+
+
+def test_work_in_the_background_drops_the_oldest_or_waits() -> None:
+    gate, done = threading.Event(), []
+
+    def work(each: Answered) -> None:
+        gate.wait(20)
+        done.append(each.result.sequence)
+
+    lossy = Background("test", work, lambda: done.append(0), depth=2)
+    lossy.put(answered(1, None))
+    while lossy._waiting:
+        time.sleep(0.001)
+    for sequence in range(2, 7):
+        lossy.put(answered(sequence, None))
+    gate.set()
+    lossy.close()
+    assert (done, lossy.dropped) == ([1, 5, 6, 0], 3)
+
+    done.clear()
+    patient = Background("test", work, lambda: None, depth=2, lossless=True)
+    for sequence in range(50):
+        patient.put(answered(sequence, None))
+    patient.close()
+    assert (done, patient.dropped) == (list(range(50)), 0)
+
+
+def test_a_failure_in_the_background_is_raised_where_it_is_seen() -> None:
+    def work(_: Answered) -> None:
+        raise InvalidInput("no such codec")
+
+    for lossless in (True, False):
+        background = Background("test", work, lambda: None, lossless=lossless, depth=1)
+        with pytest.raises(InvalidInput, match="no such codec"):  # noqa: PT012 - whichever comes to see it
+            for _ in range(3):
+                background.put(answered(1, None))
+            background.close()
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_appended_and_out_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    path.write_text("{}\n")
+    sink = JsonLines(path)
+    skips, classes = (Skips(1, 2, 2, "stale"),), (Classification(1, "kitchen", 0.5),)
+    sink.on_answer(Answered(result(3, skipped=2, skips=skips)))
+    sink.on_answer(Answered(result(4, classes=classes, error=("UNAVAILABLE", "gone"))))
+    first, second = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert (first["camera"], first["sequence"], first["skipped"], first["error"]) == ("hall", 3, 2, None)
+    assert first["skips"] == [{"first": 1, "last": 2, "count": 2, "reason": "stale"}]
+    assert first["predictions"][0]["class"] == "cup"
+    assert "classes" not in first
+    assert second["classes"][0]["label"] == "kitchen"
+    assert second["error"] == {"code": "UNAVAILABLE", "message": "gone"}
+    sink.close()
+    with pytest.raises(OSError, match="No such file"):
+        JsonLines(tmp_path / "none" / "found.jsonl")
+
+
+def test_the_others_go_on_when_nobody_reads_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Closed(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    sinks = Sinks([JsonLines(), JsonLines(tmp_path / "found.jsonl")])
+    for sequence in (1, 2):
+        sinks.on_result(result(sequence))
+    sinks.close()
+    assert (tmp_path / "found.jsonl").read_text().count("\n") == 2
+
+
+# --- videos ---------------------------------------------------------------------------------------------------------
+
+
+def read_back(path: Path) -> tuple[list[np.ndarray], list[float]]:
+    with av.open(str(path)) as container:
+        frames = list(container.decode(video=0))
+    return [frame.to_ndarray(format="bgr24") for frame in frames], [float(frame.time) for frame in frames]
+
+
+def test_a_video_shows_what_was_found_at_the_times_it_was_taken(tmp_path: Path) -> None:
+    path = tmp_path / "found.mp4"
+    sink = Mp4(path, lossless=True)
+    at = [5.0, 5.04, 5.5, 7.0, 7.001]
+    for number, seconds in enumerate(at):
+        image = jpeg(40 * number) if number % 2 else shade(40 * number)
+        sink.on_answer(answered(number + 1, image, int(seconds * 1e9)))
+    sink.on_answer(Answered(result(6)))  # whose picture is not there any more
+    sink.close()
+    images, times = read_back(path)
+    assert np.allclose(times, [moment - 5 for moment in at], atol=0.002)
+    assert images[0].shape == (48, 64, 3)
+    for number, image in enumerate(images):
+        assert abs(float(np.median(image[:20, :30])) - 40 * number) < 12
+    assert int(np.ptp(images[0][28:46, 38:62])) > 60  # the box
+
+
+def test_pictures_of_other_sizes_are_fitted_in(tmp_path: Path) -> None:
+    path = tmp_path / "found.mp4"
+    sink = Mp4(path, lossless=True)
+    for number, size in enumerate([(65, 49), (130, 98), (20, 48), (64, 48)]):
+        sink.on_answer(answered(number + 1, shade(200, size)))
+    sink.on_answer(answered(5, np.full((49, 65), 200, np.uint8)))
+    sink.close()
+    images, times = read_back(path)
+    assert {image.shape for image in images} == {(48, 64, 3)}
+    assert np.allclose(np.diff(times), 0.04, atol=0.002)
+    assert images[2][24, 2].max() < 40  # black beside it
+    assert images[2][4, 32].max() > 100
+
+
+def test_a_video_of_a_program_that_was_killed_can_be_played(tmp_path: Path) -> None:
+    path = tmp_path / "found.mp4"
+    program = """
+import os, sys, time, numpy as np
+from tests.unit.test_sinks import Mp4, answered, shade
+sink = Mp4(sys.argv[1], lossless=True)
+for number in range(600):
+    sink.on_answer(answered(number + 1, shade(number % 250), (number + 1) * 40_000_000))
+while sink._background._waiting: time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program, str(path)], cwd=root, check=False, timeout=50)
+    assert len(read_back(path)[0]) > 200
+
+
+def test_a_video_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        Mp4(tmp_path / "none" / "found.mp4")
+    empty = Mp4(tmp_path / "empty.mp4")
+    empty.close()
+    full = Mp4("/dev/full", lossless=True)
+    with pytest.raises(InvalidInput, match="/dev/full"):  # noqa: PT012 - seen with the next picture, or at the end
+        for number in range(300):
+            full.on_answer(answered(number + 1, np.random.default_rng(number).integers(0, 255, (48, 64, 3), np.uint8)))
+        full.close()
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(Unsupported, match="PyAV"):
+        Mp4(tmp_path / "found.mp4")
+
+
+def test_the_times_of_a_video_only_rise() -> None:
+    clock = Timeline()
+    taken = [10**9, 3 * 10**9, 3 * 10**9, 2 * 10**9, 4 * 10**9]
+    assert [clock.at(result(1, mono_ns)) for mono_ns in taken] == [0, 2000, 2001, 2002, 3000]
+
+
+# --- previews -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def preview() -> Iterator[Preview]:
+    made = Preview(0, title="<hall>")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def get(preview: Preview, path: str, host: str | None = None) -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", int(preview.url.rsplit(":", 1)[1].strip("/")), timeout=20)
+    try:
+        connection.request("GET", path, headers={"Host": host} if host else {})
+        answer = connection.getresponse()
+        return answer.status, answer.getheader("Content-Type", ""), answer.read()
+    finally:
+        connection.close()
+
+
+class Viewer:
+    """Reads one part of the stream after the other."""
+
+    def __init__(self, preview: Preview) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", int(preview.url.rsplit(":", 1)[1][:-1]), timeout=20)
+        self._connection.request("GET", "/stream.mjpg")
+        self._answer = self._connection.getresponse()
+        assert self._answer.getheader("Content-Type") == "multipart/x-mixed-replace; boundary=edged-frame"
+
+    def next(self) -> int:
+        """The shade of a corner of the picture."""
+        assert self._answer.readline() == b"--edged-frame\r\n"
+        assert self._answer.readline() == b"Content-Type: image/jpeg\r\n"
+        length = int(self._answer.readline().split(b":")[1])
+        assert self._answer.readline() == b"\r\n"
+        data = self._answer.read(length)
+        assert self._answer.readline() == b"\r\n"
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+        assert image is not None
+        return int(image[2, 2, 0])
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def test_a_page_a_picture_and_a_stream(preview: Preview) -> None:
+    status, kind, page = get(preview, "/")
+    assert (status, kind) == (200, "text/html; charset=utf-8")
+    assert b"&lt;hall&gt;" in page
+    assert b"<hall>" not in page
+    preview.on_answer(answered(1, shade(100)))
+    status, kind, picture = get(preview, "/still.jpg?x=1")
+    assert (status, kind) == (200, "image/jpeg")
+    assert cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR) is not None
+    viewer = Viewer(preview)
+    assert abs(viewer.next() - 100) < 5
+    preview.on_answer(answered(2, shade(200)))
+    assert abs(viewer.next() - 200) < 5
+    viewer.close()
+    assert get(preview, "/etc/passwd")[0] == 404
+
+
+def test_slow_viewers_skip_and_nobody_waits_for_them(preview: Preview) -> None:
+    viewer = Viewer(preview)
+    preview.on_answer(answered(1, shade(0)))
+    viewer.next()
+    noise = np.random.default_rng(0).integers(0, 255, (720, 1280, 3), np.uint8)
+    begun = time.monotonic()
+    for number in range(2000):
+        preview.on_answer(answered(number, noise))
+    assert time.monotonic() - begun < 5
+    preview.on_answer(answered(9, shade(250)))
+    shades = [viewer.next()]
+    while shades[-1] < 245:
+        shades.append(viewer.next())
+    assert len(shades) < 100
+    viewer.close()
+
+
+def test_nothing_is_painted_while_nobody_looks(preview: Preview) -> None:
+    each = answered(1, shade(0))
+    preview.on_answer(each)
+    time.sleep(0.1)
+    assert "painted" not in vars(each)
+    get(preview, "/still.jpg")
+    assert "painted" in vars(each)
+
+
+def test_a_damaged_picture_is_left_out(preview: Preview) -> None:
+    viewer = Viewer(preview)
+    preview.on_answer(answered(1, b"no picture"))
+    preview.on_answer(answered(2, None))
+    time.sleep(0.1)
+    preview.on_answer(answered(3, shade(70)))
+    assert abs(viewer.next() - 70) < 5
+    viewer.close()
+
+
+def test_other_names_of_this_machine_are_refused(preview: Preview) -> None:
+    assert get(preview, "/", host="evil.example:80")[0] == 403
+    assert get(preview, "/", host="localhost:80")[0] == 200
+    assert get(preview, "/", host="[::1]:80")[0] == 200
+
+
+def test_too_many_viewers(preview: Preview) -> None:
+    viewers = [Viewer(preview) for _ in range(16)]
+    assert get(preview, "/stream.mjpg")[0] == 503
+    for viewer in viewers:
+        viewer.close()
+
+
+def test_closing_ends_the_viewers() -> None:
+    made = Preview(0)
+    viewer = Viewer(made)
+    made.close()
+    assert viewer._answer.read() == b""
+    viewer.close()
+
+
+def test_a_port_that_is_taken(preview: Preview) -> None:
+    with pytest.raises(InvalidInput, match="choose another port"):
+        Preview(int(preview.url.rsplit(":", 1)[1].strip("/")))
+    with pytest.raises(InvalidInput, match="choose another port"):
+        Preview(0, "192.0.2.1")

@@ -1,0 +1,99 @@
+"""The ring of another process as a camera."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from edged.client.backoff import Backoff
+from edged.client.shared import SharedRing
+from edged.client.sources.shared import shared_camera
+from edged.client.sources.source import InOrder, Newest
+from edged.errors import InvalidInput
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def shade(value: int) -> np.ndarray:
+    return np.full((48, 64, 3), value, np.uint8)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[SharedRing]:
+    with SharedRing(4, 48 * 64 * 3, folder=tmp_path) as ring:
+        yield ring
+
+
+RAW = "?slots=4&width=64&height=48"
+
+
+def test_the_newest_picture_of_a_ring(ring: SharedRing, tmp_path: Path) -> None:
+    for value in range(1, 10):
+        ring.put(shade(value))
+    with InOrder(shared_camera(f"edged-{os.getpid()}{RAW}", tmp_path)) as source:
+        assert np.array_equal(next(source).image, shade(9))  # type: ignore[arg-type]
+        for value in (20, 21, 22):
+            ring.put(shade(value))
+        got = next(source)
+        assert np.array_equal(got.image, shade(22))  # type: ignore[arg-type]
+        assert got.captured_mono_ns > 0
+        assert source.skipped == 2
+
+
+def test_jpegs_of_a_ring_end_where_they_end(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    large, small = (cv2.imencode(".jpg", image)[1].tobytes() for image in (noise, shade(3)))
+    with SharedRing(2, len(large), folder=tmp_path) as ring:
+        name = ring.segment.lstrip("/")
+        with InOrder(shared_camera(f"{name}?slots=2", tmp_path)) as source:
+            for picture in (large, large, small, small, b"no picture", small):
+                ring.put(picture)
+                if picture != b"no picture":
+                    assert next(source).image == picture
+            assert source.damaged == 0  # it was overtaken before anybody looked
+
+
+def test_a_ring_that_is_removed_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reader = shared_camera(f"edged-{os.getpid()}{RAW}", tmp_path)
+    reader._backoff = Backoff((0.02,))
+    with Newest(reader) as source:
+        time.sleep(0.1)
+        for value in (5, 6):
+            with SharedRing(4, 48 * 64 * 3, folder=tmp_path) as ring:
+                ring.put(shade(value))
+                assert np.array_equal(next(source).image, shade(value))  # type: ignore[arg-type]
+    assert "no process has a ring named" in caplog.text
+
+
+def test_a_ring_of_other_pictures_is_refused(
+    ring: SharedRing, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = shared_camera(f"edged-{os.getpid()}?slots=4&width=640&height=480", tmp_path)
+    with Newest(reader) as source:
+        end = time.monotonic() + 10
+        while "hold no such pictures" not in caplog.text and time.monotonic() < end:
+            time.sleep(0.01)
+        source.interrupt()
+    assert "hold no such pictures" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("other", "begins with edged-"),
+        ("edged-1/../../etc", "begins with edged-"),
+        ("edged-1?width=3", "both width and height"),
+        ("edged-1?slots=0", "slots"),
+        ("edged-1?width=3&height=3&format=rgb", "bgr or gray"),
+        ("edged-1?size=3", "slots, width, height, format"),
+    ],
+)
+def test_what_is_no_ring(address: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        shared_camera(address)

@@ -1,0 +1,363 @@
+"""Real media through PyAV: streams that change, break and come back, and cameras that send JPEG."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import socket
+import threading
+import wave
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from edged.client.backoff import Backoff
+from edged.client.sources import hardware, open_source
+from edged.client.sources.address import CameraSettings, camera_address
+from edged.client.sources.container import shots
+from edged.client.sources.jpeg import complete, length
+from edged.client.sources.recording import AvFilm
+from edged.client.sources.source import Newest
+from edged.errors import InvalidInput, NotFound
+
+av = pytest.importorskip("av")
+pytestmark = pytest.mark.timeout(60)
+
+Size = tuple[int, int]
+
+
+def h264(frames: int, size: Size = (256, 192), *, container: str = "mpegts", keyframes: int = 10) -> bytes:
+    """Pictures that get brighter; noise makes them fill some packets."""
+    width, height = size
+    noise = np.random.default_rng(0).integers(0, 20, (height, width, 3), np.uint8)
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as made:
+        stream = made.add_stream("libx264", rate=25, options={"g": str(keyframes), "tune": "zerolatency"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for number in range(frames):
+            image = noise + np.uint8(20 + 200 * number // frames)
+            made.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="bgr24")))
+        made.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+def jpeg(value: int, size: Size = (64, 48)) -> bytes:
+    image = np.full((size[1], size[0], 3), value, np.uint8)
+    return cv2.imencode(".jpg", image)[1].tobytes()
+
+
+def without_tables(picture: bytes) -> bytes:
+    """As USB cameras send it."""
+    at = 2
+    kept = [picture[:2]]
+    while picture[at + 1] != 0xDA:
+        end = at + 2 + int.from_bytes(picture[at + 2 : at + 4], "big")
+        if picture[at + 1] != 0xC4:
+            kept.append(picture[at:end])
+        at = end
+    return b"".join([*kept, picture[at:]])
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_changes_its_resolution_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "v.ts"
+    path.write_bytes(h264(12, (256, 192)) + h264(12, (320, 240)))
+    with open_source(path, pace=False) as source:
+        sizes = [frame.image.shape for frame in source]  # type: ignore[union-attr]
+    assert sizes.count((192, 256, 3)) >= 11
+    assert sizes.count((240, 320, 3)) >= 11
+    assert sizes == sorted(sizes)
+
+
+def test_a_file_with_flipped_bytes_is_read_to_its_end(tmp_path: Path) -> None:
+    data = bytearray(h264(60))
+    rng = np.random.default_rng(1)
+    for at in rng.integers(len(data) // 3, len(data) // 2, 300).tolist():
+        data[at] ^= 0xFF
+    path = tmp_path / "v.ts"
+    path.write_bytes(data)
+    with open_source(path, pace=False) as source:
+        values = [float(frame.image.mean()) for frame in source]  # type: ignore[union-attr]
+        assert source.damaged >= 1
+    assert 20 < len(values) < 60
+    assert values[-1] > 200  # the last ones are whole
+
+
+def test_an_mp4_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "v.mp4"
+    path.write_bytes(h264(30, container="mp4")[:2000])
+    with pytest.raises(InvalidInput, match="cannot be opened"):
+        open_source(path)
+
+
+def test_a_sound_file_has_no_video(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    with wave.open(str(path), "wb") as made:
+        made.setparams((1, 2, 8000, 0, "NONE", ""))
+        made.writeframes(bytes(1600))
+    with pytest.raises(InvalidInput, match="no video in it"):
+        open_source(path)
+
+
+def test_reading_goes_on_behind_what_cannot_be_read() -> None:
+    class Container:
+        """Fails between two packets, then for good."""
+
+        duration = None
+
+        def __init__(self) -> None:
+            self.streams = type("Streams", (), {"video": [type("Stream", (), {"codec_context": self.Codec()})()]})()
+            self.reads = iter([b"one", None, b"two"])
+
+        class Codec:
+            name, is_hwaccel = "h264", False
+
+        def demux(self, _: object) -> Iterator[Any]:
+            for read in self.reads:
+                if read is None:
+                    raise av.error.InvalidDataError(1, "invalid data")
+                yield Packet()
+            raise av.error.InvalidDataError(1, "invalid data")
+
+    class Packet:
+        pts = None
+
+        def decode(self) -> list[Any]:
+            return [av.VideoFrame(16, 16, "bgr24")]
+
+    damages: list[int] = []
+    taken = shots(Container(), lambda: damages.append(1))
+    assert next(taken).develop() is not None
+    assert next(taken).develop() is not None
+    assert len(damages) == 1
+    with pytest.raises(av.error.InvalidDataError):
+        next(taken)
+
+
+def test_a_decoder_that_cannot_be_had_in_hardware_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "v.ts"
+    path.write_bytes(h264(5))
+    hardware._usable.cache_clear()
+    for accelerated in (True, False):
+        film = AvFilm(str(path), accelerated)
+        assert len(list(film.shots(lambda: None))) == 5
+        film.close()
+
+
+# --- HTTP -----------------------------------------------------------------------------------------------------------
+
+
+class QuietFiles(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class HttpCamera:
+    """Sends JPEGs one after the other for ever; `hang_up` ends what it sends now, each connection counts from 0."""
+
+    def __init__(self, boundary: str = "edge", pictures: Callable[[int], bytes] = jpeg) -> None:
+        camera = self
+        self.connections = 0
+        self.broken = threading.Event()
+        self.over = threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                camera.connections += 1
+                camera.broken.clear()
+                self.send_response(200)
+                self.send_header("Content-Type", f"multipart/x-mixed-replace; boundary={boundary}")
+                self.end_headers()
+                for number in range(10_000):
+                    picture = pictures(min(250, number))
+                    head = f"--{boundary}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
+                    self.wfile.write(head.encode() + picture + b"\r\n")
+                    if camera.broken.wait(0.01) or camera.over.is_set():
+                        return
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def handle(self) -> None:
+                with contextlib.suppress(ConnectionError):
+                    super().handle()
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/video?user=me&password=secret"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    def __enter__(self) -> HttpCamera:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self._server.shutdown()
+        self._thread.join(10)
+        self._server.server_close()
+
+
+def test_motion_jpeg_over_http_stays_jpeg_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    with HttpCamera() as camera, open_source(camera.url) as source:
+        source._reader._backoff = Backoff((0.1,))  # type: ignore[attr-defined]
+        first = next(source)
+        assert isinstance(first.image, bytes)
+        decoded = cv2.imdecode(np.frombuffer(first.image, np.uint8), cv2.IMREAD_COLOR)
+        assert decoded is not None
+        assert decoded.shape == (48, 64, 3)
+        assert first.captured_mono_ns > 0
+        camera.broken.set()
+        while camera.connections < 2:
+            next(source)
+        assert isinstance(next(source).image, bytes)
+        assert source.damaged == 0
+    assert "secret" not in caplog.text
+    assert "trying again in 0.1 s" in caplog.text
+
+
+def test_a_camera_that_is_not_there_yet(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    with open_source(f"http://me:secret@127.0.0.1:{port}/video") as source:
+        threading.Timer(0.5, source.interrupt).start()
+        assert list(source) == []
+    assert source.name == f"http://127.0.0.1:{port}/video"
+    assert "refused" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_hls_plays_at_its_own_speed_and_not_segment_by_segment(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "live.m3u8"), "w", format="hls", options={"hls_time": "1"}) as made:
+        stream = made.add_stream("libx264", rate=25, options={"g": "25", "tune": "zerolatency"})
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for number in range(75):
+            made.mux(stream.encode(av.VideoFrame.from_ndarray(np.full((48, 64, 3), number, np.uint8), format="bgr24")))
+        made.mux(stream.encode(None))
+    assert len(list(tmp_path.glob("*.ts"))) >= 2
+    handler = functools.partial(QuietFiles, directory=str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        with open_source(f"http://127.0.0.1:{server.server_address[1]}/live.m3u8") as source:
+            stamps = [next(source).captured_mono_ns / 1e9 for _ in range(15)]
+    finally:
+        server.shutdown()
+        thread.join(10)
+        server.server_close()
+    assert stamps == sorted(stamps)
+    assert stamps[-1] - stamps[0] > 0.4  # fifteen at 25 a second last 0.56 s
+    assert max(np.diff(stamps)) < 0.9  # no segment was shown as one picture
+
+
+# --- JPEG -----------------------------------------------------------------------------------------------------------
+
+
+def test_tables_that_a_camera_leaves_out_are_put_back() -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    whole = cv2.imencode(".jpg", noise)[1].tobytes()
+    bare = without_tables(whole)
+    assert len(whole) - len(bare) > 400
+    completed = complete(bare)
+    assert completed is not None
+    pixels = [cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) for data in (whole, completed)]
+    assert np.array_equal(*pixels)
+    assert complete(whole) == whole
+
+
+@pytest.mark.parametrize("damage", [lambda d: b"", lambda d: b"\0" * 9, lambda d: d[: len(d) // 2], lambda d: d[:9]])
+def test_a_jpeg_that_is_none(damage: Callable[[bytes], bytes]) -> None:
+    assert complete(damage(jpeg(3))) is None
+    assert length(damage(jpeg(3))) is None
+
+
+def test_what_follows_a_jpeg_is_cut_off() -> None:
+    assert complete(jpeg(9) + b"\0\0\0") == jpeg(9)
+    assert length(jpeg(9) + jpeg(200)) == len(jpeg(9))
+
+
+# --- Video4Linux ----------------------------------------------------------------------------------------------------
+
+
+class Devices:
+    """Stands in for PyAV's way to Video4Linux: a device is a file of Motion JPEG, or one that refuses that format."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, refuses: int = 0) -> None:
+        self.asked: list[dict[str, str]] = []
+        self._path, self._refuses, self._open = path, refuses, av.open
+        monkeypatch.setattr(av, "open", self.open)
+
+    def open(self, device: str, *, format: str, options: dict[str, str], timeout: object) -> Any:
+        assert format == "v4l2"
+        self.asked.append(options)
+        if self._refuses and options.get("input_format") == "mjpeg":
+            raise av.error.OSError(self._refuses, "not that")
+        return self._open(str(self._path), format="mjpeg")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    path = tmp_path / "video0"
+    path.write_bytes(b"".join(jpeg(number * 10) for number in range(9)))
+    return path
+
+
+def taken(source: object, count: int) -> list[Any]:
+    assert isinstance(source, Newest)
+    return [next(source).image for _ in range(count)]
+
+
+def test_a_usb_camera_is_asked_for_jpeg_which_is_passed_on(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Devices(monkeypatch, device)
+    with open_source(f"v4l2://{device}?width=64&height=48&fps=15") as source:
+        (picture,) = taken(source, 1)
+    assert picture.startswith(b"\xff\xd8")
+    assert devices.asked[0] == {"video_size": "64x48", "framerate": "15", "input_format": "mjpeg"}
+
+
+def test_a_usb_camera_without_jpeg_gives_what_it_has(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Devices(monkeypatch, device, refuses=22)
+    with open_source(f"v4l2://{device}") as source:
+        taken(source, 1)
+    assert devices.asked[:2] == [{"input_format": "mjpeg"}, {}]
+
+
+def test_a_usb_camera_that_is_busy_is_tried_again(
+    device: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    devices = Devices(monkeypatch, device, refuses=16)
+    with open_source(f"v4l2://{device}") as source:
+        threading.Timer(0.3, source.interrupt).start()
+        assert list(source) == []
+    assert devices.asked == [{"input_format": "mjpeg"}]
+    assert "trying again in 1 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("v4l2:///dev/video987", NotFound, "no camera /dev/video987"),
+        ("v4l2:///dev/video0?wdith=3", InvalidInput, "width, height, fps, format"),
+        ("v4l2:///dev/video0?width=3", InvalidInput, "no size"),
+        ("csi://left", InvalidInput, "csi://0"),
+        ("shm://other", InvalidInput, "edged-"),
+    ],
+)
+def test_addresses_that_are_wrong(text: str, kind: type, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        open_source(text)
+
+
+def test_an_address_has_a_place_and_settings() -> None:
+    place, settings = camera_address("v4l2:///dev/video1?width=1280&height=720&fps=29.97&format=yuyv422")
+    assert (place, settings) == ("/dev/video1", CameraSettings(1280, 720, 29.97, "yuyv422"))
+    assert camera_address("csi://1") == ("1", CameraSettings())

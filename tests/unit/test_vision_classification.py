@@ -1,0 +1,199 @@
+"""Classifiers: what is recognised as one, what is fed, which classes come out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.errors import ConfigError
+from edged.tensors import TensorSpec
+from edged.vision.classifications import Classes
+from edged.vision.families.contract import Classifier, Thresholds
+from edged.vision.family import Recognition, open_family, recognise
+from edged.vision.placement import Fit, place
+from edged.vision.prepare import Preparer
+from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from edged.vision.view import Region, View
+
+ALL = Thresholds(score=0.0, max_detections=4096)
+
+
+def see(
+    columns: int | str = 1000,
+    settings: dict[str, str] | None = None,
+    metadata: dict[str, str] | None = None,
+    name: str = "output",
+    size: int = 224,
+) -> Recognition:
+    inputs = (TensorSpec("input", "FP32", ("n", 3, size, size)),)
+    return recognise(inputs, (TensorSpec(name, "FP32", ("n", columns)),), metadata or {}, settings or {})
+
+
+def classifier(**more: object) -> Classifier:
+    opened = open_family(see(4, {"family": "classification"}))
+    assert isinstance(opened, Classifier)
+    return opened
+
+
+def classify(*rows: list[float], index: int = 0, thresholds: Thresholds = ALL, dtype: type = np.float32) -> Classes:
+    return classifier().classify({"output": np.array(rows, dtype)}, index, thresholds)
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "name", "word"),
+    [
+        (1000, {}, "output", "ImageNet's 1000"),
+        (1001, {}, "x", "ImageNet's 1001"),
+        (4, {"names": "a,b,c,d"}, "output", "as many names"),
+        (7, {}, "logits", "by the name of logits"),
+        (7, {}, "class_probabilities", "by the name"),
+        ("c", {}, "softmaxout_1", "by the name"),
+        (7, {"family": "classification"}, "output", "the setting"),
+        (512, {"family": "classification"}, "embedding", "the setting"),
+    ],
+)
+def test_a_row_is_of_classes_where_anything_says_so(
+    columns: int | str, settings: dict[str, str], name: str, word: str
+) -> None:
+    found = see(columns, settings, name=name)
+    assert found.family == "classification"
+    assert word in found.reason
+    assert found.preprocess == Preprocess(
+        224, 224, fit=Fit.CENTER_CROP, mean=IMAGENET_MEAN, std=IMAGENET_STD, zoom=256 / 224
+    )
+    assert (found.thresholds.score, found.thresholds.max_detections) == (0.0, 5)
+
+
+@pytest.mark.parametrize(("columns", "settings"), [(512, {}), (4, {}), (4, {"names": "a,b,c"}), ("c", {})])
+def test_an_embedding_is_not_taken_for_classes(columns: int | str, settings: dict[str, str]) -> None:
+    found = see(columns, settings)
+    assert found.family is None
+    assert "family=classification or family=raw" in found.reason
+
+
+def test_one_column_is_no_choice() -> None:
+    assert see(1).family is None
+    with pytest.raises(ConfigError, match="needs one output"):
+        see(1, {"family": "classification"})
+
+
+def test_ultralytics_classifiers_are_fed_as_that_package_does() -> None:
+    found = see(3, metadata={"task": "classify", "names": "{0: 'a', 1: 'b', 2: 'c'}", "imgsz": "[224, 224]"})
+    assert found.family == "ultralytics-classify"
+    assert found.names == ("a", "b", "c")
+    assert found.preprocess == Preprocess(224, 224, fit=Fit.CENTER_CROP)
+
+
+def test_features_that_were_not_flattened_are_classes_too() -> None:
+    inputs = (TensorSpec("input", "FP32", (1, 3, 224, 224)),)
+    found = recognise(inputs, (TensorSpec("output", "FP32", (1, 1000, 1, 1)),), {}, {})
+    assert found.family == "classification"
+    family = open_family(found)
+    assert isinstance(family, Classifier)
+    row = np.zeros((1, 1000, 1, 1), np.float32)
+    row[0, 7] = 9
+    assert family.classify({"output": row}, 0, ALL).class_ids[0] == 7
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_logits_go_through_a_softmax_and_probabilities_do_not(dtype: type) -> None:
+    found = classify([1.0, 3.0, 2.0, -1.0], dtype=dtype)
+    assert found.class_ids.tolist() == [1, 2, 0, 3]
+    np.testing.assert_allclose(found.scores.sum(), 1, atol=1e-5)
+    np.testing.assert_allclose(found.scores[0] / found.scores[1], np.e, rtol=1e-4)
+    found = classify([0.125, 0.5, 0.25, 0.125], dtype=dtype)
+    assert found.scores.tolist() == [0.5, 0.25, 0.125, 0.125]
+    assert found.class_ids.tolist() == [1, 2, 0, 3]
+    assert (found.class_ids.dtype, found.scores.dtype) == (np.int32, np.float32)
+
+
+def test_half_precision_probabilities_of_many_classes_still_sum_to_one() -> None:
+    row = np.random.default_rng(1).dirichlet(np.ones(1000)).astype(np.float16)
+    opened = open_family(see(1000))
+    assert isinstance(opened, Classifier)
+    found = opened.classify({"output": row[None]}, 0, ALL)
+    np.testing.assert_array_equal(found.scores, np.sort(row.astype(np.float32))[::-1])
+
+
+def test_each_picture_of_a_batch_has_its_own() -> None:
+    rows = [[9.0, 0, 0, 0], [0, 9.0, 0, 0], [0, 0, 9.0, 0]]
+    assert [int(classify(*rows, index=i).class_ids[0]) for i in range(3)] == [0, 1, 2]
+
+
+def test_thresholds_of_a_request() -> None:
+    row = [0.5, 0.3, 0.15, 0.05]
+    assert len(classify(row, thresholds=Thresholds(score=0.15, max_detections=5))) == 3
+    assert classify(row, thresholds=Thresholds(score=0.0, max_detections=2)).class_ids.tolist() == [0, 1]
+    assert len(classify(row, thresholds=Thresholds(score=0.6))) == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_number_belongs_to_no_class() -> None:
+    found = classify([np.nan, 1.0, np.inf, -np.inf])
+    assert found.class_ids.tolist() == [1]
+    assert found.scores.tolist() == [1.0]
+    assert len(classify([np.nan] * 4)) == 0
+
+
+def test_huge_logits_overflow_nothing() -> None:
+    assert classify([3e38, -3e38, 0, 1.0]).scores.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 30), st.floats(0, 1, width=32)), max_size=50))
+def test_classes_survive_the_way_between_processes(rows: list[tuple[int, float]]) -> None:
+    ids, scores = ([row[0] for row in rows], [row[1] for row in rows])
+    found = Classes.unpack(Classes(np.array(ids, np.int32), np.array(scores, np.float32)).pack())
+    assert (found.class_ids.tolist(), found.scores.tolist()) == (ids, scores)
+    assert (found.class_ids.dtype, found.scores.dtype) == (np.int32, np.float32)
+
+
+def test_a_torn_record_is_refused() -> None:
+    with pytest.raises(ValueError, match="size"):
+        Classes.unpack(b"123456789")
+
+
+# -- the middle of the picture --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "zoom", "edges"),
+    [
+        ((640, 480), 1.0, (80, 0, 560, 480)),
+        ((480, 640), 1.0, (0, 80, 480, 560)),
+        ((640, 480), 256 / 224, (110, 30, 530, 450)),  # 224 of 256 of the shorter side: 420
+        ((256, 256), 256 / 224, (16, 16, 240, 240)),
+        ((224, 224), 1.0, (0, 0, 224, 224)),
+        ((1000, 1), 1.0, (499, 0, 500, 1)),
+    ],
+)
+def test_a_crop_shows_the_middle(size: tuple[int, int], zoom: float, edges: tuple[int, int, int, int]) -> None:
+    found = place(*size, 224, 224, Fit.CENTER_CROP, zoom)
+    assert found.edges == edges
+    assert found.inner == (224, 224)
+    corners = found.to_original(np.array([[0, 0, 224, 224]], np.float32))
+    np.testing.assert_allclose(corners, [edges], atol=1e-3)
+
+
+def test_a_crop_for_an_input_that_is_wider_than_high() -> None:
+    assert place(640, 480, 200, 100, Fit.CENTER_CROP).edges == (0, 80, 640, 400)
+
+
+def test_the_crop_is_of_the_region_that_is_looked_at() -> None:
+    image = np.zeros((400, 600, 3), np.uint8)
+    image[100:200, 300:500] = 50
+    image[100:200, 350:450] = 200  # the middle of the region
+    preparer = Preparer(Preprocess(32, 32, fit=Fit.CENTER_CROP, scale=1.0))
+    out = np.empty((3, 32, 32), np.float32)
+    for rotation in (0, 90, 180, 270):
+        preparer.prepare(image, out, View(Region(300, 100, 200, 100), rotation))
+        assert (out == 200).all(), rotation
+
+
+def test_the_middle_is_what_reaches_the_tensor() -> None:
+    image = np.zeros((480, 640, 3), np.uint8)
+    image[30:450, 110:530] = 255
+    out = np.empty((3, 224, 224), np.float32)
+    Preparer(Preprocess(224, 224, fit=Fit.CENTER_CROP, zoom=256 / 224)).prepare(image, out)
+    assert (out == 1).all()

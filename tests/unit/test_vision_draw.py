@@ -1,0 +1,107 @@
+"""What is painted of masks, keypoints, oriented boxes, trackers and classes: where it is, and nowhere else."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+
+from edged.vision.classifications import Classes
+from edged.vision.detections import Detections
+from edged.vision.draw import annotate, class_color
+from edged.vision.masks import encode
+
+WIDTH, HEIGHT = 640, 480
+BLACK = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+BOX = ([[200, 150, 400, 350]], [0.9], [3])
+
+
+def changed(painted: np.ndarray) -> np.ndarray:
+    return painted.any(axis=2)
+
+
+def test_a_mask_is_tinted_and_the_rest_of_its_box_is_clear():
+    disc = cv2.circle(np.zeros((200, 200), np.uint8), (100, 100), 60, 1, cv2.FILLED).astype(bool)
+    detections = Detections.of(*BOX, masks=[encode(disc, 200, 150, WIDTH, HEIGHT)])
+    painted = changed(annotate(BLACK, detections, ()))
+    assert painted[150:350, 200:400][disc].all()
+    assert not painted[160:185, 210:390].any(), "inside the frame, outside of the mask"
+    with pytest.raises(ValueError, match="no mask of 640x480"):
+        annotate(BLACK, Detections.of(*BOX, masks=[encode(disc, 0, 0, 300, 300)]), ())
+
+
+def test_an_empty_mask_is_nothing():
+    detections = Detections.of(*BOX, masks=[encode(np.zeros((0, 0), np.bool_), 0, 0, WIDTH, HEIGHT)])
+    assert not changed(annotate(BLACK, detections, ()))[160:340, 210:390].any()
+
+
+def test_keypoints_that_are_sure_are_dots():
+    keypoints = np.array([[[250, 200, 0.9], [350, 200, 0.1], [300, 300, 0.25]]])
+    painted = changed(annotate(BLACK, Detections.of(*BOX, keypoints=keypoints), ()))
+    assert painted[200, 250]
+    assert painted[300, 300]
+    assert not painted[200, 350]
+    assert not painted[250, 275], "three points are no skeleton"
+
+
+def test_seventeen_keypoints_are_a_person():
+    keypoints = np.zeros((1, 17, 3))
+    for index, point in {5: (250, 200), 6: (350, 200), 11: (250, 300), 15: (390, 340)}.items():
+        keypoints[0, index] = (*point, 0.9)
+    painted = changed(annotate(BLACK, Detections.of(*BOX, keypoints=keypoints), ()))
+    assert painted[200, 300], "the line of the shoulders"
+    assert painted[250, 250], "shoulder to hip"
+    assert not painted[320, 320], "hip to ankle are joined by the knee, which is not seen"
+
+
+def test_an_oriented_box_is_painted_instead_of_its_hull():
+    diamond = [[[300, 150], [400, 250], [300, 350], [200, 250]]]
+    painted = changed(annotate(BLACK, Detections.of(*BOX, corners=diamond), ()))
+    assert painted[200, 250]
+    assert painted[300, 350]
+    assert not painted[340:351, 200:210].any()
+    assert not painted[250, 300]
+
+
+def test_points_far_outside_harm_nothing():
+    far = Detections.of(
+        *BOX, corners=[[[-1e9, 5], [1e9, 5], [1e9, 9], [-1e9, 9]]], keypoints=np.full((1, 17, 3), 5e8), tracker_ids=[1]
+    )
+    assert annotate(BLACK, far, ()).shape == BLACK.shape
+
+
+def test_trackers_stand_in_the_label():
+    plain, tracked, other = (
+        annotate(BLACK, Detections.of(*BOX, tracker_ids=ids), ("cat",)) for ids in (None, [7], [8])
+    )
+    assert changed(tracked).sum() > changed(plain).sum(), "the label is longer"
+    assert not np.array_equal(tracked, other)
+    assert np.array_equal(annotate(BLACK, Detections.of(*BOX, tracker_ids=[-1]), ("cat",)), plain), "not tracked"
+
+
+def test_classes_are_listed_in_the_corner_the_best_five():
+    names = tuple("abcdefgh")
+    classes = Classes(np.arange(8, dtype=np.int32), np.linspace(0.9, 0.1, 8).astype(np.float32))
+    painted = annotate(BLACK, Detections.empty(), names, classes=classes)
+    colors = {tuple(pixel) for pixel in painted.reshape(-1, 3).tolist()}
+    assert [class_color(i) in colors for i in range(8)] == [True] * 5 + [False] * 3
+    assert not changed(painted)[150:].any()
+    assert not changed(painted)[:, 300:].any()
+    assert np.array_equal(annotate(BLACK, Detections.empty(), names, classes=Classes.empty()), BLACK)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (9, 16), (40, 3)])
+def test_the_smallest_pictures_take_everything(size):
+    height, width = size
+    detections = Detections.of(
+        [[0, 0, width, height]],
+        [0.5],
+        [0],
+        masks=[encode(np.ones((height, width), np.bool_), 0, 0, width, height)],
+        keypoints=np.ones((1, 17, 3)),
+        corners=np.ones((1, 4, 2)),
+        tracker_ids=[3],
+    )
+    classes = Classes(np.array([1], np.int32), np.array([0.5], np.float32))
+    image = np.zeros((height, width, 3), np.uint8)
+    assert annotate(image, detections, (), "caption", classes).shape == image.shape

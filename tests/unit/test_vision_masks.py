@@ -1,0 +1,105 @@
+"""Run lengths of masks against a computation pixel by pixel."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edged.vision.masks import area, crop, decode, encode, polygon
+
+
+def by_the_book(whole: np.ndarray) -> list[int]:
+    """Runs off, on, off, ... down the columns, one pixel at a time."""
+    counts, value = [0], False
+    for pixel in whole.T.ravel().tolist():
+        if pixel != value:
+            counts.append(0)
+            value = pixel
+        counts[-1] += 1
+    return counts
+
+
+@st.composite
+def placed_masks(draw):
+    width, height = draw(st.integers(1, 14)), draw(st.integers(1, 14))
+    w, h = draw(st.integers(0, width)), draw(st.integers(0, height))
+    x, y = draw(st.integers(0, width - w)), draw(st.integers(0, height - h))
+    share = draw(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
+    inside = np.random.default_rng(draw(st.integers(0, 2**31))).random((h, w)) < share
+    return inside, x, y, width, height
+
+
+@settings(max_examples=300, deadline=None)
+@given(placed_masks(), st.booleans())
+def test_runs_are_those_of_the_whole_picture_and_come_back(placed, is_turned):
+    inside, x, y, width, height = placed
+    whole = np.zeros((height, width), np.bool_)
+    whole[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
+    counts = encode(np.asfortranarray(inside) if is_turned else inside, x, y, width, height)
+    assert counts.dtype == np.uint32
+    assert counts.tolist() == by_the_book(whole)
+    assert np.array_equal(decode(counts, width, height), whole)
+    assert area(counts) == whole.sum()
+    part, left, top = crop(counts, width, height)
+    assert part.sum() == whole.sum()
+    if part.size:
+        assert part.any(axis=1)[[0, -1]].all()
+        assert part.any(axis=0)[[0, -1]].all()
+        assert np.array_equal(part, whole[top : top + part.shape[0], left : left + part.shape[1]])
+
+
+def test_a_known_mask():
+    inside = np.array([[True, False], [True, True]])
+    assert encode(inside, 1, 1, 4, 3).tolist() == [4, 2, 2, 1, 3]
+    assert encode(np.ones((3, 4), np.bool_), 0, 0, 4, 3).tolist() == [0, 12]
+    assert encode(np.zeros((0, 0), np.bool_), 0, 0, 4, 3).tolist() == [12]
+
+
+def test_empty_runs_in_between_are_understood():
+    assert decode(np.array([2, 2, 0, 1, 0, 0, 4], np.uint32), 3, 3).T.ravel().tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("x", "y"), [(-1, 0), (0, -1), (3, 0), (0, 2)])
+def test_a_mask_outside_of_the_picture_is_refused(x, y):
+    with pytest.raises(ValueError, match="not inside"):
+        encode(np.ones((2, 2), np.bool_), x, y, 4, 3)
+
+
+@pytest.mark.parametrize("counts", [[], [11], [4, 9], [2**32 - 1, 2**32 - 1]])
+def test_runs_of_another_picture_are_refused(counts):
+    for read in (decode, crop, polygon):
+        with pytest.raises(ValueError, match="no mask of 4x3"):
+            read(np.array(counts, np.uint32), 4, 3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(placed_masks())
+def test_a_polygon_paints_the_largest_piece_again(placed):
+    inside, x, y, width, height = placed
+    counts = encode(inside, x, y, width, height)
+    points = polygon(counts, width, height)
+    assert points.shape[1:] == (2,)
+    if not inside.any():
+        assert len(points) == 0
+        return
+    assert len(points) >= 3
+    painted = np.zeros((height, width), np.uint8)
+    cv2.fillPoly(painted, [points], 1)
+    whole = decode(counts, width, height)
+    pieces, labels = cv2.connectedComponents(whole.astype(np.uint8), connectivity=8)
+    touched = {int(label) for label in labels[(painted > 0) & whole]}
+    own = int(labels[points[0][1], points[0][0]])
+    assert own > 0
+    assert painted[labels == own].all(), "all of its own piece"
+    assert len(touched) < pieces
+
+
+def test_a_polygon_of_a_solid_mask_is_exact():
+    disc = cv2.circle(np.zeros((70, 90), np.uint8), (40, 35), 25, 1, cv2.FILLED)
+    points = polygon(encode(disc.astype(bool), 5, 3, 120, 100), 120, 100)
+    painted = cv2.fillPoly(np.zeros((100, 120), np.uint8), [points], 1)
+    assert np.array_equal(painted[3:73, 5:95], disc)
+    assert painted.sum() == disc.sum()

@@ -1,0 +1,283 @@
+"""Writes planted objects as each exporter's model answers.
+
+Each encoder is written from the description of its format, the slow and obvious way round, and shares nothing with the
+decoders. The input is wider than high, so that nothing can mistake one side for the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edged.vision.placement import Placement
+
+WIDTH, HEIGHT = 416, 256
+STRIDES = (8, 16, 32)
+CELLS = sum((WIDTH // s) * (HEIGHT // s) for s in STRIDES)
+MOST = 1200  # rows of the formats that are lists
+CLASSES = 5
+NAMES = {number: f"thing {number}" for number in range(CLASSES)}
+ANCHORS = ((90, 110, 92, 112, 94, 114), (100, 120, 102, 122, 104, 124), (130, 110, 132, 112, 134, 114))
+
+Outputs: TypeAlias = dict[str, npt.NDArray[np.generic]]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+class Planted(NamedTuple):
+    """An object: xyxy in pixels of the input, or of the picture before `lay`."""
+
+    box: tuple[float, float, float, float]
+    class_id: int
+    score: float
+
+    @property
+    def centred(self) -> tuple[float, float, float, float]:
+        x1, y1, x2, y2 = self.box
+        return (x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1
+
+    @property
+    def relative(self) -> tuple[float, float, float, float]:
+        """xyxy in 0..1 of the input."""
+        x1, y1, x2, y2 = self.box
+        return x1 / WIDTH, y1 / HEIGHT, x2 / WIDTH, y2 / HEIGHT
+
+    def lay(self, placement: Placement) -> Planted:
+        """From the picture to the input."""
+        x1, y1, x2, y2 = self.box
+        sx, sy, px, py = placement.scale_x, placement.scale_y, placement.pad_x, placement.pad_y
+        return self._replace(box=(x1 * sx + px, y1 * sy + py, x2 * sx + px, y2 * sy + py))
+
+
+Batch: TypeAlias = Sequence[Sequence[Planted]]
+
+
+def as_fp16(outputs: Outputs) -> Outputs:
+    return {name: a.astype(np.float16) if a.dtype == np.float32 else a for name, a in outputs.items()}
+
+
+# -- tables with a prediction for every cell ------------------------------------------------------------------------
+
+
+def columns(batch: Batch) -> Outputs:
+    """[N, 4 + classes, A]: cx, cy, w, h in pixels, a score for each class."""
+    table = np.zeros((len(batch), 4 + CLASSES, CELLS), np.float32)
+    for number, picture in enumerate(batch):
+        for cell, found in zip(_spread(CELLS), picture, strict=False):
+            table[number, :4, cell] = found.centred
+            table[number, 4 + found.class_id, cell] = found.score
+    return {"output0": table}
+
+
+def two_heads(batch: Batch) -> Outputs:
+    """The auxiliary head first, which sees something else."""
+    aside = [[Planted((0, 0, 50, 50), 0, 0.99)] for _ in batch]
+    return {"output0": columns(aside)["output0"], "1770": columns(batch)["output0"]}
+
+
+def anchor_rows(batch: Batch, rows: int = 3 * CELLS, classes: int = CLASSES, name: str = "output0") -> Outputs:
+    """[N, rows, 5 + classes]: cx, cy, w, h in pixels, objectness, a part of it for each class."""
+    table = np.zeros((len(batch), rows, 5 + classes), np.float32)
+    for number, picture in enumerate(batch):
+        for row, found in zip(_spread(rows), picture, strict=False):
+            objectness = (1 + found.score) / 2
+            table[number, row, :5] = *found.centred, objectness
+            table[number, row, 5 + found.class_id] = found.score / objectness
+    return {name: table}
+
+
+def grid_rows(batch: Batch) -> Outputs:
+    """YOLOX: as `anchor_rows`, a row a cell, boxes in units of their cells."""
+    table = anchor_rows(batch, CELLS, name="output")["output"]
+    row = 0
+    for stride in STRIDES:
+        for y in range(HEIGHT // stride):
+            for x in range(WIDTH // stride):
+                cx, cy, w, h = (table[:, row, column].copy() for column in range(4))
+                table[:, row, 0], table[:, row, 1] = cx / stride - x, cy / stride - y
+                table[:, row, 2], table[:, row, 3] = (
+                    np.log(np.maximum(w, 1e-3) / stride),
+                    np.log(np.maximum(h, 1e-3) / stride),
+                )
+                row += 1
+    return {"output": table}
+
+
+def raw_heads(batch: Batch) -> Outputs:
+    """YOLOv5 and YOLOv7 before their last layer: logits, a box relative to its cell and anchor."""
+    heads = [np.full((len(batch), 3, HEIGHT // s, WIDTH // s, 5 + CLASSES), -12, np.float32) for s in STRIDES]
+    for number, picture in enumerate(batch):
+        for index, found in enumerate(picture):
+            places = ((level % 3, anchor) for level in range(index, index + 3) for anchor in range(3))
+            level, anchor = next(place for place in places if _raw_cell(heads, number, *place, found)[4] == -12)
+            stride, cell = STRIDES[level], _raw_cell(heads, number, level, anchor, found)
+            cx, cy, w, h = found.centred
+            across, down = ANCHORS[level][anchor * 2 : anchor * 2 + 2]
+            objectness = (1 + found.score) / 2
+            values = [(cx / stride % 1 + 0.5) / 2, (cy / stride % 1 + 0.5) / 2]
+            values += [math.sqrt(w / across) / 2, math.sqrt(h / down) / 2, objectness]
+            cell[:5] = [_logit(value) for value in values]
+            cell[5 + found.class_id] = _logit(found.score / objectness)
+    return {f"head{level}": head for level, head in enumerate(heads)}
+
+
+def _raw_cell(heads: list[Floats], number: int, level: int, anchor: int, found: Planted) -> Floats:
+    x, y, *_ = found.centred
+    cell: Floats = heads[level][number, anchor, int(y / STRIDES[level]), int(x / STRIDES[level])]
+    return cell
+
+
+def deepstream(batch: Batch) -> Outputs:
+    """[N, A, 6]: xyxy in pixels, score, label; background cells have low scores and any label."""
+    table = np.zeros((len(batch), CELLS, 6), np.float32)
+    table[:, :, 4], table[:, :, 5] = 0.001, 3
+    for number, picture in enumerate(batch):
+        for row, found in zip(_spread(CELLS), picture, strict=False):
+            table[number, row] = *found.box, found.score, found.class_id
+    return {"output": table}
+
+
+def priors(batch: Batch) -> Outputs:
+    """SSD: a softmax over background and classes for every prior, and its box."""
+    scores = np.zeros((len(batch), CELLS, 1 + CLASSES), np.float32)
+    boxes = np.zeros((len(batch), CELLS, 4), np.float32)
+    scores[:, :, 0] = 1
+    for number, picture in enumerate(batch):
+        for row, found in zip(_spread(CELLS), picture, strict=False):
+            scores[number, row, 0], scores[number, row, found.class_id] = 1 - found.score, found.score
+            boxes[number, row] = found.relative
+    return {"scores": scores, "boxes": boxes}
+
+
+# -- lists of what was found ----------------------------------------------------------------------------------------
+
+
+def six(batch: Batch) -> Outputs:
+    """Ultralytics end to end: xyxy in pixels, score, class; zeros after the last."""
+    table = np.zeros((len(batch), MOST, 6), np.float32)
+    for number, picture in enumerate(batch):
+        for row, found in enumerate(_best_first(picture)):
+            table[number, row] = *found.box, found.score, found.class_id
+    return {"output0": table}
+
+
+def queries(batch: Batch) -> Outputs:
+    """Ultralytics' RT-DETR from 8.4.47: cx, cy, w, h in 0..1, score, class."""
+    table = np.full((len(batch), MOST, 6), 0.001, np.float32)
+    for number, picture in enumerate(batch):
+        for row, found in enumerate(picture):
+            table[number, row] = *_relative_centre(found), found.score, found.class_id
+    return {"output0": table}
+
+
+def query_classes(batch: Batch) -> Outputs:
+    """The same before: a score for each class."""
+    table = np.zeros((len(batch), MOST, 4 + CLASSES), np.float32)
+    for number, picture in enumerate(batch):
+        for row, found in enumerate(picture):
+            table[number, row, :4] = _relative_centre(found)
+            table[number, row, 4 + found.class_id] = found.score
+    return {"output0": table}
+
+
+def counted(names: Sequence[str], fill: float, kind: type) -> Callable[[Batch], Outputs]:
+    """A count, boxes in pixels, scores and classes of type `kind`, filled up with `fill`."""
+
+    def encode(batch: Batch) -> Outputs:
+        count = np.zeros((len(batch), 1), np.int32)
+        boxes = np.full((len(batch), MOST, 4), fill, np.float32)
+        scores = np.full((len(batch), MOST), fill, np.float32)
+        class_ids = np.full((len(batch), MOST), fill, kind)
+        for number, picture in enumerate(batch):
+            count[number] = len(picture)
+            for row, found in enumerate(_best_first(picture)):
+                boxes[number, row], scores[number, row] = found.box, found.score
+                class_ids[number, row] = found.class_id
+        return dict(zip(names, (count, boxes, scores, class_ids), strict=True))
+
+    return encode
+
+
+def flat(name: str, class_first: bool) -> Callable[[Batch], Outputs]:
+    """[M, 7]: which picture, xyxy in pixels, then class and score in one order or the other."""
+
+    def encode(batch: Batch) -> Outputs:
+        rows = []
+        for number, picture in enumerate(batch):
+            for found in picture:
+                last = (found.class_id, found.score) if class_first else (found.score, found.class_id)
+                rows.append((number, *found.box, *last))
+        return {name: np.array(rows, np.float32).reshape(-1, 7)}
+
+    return encode
+
+
+def labelled(batch: Batch) -> Outputs:
+    """RT-DETR's own repositories: labels, boxes and scores; the graph multiplied by the sizes it was given."""
+    labels = np.zeros((len(batch), MOST), np.int64)
+    boxes, scores = np.zeros((len(batch), MOST, 4), np.float32), np.full((len(batch), MOST), 0.001, np.float32)
+    for number, picture in enumerate(batch):
+        for row, found in enumerate(_best_first(picture)):
+            labels[number, row], scores[number, row] = found.class_id, found.score
+            boxes[number, row] = np.array(found.relative) * (WIDTH, HEIGHT, WIDTH, HEIGHT)
+    return {"labels": labels, "boxes": boxes, "scores": scores}
+
+
+def logits(slots: int) -> Callable[[Batch], Outputs]:
+    """RF-DETR: cx, cy, w, h in 0..1, and a logit for each slot."""
+
+    def encode(batch: Batch) -> Outputs:
+        boxes = np.full((len(batch), MOST, 4), 0.5, np.float32)
+        labels = np.full((len(batch), MOST, slots), -12, np.float32)
+        for number, picture in enumerate(batch):
+            for row, found in enumerate(picture):
+                boxes[number, row] = _relative_centre(found)
+                labels[number, row, found.class_id] = _logit(found.score)
+        return {"dets": boxes, "labels": labels}
+
+    return encode
+
+
+def rows_of_seven(batch: Batch) -> Outputs:
+    """OpenVINO's DetectionOutput: picture, class, score, xyxy in 0..1; a picture of -1 ends it."""
+    rows = [(n, f.class_id, f.score, *f.relative) for n, picture in enumerate(batch) for f in picture]
+    table = np.zeros((1, 1, MOST * len(batch), 7), np.float32)
+    table[0, 0, : len(rows)] = np.array(rows, np.float32).reshape(-1, 7)
+    table[0, 0, len(rows) :, 0] = -1
+    table[0, 0, len(rows) :, 2] = 0.9  # garbage beyond the end
+    return {"detection_out": table}
+
+
+def tflite(batch: Batch) -> Outputs:
+    """yxyx in 0..1, classes, scores, count, all floats."""
+    found = counted(("num_detections", "detection_boxes", "detection_scores", "detection_classes"), 0, np.float32)(
+        batch
+    )
+    boxes = np.zeros((len(batch), MOST, 4), np.float32)
+    for number, picture in enumerate(batch):
+        for row, one in enumerate(_best_first(picture)):
+            x1, y1, x2, y2 = one.relative
+            boxes[number, row] = y1, x1, y2, x2
+    return {**found, "detection_boxes": boxes, "num_detections": found["num_detections"].reshape(-1).astype(np.float32)}
+
+
+def _spread(rows: int) -> list[int]:
+    """Rows all over a table, first and last among them, each once."""
+    ordered = np.random.default_rng(0).permutation(np.arange(1, rows - 1)).tolist()
+    return [rows - 1, 0, *ordered]
+
+
+def _best_first(picture: Sequence[Planted]) -> list[Planted]:
+    return sorted(picture, key=lambda found: -found.score)
+
+
+def _relative_centre(found: Planted) -> tuple[float, float, float, float]:
+    cx, cy, w, h = found.centred
+    return cx / WIDTH, cy / HEIGHT, w / WIDTH, h / HEIGHT
+
+
+def _logit(value: float) -> float:
+    return math.log(value / (1 - value))

@@ -1,0 +1,220 @@
+"""Every form of every exporter: the tensors that it declares, and how planted objects are written into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edged.tensors import TensorSpec
+from edged.vision.family import Recognition, recognise
+from edged.vision.placement import Placement, place
+from tests.vision_encoders import (
+    ANCHORS,
+    CELLS,
+    CLASSES,
+    HEIGHT,
+    MOST,
+    NAMES,
+    STRIDES,
+    WIDTH,
+    Batch,
+    Outputs,
+    anchor_rows,
+    columns,
+    counted,
+    deepstream,
+    flat,
+    grid_rows,
+    labelled,
+    logits,
+    priors,
+    queries,
+    query_classes,
+    raw_heads,
+    rows_of_seven,
+    six,
+    tflite,
+    two_heads,
+)
+
+
+@dataclass(frozen=True)
+class Export:
+    """One form of one exporter: the tensors that it declares, and what it would answer."""
+
+    family: str
+    outputs: tuple[TensorSpec, ...]
+    encode: Callable[[Batch], Outputs]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[TensorSpec, ...] = (TensorSpec("images", "FP32", ("n", 3, HEIGHT, WIDTH)),)
+    operators: frozenset[str] = frozenset({"Conv", "Concat"})
+    has_doubles: bool = False  # suppression is left to the reader
+
+    @property
+    def recognition(self) -> Recognition:
+        return recognise(self.inputs, self.outputs, self.metadata, self.settings, self.operators)
+
+    def place(self, width: int, height: int) -> Placement:
+        """Where a picture lies in the input, by what is known of the model."""
+        wanted = self.recognition.preprocess
+        assert wanted is not None
+        return place(width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
+
+
+def spec(name: str, *shape: int | str, datatype: str = "FP32") -> TensorSpec:
+    return TensorSpec(name, datatype, shape)
+
+
+def see(
+    export: Export,
+    settings: Mapping[str, str] | None = None,
+    *,
+    outputs: tuple[TensorSpec, ...] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    inputs: tuple[TensorSpec, ...] | None = None,
+    operators: frozenset[str] | None = frozenset({"Conv"}),
+) -> Recognition:
+    """The export with something else about it."""
+    return recognise(
+        inputs or export.inputs,
+        outputs or export.outputs,
+        export.metadata if metadata is None else metadata,
+        settings or {},
+        operators,
+    )
+
+
+# -- all of them ----------------------------------------------------------------------------------------------------
+
+_DETECT = {"task": "detect", "names": str(NAMES), "stride": "32", "imgsz": f"[{HEIGHT}, {WIDTH}]"}
+_V5 = {"names": str(NAMES), "stride": "32"}
+_FLAGS = {"end2end": "False", "args": "{'batch': 1, 'nms': False}"}
+_COUNTED7 = ("num_dets", "det_boxes", "det_scores", "det_classes")
+_COUNTED_NAS = ("num_predictions", "pred_boxes", "pred_scores", "pred_classes")
+_BYTES = (TensorSpec("input", "UINT8", ("n", 3, HEIGHT, WIDTH)),)
+_INPUT = (TensorSpec("input", "FP32", ("n", 3, HEIGHT, WIDTH)),)
+_TABLE = (spec("output0", "n", 4 + CLASSES, CELLS),)
+_SIX = (spec("output0", "n", MOST, 6),)
+
+
+def _counted_specs(names: Sequence[str], classes: str) -> tuple[TensorSpec, ...]:
+    count, boxes, scores, ids = names
+    lists = spec(boxes, "n", MOST, 4), spec(scores, "n", MOST), spec(ids, "n", MOST, datatype=classes)
+    return (spec(count, "n", 1, datatype="INT32"), *lists)
+
+
+EXPORTS: dict[str, Export] = {
+    "ultralytics": Export("ultralytics", _TABLE, columns, {**_DETECT, **_FLAGS}, has_doubles=True),
+    "ultralytics without metadata": Export("ultralytics", _TABLE, columns, has_doubles=True),
+    "yolov9": Export("ultralytics", _TABLE, columns, _V5, has_doubles=True),
+    "yolov9, two heads": Export(
+        "ultralytics", (*_TABLE, spec("1770", "n", 4 + CLASSES, CELLS)), two_heads, _V5, has_doubles=True
+    ),
+    "ultralytics, nms-free": Export("ultralytics-end2end", _SIX, six, {**_DETECT, "end2end": "True"}),
+    "ultralytics 8.3.0, nms-free": Export("ultralytics-end2end", _SIX, six, {**_DETECT, "version": "8.3.0"}),
+    "ultralytics, nms=True": Export(
+        "ultralytics-end2end", _SIX, six, {**_DETECT, "end2end": "False", "args": "{'nms': True}"}
+    ),
+    "ultralytics rt-detr": Export(
+        "rtdetr-ultralytics", _SIX, queries, {**_DETECT, **_FLAGS, "version": "8.4.85", "head": "RTDETRDecoder"}
+    ),
+    "ultralytics rt-detr, no head": Export(
+        "rtdetr-ultralytics", _SIX, queries, {**_DETECT, **_FLAGS, "version": "8.4.47"}
+    ),
+    "ultralytics rt-detr, classes": Export(
+        "rtdetr-ultralytics",
+        (spec("output0", "n", MOST, 4 + CLASSES),),
+        query_classes,
+        {**_DETECT, **_FLAGS, "version": "8.4.46"},
+    ),
+    "yolov5": Export("yolov5", (spec("output0", "n", 3 * CELLS, 5 + CLASSES),), anchor_rows, _V5, has_doubles=True),
+    "yolov7 --grid": Export(
+        "yolov5",
+        (spec("output", "n", 3 * CELLS, 5 + CLASSES),),
+        lambda batch: anchor_rows(batch, name="output"),
+        has_doubles=True,
+    ),
+    "yolov7 --grid, by the setting": Export(
+        "yolov7",
+        (spec("output", "n", 3 * CELLS, 5 + CLASSES),),
+        lambda batch: anchor_rows(batch, name="output"),
+        settings={"family": "yolov7"},
+        has_doubles=True,
+    ),
+    "yolov7, end to end": Export("yolov7", _counted_specs(_COUNTED7, "INT32"), counted(_COUNTED7, 0, np.int32)),
+    "yolov7 --max-wh": Export("yolov7", (spec("output", "m", 7),), flat("output", class_first=True)),
+    "yolov7, raw heads": Export(
+        "yolov7",
+        tuple(spec(f"head{i}", "n", 3, HEIGHT // s, WIDTH // s, 5 + CLASSES) for i, s in enumerate(STRIDES)),
+        raw_heads,
+        settings={"decode.anchors": "; ".join(",".join(map(str, row)) for row in ANCHORS)},
+        has_doubles=True,
+    ),
+    "yolov6": Export(
+        "yolov5",
+        (spec("outputs", "n", CELLS, 5 + CLASSES),),
+        lambda batch: anchor_rows(batch, CELLS, name="outputs"),
+        settings={"family": "yolov5"},
+        has_doubles=True,
+    ),
+    "yolox": Export("yolox", (spec("output", "n", CELLS, 5 + CLASSES),), grid_rows, has_doubles=True),
+    "yolox, decoded": Export(
+        "yolox",
+        (spec("output", "n", CELLS, 5 + CLASSES),),
+        lambda batch: anchor_rows(batch, CELLS, name="output"),
+        operators=frozenset({"Conv", "Exp"}),
+        has_doubles=True,
+    ),
+    "yolo-nas, flat": Export(
+        "yolo-nas",
+        (spec("graph2_flat_predictions", "m", 7),),
+        flat("graph2_flat_predictions", class_first=False),
+        inputs=_BYTES,
+    ),
+    "yolo-nas, batch": Export(
+        "yolo-nas", _counted_specs(_COUNTED_NAS, "INT64"), counted(_COUNTED_NAS, -1, np.int64), inputs=_BYTES
+    ),
+    "rt-detr": Export(
+        "rtdetr",
+        (spec("labels", "n", MOST, datatype="INT64"), spec("boxes", "n", MOST, 4), spec("scores", "n", MOST)),
+        labelled,
+        inputs=(
+            TensorSpec("images", "FP32", ("n", 3, HEIGHT, WIDTH)),
+            TensorSpec("orig_target_sizes", "INT64", ("n", 2)),
+        ),
+    ),
+    "rf-detr, coco": Export(
+        "rfdetr", (spec("dets", "n", MOST, 4), spec("labels", "n", MOST, 91)), logits(91), inputs=_INPUT
+    ),
+    "rf-detr, own classes": Export(
+        "rfdetr",
+        (spec("dets", "n", MOST, 4), spec("labels", "n", MOST, CLASSES + 1)),
+        logits(CLASSES + 1),
+        inputs=_INPUT,
+    ),
+    "deepstream-yolo": Export(
+        "deepstream-yolo", (spec("output", "n", CELLS, 6),), deepstream, inputs=_INPUT, has_doubles=True
+    ),
+    "ssd, priors": Export(
+        "ssd",
+        (spec("scores", "n", CELLS, 1 + CLASSES), spec("boxes", "n", CELLS, 4)),
+        priors,
+        inputs=_INPUT,
+        has_doubles=True,
+    ),
+    "ssd, openvino": Export("ssd", (spec("detection_out", 1, 1, "m", 7),), rows_of_seven),
+    "ssd, tflite": Export(
+        "ssd",
+        (
+            spec("detection_boxes", "n", MOST, 4),
+            spec("detection_classes", "n", MOST),
+            spec("detection_scores", "n", MOST),
+            spec("num_detections", "n"),
+        ),
+        tflite,
+        inputs=(TensorSpec("image", "UINT8", ("n", HEIGHT, WIDTH, 3)),),
+    ),
+}
