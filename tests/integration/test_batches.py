@@ -18,7 +18,7 @@ _SIDE, _CELLS, _CAMERAS = 64, 84, 8
 
 
 def brightness_model(path: Path, batch: int | str) -> Path:
-    """One box in every picture, as wide as it is bright: 0 to 60 pixels. Its score is 0.3, and 0.1 more for each picture
+    """One box in every picture, as wide as it is bright: 0 to 60 pixels. Its score is 0.3, and 0.1 for each picture
     of its batch."""
     width, fixed, share = (np.zeros((1, 5, _CELLS), np.float32) for _ in range(3))
     width[0, 2, 0] = 60
