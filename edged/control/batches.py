@@ -7,6 +7,7 @@ from edged.backend.profile import Profile
 from edged.model import batching as settings
 from edged.model.model import Model
 from edged.serving.schedule import Batching
+from edged.serving.work import ANY_NUMBER
 
 
 def batching(model: Model, recipe: Recipe) -> Batching:
@@ -18,6 +19,12 @@ def batching(model: Model, recipe: Recipe) -> Batching:
     said = model.entry.settings
     limit = _limit(model, recipe, settings.largest(said))
     return Batching(limit, settings.wait_seconds(said) if limit > 1 else 0.0)
+
+
+def rows(recipe: Recipe) -> int:
+    """The most rows of a tensor request that an engine takes, as far as its range of shapes says."""
+    ranges = Profile.parse(recipe.profile).ranges if recipe.profile else ()
+    return min((each.maximum[0] for each in ranges if each.maximum), default=ANY_NUMBER)
 
 
 def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from edged.backend import registry
 from edged.backend.artefact import Artefact
-from edged.control.batches import batching
+from edged.control.batches import batching, rows
 from edged.control.chores import Chores
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
@@ -107,7 +107,16 @@ class Opener:
             if artefact is not None:
                 await asyncio.to_thread(self._store.damaged, artefact)
             raise
-        ref = EngineRef(engine.digest, link.backend, model.digest, model.recognition, edition, model.is_static, batches)
+        ref = EngineRef(
+            engine.digest,
+            link.backend,
+            model.digest,
+            model.recognition,
+            edition=edition,
+            is_static=model.is_static,
+            batching=batches,
+            rows=rows(engine.recipe),
+        )
         session = ServingSession(link, number, ref)
         if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
             try:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -38,7 +39,7 @@ class _SessionThreads:
     def __init__(self, order: m.Open, backend: Backend, shared: SharedView, say: Say) -> None:
         self._open, self._backend, self._shared, self._say = order, backend, shared, say
         self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()
-        self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs] | None]
+        self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs, float] | None]
         self._prepared = queue.SimpleQueue()
         self._pipeline: Pipeline | None = None
         threading.Thread(target=self._prepare_loop, name=f"prepare-{order.session}", daemon=True).start()
@@ -58,8 +59,11 @@ class _SessionThreads:
         threading.Thread(target=self._infer_loop, name=f"infer-{self._open.session}", daemon=True).start()
         self._say(m.Opened(self._open.session))
         while (job := self._todo.get()) is not None:
+            began = time.perf_counter()
             try:
-                self._prepared.put((job, self._prepare(self._pipeline, job)))
+                prepared = self._prepare(self._pipeline, job)
+                self._prepared.put((job, prepared, (time.perf_counter() - began) * 1e3))
+                del prepared  # it is the other thread's now
             except Exception as error:
                 self._say(m.JobFailed(job.job, *_named(error)))
         self._prepared.put(None)
@@ -67,9 +71,9 @@ class _SessionThreads:
     def _infer_loop(self) -> None:
         assert self._pipeline is not None
         while (item := self._prepared.get()) is not None:
-            job, prepared = item
+            job, prepared, took = item
             try:
-                self._say(self._run(self._pipeline, job, prepared))
+                self._say(self._run(self._pipeline, job, prepared, took))
             except Exception as error:
                 self._say(m.JobFailed(job.job, *_named(error)))
             del item, prepared  # a view into the arena must not outlive its job
@@ -85,12 +89,18 @@ class _SessionThreads:
         }
         return pipeline.stage(inputs)
 
-    def _run(self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | Inputs) -> m.Answer | m.Detected:
+    def _run(
+        self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | Inputs, prepare_ms: float
+    ) -> m.Answer | m.Detected:
         datatypes = {spec.name: spec.datatype for spec in self._open.order.signature.outputs}
         if isinstance(job, m.Infer):
             assert not isinstance(prepared, Prepared)
             outputs, times = pipeline.run(prepared, job.outputs)
-            return m.Answer(job.job, self._place(outputs, datatypes, job.reply), times)
+            began = time.perf_counter()
+            refs = self._place(outputs, datatypes, job.reply)
+            after_ms = (time.perf_counter() - began) * 1e3
+            times = msgspec.structs.replace(times, prepare_ms=prepare_ms, postprocess_ms=after_ms)
+            return m.Answer(job.job, refs, times)
         assert isinstance(prepared, Prepared)
         outcomes = pipeline.infer(prepared)
         return m.Detected(job.job, tuple(self._seen(outcome, datatypes, job.reply) for outcome in outcomes))

@@ -9,31 +9,20 @@ from edged.errors import EdgedError, EngineUnusable
 from edged.serving import messages as m
 from edged.serving.arena import Arena, Span
 from edged.serving.link import Reply, rebuild
-from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor, Source, TensorWork, Work
+from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputTensor, Source, TensorWork, Work
 
 _ALIGNED = 64  # bytes: the host places each output at a multiple
 
 
 class Parcel:
-    """One piece of work with its bytes in the arena."""
+    """One piece of work with its bytes in the arena; where tensor requests go together, the first of them has all."""
 
-    __slots__ = ("_arena", "queue_ms", "spans", "work")
+    __slots__ = ("_arena", "queue_ms", "sent", "spans", "work")
 
-    def __init__(self, work: Work, arena: Arena) -> None:
-        """Places the bytes; raises what keeps them from being placed, with nothing left behind."""
-        self.work, self._arena = work, arena
-        self.spans: list[Span] = []
-        try:
-            for blob in work.blobs():
-                if isinstance(blob, Source):
-                    self.spans.append(arena.reserve(blob.size))
-                    blob.read_into(arena.read(self.spans[-1]))
-                else:
-                    self.spans.append(arena.store(blob))
-        except BaseException:
-            self.release()
-            raise
-        self.queue_ms = (time.monotonic() - work.received) * 1e3
+    def __init__(self, work: Work, arena: Arena, spans: list[Span]) -> None:
+        self.work, self._arena, self.spans = work, arena, spans
+        self.sent = time.monotonic()
+        self.queue_ms = (self.sent - work.received) * 1e3
 
     def release(self) -> None:
         for span in self.spans:
@@ -41,13 +30,81 @@ class Parcel:
         self.spans = []
 
 
+def pack(chosen: Sequence[Work], arena: Arena, refuse: Callable[[Work, EdgedError], None]) -> list[Parcel]:
+    """Places the bytes of work that goes together. What cannot be placed is refused, and leaves nothing behind."""
+    tensors = [work for work in chosen if isinstance(work, TensorWork)]
+    if len(tensors) > 1:
+        return _pack_rows(tensors, arena, refuse)
+    parcels = []
+    for work in chosen:
+        spans: list[Span] = []
+        try:
+            for blob in work.blobs():
+                spans.append(arena.reserve(_size(blob)))
+                _fill(arena.read(spans[-1]), blob)
+        except EdgedError as error:
+            _release(arena, spans)
+            refuse(work, error)
+        except BaseException:
+            _release(arena, spans)
+            raise
+        else:
+            parcels.append(Parcel(work, arena, spans))
+    return parcels
+
+
+def _pack_rows(chosen: list[TensorWork], arena: Arena, refuse: Callable[[Work, EdgedError], None]) -> list[Parcel]:
+    """The rows of each input one after the other, so that the host finds one tensor where there were several."""
+    works = list(chosen)
+    while works:
+        spans: list[Span] = []
+        at: TensorWork | None = None
+        try:
+            for blobs in zip(*(work.blobs() for work in works), strict=True):
+                at = None
+                spans.append(arena.reserve(sum(map(_size, blobs))))
+                place, offset = arena.read(spans[-1]), 0
+                for work, blob in zip(works, blobs, strict=True):
+                    at = work
+                    _fill(place[offset : offset + _size(blob)], blob)
+                    offset += _size(blob)
+        except EdgedError as error:
+            _release(arena, spans)
+            for work in works if at is None else [at]:
+                refuse(work, error)
+            works = [] if at is None else [work for work in works if work is not at]
+        except BaseException:
+            _release(arena, spans)
+            raise
+        else:
+            return [Parcel(work, arena, [] if index else spans) for index, work in enumerate(works)]
+    return []
+
+
+def _size(blob: Blob) -> int:
+    return blob.size if isinstance(blob, Source) else len(blob)
+
+
+def _fill(place: memoryview, blob: Blob) -> None:
+    if isinstance(blob, Source):
+        blob.read_into(place)
+    else:
+        place[:] = blob
+
+
+def _release(arena: Arena, spans: list[Span]) -> None:
+    for span in spans:
+        arena.release(span)
+
+
 def order(parcels: Sequence[Parcel], session: int, reply: Span | None) -> Callable[[int], m.Infer | m.Detect]:
-    """What the host is told, given the job's number: one tensor request, or frames that go together."""
+    """What the host is told, given the job's number: tensors, or frames that go together."""
 
     def make(job: int) -> m.Infer | m.Detect:
         first = parcels[0]
         if isinstance(first.work, TensorWork):
-            return first.work.message(job, session, first.spans, reply)
+            rows = sum(parcel.work.rows for parcel in parcels) if len(parcels) > 1 else 0
+            return first.work.message(job, session, first.spans, reply, rows)
         pictures = [p.work.picture(p.spans[0]) for p in parcels if isinstance(p.work, FrameWork)]
         return m.Detect(job, session, tuple(pictures), reply)
 
@@ -55,10 +112,16 @@ def order(parcels: Sequence[Parcel], session: int, reply: Span | None) -> Callab
 
 
 def answers(parcels: Sequence[Parcel], engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
-    """What each piece of work gets. Copies out of the arena: its span is given to the next request."""
+    """What each piece of work gets. Copies out of the arena: its span is given to the next request.
+
+    EngineUnusable where tensors that went together did not come back so.
+    """
     if isinstance(reply, m.Answer):
-        outputs = tuple(_outputs(reply.outputs, arena))
-        return [Answered(engine, None, outputs, 0, 0, parcels[0].queue_ms, reply.times)]
+        outputs = _outputs(reply.outputs, arena, [parcel.work.rows for parcel in parcels])
+        return [
+            Answered(engine, None, tensors, 0, 0, parcel.queue_ms, reply.times)
+            for parcel, tensors in zip(parcels, outputs, strict=True)
+        ]
     if len(reply.seen) != len(parcels):
         return [EngineUnusable(f"the host answered {len(reply.seen)} of {len(parcels)} pictures") for _ in parcels]
     return [_answer(seen, parcel, engine, arena) for seen, parcel in zip(reply.seen, parcels, strict=True)]
@@ -80,13 +143,29 @@ def room_for(results: Sequence[Answered | EdgedError]) -> int:
 def _answer(seen: m.Seen, parcel: Parcel, engine: EngineRef, arena: Arena) -> Answered | EdgedError:
     if seen.error:
         return rebuild(seen.error, seen.message)
-    outputs = tuple(_outputs(seen.outputs, arena))
+    (outputs,) = _outputs(seen.outputs, arena, [1])
     return Answered(
         engine, seen.detections, outputs, seen.width, seen.height, parcel.queue_ms, seen.times, seen.classes
     )
 
 
-def _outputs(refs: Sequence[m.TensorRef], arena: Arena) -> Iterator[OutputTensor]:
+def _outputs(refs: Sequence[m.TensorRef], arena: Arena, rows: list[int]) -> list[tuple[OutputTensor, ...]]:
+    """The outputs of each request; of several that went together, its rows of them."""
+    found: list[list[OutputTensor]] = [[] for _ in rows]
     for ref in refs:
-        data = bytes(arena.read(ref.span)) if ref.span is not None else ref.data
-        yield OutputTensor(ref.name, ref.datatype, ref.shape, data)
+        data = memoryview(ref.data) if ref.span is None else arena.read(ref.span)
+        if len(rows) == 1:
+            found[0].append(OutputTensor(ref.name, ref.datatype, ref.shape, bytes(data)))
+            continue
+        for tensors, (count, part) in zip(found, _parts(ref, data, rows), strict=True):
+            tensors.append(OutputTensor(ref.name, ref.datatype, (count, *ref.shape[1:]), bytes(part)))
+    return [tuple(tensors) for tensors in found]
+
+
+def _parts(ref: m.TensorRef, data: memoryview, rows: list[int]) -> Iterator[tuple[int, memoryview]]:
+    if not ref.shape or ref.shape[0] != sum(rows) or ref.datatype == "BYTES":
+        raise EngineUnusable(f"output {ref.name!r} {ref.datatype}{list(ref.shape)} is not of {sum(rows)} rows")
+    size, offset = len(data) // max(1, ref.shape[0]), 0
+    for count in rows:
+        yield count, data[offset : offset + count * size]
+        offset += count * size

@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -39,7 +39,15 @@ class Waiting(Protocol):
 
     @property
     def is_frame(self) -> bool:
-        """Whether it may go together with others that are."""
+        """Whether it is a camera's."""
+
+    @property
+    def group(self) -> Hashable | None:
+        """It may go together with others of its group; None goes alone."""
+
+    @property
+    def rows(self) -> int:
+        """How much of a batch it takes."""
 
 
 Work = TypeVar("Work", bound=Waiting)
@@ -53,10 +61,53 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Batching(msgspec.Struct, frozen=True):
-    """How many frames may go together, and how many seconds the first may wait for the others."""
+    """How many rows may go together, and how many seconds the first may wait for the others; a frame is one row.
+
+    As soon as there are as many as one of the `preferred` numbers, so many go.
+    """
 
     limit: int = 1
     wait: float = 0.0
+    preferred: tuple[int, ...] = ()
+
+    def goal(self, available: int) -> int:
+        """How many of the available rows go now; 0 where it is worth waiting for more."""
+        reached = [size for size in self.preferred if size <= min(available, self.limit)]
+        if reached:
+            return max(reached)
+        return self.limit if available >= self.limit else 0
+
+
+class QueuePolicy(msgspec.Struct, frozen=True):
+    """How requests wait. size: the most that do, 0 for a sensible number. timeout: seconds after which one is too late,
+    0 for never; `allow_override` lets a request say less. What is too late is refused, or, with `delay`, goes when
+    there is nothing else to do."""
+
+    size: int = 0
+    timeout: float = 0.0
+    allow_override: bool = False
+    delay: bool = False
+
+
+class TensorBatching(msgspec.Struct, frozen=True):
+    """How a model's tensor requests are put together, and how they wait.
+
+    Levels of priority go from 1, which goes first, to `levels`; 0 levels means that there is one. A request that names
+    none has `default_level`. `policies` are by level, where they differ from `policy`.
+    """
+
+    batching: Batching = Batching()
+    policy: QueuePolicy = QueuePolicy()
+    levels: int = 0
+    default_level: int = 0
+    policies: dict[int, QueuePolicy] = {}
+
+    def level(self, wanted: int) -> int:
+        """The level of a request that asks for one; one that does not exist is the default."""
+        return wanted if 1 <= wanted <= self.levels else self.default_level
+
+    def of(self, level: int) -> QueuePolicy:
+        return self.policies.get(level, self.policy)
 
 
 class Choice(msgspec.Struct, Generic[Work], frozen=True):
@@ -105,7 +156,7 @@ class Schedule(Generic[Work]):
         if waiting is None:
             self._append(lane, work, share)
             return None
-        waiting.share = share
+        self._adopt(waiting, share)
         overtaken = waiting.work.pop()
         waiting.work.append(work)
         return overtaken
@@ -114,20 +165,22 @@ class Schedule(Generic[Work]):
         """Puts a frame behind those of its camera. Whoever calls it bounds how many."""
         self._append(lane, work, share)
 
-    def push(self, work: Work) -> None:
-        """Queues a request; Overloaded when too many wait."""
-        requests = self._lanes.get(None)
-        if requests is not None and len(requests.work) >= self._limit:
+    def push(self, work: Work, priority: int = 0, limit: int = 0) -> None:
+        """Queues a request behind those of its priority; Overloaded when too many of them wait."""
+        most = limit or self._limit
+        key = ("requests", priority)
+        requests = self._lanes.get(key)
+        if requests is not None and len(requests.work) >= most:
             requests.work = deque(each for each in requests.work if each.is_wanted)
-            if len(requests.work) >= self._limit:
-                raise Overloaded(f"{self._limit} requests are waiting for this model already; send fewer at a time")
-        self._append(None, work, _EQUAL)
+            if len(requests.work) >= most:
+                raise Overloaded(f"{most} requests are waiting for this model already; send fewer at a time")
+        self._append(key, work, Share(priority=priority))
 
     def retry(self, work: Work) -> None:
         """Puts work that was lost with its host before everything else."""
         self._again.append(work)
 
-    def choose(self, now: float = 0.0, batching: Batching = _ALONE) -> Choice[Work]:
+    def choose(self, now: float = 0.0, frames: Batching = _ALONE, requests: Batching = _ALONE) -> Choice[Work]:
         """The work whose turn it is; without any when nothing waits, or when it is worth waiting for more.
 
         What nobody wants any more is dropped when its turn comes.
@@ -136,18 +189,20 @@ class Schedule(Generic[Work]):
         _sift(self._again, now, late)
         if self._again:
             return Choice((self._again.popleft(),), tuple(late))
-        first = self._next(now, late)
-        if first is None:
-            return Choice(late=tuple(late))
-        if batching.limit == 1 or not first.work[0].is_frame:
-            return Choice((self._take(first),), tuple(late))
-        due = self._due(batching)
-        if now < due:
-            return Choice(late=tuple(late), again_at=due)
-        chosen = [self._take(first)]
-        while len(chosen) < batching.limit and (lane := self._next(now, late, frames_only=True)) is not None:
-            chosen.append(self._take(lane))
-        return Choice(tuple(chosen), tuple(late))
+        again_at = math.inf
+        patient: list[Hashable] = []  # groups that wait for more; the others need not wait with them
+        while (first := self._next(now, late, besides=patient)) is not None:
+            head = first.work[0]
+            batching = frames if head.is_frame else requests
+            if head.group is None or head.rows >= batching.limit:
+                return Choice((self._take(first),), tuple(late))
+            available, due = self._available(head.group, batching.wait)
+            goal = batching.goal(available)
+            if goal or now >= due:
+                return Choice(self._together(head.group, goal or batching.limit, now, late), tuple(late))
+            again_at = min(again_at, due)
+            patient.append(head.group)
+        return Choice(late=tuple(late), again_at=again_at)
 
     def withdraw(self, lane: Hashable, work: Work) -> bool:
         """Takes back work that waits in a lane; whether it still did."""
@@ -173,10 +228,17 @@ class Schedule(Generic[Work]):
         if lane is None:
             lane = self._idle.pop(key) if key in self._idle else _Lane(key, share)
             self._lanes[key] = lane
-            lane.turn = max(lane.turn, self._reached.get(share.priority, 0.0))
+            lane.turn = max(lane.turn, self._reached.get(lane.share.priority, 0.0))
             lane.number = next(self._numbers)
-        lane.share = share
+        self._adopt(lane, share)
         lane.work.append(work)
+
+    def _adopt(self, lane: _Lane[Work], share: Share) -> None:
+        """Turns are counted in each priority for itself: a lane that changes takes along only how far ahead it was."""
+        if share.priority != lane.share.priority:
+            ahead = lane.turn - self._reached.get(lane.share.priority, 0.0)
+            lane.turn = max(0.0, ahead) + self._reached.get(share.priority, 0.0)
+        lane.share = share
 
     def _rest(self, lane: _Lane[Work]) -> None:
         """A lane has nothing to do: it is remembered as long as it has had more than its turn."""
@@ -186,10 +248,19 @@ class Schedule(Generic[Work]):
             ahead = [each for each in self._idle.values() if each.turn > self._reached.get(each.share.priority, 0.0)]
             self._idle = {each.key: each for each in ahead[-_REMEMBERED:]}
 
-    def _next(self, now: float, late: list[Work], frames_only: bool = False) -> _Lane[Work] | None:
-        """The lane whose turn it is, with first work that is wanted and in time; what is too late goes to `late`."""
+    def _next(
+        self, now: float, late: list[Work], group: Hashable | None = None, besides: Sequence[Hashable] = ()
+    ) -> _Lane[Work] | None:
+        """The lane whose turn it is, with first work that is wanted and in time; what is too late goes to `late`.
+
+        Of one group alone, if any is named, and of none of those `besides`.
+        """
         while True:
-            lanes = (lane for lane in self._lanes.values() if lane.work[0].is_frame or not frames_only)
+            lanes: Iterable[_Lane[Work]] = self._lanes.values()
+            if group is not None:
+                lanes = [lane for lane in lanes if lane.work[0].group == group]
+            elif besides:
+                lanes = [lane for lane in lanes if lane.work[0].group not in besides]
             best = min(lanes, key=_ORDER, default=None)
             if best is None or not _sift(best.work, now, late):
                 return best
@@ -206,12 +277,29 @@ class Schedule(Generic[Work]):
             self._rest(lane)
         return work
 
-    def _due(self, batching: Batching) -> float:
-        """Until when it is worth waiting for more frames."""
-        if not batching.wait:
-            return -math.inf
-        frames = [work for lane in self._lanes.values() for work in lane.work if work.is_frame and work.is_wanted]
-        return min(work.received for work in frames) + batching.wait if len(frames) < batching.limit else -math.inf
+    def _together(self, group: Hashable, goal: int, now: float, late: list[Work]) -> tuple[Work, ...]:
+        """Work of a group in the order of its turns, as much as the goal has room for; the first always."""
+        chosen: list[Work] = []
+        rows = 0
+        while rows < goal and (lane := self._next(now, late, group)) is not None:
+            rows += lane.work[0].rows
+            if chosen and rows > goal:
+                break
+            chosen.append(self._take(lane))
+        return tuple(chosen)
+
+    def _available(self, group: Hashable, wait: float) -> tuple[int, float]:
+        """The rows of a group that could go now, and until when they may wait for more: not at all where one of them
+        would be too late by then."""
+        rows, since, expires = 0, math.inf, math.inf
+        for lane in self._lanes.values():
+            for work in lane.work:
+                if work.group != group:
+                    break  # those behind it have to wait for it
+                if work.is_wanted:
+                    rows, since, expires = rows + work.rows, min(since, work.received), min(expires, work.expires)
+        due = since + wait
+        return rows, due if due < expires else -math.inf
 
 
 _ORDER = operator.attrgetter("order")

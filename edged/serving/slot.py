@@ -1,5 +1,5 @@
-"""What serves a model now. Work is offered to the slot; whichever engine is installed takes it, two orders at a time: a
-tensor request, a frame, or frames that go together.
+"""What serves a model now. Work is offered to the slot; whichever engine is installed takes it, two orders at a time:
+tensor requests or frames, some of which go together.
 
 Swapping is installing another engine: new work goes to it, the old one finishes what it has and is closed. Work that
 was lost with its host is tried once more, on whatever serves by then.
@@ -14,17 +14,21 @@ import time
 from collections.abc import Hashable, Sequence
 from functools import partial
 
+import msgspec
+
 from edged.errors import EdgedError, FrameSkipped, HostLost, Overloaded
 from edged.serving.arena import Arena, Span
 from edged.serving.link import HostLink, Reply
 from edged.serving.pace import Pace
-from edged.serving.parcel import Parcel, answers, infer_ms, order, room_for
-from edged.serving.schedule import Batching, Schedule, Share
-from edged.serving.work import EngineRef, Work
+from edged.serving.parcel import Parcel, answers, infer_ms, order, pack, room_for
+from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
+from edged.serving.statistics import Statistics
+from edged.serving.work import Answered, EngineRef, TensorWork, Work
 
 IN_FLIGHT = 2  # one is prepared while one is inferred; more would only wait inside the host
 _WAITING = 64  # requests
 _EQUAL = Share()
+_LAST = -(1 << 31)  # the priority of what was too late and goes all the same
 _LOG = logging.getLogger("edged.serving")
 
 
@@ -34,7 +38,7 @@ class ServingSession:
     def __init__(self, link: HostLink, number: int, engine: EngineRef) -> None:
         self.link, self.number, self.engine = link, number, engine
         self.in_flight = 0
-        self.batching = engine.batching
+        self.batching, self.rows = engine.batching, engine.rows
         self.pace = Pace()
         self.reply_bytes = 0  # the largest answer so far, so that the next finds room in the arena
         self.idle = asyncio.Event()
@@ -57,6 +61,8 @@ class Slot:
     def __init__(self, model: str) -> None:
         self.model = model
         self.current: ServingSession | None = None
+        self.batching_policy = TensorBatching()
+        self.statistics = Statistics()
         self.swaps = 0
         self.answered = 0
         self.failed = 0
@@ -81,7 +87,11 @@ class Slot:
     def push(self, request: Work) -> None:
         """Queues a request. Overloaded when too many wait; raises when the model cannot serve at all."""
         self._require_open()
-        self._schedule.push(request)
+        level = self.batching_policy.level(request.priority) if isinstance(request, TensorWork) else 0
+        policy = self.batching_policy.of(level)
+        if policy.timeout and (request.expires == math.inf or not policy.allow_override):
+            request.expires = min(request.expires, request.received + policy.timeout)
+        self._schedule.push(request, self.batching_policy.default_level - level, policy.size)
         self._pump()
 
     async def push_when_room(self, request: Work) -> None:
@@ -144,10 +154,10 @@ class Slot:
             self._alarm.cancel()
             self._alarm = None
         while (session := self.current) is not None and session.in_flight < IN_FLIGHT and not session.link.lost:
-            choice = self._schedule.choose(time.monotonic(), session.batching)
+            choice = self._schedule.choose(time.monotonic(), session.batching, self._rows(session))
             self._room.set()
             for work in choice.late:
-                self._fail(work, work.too_late())
+                self._be_late(work)
             if not choice.work:
                 if choice.again_at < math.inf:
                     self._alarm = asyncio.get_running_loop().call_later(
@@ -158,12 +168,7 @@ class Slot:
 
     def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> None:
         arena = session.link.arena
-        parcels = []
-        for work in chosen:
-            try:
-                parcels.append(Parcel(work, arena))
-            except EdgedError as error:
-                self._fail(work, error)
+        parcels = pack(chosen, arena, self._fail)
         if not parcels:
             return
         reply = _room(arena, session.reply_bytes)
@@ -183,7 +188,10 @@ class Slot:
     ) -> None:
         error = future.exception()
         if error is None:
-            self._settle(session, parcels, future.result())
+            try:
+                self._settle(session, parcels, future.result())
+            except EdgedError as unsettled:
+                self._take_apart(session, parcels, unsettled)
         elif isinstance(error, HostLost) or len(parcels) == 1:
             for parcel in parcels:
                 self._fail(parcel.work, _known(error))
@@ -201,6 +209,7 @@ class Slot:
         if took is not None and (parcels[0].work.is_frame or session.engine.is_static):
             session.pace.add(took)
         session.reply_bytes = max(session.reply_bytes, room_for(results))
+        self._count(parcels, results)
         for parcel, result in zip(parcels, results, strict=True):
             if isinstance(result, EdgedError):
                 self._fail(parcel.work, result)
@@ -208,10 +217,36 @@ class Slot:
                 parcel.work.future.set_result(result)
                 self.answered += 1
 
+    def _count(self, parcels: list[Parcel], results: Sequence[Answered | EdgedError]) -> None:
+        """In the model's statistics: one execution, and the requests that it answered."""
+        good = [(p, r.times) for p, r in zip(parcels, results, strict=True) if isinstance(r, Answered)]
+        if not good:
+            return
+        # Pictures are decoded and read one by one, tensors of a batch all at once.
+        each = good if parcels[0].work.is_frame else good[:1]
+        input_ms = sum(times.decode_ms + times.prepare_ms for _, times in each)
+        rows = sum(parcel.work.rows for parcel in parcels)
+        self.statistics.executed(rows, input_ms, good[0][1].infer_ms, sum(times.postprocess_ms for _, times in each))
+        now = time.monotonic()
+        for parcel, times in good:
+            if parcel.work.is_wanted:
+                self.statistics.succeeded(
+                    parcel.work.rows,
+                    (now - parcel.work.received) * 1e3,
+                    parcel.queue_ms,
+                    times.decode_ms + times.prepare_ms,
+                    times.infer_ms,
+                    times.postprocess_ms,
+                )
+
     def _take_apart(self, session: ServingSession, parcels: list[Parcel], error: BaseException) -> None:
         """The engine does not take so many at a time, whatever its model declares: from now on they go one by one."""
-        _LOG.warning("model %s: frames go one by one, since a batch of %d failed: %s", self.model, len(parcels), error)
-        session.batching = Batching()
+        what, many = "frames" if parcels[0].work.is_frame else "requests", len(parcels)
+        _LOG.warning("model %s: %s go one by one, since a batch of %d failed: %s", self.model, what, many, error)
+        if parcels[0].work.is_frame:
+            session.batching = Batching()
+        else:
+            session.rows = 1
         for parcel in parcels:
             if parcel.work.is_wanted:
                 self._retry(parcel.work)
@@ -224,8 +259,23 @@ class Slot:
             work.retried = True
             self._retry(work)
         else:
-            self.failed += not isinstance(error, FrameSkipped)
+            if not isinstance(error, FrameSkipped):
+                self.failed += 1
+                self.statistics.failed((time.monotonic() - work.received) * 1e3)
             work.future.set_exception(error)
+
+    def _be_late(self, work: Work) -> None:
+        """Its time has passed: it is refused, or waits until there is nothing else to do."""
+        if isinstance(work, TensorWork) and self.batching_policy.of(self.batching_policy.level(work.priority)).delay:
+            work.expires = math.inf
+            self._schedule.push(work, _LAST, 1 << 31)
+        else:
+            self._fail(work, work.too_late())
+
+    def _rows(self, session: ServingSession) -> Batching:
+        """How many rows of tensor requests go to an engine together."""
+        wanted = self.batching_policy.batching
+        return wanted if wanted.limit <= session.rows else msgspec.structs.replace(wanted, limit=session.rows)
 
     def _retry(self, work: Work) -> None:
         if self._refusal is not None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -32,12 +33,15 @@ class Source(Protocol):
 
 Blob: TypeAlias = "bytes | memoryview | Source"
 
+_FRAMES = "frames"
+ANY_NUMBER = 1 << 31  # of rows: more than any tensor has
+
 
 class EngineRef(msgspec.Struct, frozen=True):
     """Which engine answers: its key, its backend, the digest of its model, how its pictures and outputs are read.
 
     `edition` tells one build of the key from another. `is_static` says that every inference is of one size, so that
-    their times can be compared. `batching` is how many frames it takes at a time.
+    their times can be compared. `batching` is how many frames it takes at a time, `rows` how many of a tensor request.
     """
 
     key: str
@@ -47,6 +51,7 @@ class EngineRef(msgspec.Struct, frozen=True):
     edition: str = ""
     is_static: bool = False
     batching: Batching = Batching()
+    rows: int = ANY_NUMBER
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,6 +100,16 @@ class Work(ABC):
     def is_wanted(self) -> bool:
         return not self.future.done()
 
+    @property
+    def group(self) -> Hashable | None:
+        """It may go together with others of its group; None goes alone."""
+        return None
+
+    @property
+    def rows(self) -> int:
+        """How much of a batch it takes."""
+        return 1
+
     @abstractmethod
     def blobs(self) -> tuple[Blob, ...]:
         """The bulk bytes, to be placed in the arena in this order."""
@@ -127,6 +142,10 @@ class FrameWork(Work):
         self.data, self.thresholds, self.view, self.must_answer = data, thresholds, view, must_answer
         self.pixel_format, self.width, self.height, self.stride = pixel_format, width, height, stride
 
+    @property
+    def group(self) -> Hashable:
+        return _FRAMES
+
     def blobs(self) -> tuple[Blob, ...]:
         return (self.data,)
 
@@ -144,27 +163,47 @@ class InputTensor(msgspec.Struct, frozen=True):
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: bytes | memoryview
+    data: Blob
 
 
 class TensorWork(Work):
-    """A tensor request. `outputs` None means all of them."""
+    """A tensor request. `outputs` None means all of them.
 
-    __slots__ = ("inputs", "outputs")
+    `priority` is its level, from 1, which goes first; 0 is the model's default. `batch` is the number of its rows, the
+    first dimension of every input and output, where it may be put together with others; else None.
+    """
+
+    __slots__ = ("batch", "inputs", "outputs", "priority", "shapes")
 
     def __init__(
-        self, inputs: tuple[InputTensor, ...], outputs: tuple[str, ...] | None, expires: float = math.inf
+        self,
+        inputs: tuple[InputTensor, ...],
+        outputs: tuple[str, ...] | None,
+        expires: float = math.inf,
+        priority: int = 0,
+        batch: int | None = None,
     ) -> None:
         super().__init__(expires)
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs, self.priority, self.batch = inputs, outputs, priority, batch
+        self.shapes: Hashable = None
+        if batch is not None:
+            self.shapes = (outputs, *((tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in inputs))
+
+    @property
+    def group(self) -> Hashable | None:
+        return self.shapes
+
+    @property
+    def rows(self) -> int:
+        return self.batch or 1
 
     def blobs(self) -> tuple[Blob, ...]:
         return tuple(tensor.data for tensor in self.inputs)
 
-    def message(self, job: int, session: int, spans: list[Span], reply: Span | None) -> m.Infer:
-        """The order for the host, with the inputs where they were placed."""
+    def message(self, job: int, session: int, spans: list[Span], reply: Span | None, rows: int = 0) -> m.Infer:
+        """The order for the host, with the inputs where they were placed, and `rows` of them where others are there."""
         refs = tuple(
-            m.TensorRef(tensor.name, tensor.datatype, tensor.shape, span)
+            m.TensorRef(tensor.name, tensor.datatype, (rows, *tensor.shape[1:]) if rows else tensor.shape, span)
             for tensor, span in zip(self.inputs, spans, strict=True)
         )
         return m.Infer(job, session, refs, self.outputs, reply)

@@ -23,6 +23,7 @@ class Piece:
     ) -> None:
         self.name, self.is_wanted, self.expires, self.received = name, wanted, expires, received
         self.is_frame = frame and not str(name).startswith("r")
+        self.group, self.rows = ("frames" if self.is_frame else None), 1
 
     def __repr__(self) -> str:
         return f"{self.name}{'' if self.is_wanted else ' (unwanted)'}"
@@ -226,6 +227,23 @@ def test_a_lane_that_leaves_and_comes_back_gains_nothing() -> None:
     assert abs(counts["steady"] - counts["hopping"]) <= 2
 
 
+def test_a_lane_that_comes_down_from_a_higher_priority_has_no_claim_to_what_the_others_had() -> None:
+    schedule, low = Schedule[Piece](4), Share()
+    served(schedule, {"a": low, "b": low}, 1000)
+    for _ in range(20):
+        schedule.queue("sly", Piece("sly"), Share(priority=5))
+    schedule.queue("sly", Piece("sly"), low)
+    assert served(schedule, {"a": low, "b": low}, 20)["sly"] <= 7
+
+
+def test_a_lane_that_rises_is_not_held_back_by_what_it_had_below() -> None:
+    schedule, high = Schedule[Piece](4), Share(priority=5)
+    served(schedule, {"risen": Share()}, 1000)
+    served(schedule, {"old": high}, 10)
+    counts = served(schedule, {"risen": high, "old": high}, 100)
+    assert abs(counts["risen"] - counts["old"]) <= 2, counts
+
+
 def test_lanes_that_are_gone_are_forgotten() -> None:
     schedule = Schedule[Piece](4)
     for number in range(5000):
@@ -278,6 +296,21 @@ def test_a_frame_waits_for_others_only_so_long() -> None:
     schedule.offer("a", Piece("a", received=11.0))
     schedule.offer("b", Piece("b", received=11.1))
     assert batch(schedule, patient, now=11.1) == ["b", "a"]
+
+
+def test_a_request_does_not_wait_while_frames_wait_for_each_other() -> None:
+    schedule, patient = Schedule[Piece](4), Batching(2, wait=0.5)
+    schedule.offer("a", Piece("a", received=10.0))
+    schedule.push(Piece("r1"))
+    assert batch(schedule, patient, now=10.1) == ["r1"]
+    assert schedule.choose(10.1, patient).again_at == 10.5
+    assert batch(schedule, patient, now=10.5) == ["a"]
+
+
+def test_a_frame_does_not_wait_for_others_until_it_is_too_late() -> None:
+    schedule, patient = Schedule[Piece](4), Batching(2, wait=0.5)
+    schedule.offer("a", Piece("a", received=10.0, expires=10.4))
+    assert batch(schedule, patient, now=10.0) == ["a"]
 
 
 def test_weights_hold_for_batches_too() -> None:
