@@ -9,6 +9,7 @@ from edged.backend.contract import Composition, Recipe
 
 # They hold, hand over or relabel values, but compute nothing.
 _STILL = frozenset({"Input", "Output", "Const", "Constant", "Parameter", "Result", "Reorder", "Reshape", "MemoryInput"})
+_FEW = 5  # a precision that fewer than one layer in so many compute in is not what was asked for
 # OpenVINO's names of precisions, as edged has them.
 _NAMES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
 
@@ -29,7 +30,7 @@ def composition(compiled: Any, recipe: Recipe, device: str) -> Composition:
         return Composition(notes=(f"OpenVINO's {device} device does not tell what it made of the model",))
     counts = Counter(_NAMES.get(precision, precision) for kind, precision in layers if kind not in _STILL)
     notes = list[str]()
-    if recipe.precision not in counts and counts:
+    if counts[recipe.precision] * _FEW < counts.total():  # such as the layers that only convert to it and back
         mostly = max(counts, key=lambda name: counts[name])
         notes.append(f"asked for {recipe.precision}, OpenVINO computes in {mostly} on this {device}")
     return Composition(layers=dict(sorted(counts.items())), notes=tuple(notes))
