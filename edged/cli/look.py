@@ -128,14 +128,20 @@ def _paint(result: Result, picture: Path, place: Path, caption: str) -> None:
 
     labels = {found.class_id: found.label for found in result.detections}
     labels |= {found.class_id: found.label for found in result.classes}
-    names = [labels.get(number, str(number)) for number in range(max(labels, default=-1) + 1)]
     classes = Classes(
         np.array([found.class_id for found in result.classes], np.int32),
         np.array([found.score for found in result.classes], np.float32),
     )
-    painted = annotate(decode(picture.read_bytes()), result.boxes(), names, caption, classes)
+    painted = annotate(decode(picture.read_bytes()), result.boxes(), _names(labels), caption, classes)
     if not cv2.imwrite(str(place), painted):
         raise InvalidInput(f"{str(place)!r} cannot be written; choose a folder that exists and is yours")
+
+
+def _names(labels: Mapping[int, str]) -> list[str]:
+    """Names by class, as far as there are any. A class without one is called by its number in any case, and of a
+    misunderstood model that can be any number."""
+    named = {number: label for number, label in labels.items() if label != str(number)}
+    return [named.get(number, str(number)) for number in range(max(named, default=-1) + 1)]
 
 
 def _told(result: Result, drawn: str) -> Look:

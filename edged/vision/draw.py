@@ -62,7 +62,7 @@ def encode_jpeg(image: Image, quality: int = 85) -> bytes:
     return encoded.tobytes()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def class_color(class_id: int) -> Color:
     """A bright BGR colour, always the same for a class."""
     hue = (0.57 + class_id * _GOLDEN) % 1.0

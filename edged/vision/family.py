@@ -88,6 +88,9 @@ _FAMILIES: dict[str, Maker] = {
     classification.ULTRALYTICS: classification.MAKER_ULTRALYTICS,
 }
 
+# Quantised numbers and BF16, which numpy holds as plain integers, would pass for pixels and scores.
+_DECODED = frozenset({"FP64", "FP32", "FP16", "INT32", "INT64"})
+
 # The first rule with something to say wins.
 _RULES: tuple[Rule, ...] = (
     # What the exporter said.
@@ -134,7 +137,7 @@ def recognise(
     picture, _ = find_picture(inputs)
     size = input_size(picture, settings, said.size) if picture else None
     used = None if operators is None else frozenset(operators)
-    claim = _claim(Evidence(inputs, outputs, said, picture, size, settings, used), settings)
+    claim = _readable(_claim(Evidence(inputs, outputs, said, picture, size, settings, used), settings), outputs)
     filled = _FAMILIES[claim.family].companions if claim.family is not None else ()
     preprocess, why = raw_preprocess(tuple(i for i in inputs if i.name not in filled), settings, said.size)
     if claim.family is not None and preprocess is None:
@@ -142,15 +145,16 @@ def recognise(
     if claim.family is not None and picture is not None and size is not None:
         preprocess = override(_FAMILIES[claim.family].feed(plain(picture, size)), settings)
         why = describe(picture, preprocess)
+    names = _names(settings, said, claim)
     return Recognition(
         family=claim.family,
         reason=claim.reason + said.remark,
         preprocess=preprocess,
         picture=why,
-        names=_names(settings, said, claim),
+        names=names,
         thresholds=_thresholds(settings, claim),
         input=picture.name if picture else "",
-        reading=claim.read,
+        reading=msgspec.structs.replace(claim.read, classes=claim.classes or len(names)),
     )
 
 
@@ -168,7 +172,7 @@ def _claim(evidence: Evidence, settings: Mapping[str, str]) -> Claim:
         return Claim(None, "the setting family=raw")
     if wanted is not None:
         if wanted not in _FAMILIES:
-            raise ConfigError(f"family={wanted} is not decoded; {keys.nearest(wanted, (*_FAMILIES, 'raw'))}")
+            raise ConfigError(f"family={wanted[:60]} is not decoded; {keys.nearest(wanted[:60], (*_FAMILIES, 'raw'))}")
         return _FAMILIES[wanted].by_setting(evidence)
     for rule in _RULES:
         claim = rule(evidence)
@@ -179,6 +183,16 @@ def _claim(evidence: Evidence, settings: Mapping[str, str]) -> Claim:
         "neither metadata, names nor shapes are those of a known detector; raw tensors are served;"
         f" if it is one, set family={' or family='.join(_FAMILIES)}",
     )
+
+
+def _readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
+    """The claim, where numpy knows the numbers that it is about."""
+    for spec in outputs:
+        if spec.name in claim.read.outputs and spec.datatype not in _DECODED:
+            return Claim(
+                None, f"looks like {claim.family}, but {spec.name} holds {spec.datatype}, which is not decoded"
+            )
+    return claim
 
 
 def _names(settings: Mapping[str, str], said: ExportMetadata, claim: Claim) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ Color: TypeAlias = Literal["rgb", "bgr", "gray"]
 Triple: TypeAlias = tuple[float, float, float]
 
 MAX_SIDE = 16384
+MAX_PIXELS = 1 << 26  # of an input: 8192 x 8192, which is 768 MiB of FP32
 
 # Of the pixels of ImageNet, RGB in 0..1: what networks trained on it are fed with.
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
@@ -142,6 +143,8 @@ def raw_preprocess(
     size = input_size(picture, settings, exported)
     if size is None:
         return None, f"{picture.name} leaves its size open; set preprocess.width and preprocess.height"
+    if size[0] * size[1] > MAX_PIXELS:
+        return None, f"{picture.name} wants {size[0]}x{size[1]} pixels, over the limit of {MAX_PIXELS}"
     preprocess = override(plain(picture, size), settings)
     return preprocess, describe(picture, preprocess)
 

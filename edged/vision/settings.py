@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from edged.errors import ConfigError
 
@@ -20,28 +20,37 @@ DECODE = tuple(f"decode.{k}" for k in ("anchors", "background", "boxes", "scores
 KNOWN = ("family", "names", *PREPROCESS, *THRESHOLDS, *DECODE)
 
 _PREFIXES = ("preprocess.", "thresholds.", "decode.")
+_MOST_UNKNOWN, _MOST_SHOWN = 5, 60  # unknown keys that an error names, and letters of a key or value
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """ConfigError for a key under our prefixes that does not exist."""
-    for key in settings:
-        if key.startswith(_PREFIXES) and key not in KNOWN:
-            raise ConfigError(f"unknown setting {key}; {nearest(key, KNOWN)}")
+    """ConfigError for keys under our prefixes that do not exist: all of them in one line."""
+    unknown = [key[:_MOST_SHOWN] for key in settings if key.startswith(_PREFIXES) and key not in KNOWN]
+    if len(unknown) == 1:
+        raise ConfigError(f"unknown setting {unknown[0]}; {nearest(unknown[0], KNOWN)}")
+    if unknown:
+        told = ", ".join(f"{key} ({_close(key, KNOWN) or 'nothing like it'})" for key in unknown[:_MOST_UNKNOWN])
+        more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
+        raise ConfigError(f"unknown settings {told}{more}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error line: what the user may have meant, or else all there is."""
     offered = tuple(known)
+    return _close(word, offered) or f"known: {', '.join(offered)}"
+
+
+def _close(word: str, offered: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, offered, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(offered)}"
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def choice(settings: Mapping[str, str], key: str, offered: tuple[str, ...]) -> str | None:
     value = settings.get(key)
     if value is None or value in offered:
         return value
-    raise ConfigError(f"{key}={value} is not possible; {nearest(value, offered)}")
+    raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is not possible; {nearest(value, offered)}")
 
 
 def number(settings: Mapping[str, str], key: str, low: float = -math.inf, high: float = math.inf) -> float | None:
@@ -56,7 +65,7 @@ def integer(settings: Mapping[str, str], key: str, low: int, high: int) -> int |
         return None
     # isdecimal alone admits other scripts, and a very long run of digits makes int() raise.
     if not (value.isascii() and value.isdecimal() and len(value) < 12 and low <= int(value) <= high):
-        raise ConfigError(f"{key}={value} is not a whole number in {low}..{high}")
+        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is not a whole number in {low}..{high}")
     return int(value)
 
 
@@ -65,7 +74,7 @@ def boolean(settings: Mapping[str, str], key: str) -> bool | None:
     if value is None:
         return None
     if value.lower() not in _TRUE + _FALSE:
-        raise ConfigError(f"{key}={value} is neither true nor false")
+        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is neither true nor false")
     return value.lower() in _TRUE
 
 
@@ -78,7 +87,7 @@ def triple(settings: Mapping[str, str], key: str) -> tuple[float, float, float] 
     if len(numbers) == 1:
         numbers *= 3
     if len(numbers) != 3:
-        raise ConfigError(f"{key}={value} needs one number, or three, one for each channel")
+        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} needs one number, or three, one for each channel")
     return numbers[0], numbers[1], numbers[2]
 
 
@@ -116,5 +125,5 @@ def _number(key: str, value: str, low: float, high: float) -> float:
         parsed = math.nan
     if not math.isfinite(parsed) or not low <= parsed <= high:
         limits = "" if math.isinf(low) and math.isinf(high) else f" in {low:g}..{high:g}"
-        raise ConfigError(f"{key}={value} is not a number{limits}")
+        raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is not a number{limits}")
     return parsed

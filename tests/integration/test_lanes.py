@@ -243,13 +243,14 @@ with edged.Client(sys.argv[1]) as client:
 
 def test_a_client_that_is_killed_costs_the_daemon_nothing(daemon: LaneDaemon) -> None:
     def held() -> list[str]:
+        """What the daemon has open of that client's."""
         links = []
         for name in os.listdir(f"/proc/{daemon.pid}/fd"):
             try:
                 links.append(os.readlink(f"/proc/{daemon.pid}/fd/{name}"))
             except OSError:
                 continue
-        return [link for link in links if link.startswith("/dev/shm/")]
+        return [link for link in links if link.startswith(f"/dev/shm/edged-{client.pid}-")]
 
     client = subprocess.Popen([sys.executable, "-c", _CLIENT, daemon.unix], stdout=subprocess.PIPE, text=True)
     assert client.stdout is not None

@@ -22,6 +22,9 @@ SIX = (spec("output0", 1, 300, 6),)
         ({**TWO, "end2end": "True"}, "ultralytics-end2end", ""),
         ({**DETECT, "end2end": "False", "args": "{'nms': True}"}, "ultralytics-end2end", ""),
         ({**DETECT, "version": "8.3.0"}, "ultralytics-end2end", ""),
+        ({**DETECT, "version": "8.3.100", "args": "{'nms': False}"}, "ultralytics-end2end", ""),
+        ({**DETECT, "version": "8.3.100", "args": "{'nms': True}"}, "ultralytics-end2end", ""),
+        ({**TWO, "version": "8.3.100", "args": "{'nms': False}"}, None, ""),
         ({**DETECT, **FLAGS, "version": "8.4.60"}, "rtdetr-ultralytics", "best"),
         ({**DETECT, **FLAGS, "version": "8.4.90", "head": "RTDETRDecoder"}, "rtdetr-ultralytics", "best"),
         ({**DETECT, "head": "RTDETRDecoder"}, "rtdetr-ultralytics", "best"),
@@ -125,6 +128,13 @@ def test_seven_columns_are_told_apart_by_names_and_datatype() -> None:
 def test_a_classifier_of_seven_classes_is_no_list_of_detections() -> None:
     for name in ("yolov7 --max-wh", "yolo-nas, flat"):
         assert see(EXPORTS[name], outputs=(spec("logits", "n", 7),)).family == "classification"
+        a_row_each = see(EXPORTS[name], outputs=(spec("output", "n", 7),))
+        assert a_row_each.family is None
+        assert "or classes: set family=yolov7" in a_row_each.reason
+        suppressed = frozenset({"Conv", "NonMaxSuppression"})
+        assert (
+            see(EXPORTS[name], outputs=(spec("output", "n", 7),), operators=suppressed).family == EXPORTS[name].family
+        )
         one_row = see(EXPORTS[name], outputs=(spec("output", 1, 7),))
         assert one_row.family is None
         assert "family=classification or family=raw" in one_row.reason

@@ -60,7 +60,21 @@ def test_a_family_that_does_not_fit_says_what_it_needs_and_what_there_is(family:
         recognise((TensorSpec("ids", "INT64", (1, 8)),), (spec("y", 2),), {}, {"family": family})
 
 
+def test_an_input_of_gigabytes_is_fed_by_nobody() -> None:
+    inputs = (TensorSpec("images", "FP32", (1, 3, 16384, 16384)),)
+    found = see(EXPORTS["ultralytics, nms-free"], inputs=inputs)
+    assert (found.family, found.preprocess) == (None, None)
+    assert "images wants 16384x16384 pixels, over the limit" in found.reason
+    assert "over the limit" in see(EXPORTS["ultralytics"], {"family": "raw"}, inputs=inputs).picture
+
+
 def test_unknown_settings_of_decoding_are_named() -> None:
+    two = {"decode.anchor": "1,2", "preprocess.colour": "rgb", "thresholds.qqqqqqqqq": "1"}
+    told = r"unknown settings decode\.anchor \(did .*\?\), preprocess\.colour \(did you mean preprocess\.color\?\)"
+    with pytest.raises(ConfigError, match=told):
+        see(EXPORTS["ultralytics"], two)
+    with pytest.raises(ConfigError, match=r" and 995 more$"):
+        see(EXPORTS["ultralytics"], {f"decode.{i}": "" for i in range(1000)})
     with pytest.raises(ConfigError, match=r"unknown setting decode\.anchor; did you mean decode\.anchors"):
         see(EXPORTS["yolox"], {"decode.anchor": "1,2"})
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.vision.masks import area, crop, decode, encode, polygon
+from edged.vision.masks import area, crop, decode, encode, encode_coarse, polygon
 
 
 def by_the_book(whole: np.ndarray) -> list[int]:
@@ -49,6 +49,21 @@ def test_runs_are_those_of_the_whole_picture_and_come_back(placed, is_turned):
         assert part.any(axis=1)[[0, -1]].all()
         assert part.any(axis=0)[[0, -1]].all()
         assert np.array_equal(part, whole[top : top + part.shape[0], left : left + part.shape[1]])
+
+
+@settings(max_examples=200, deadline=None)
+@given(placed_masks(), st.integers(1, 5), st.data())
+def test_a_coarse_mask_is_the_fine_one_of_its_squares_cut_to_the_box(placed, step, data):
+    coarse, x, y, *_ = placed
+    rows, columns = coarse.shape
+    w = max(0, columns * step - data.draw(st.integers(0, step - 1)))
+    h = max(0, rows * step - data.draw(st.integers(0, step - 1)))
+    width, height = x + w + data.draw(st.integers(0, 3)), y + h + data.draw(st.integers(0, 3))
+    fine = coarse.repeat(step, axis=0).repeat(step, axis=1)[:h, :w]
+    if not fine.size:
+        return
+    wanted = encode(fine, x, y, width, height)
+    assert np.array_equal(encode_coarse(coarse, step, (x, y, x + w, y + h), width, height), wanted)
 
 
 def test_a_known_mask():

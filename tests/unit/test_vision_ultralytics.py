@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edged.vision.families.contract import Family, Thresholds
+from edged.vision.families.contract import Family, Reading, Thresholds
 from edged.vision.families.ultralytics import Ultralytics
 from edged.vision.placement import Fit, place
 from edged.vision.preprocess import Preprocess
 
 NAMES = tuple(f"c{i}" for i in range(80))
-FAMILY: Family = Ultralytics(Preprocess(width=640, height=640, fit=Fit.LETTERBOX), NAMES, "output0")
+FAMILY: Family = Ultralytics(Preprocess(width=640, height=640, fit=Fit.LETTERBOX), NAMES, Reading(("output0",)))
 PLACEMENT = place(1280, 720, 640, 640, Fit.LETTERBOX)  # halved, 140 rows of padding above
 
 

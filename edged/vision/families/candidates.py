@@ -61,7 +61,12 @@ def offer(boxes: Array, scores: Array, class_ids: Array, score: float) -> Candid
 
 def suppress(offered: Candidates, thresholds: Thresholds, *, has_doubles: bool) -> Candidates:
     """What stays, best score first."""
-    found, most = offered.found, thresholds.max_detections
+    most = thresholds.max_detections
+    # What is inside out, or has no area, takes nobody's place.
+    there = visible(offered.found.boxes)
+    if len(there) < len(offered.rows):
+        offered = offered.select(there)
+    found = offered.found
     if has_doubles or thresholds.class_agnostic:
         agnostic = thresholds.class_agnostic
         return offered.select(nms(found.boxes, found.scores, found.class_ids, thresholds.iou, most, agnostic))

@@ -17,6 +17,7 @@ import numpy as np
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.classifications import Classes
+from edged.vision.families.answers import at_least, line
 from edged.vision.families.candidates import Floats
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand, undecided
 from edged.vision.nms import best_first
@@ -38,7 +39,7 @@ class Classification(Decoder, frozen=True):
 
     def classify(self, outputs: Mapping[str, Array], index: int, thresholds: Thresholds) -> Classes:
         """See `Classifier.classify`. Values that are no numbers belong to no class."""
-        row = outputs[self.reading.outputs[0]][index].reshape(-1).astype(np.float32)
+        row = line(outputs, self.reading.outputs[0], index, self.reading.classes or at_least(2)).astype(np.float32)
         row[~np.isfinite(row)] = -np.inf
         if row.max(initial=-np.inf) == -np.inf:
             return Classes.empty()
@@ -60,7 +61,8 @@ def _sums_to_one(row: Floats) -> bool:
 
 
 def _softmax(row: Floats) -> Floats:
-    powers: Floats = np.exp(row - row.max())
+    with np.errstate(over="ignore"):  # so far below the best that nothing is left
+        powers: Floats = np.exp(row - row.max())
     scores: Floats = powers / powers.sum()
     return scores
 

@@ -16,6 +16,7 @@ from edged.errors import ConfigError
 from edged.tensors import Array, TensorSpec
 from edged.vision.classifications import Classes
 from edged.vision.detections import Detections
+from edged.vision.families.answers import Size, at_least
 from edged.vision.metadata import ExportMetadata
 from edged.vision.placement import Placement
 from edged.vision.preprocess import PictureInput, Preprocess
@@ -100,7 +101,8 @@ class Reading(msgspec.Struct, frozen=True):
     `anchors` are width, height, width, ... in input pixels, a row for each scale. `is_list` says that rows come in
     order of score, or as many as were found, so that a row of one engine is not the same row of another's;
     `is_suppressed` that the graph also decided which of them are doubles, or too weak to be told. `dense` are those of
-    `outputs` that are no lists even so: each of their values has its place.
+    `outputs` that are no lists even so: each of their values has its place. `classes` is how many classes the tensors
+    tell of, where anything says; 0 where their shape leaves it open.
     """
 
     outputs: tuple[str, ...] = ()
@@ -110,6 +112,11 @@ class Reading(msgspec.Struct, frozen=True):
     is_list: bool = False
     is_suppressed: bool = False
     dense: tuple[str, ...] = ()
+    classes: int = 0
+
+    def width(self, besides: int) -> Size:
+        """How many values a detection has where each class has one: those, and so many besides."""
+        return besides + self.classes if self.classes else at_least(besides + 1)
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -144,6 +151,15 @@ class Evidence(msgspec.Struct, frozen=True):
         if output is None or len(output.shape) != 2 or output.shape[1] != 7 or output.shape[0] == 1:
             return None
         return output
+
+    @property
+    def may_be_classes(self) -> bool:
+        """Whether the one output, [M, 7], has as many rows as there are pictures, for all that the file says: a row of
+        seven classes for each. A list of detections comes from an operator that suppresses."""
+        output, picture = self.only_output, self.picture
+        if output is None or picture is None or "NonMaxSuppression" in (self.operators or ()):
+            return False
+        return any(spec.name == picture.name and spec.shape[0] == output.shape[0] for spec in self.inputs)
 
     @property
     def only_output(self) -> TensorSpec | None:

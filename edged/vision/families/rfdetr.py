@@ -17,6 +17,7 @@ import numpy as np
 from edged.tensors import Array
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
+from edged.vision.families.answers import ANY, picture
 from edged.vision.families.candidates import corners, logit, settle, sigmoid
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
 from edged.vision.placement import Fit, Placement
@@ -37,8 +38,10 @@ class RfDetr(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`."""
-        boxes, logits = (outputs[name][index] for name in self.reading.outputs)
-        if self.reading.form == _LAST:
+        is_last = self.reading.form == _LAST
+        logits = picture(outputs, _LOGITS, index, ANY, self.reading.width(int(is_last)))
+        boxes = picture(outputs, _BOXES, index, len(logits), 4)
+        if is_last:
             logits = logits[:, :-1]
         queries, class_ids = np.nonzero(np.greater(logits, logit(thresholds.score)))
         chosen = logits[queries, class_ids].astype(np.float32)

@@ -16,6 +16,7 @@ import numpy as np
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
+from edged.vision.families.answers import ANY, line, picture
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
 from edged.vision.placement import Placement
@@ -41,8 +42,10 @@ class RtDetr(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`."""
-        labels, boxes, scores = (outputs[name][index] for name in self.reading.outputs)
-        return settle(boxes, scores, labels, placement, thresholds, has_doubles=False)
+        labels, boxes, scores = self.reading.outputs
+        found = picture(outputs, boxes, index, ANY, 4)
+        told, ids = (line(outputs, name, index, len(found)) for name in (scores, labels))
+        return settle(found, told, ids, placement, thresholds, has_doubles=False)
 
 
 def feed(plain: Preprocess) -> Preprocess:

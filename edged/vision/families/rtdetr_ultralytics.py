@@ -18,6 +18,7 @@ from edged.errors import ConfigError
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
+from edged.vision.families.answers import SOME, picture
 from edged.vision.families.candidates import corners, settle, strongest
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
 from edged.vision.placement import Fit, Placement
@@ -38,8 +39,10 @@ class UltralyticsRtDetr(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`. A query counts once, with its best class."""
-        rows = outputs[self.reading.outputs[0]][index].astype(np.float32)
-        if self.reading.form == _BEST:
+        best_only = self.reading.form == _BEST
+        width = 6 if best_only else self.reading.width(4)
+        rows = picture(outputs, self.reading.outputs[0], index, SOME, width).astype(np.float32)
+        if best_only:
             scores, class_ids = rows[:, 4], rows[:, 5]
         else:
             scores, best = strongest(rows[:, 4:])

@@ -19,6 +19,7 @@ import numpy as np
 
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
+from edged.vision.families.answers import ANY, at_least, picture, whole
 from edged.vision.families.candidates import Floats, settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
 from edged.vision.families.counted import counted
@@ -45,14 +46,15 @@ class Ssd(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`."""
         if self.reading.form == _ROWS:
-            rows = of_picture(outputs[self.reading.outputs[0]].reshape(-1, 7), index)
+            rows = of_picture(_until_end(whole(outputs, self.reading.outputs[0], ANY, 1, ANY, 7).reshape(-1, 7)), index)
             found = self._in_pixels(rows[:, 3:7])
             return settle(found, rows[:, 2], rows[:, 1], placement, thresholds, has_doubles=False)
         if self.reading.form == _COUNTED:
             boxes, scores, class_ids = counted(outputs, self.reading.outputs, index)
             found = self._in_pixels(boxes[:, [1, 0, 3, 2]])
             return settle(found, scores, class_ids, placement, thresholds, has_doubles=False)
-        scores, boxes = (outputs[name][index] for name in self.reading.outputs)
+        scores = picture(outputs, self.reading.outputs[0], index, ANY, self.reading.classes or at_least(2))
+        boxes = picture(outputs, self.reading.outputs[1], index, len(scores), 4)
         # One flat search takes a third of the time of one by rows and columns.
         found_at = np.flatnonzero(np.greater(scores[:, 1:], thresholds.score))
         priors, classes = np.divmod(found_at, scores.shape[1] - 1)
@@ -61,6 +63,13 @@ class Ssd(Decoder, frozen=True):
 
     def _in_pixels(self, boxes: Array) -> Floats:
         return boxes.astype(np.float32) * np.array((self.preprocess.width, self.preprocess.height) * 2, np.float32)
+
+
+def _until_end(rows: Array) -> Array:
+    """What comes before the first negative picture; behind it may lie whatever an earlier answer left there."""
+    ends = np.flatnonzero(np.less(rows[:, 0], 0))
+    before: Array = rows[: ends[0]] if len(ends) else rows
+    return before
 
 
 def feed(plain: Preprocess) -> Preprocess:

@@ -9,7 +9,7 @@ main head's (`DualDDetect.forward`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import msgspec
@@ -17,9 +17,10 @@ import msgspec
 from edged.errors import ConfigError
 from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.detections import Detections
+from edged.vision.families.answers import ANY, picture
 from edged.vision.families.candidates import inside, suppress
 from edged.vision.families.cells import offer_cells
-from edged.vision.families.contract import Claim, Evidence, Maker, Reading, Thresholds, not_decoded, undecided
+from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, not_decoded, undecided
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
 
@@ -29,23 +30,16 @@ NAME = "ultralytics"
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 
 
-class Ultralytics(msgspec.Struct, frozen=True):
-    """The decoder, bound to one output tensor."""
+class Ultralytics(Decoder, frozen=True):
+    """The decoder."""
 
-    preprocess: Preprocess
-    names: tuple[str, ...]
-    output: str
     name: ClassVar[str] = NAME
-
-    def companions(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """See `Opened.companions`: none."""
-        return {}
 
     def decode(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`."""
-        table = outputs[self.output][index]
+        table = picture(outputs, self.reading.outputs[0], index, self.reading.width(4), ANY)
         offered = offer_cells(table, len(table) - 4, thresholds.score)
         return inside(suppress(offered, thresholds, has_doubles=True).found, placement)
 
@@ -134,13 +128,8 @@ def _is_cells(evidence: Evidence, columns: Dim) -> bool:
     return isinstance(columns, str) or any(columns == evidence.cells(strides) for strides in _STRIDES)
 
 
-def opened(preprocess: Preprocess, names: tuple[str, ...], reading: Reading) -> Ultralytics:
-    """The decoder, as the table of families makes it."""
-    return Ultralytics(preprocess, names, reading.outputs[0])
-
-
 def _classes(rows: Dim) -> int | None:
     return rows - 4 if isinstance(rows, int) else None
 
 
-MAKER = Maker(by_setting, feed, opened)
+MAKER = Maker(by_setting, feed, Ultralytics)

@@ -14,6 +14,7 @@ from typing import ClassVar
 from edged.tensors import Array
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
+from edged.vision.families.answers import ANY, picture
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
 from edged.vision.placement import Placement
@@ -31,7 +32,7 @@ class UltralyticsEnd2End(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`."""
-        rows = outputs[self.reading.outputs[0]][index]
+        rows = picture(outputs, self.reading.outputs[0], index, ANY, 6)
         return settle(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, has_doubles=False)
 
 
@@ -50,7 +51,7 @@ def by_metadata(evidence: Evidence) -> Claim | None:
         return _claim(evidence, "metadata task=detect and args.nms=True: an export with NMS in the graph")
     if said.end2end or said.nms or not _is_six(evidence):
         return None
-    is_silent = said.end2end is None and said.nms is None and "args" not in said.unreadable
+    is_silent = said.end2end is None and "args" not in said.unreadable
     if is_silent and said.version and said.version < _SAYS_END2END and said.names and len(said.names) != 2:
         version = ".".join(map(str, said.version))
         return _claim(evidence, f"metadata task=detect and version={version}: its only exports with six columns")

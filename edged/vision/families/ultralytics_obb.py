@@ -18,7 +18,7 @@ from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
 from edged.vision.families.candidates import visible
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
-from edged.vision.families.ultralytics_forms import ROWS, offer_table, table_of
+from edged.vision.families.ultralytics_forms import ROWS, offer_table, table_in, table_of
 from edged.vision.nms import Index, best_first
 from edged.vision.placement import Placement
 from edged.vision.rotated import Oriented, corners_of, hull_of, rotated_nms
@@ -36,7 +36,7 @@ class UltralyticsObb(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`; with corners, and boxes that are their hulls cut to the picture."""
-        table, form = outputs[self.reading.outputs[0]][index], self.reading.form
+        table, form = table_in(outputs, self.reading, index, 1), self.reading.form
         offered, angles = offer_table(table, form, 1, thresholds.score)
         sizes = table[offered.rows, :4] if form == ROWS else table[:4, offered.rows].T
         oriented = np.concatenate((sizes, angles), axis=1, dtype=np.float32)

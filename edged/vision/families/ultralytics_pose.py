@@ -20,7 +20,7 @@ from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
 from edged.vision.families.candidates import Candidates, inside, suppress
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
-from edged.vision.families.ultralytics_forms import ROWS, offer_table, table_of
+from edged.vision.families.ultralytics_forms import ROWS, offer_table, table_in, table_of
 from edged.vision.placement import Placement
 
 NAME = "ultralytics-pose"
@@ -37,7 +37,9 @@ class UltralyticsPose(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`; with keypoints. Where the model tells no scores of keypoints they are 1."""
         form, (k, values) = self.reading.form, self.reading.keypoints
-        offered, told = offer_table(outputs[self.reading.outputs[0]][index], form, k * values, thresholds.score)
+        offered, told = offer_table(
+            table_in(outputs, self.reading, index, k * values), form, k * values, thresholds.score
+        )
         whole = np.flatnonzero(np.isfinite(told).all(axis=1))
         keypoints = _keypoints(told[whole].astype(np.float32).reshape(-1, k, values), placement)
         found = msgspec.structs.replace(offered.found.select(whole), keypoints=keypoints)

@@ -17,10 +17,11 @@ import numpy as np
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
+from edged.vision.families.answers import SOME, picture
 from edged.vision.families.candidates import suppress, visible
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
 from edged.vision.families.prototypes import Prototypes
-from edged.vision.families.ultralytics_forms import ROWS, Table, offer_table, table_of
+from edged.vision.families.ultralytics_forms import ROWS, Table, offer_table, table_in, table_of
 from edged.vision.placement import Placement
 
 NAME = "ultralytics-segment"
@@ -36,9 +37,11 @@ class UltralyticsSegment(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`; with masks."""
-        prototypes = outputs[self.reading.outputs[1]][index]
+        prototypes = self._prototypes(outputs, index)
         found, weights = self._weighted(outputs, index, placement, thresholds)
         size = self.preprocess.width, self.preprocess.height
+        if not len(found):
+            return msgspec.structs.replace(found, masks=())
         masks = Prototypes(prototypes, size, placement).masks(weights, found.boxes)
         there = np.array([mask is not None for mask in masks], np.bool_)
         return msgspec.structs.replace(found.select(there), masks=tuple(mask for mask in masks if mask is not None))
@@ -49,13 +52,15 @@ class UltralyticsSegment(Decoder, frozen=True):
         """See `Costly.boxes`; also those whose mask is empty."""
         return self._weighted(outputs, index, placement, thresholds)[0]
 
+    def _prototypes(self, outputs: Mapping[str, Array], index: int) -> Array:
+        return picture(outputs, self.reading.outputs[1], index, SOME, SOME, SOME)
+
     def _weighted(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> tuple[Detections, Array]:
         """Detections without their masks, and the weights of each mask's prototypes [n, 32]."""
-        table, prototypes = (outputs[name][index] for name in self.reading.outputs)
-        form = self.reading.form
-        offered, weights = offer_table(table, form, len(prototypes), thresholds.score)
+        more, form = len(self._prototypes(outputs, index)), self.reading.form
+        offered, weights = offer_table(table_in(outputs, self.reading, index, more), form, more, thresholds.score)
         numbered = offered._replace(rows=np.arange(len(offered.rows)))
         kept = suppress(numbered, thresholds, has_doubles=form != ROWS)
         boxes = placement.to_original(kept.found.boxes)

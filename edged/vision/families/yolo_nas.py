@@ -15,6 +15,7 @@ import msgspec
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
+from edged.vision.families.answers import ANY, whole
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
 from edged.vision.families.counted import counted
@@ -40,7 +41,7 @@ class YoloNas(Decoder, frozen=True):
         if self.reading.form == _BATCH:
             boxes, scores, class_ids = counted(outputs, self.reading.outputs, index)
         else:
-            rows = of_picture(outputs[self.reading.outputs[0]], index)
+            rows = of_picture(whole(outputs, self.reading.outputs[0], ANY, 7), index)
             boxes, scores, class_ids = rows[:, 1:5], rows[:, 5], rows[:, 6]
         return settle(boxes, scores, class_ids, placement, thresholds, has_doubles=False)
 
@@ -68,7 +69,7 @@ def by_names(evidence: Evidence) -> Claim | None:
         return None
     if evidence.outputs[0].name.endswith(_FLAT_NAME):
         return _flat(evidence, f"name of a flat YOLO-NAS export ({evidence.outputs[0].name})")
-    if evidence.picture.datatype == "UINT8":
+    if evidence.picture.datatype == "UINT8" and not evidence.may_be_classes:
         return _flat(evidence, f"{evidence.outputs[0].name} [N, 7] of a UINT8 input, as flat YOLO-NAS exports have")
     return None
 

@@ -16,6 +16,7 @@ import numpy as np
 from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
+from edged.vision.families.answers import SOME, picture
 from edged.vision.families.candidates import Floats, corners, settle, strongest
 from edged.vision.families.contract import (
     Claim,
@@ -43,8 +44,9 @@ class YoloV5(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`. A row counts once, with its best class."""
-        table = certain(outputs[self.reading.outputs[0]][index], thresholds)[1]
-        scores, class_ids = strongest(table[:, 5:] * table[:, 4:5])
+        rows = picture(outputs, self.reading.outputs[0], index, SOME, self.reading.width(5))
+        table = certain(rows, thresholds)[1]
+        scores, class_ids = rated(table)
         return settle(corners(table[:, :4]), scores, class_ids, placement, thresholds, has_doubles=True)
 
 
@@ -52,6 +54,12 @@ def certain(table: Array, thresholds: Thresholds) -> tuple[np.typing.NDArray[np.
     """The rows whose objectness alone is above the threshold, which their score cannot exceed: index and float32."""
     rows = np.flatnonzero(np.greater(table[:, 4], thresholds.score))
     return rows, table[rows].astype(np.float32)
+
+
+def rated(table: Floats) -> tuple[Floats, np.typing.NDArray[np.intp]]:
+    """The best score of each row, its objectness times its class's, and that class."""
+    with np.errstate(over="ignore", invalid="ignore"):  # what is no number is left out later
+        return strongest(table[:, 5:] * table[:, 4:5])
 
 
 def by_setting(evidence: Evidence) -> Claim:

@@ -21,7 +21,8 @@ from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics, yolov5
-from edged.vision.families.candidates import Floats, corners, logit, settle, sigmoid, strongest
+from edged.vision.families.answers import ANY, SOME, picture, whole
+from edged.vision.families.candidates import Floats, corners, logit, settle, sigmoid
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
 from edged.vision.families.counted import counted
 from edged.vision.placement import Placement
@@ -45,15 +46,18 @@ class YoloV7(Decoder, frozen=True):
             boxes, scores, class_ids = counted(outputs, self.reading.outputs, index)
             return settle(boxes, scores, class_ids, placement, thresholds, has_doubles=False)
         if self.reading.form == _FLAT:
-            rows = of_picture(outputs[self.reading.outputs[0]], index)
+            rows = of_picture(whole(outputs, self.reading.outputs[0], ANY, 7), index)
             return settle(rows[:, 1:5], rows[:, 6], rows[:, 5], placement, thresholds, has_doubles=False)
         if self.reading.form == _HEADS:
-            heads = [outputs[name][index] for name in self.reading.outputs]
+            sizes = SOME, SOME, SOME, self.reading.width(5)
+            heads = [picture(outputs, name, index, *sizes) for name in self.reading.outputs]
+            heads.sort(key=lambda head: -head.shape[1])  # the file may have left the sizes of their grids open
             parts = [self._head(*each, thresholds.score) for each in zip(heads, self.reading.anchors, strict=True)]
             table = np.concatenate(parts)
         else:
-            table = yolov5.certain(outputs[self.reading.outputs[0]][index], thresholds)[1]
-        scores, class_ids = strongest(table[:, 5:] * table[:, 4:5])
+            rows = picture(outputs, self.reading.outputs[0], index, SOME, self.reading.width(5))
+            table = yolov5.certain(rows, thresholds)[1]
+        scores, class_ids = yolov5.rated(table)
         return settle(corners(table[:, :4]), scores, class_ids, placement, thresholds, has_doubles=True)
 
     def _head(self, head: Array, anchors: tuple[float, ...], score: float) -> Floats:
@@ -96,7 +100,7 @@ def by_names(evidence: Evidence) -> Claim | None:
     if set(evidence.output_names) == set(COUNTED):
         return _end2end(f"names of an end-to-end YOLOv7 export ({', '.join(COUNTED)})")
     flat = evidence.flat_list
-    if flat is None or flat.name != "output":
+    if flat is None or flat.name != "output" or evidence.may_be_classes:
         return None
     if evidence.picture.name != "images" or evidence.picture.datatype == "UINT8":
         return None

@@ -20,9 +20,10 @@ from edged.errors import ConfigError
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.candidates import Floats, corners, settle, strongest
+from edged.vision.families.answers import SOME, picture
+from edged.vision.families.candidates import Floats, corners, settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, undecided
-from edged.vision.families.yolov5 import certain
+from edged.vision.families.yolov5 import certain, rated
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
 
@@ -41,17 +42,24 @@ class YoloX(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`. A row counts once, with its best class."""
-        rows, table = certain(outputs[self.reading.outputs[0]][index], thresholds)
-        boxes = table[:, :4] if self.reading.form == _PIXELS else self._in_pixels(rows, table[:, :4])
-        scores, class_ids = strongest(table[:, 5:] * table[:, 4:5])
+        is_grid = self.reading.form == _GRID
+        cells = sum(across * down for across, down, _ in self._grids()) if is_grid else SOME
+        answer = picture(outputs, self.reading.outputs[0], index, cells, self.reading.width(5))
+        rows, table = certain(answer, thresholds)
+        boxes = self._in_pixels(rows, table[:, :4]) if is_grid else table[:, :4]
+        scores, class_ids = rated(table)
         return settle(corners(boxes), scores, class_ids, placement, thresholds, has_doubles=True)
+
+    def _grids(self) -> list[tuple[int, int, int]]:
+        """Columns, rows and pixels a cell of each grid; an input that ends within a cell has all of that cell."""
+        width, height = self.preprocess.width, self.preprocess.height
+        return [(-(-width // stride), -(-height // stride), stride) for stride in _STRIDES]
 
     def _in_pixels(self, rows: npt.NDArray[np.intp], boxes: Floats) -> Floats:
         """cx, cy, w, h in input pixels of rows whose boxes are in units of their cells."""
         cells, strides = np.empty((len(rows), 2), np.float32), np.empty((len(rows), 1), np.float32)
         first = 0
-        for stride in _STRIDES:
-            across, down = self.preprocess.width // stride, self.preprocess.height // stride
+        for across, down, stride in self._grids():
             here = (rows >= first) & (rows < first + across * down)
             place = rows[here] - first
             cells[here, 0], cells[here, 1], strides[here] = place % across, place // across, stride
