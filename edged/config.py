@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from edged.build.child import Limits
 from edged.errors import ConfigError
 from edged.serving.link import HostLimits
+
+ModelControl: TypeAlias = Literal["poll", "none", "explicit"]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -68,15 +70,33 @@ class Zmq(_Strict, frozen=True):
     publish: str = ""
 
 
+class Http(_Strict, frozen=True):
+    """The Open Inference Protocol over HTTP.
+
+    listen: `HOST:PORT` on this machine's loopback, or `unix:PATH`; empty for none.
+    body_mb: mebibytes that the body of a request may have; all together hold four times as much at most.
+    """
+
+    listen: str = ""
+    body_mb: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+
+
 class Config(_Strict, frozen=True):
     """Everything that can be configured.
 
     listen: addresses, `unix:PATH` or `HOST:PORT`; empty for the default socket.
     state, cache: directories for models, and for engines; empty for the defaults.
     models: model files to serve where they lie, by name.
+    model_control: which models of the folder are served: "poll" all, as they come and go; "none" all that are there at
+    the start; "explicit" those that are loaded by command.
+    startup_models: those that "explicit" begins with; "*" is all.
     engines: how engines live: space, drivers, alarms.
     build: limits of one build child. hosts: limits of an engine host.
     frigate: what Frigate connects to, where it is to. zmq: lanes over ZeroMQ.
+    http: the Open Inference Protocol over HTTP.
+    max_message_mb: mebibytes that a gRPC message to the daemon may have.
+    allow_shared_memory_over_tcp: whether clients of Triton on this machine that come by TCP may register system shared
+    memory; those on the unix socket may.
     stop_seconds: how long running calls may take to end when the daemon stops.
     """
 
@@ -84,12 +104,21 @@ class Config(_Strict, frozen=True):
     state: str = ""
     cache: str = ""
     models: dict[str, str] = {}
+    model_control: ModelControl = "poll"
+    startup_models: tuple[str, ...] = ()
     engines: Engines = Engines()
     build: Limits = Limits()
     hosts: HostLimits = HostLimits()
     frigate: Frigate | None = None
     zmq: Zmq = Zmq()
+    http: Http = Http()
+    max_message_mb: Annotated[int, msgspec.Meta(ge=1, le=2047)] = 256
+    allow_shared_memory_over_tcp: bool = False
     stop_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 5.0
+
+    def __post_init__(self) -> None:
+        if self.startup_models and self.model_control != "explicit":
+            raise ValueError('startup_models goes with model_control = "explicit"; other modes begin with every model')
 
 
 def load(path: Path) -> Config:
@@ -116,6 +145,7 @@ def _explain(message: str) -> str:
         *HostLimits.__struct_fields__,
         *Frigate.__struct_fields__,
         *Zmq.__struct_fields__,
+        *Http.__struct_fields__,
     ]
     close = difflib.get_close_matches(unknown[1], names, n=1)
     return message + (f"; did you mean `{close[0]}`?" if close else f"; there are {', '.join(names)}")

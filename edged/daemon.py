@@ -15,13 +15,16 @@ from edged import paths
 from edged.build.builder import Builder
 from edged.config import Config
 from edged.control.controller import Controller
+from edged.control.shelf import Shelf
 from edged.device.fingerprint import probe
 from edged.errors import ConfigError
 from edged.ingress.lanes import Lanes
+from edged.ingress.rest.listener import HttpListener
 from edged.ingress.server import Ingress
 from edged.model.repository import Repository, check_name
 from edged.serving.camera import Cameras
 from edged.serving.link import sweep_socket_folders
+from edged.serving.trace import Tracing
 from edged.store.store import Store
 from edged.version import __version__
 
@@ -62,16 +65,31 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
     store = Store(cache_dir(config))  # one that cannot be used is told of, and models are served without it
     builder = Builder(store, cache_dir(config), config.build)
     fingerprint = await asyncio.to_thread(probe)
-    controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts, config.engines)
+    shelf = Shelf(models, config.model_control, config.startup_models)
+    controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts, config.engines, shelf)
+    controller.overrides.sweep()
     cameras = Cameras()
     lanes = Lanes(controller, cameras, config)
-    ingress = Ingress(controller, config.listen or (f"unix:{paths.default_socket()}",), cameras, controller.tracking)
+    tracing = Tracing(state_dir(config) / "traces")
+    listen = config.listen or (f"unix:{paths.default_socket()}",)
+    ingress = Ingress(
+        controller,
+        listen,
+        cameras,
+        tracing,
+        controller.tracking,
+        config.max_message_mb,
+        config.allow_shared_memory_over_tcp,
+        lanes.publisher,
+    )
+    web = HttpListener(config.http, ingress.calls, ingress.cameras)
     loop = asyncio.create_task(controller.run())
     watch = asyncio.create_task(controller.watch())
     await ingress.start()
     try:
         lanes.start()
-        addresses = [*ingress.addresses, *lanes.addresses]
+        await web.start()
+        addresses = [*ingress.addresses, *lanes.addresses, *web.addresses]
         counts, held = store.counts, len(store.records())
         _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
         _LOG.info("edged %s answers on %s", __version__, ", ".join(addresses))
@@ -82,8 +100,10 @@ async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> N
             loop.result()  # the control loop never ends by itself: show why it did
     finally:
         _LOG.info("stopping")
-        await asyncio.gather(lanes.stop(config.stop_seconds), ingress.stop(config.stop_seconds))
+        grace = config.stop_seconds
+        await asyncio.gather(web.stop(grace), lanes.stop(grace), ingress.stop(grace))
         await lanes.publisher.stop()
+        await tracing.close()
         for task in (loop, watch):
             task.cancel()
         await asyncio.gather(loop, watch, return_exceptions=True)

@@ -104,6 +104,10 @@ class Unsuitable(EngineUnusable):
     """A backend that cannot keep a model's promises whatever is tried: another attempt would end the same."""
 
 
+class WarmupFailed(EngineUnusable):
+    """A request that a model's configuration wants made before an engine serves; another try would end the same."""
+
+
 class OutOfSpace(EdgedError):
     """An engine that does not fit on the disk or into its budget, even if everything gave way that may."""
 

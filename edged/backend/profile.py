@@ -112,6 +112,12 @@ def check(settings: Mapping[str, str]) -> None:
             _read_setting(key, settings[key])
 
 
+def given(settings: Mapping[str, str], name: str) -> Range | None:
+    """What the settings say of one input; None where they say nothing."""
+    text = settings.get(PREFIX + name)
+    return None if text is None else _read_setting(PREFIX + name, text)
+
+
 # -- settings -------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""`edged models`: which models there are, adding one, removing one."""
+"""`edged models`: which models there are, looking at one, adding one, removing one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 from edged.cli import common, local
 from edged.client.operations import ModelInfo, TensorInfo
 from edged.control.plan import PlannedModel
+from edged.errors import NotFound
 
 _NAME = typer.Argument(help="The name it serves under: letters, digits and . _ - + @")
 
@@ -61,17 +62,27 @@ def add(
 
 def list_(target: common.Target = None, state: local.State = None, json: common.Json = False) -> None:
     """Show the models, what serves them, and what is wrong with them."""
-    if local.daemon_is_meant(target, state):
-        from edged.client.client import Client
-
-        with Client(target) as client:
-            models = client.models()
-    else:
-        models = [_offline(name, planned) for name, planned in sorted(local.Box(state).plans().items())]
+    models = _all(target, state)
     if json:
         common.print_json(msgspec.json.encode({"models": [model.json() for model in models]}))
     else:
         common.show(_table(models) if models else "no models yet; add one: edged models add NAME FILE.onnx")
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="The model's name, or NAME:VERSION.")],
+    target: common.Target = None,
+    state: local.State = None,
+    json: common.Json = False,
+) -> None:
+    """Show one model: its inputs and outputs, its settings, what serves it, and what of its config.pbtxt is not used."""
+    found = next((model for model in _all(target, state) if model.name == name), None)
+    if found is None:
+        raise NotFound(f"there is no model {name!r}; see: edged models list")
+    if json:
+        common.print_json(msgspec.json.encode(found.json()))
+    else:
+        common.show(_facts(found))
 
 
 def remove(
@@ -91,11 +102,22 @@ def remove(
 
 
 def register(app: typer.Typer) -> None:
-    models = typer.Typer(no_args_is_help=True, help="Which models there are; add one, remove one.")
+    models = typer.Typer(no_args_is_help=True, help="Which models there are; look at one, add one, remove one.")
     models.command("add")(common.command(add))
     models.command("list")(common.command(list_))
+    models.command("show")(common.command(show))
     models.command("remove")(common.command(remove))
     app.add_typer(models, name="models")
+
+
+def _all(target: str | None, state: Path | None) -> list[ModelInfo]:
+    """Those of a daemon, or of the folder of models."""
+    if local.daemon_is_meant(target, state):
+        from edged.client.client import Client
+
+        with Client(target) as client:
+            return list(client.models())
+    return [_offline(name, planned) for name, planned in sorted(local.Box(state).plans().items())]
 
 
 def _offline(name: str, planned: PlannedModel) -> ModelInfo:
@@ -115,17 +137,46 @@ def _offline(name: str, planned: PlannedModel) -> ModelInfo:
         outputs=tuple(TensorInfo(s.name, s.datatype, s.dims) for s in signature.outputs) if signature else (),
         settings=planned.entry.settings,
         swaps=0,
+        notes=model.notes if model else (),
     )
 
 
 def _table(models: list[ModelInfo]) -> Table:
     titles = ("model", "state", "family", "backend", "engine", "inputs")
-    alarming = any(model.alarms for model in models)
-    table = Table(*titles, *(["alarms"] if alarming else []), box=None, pad_edge=False)
+    alarming, noting = any(model.alarms for model in models), any(model.notes for model in models)
+    more = [*(["alarms"] if alarming else []), *(["config.pbtxt"] if noting else [])]
+    table = Table(*titles, *more, box=None, pad_edge=False)
     for model in models:
         inputs = ", ".join(f"{t.name} {t.datatype}{list(t.shape)}" for t in model.inputs)
         family = model.family or ("raw tensors" if model.digest else "")
         alarms = ["; ".join(alarm.message for alarm in model.alarms)] if alarming else []
         told = model.reason or inputs
-        table.add_row(model.name, model.state, family, model.backend, model.engine[:12], told, *alarms)
+        unused = f"{len(model.notes)} unused: edged models show {model.name}" if model.notes else ""
+        notes = [unused] if noting else []
+        table.add_row(model.name, model.state, family, model.backend, model.engine[:12], told, *alarms, *notes)
     return table
+
+
+def _facts(model: ModelInfo) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    rows = {
+        "model": model.name,
+        "version": model.version,
+        "state": f"{model.state}: {model.reason}" if model.reason else model.state,
+        "digest": model.digest or "none",
+        "family": model.family or "raw tensors",
+        "engine": f"{model.engine[:12]} ({model.backend}), swapped {model.swaps} times" if model.engine else "none",
+        "inputs": _tensors(model.inputs),
+        "outputs": _tensors(model.outputs),
+        "settings": "\n".join(f"{key} = {value}" for key, value in sorted(model.settings.items())) or "none",
+        "alarms": "\n".join(alarm.message for alarm in model.alarms) or "none",
+    }
+    if model.notes:
+        rows["config.pbtxt"] = "\n".join(model.notes)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
+    return "\n".join(f"{t.name} {t.datatype}{list(t.shape)}" for t in tensors) or "none"

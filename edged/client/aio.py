@@ -99,7 +99,8 @@ class AsyncClient:
         """
         options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
         wanted = asked(score, iou, max_detections, class_agnostic, region, rotation, options)
-        maker = FrameMaker(model, camera, wanted, sharing(self.target, model, in_loop(self._channel), shared))
+        way = sharing(self.target, model, in_loop(self._channel), shared, every_frame)
+        maker = FrameMaker(model, camera, wanted, way)
         requests: Requests
         if isinstance(frames, AsyncIterable):
             requests = FromAsyncIterable(frames, maker, Ledger(), lossless=lossless)

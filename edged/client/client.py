@@ -110,8 +110,8 @@ class Client:
         thresholds, `region` and `rotation` are as in `infer`.
 
         Arrays go through shared memory where the daemon is behind a unix socket and can read it, otherwise as bytes:
-        `shared` False always sends bytes, True raises SegmentUnusable instead. A frame whose place was used again
-        before its turn counts as skipped.
+        `shared` False always sends bytes, as does `every_frame`; True raises SegmentUnusable instead. A frame whose
+        place was used again before its turn counts as skipped.
 
         With `reconnect` a daemon that goes away after it has answered once is waited for, 1, 5, 10, then each 60
         seconds; the camera goes on under its name and with its numbers, and frames that were on their way count as
@@ -119,7 +119,8 @@ class Client:
         """
         options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
         wanted = asked(score, iou, max_detections, class_agnostic, region, rotation, options)
-        maker = FrameMaker(model, camera, wanted, sharing(self.target, model, blocking(self._channel), shared))
+        way = sharing(self.target, model, blocking(self._channel), shared, every_frame)
+        maker = FrameMaker(model, camera, wanted, way)
         outgoing = Outgoing(frames, maker, Ledger(), lossless=lossless)
         return Stream(self._channel, outgoing, self.target, self.timeout, Backoff() if reconnect else None)
 

@@ -43,7 +43,8 @@ class AlarmInfo(Info, frozen=True):
 
 class ModelInfo(Info, frozen=True):
     """A model in the daemon: `state` is loading, ready, refused or failed, and `reason` why it is not ready; `alarms`
-    tell what is wrong with it or its engines."""
+    tell what is wrong with it or its engines, `notes` what its config.pbtxt says to no effect. A version beside the one
+    that answers for the model is called NAME:VERSION."""
 
     name: str
     version: str
@@ -58,6 +59,7 @@ class ModelInfo(Info, frozen=True):
     settings: dict[str, str]
     swaps: int
     alarms: tuple[AlarmInfo, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class Verdict(Info, frozen=True):
@@ -167,6 +169,7 @@ def model_info(message: pb.ModelStatus) -> ModelInfo:
         settings=dict(message.settings),
         swaps=message.swaps,
         alarms=tuple(alarm_info(alarm) for alarm in message.alarms),
+        notes=tuple(message.notes),
     )
 
 

@@ -19,6 +19,7 @@ from edged.proto import cameras_pb2 as pb
 
 _DETECT_ONE = "/edged.v1.Cameras/DetectOne"
 _PATIENCE_S = 2.0
+_SLOTS = 5  # one is written, some are on their way, one waits for an engine, one for the client to read
 
 Settle: TypeAlias = Callable[["grpc.StatusCode | None"], None]
 Ask: TypeAlias = Callable[[pb.Frame, Settle], None]
@@ -30,7 +31,7 @@ _UNIX = "unix:"
 class Sharing:
     """`put` until `close`. With `required` a picture that cannot be shared is an error instead of being sent."""
 
-    def __init__(self, target: str, model: str, ask: Ask, *, required: bool = False, slots: int = 8) -> None:
+    def __init__(self, target: str, model: str, ask: Ask, *, required: bool = False, slots: int = _SLOTS) -> None:
         self._model, self._ask, self._required, self._slots = model, ask, required, slots
         self._socket = Path(target.removeprefix(_UNIX))
         self._ring: SharedRing | None = None
@@ -49,7 +50,7 @@ class Sharing:
             return None
         try:
             place = self._ring.put(image)
-        except OutOfSpace as error:
+        except (OutOfSpace, OSError) as error:
             self._problem = str(error)
             return self.put(image)
         return pb.SharedImage(segment=place.segment, offset=place.offset, stamp=place.stamp, size=place.size)
@@ -88,10 +89,13 @@ def is_possible(target: str) -> bool:
     return target.startswith(_UNIX) and layout.FOLDER.is_dir()
 
 
-def sharing(target: str, model: str, ask: Ask, shared: bool | None) -> Sharing | None:
-    """For the argument `shared` of a stream: None shares where that works, True insists, False never does."""
+def sharing(target: str, model: str, ask: Ask, shared: bool | None, every_frame: bool = False) -> Sharing | None:
+    """For the argument `shared` of a stream: None shares where that works, True insists, False never does. A stream of
+    which every frame is to be answered does not share: many may wait, and the ring would be too short."""
+    if shared and every_frame:
+        raise InvalidInput("shared=True and every_frame=True exclude each other; leave out one of them")
     if shared is None:
-        return Sharing(target, model, ask) if is_possible(target) else None
+        return Sharing(target, model, ask) if is_possible(target) and not every_frame else None
     if shared and not is_possible(target):
         raise InvalidInput(f"pictures cannot be shared with {target}: it is no unix socket; leave out shared=True")
     return Sharing(target, model, ask, required=True) if shared else None

@@ -1,4 +1,4 @@
-"""How many frames an engine takes at a time. Pure."""
+"""How many frames an engine takes at a time, and how tensor requests go together. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from edged.backend.contract import Recipe
 from edged.backend.profile import Profile
 from edged.model import batching as settings
 from edged.model.model import Model
-from edged.serving.schedule import Batching
+from edged.model.triton_config import QueuePolicy as SaidPolicy
+from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
 from edged.serving.work import ANY_NUMBER
 
 
@@ -19,6 +20,27 @@ def batching(model: Model, recipe: Recipe) -> Batching:
     said = model.entry.settings
     limit = _limit(model, recipe, settings.largest(said))
     return Batching(limit, settings.wait_seconds(said) if limit > 1 else 0.0)
+
+
+def tensor_batching(model: Model) -> TensorBatching:
+    """As `dynamic_batching` of config.pbtxt says, or as `batch.max` and `batch.wait_ms` do; otherwise, as in Triton,
+    requests go one by one."""
+    said, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
+    if dynamic is None:
+        is_wanted = most > 1 and settings.largest(said) is not None
+        return TensorBatching(Batching(most, settings.wait_seconds(said)) if is_wanted else Batching())
+    preferred = tuple(size for size in dynamic.preferred if size <= most)
+    return TensorBatching(
+        Batching(max(1, most), dynamic.max_delay if most > 1 else 0.0, preferred),
+        _policy(dynamic.policy),
+        dynamic.levels,
+        dynamic.default_level,
+        {level: _policy(policy) for level, policy in dynamic.policies.items()},
+    )
+
+
+def _policy(said: SaidPolicy) -> QueuePolicy:
+    return QueuePolicy(said.size, said.timeout, said.allow_override, said.delay)
 
 
 def rows(recipe: Recipe) -> int:

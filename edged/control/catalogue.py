@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from edged.build.builder import Builder
 from edged.control.chores import Chores
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.planner import Planner
-from edged.errors import EdgedError, EngineUnusable, NotFound, NotReady
+from edged.control.warmup import require_data
+from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
 from edged.model.model import Model
-from edged.model.repository import ModelEntry, Repository, plain_entry
+from edged.model.repository import ModelEntry, plain_entry, split_name, versioned_name
 from edged.serving.slot import ServingSession, Slot
 
 _LOG = logging.getLogger("edged.control")
+_DRAIN_SECONDS = 10.0  # for what waits for a model that is taken away
+_DRAIN_STEP = 0.02
 _READERS = 2  # children that inspect models at the same time
 
 
+class Shelves(Protocol):
+    """Where models come from."""
+
+    def entries(self) -> dict[str, ModelEntry]:
+        """What there is to be, by name: a model's, or NAME:VERSION of one beside it."""
+
+
 class Catalogue:
-    """Keeps `models` equal to what is on disk. `retire` is given the session of a model that has gone."""
+    """Keeps `models` equal to what there is to be. `retire` is given the session of a model that has gone.
+
+    A version that takes over from another is read and opened while the one before answers, in the same slot.
+    """
 
     def __init__(
         self,
-        repository: Repository,
+        shelf: Shelves,
         named: Mapping[str, Path],
         builder: Builder,
         planner: Planner,
@@ -36,27 +51,57 @@ class Catalogue:
         retire: Callable[[ServingSession | None], None],
     ) -> None:
         self.models: dict[str, PlannedModel] = {}
-        self._repository, self._named, self._builder = repository, dict(named), builder
+        self._shelf, self._named, self._builder = shelf, dict(named), builder
         self._planner, self._events, self._chores, self._retire = planner, events, chores, retire
         self._readers = asyncio.Semaphore(_READERS)
+        self._told: dict[str, tuple[str, ...]] = {}  # what was said of each configuration
 
     def is_configured(self, name: str) -> bool:
         """Whether a model comes from the configuration instead of the repository."""
         return name in self._named
 
-    def find(self, name: str) -> PlannedModel:
-        """The plan of a model, looked up anew in the repository if it is not known yet; NotFound."""
+    def find(self, name: str, version: str = "") -> PlannedModel:
+        """The plan of a model, or of one version of it, which may also be named as NAME:VERSION.
+
+        Looked up anew if it is not known yet. NotFound, or NotReady for a version that is still being loaded.
+        """
         if name not in self.models:
             self.look()
-        try:
-            return self.models[name]
-        except KeyError:
+        planned = self.models.get(name)
+        if planned is None and not version:
+            model, version = split_name(name)
+            if version and model in self.models:
+                return self.find(model, version)
+        if planned is None:
             known = ", ".join(sorted(self.models)) or "none"
-            raise NotFound(f"there is no model {name!r}; there are: {known}" if name else _which(known)) from None
+            raise NotFound(f"there is no model {name[:80]!r}; there are: {known}" if name else _which(known))
+        return self._of_version(name, planned, version) if version else planned
+
+    def versions(self, name: str) -> list[PlannedModel]:
+        """Every version of a model that is served or about to be, the one that answers for the model first."""
+        beside = (planned for planned in self.models.values() if planned.entry.model == name != planned.entry.name)
+        first = [self.models[name]] if name in self.models else []
+        return [*first, *sorted(beside, key=lambda planned: -int(planned.entry.version))]
+
+    def _of_version(self, name: str, planned: PlannedModel, version: str) -> PlannedModel:
+        if not (version.isascii() and version.isdecimal() and len(version) <= 18):
+            raise InvalidInput(f"{version[:40]!r} is not a version of a model; versions are whole numbers")
+        wanted = str(int(version))
+        if wanted == planned.version:
+            return planned
+        beside = self.models.get(versioned_name(name, wanted))
+        if beside is not None:
+            return beside
+        if wanted == planned.entry.version:
+            why = planned.problem or "it is being loaded"
+            raise NotReady(f"version {wanted} of model {name!r} does not answer yet: {why}")
+        there = ", ".join(each.version for each in self.versions(name))
+        raise NotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
 
     def look(self) -> None:
-        """Compares the repository with what is planned."""
-        entries = {**self._repository.entries(), **self._named_entries()}
+        """Compares what there is to be with what is planned."""
+        shelved = {k: e for k, e in self._shelf.entries().items() if e.model not in self._named}
+        entries = {**shelved, **self._named_entries()}
         for name in [name for name in self.models if name not in entries]:
             self._drop(name)
         for name, entry in entries.items():
@@ -104,16 +149,28 @@ class Catalogue:
         try:
             async with self._readers:
                 inspection = await self._builder.inspect(Path(entry.path))
-            self._plan(planned, Model.of(entry, inspection))
+            model = Model.of(entry, inspection)
+            if model.triton.warmups:
+                await asyncio.to_thread(require_data, model)
+            self._plan(planned, model)
             planned.weights_changed()  # from here on, changes of the external data count
             planned.slot.reopen()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
             self._events.tell(ModelRead(inspection.digest), entry.name)
+            self._tell_notes(planned)
         except EdgedError as error:
             self._refuse(planned, error)
         except Exception as error:  # a bug, or a box in trouble: told, not left to wait for ever
             _LOG.exception("model %s could not be read", entry.name)
             self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); the log tells more"))
+
+    def _tell_notes(self, planned: PlannedModel) -> None:
+        """What its configuration says to no effect, once."""
+        notes, name = planned.model.notes if planned.model is not None else (), planned.entry.model
+        if notes and self._told.get(name) != notes:
+            self._told[name] = notes
+            for note in notes:
+                _LOG.warning("model %s: config.pbtxt: %s", name, note)
 
     def _plan(self, planned: PlannedModel, model: Model) -> None:
         self._planner.plan(planned, model, partial(self._moved, model.name))
@@ -130,10 +187,11 @@ class Catalogue:
             _LOG.warning("model %s was changed and cannot be served: %s; the one before it goes on", name, error)
             return
         _LOG.warning("model %s cannot be served: %s", name, error)
-        planned.model = None
+        planned.model = planned.served = None
         planned.slot.refuse(NotReady(f"model {name!r} cannot be served: {error}"))
 
     def _drop(self, name: str) -> None:
+        """What waits for a model that has gone is still answered; what comes is refused."""
         planned = self.models.pop(name)
         if planned.reading is not None:
             planned.reading.cancel()
@@ -141,9 +199,25 @@ class Catalogue:
         digest = planned.model.digest if planned.model is not None else ""
         if digest and all(other.model is None or other.model.digest != digest for other in self.models.values()):
             self._builder.forget(digest)
-        self._retire(planned.slot.refuse(NotFound(f"model {name!r} was removed")))
+        self._told.pop(name, None)
+        gone = NotFound(f"model {name!r} was removed")
+        if planned.slot.waiting and planned.slot.current is not None:
+            planned.slot.shut(gone)
+            self._chores.start(self._drain(planned, gone))
+        else:
+            self._retire(planned.slot.refuse(gone))
         _LOG.info("model %s: removed", name)
         self._events.tell(ModelRemoved(), name)
+
+    async def _drain(self, planned: PlannedModel, gone: NotFound) -> None:
+        """Until what waits is answered, or its host is lost, or it takes too long."""
+        end = time.monotonic() + _DRAIN_SECONDS
+        while planned.slot.waiting and planned.slot.current is not None and time.monotonic() < end:
+            if planned.slot.current.link.lost:
+                planned.slot.vacate(planned.slot.current.link)
+                break
+            await asyncio.sleep(_DRAIN_STEP)
+        self._retire(planned.slot.refuse(gone))
 
 
 def _which(known: str) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from edged.backend import registry
 from edged.build.builder import Builder
 from edged.config import Engines
 from edged.control import health
@@ -17,14 +18,17 @@ from edged.control.calm import Calm, was_loaded
 from edged.control.catalogue import Catalogue
 from edged.control.chores import Chores
 from edged.control.commands import Commands
+from edged.control.loader import Loader
 from edged.control.maker import Maker
 from edged.control.opener import Opener
 from edged.control.plan import PlannedModel, Wish
 from edged.control.planner import Planner
 from edged.control.reconcile import Open, reconcile
+from edged.control.shelf import Shelf
 from edged.control.surveyor import Surveyor
 from edged.device.fingerprint import Change, Fingerprint
 from edged.events import EventLog, HostLost
+from edged.model.overrides import Overrides
 from edged.model.repository import Repository
 from edged.serving.hosts import Hosts
 from edged.serving.link import HostLimits, HostLink
@@ -50,7 +54,9 @@ class Controller:
         fingerprint: Fingerprint,
         limits: HostLimits,
         settings: Engines,
+        shelf: Shelf | None = None,
     ) -> None:
+        """`shelf` says which of the repository's models there are to be; all of them where there is none."""
         self.repository, self.store, self.builder, self.settings = repository, store, builder, settings
         self.events = EventLog()
         self.alarms = Alarms(self.events)
@@ -63,8 +69,9 @@ class Controller:
         self.started = time.monotonic()
         self._planner = Planner.of(store, fingerprint, settings)
         self.opener = Opener(self._hosts, store, settings.attempts, self.events, self._chores, self._read_again)
+        self.shelf = shelf or Shelf(repository)
         self.catalogue = Catalogue(
-            repository, named, builder, self._planner, self.events, self._chores, self.opener.retire
+            self.shelf, named, builder, self._planner, self.events, self._chores, self.opener.retire
         )
         self.models = self.catalogue.models
         self.maker = Maker(
@@ -72,6 +79,8 @@ class Controller:
         )
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake)
+        self.overrides = Overrides(repository.root.parent / "overrides", repository)
+        self.loader = Loader(self.shelf, self.catalogue, self.overrides, builder, self._installed, self.wake)
         self._reviewed: dict[str, float] = {}
 
     async def run(self) -> None:
@@ -105,12 +114,23 @@ class Controller:
     async def stop(self) -> None:
         """Ends builds and hosts."""
         self._stopping = True
+        await self.loader.stop()
         await self._chores.stop()
         await asyncio.gather(self._hosts.stop(), self.tracking.close())
 
-    def find(self, name: str) -> PlannedModel:
-        """The plan of a model; NotFound."""
+    def find(self, name: str, version: str = "") -> PlannedModel:
+        """The plan of a model, or of one version of it; NotFound."""
+        return self.catalogue.find(name, version)
+
+    def added(self, name: str) -> PlannedModel:
+        """The plan of a model that was just put into the repository by command, whatever the mode of control."""
+        self.shelf.take(name)
         return self.catalogue.find(name)
+
+    def removed(self, name: str) -> None:
+        """A model was just taken out of the repository by command."""
+        self.shelf.drop(name)
+        self.wake()
 
     def is_configured(self, name: str) -> bool:
         """Whether a model comes from the configuration instead of the repository."""
@@ -118,9 +138,13 @@ class Controller:
 
     def slot(self, name: str) -> Slot:
         """The slot of a model; with an empty name the only one there is. NotFound otherwise."""
-        if not name and len(self.models) == 1:
-            return next(iter(self.models.values())).slot
+        if not name:
+            named = {planned.entry.model for planned in self.models.values()}
+            name = named.pop() if len(named) == 1 else name
         return self.catalogue.find(name).slot
+
+    def _installed(self) -> tuple[str, ...]:
+        return registry.installed(self.fingerprint.facts)
 
     def _act(self) -> None:
         now = time.monotonic()

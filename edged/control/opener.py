@@ -14,7 +14,8 @@ from edged.control.batches import batching, rows
 from edged.control.chores import Chores
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
-from edged.errors import EdgedError, EngineDamaged, HostLost, NotReady, OutOfMemory, Superseded
+from edged.control.warmup import warm_up
+from edged.errors import EdgedError, EngineDamaged, HostLost, NotReady, OutOfMemory, Superseded, WarmupFailed
 from edged.events import EngineServes, EventLog
 from edged.model.identity import require_same
 from edged.model.model import Model
@@ -91,6 +92,7 @@ class Opener:
             if planned.engines.get(engine.digest) is not engine or not _may_serve(engine):
                 await session.retire()
                 return
+            planned.serve(model)
             previous = planned.slot.install(session)
             self._store.touch(engine.digest)
             _LOG.info("model %s: engine %s (%s) serves", model.name, engine.digest[:12], engine.recipe.backend)
@@ -118,12 +120,13 @@ class Opener:
             rows=rows(engine.recipe),
         )
         session = ServingSession(link, number, ref)
-        if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
-            try:
+        try:
+            if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
                 await asyncio.to_thread(require_same, order)
-            except EdgedError:
-                self.retire(session)
-                raise
+            await warm_up(model, link, number)
+        except EdgedError:
+            self.retire(session)
+            raise
         return session
 
     def _artefact(self, engine: PlannedEngine) -> Artefact | None:
@@ -138,9 +141,10 @@ class Opener:
 
     def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
         """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again, but not the
-        first time: making it may take an hour. Want of memory says nothing against it."""
+        first time: making it may take an hour. Want of memory says nothing against it, nor does a warm-up that fails,
+        which would fail again."""
         _LOG.warning("engine %s of %s cannot be opened: %s", engine.digest[:12], model.name, error)
-        if engine.recipe.is_reference:
+        if engine.recipe.is_reference or isinstance(error, WarmupFailed):
             engine.open_at, engine.reason = math.inf, str(error)
         elif engine.state is EngineState.READY and (isinstance(error, OutOfMemory) or engine.refusals < _PATIENCE):
             engine.open_at = time.monotonic() + _REFUSED_SECONDS[min(engine.refusals, len(_REFUSED_SECONDS) - 1)]

@@ -15,12 +15,14 @@ from edged.backend.contract import Recipe
 from edged.backend.profile import Profile
 from edged.build.jobs import Progress
 from edged.control import states
+from edged.control.batches import tensor_batching
 from edged.control.desired import DesiredEngine
 from edged.control.states import EngineState
 from edged.errors import EdgedError
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, stamp
 from edged.serving.slot import Slot
+from edged.serving.statistics import Statistics
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 
@@ -195,11 +197,12 @@ class PlannedEngine:
 
 @dataclass
 class PlannedModel:
-    """One model of the repository."""
+    """One model of the repository: `model` is what the disk has now, `served` what was last put into the slot."""
 
     entry: ModelEntry
     slot: Slot
     model: Model | None = None
+    served: Model | None = None
     problem: EdgedError | None = None
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     opening: asyncio.Task[None] | None = None
@@ -210,6 +213,22 @@ class PlannedModel:
     @property
     def serving(self) -> str | None:
         return self.slot.current.engine.key if self.slot.current else None
+
+    @property
+    def answering(self) -> Model | None:
+        """The model that requests are answered by, or will be: while it is changed, the one before."""
+        return self.served if self.served is not None and self.slot.current is not None else self.model
+
+    @property
+    def version(self) -> str:
+        """The version of what answers."""
+        answering = self.answering
+        return answering.entry.version if answering is not None else self.entry.version
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether what answers is what the disk has, as far as that was looked at."""
+        return self.slot.current is not None and self.served is not None and self.served.entry == self.entry
 
     @property
     def is_being_read(self) -> bool:
@@ -239,7 +258,16 @@ class PlannedModel:
         for each in wanted:
             self._hold_to(engines[each.key.digest], each.standard)
         self.engines = engines
+        if self.slot.current is None or self.fits():
+            self.serve(model)
         return added
+
+    def serve(self, model: Model) -> None:
+        """From now on this model is what the slot answers with, or waits for."""
+        if self.served is not None and self.served.entry != model.entry:
+            self.slot.statistics = Statistics()
+        self.served = model
+        self.slot.batching_policy = tensor_batching(model)
 
     @staticmethod
     def _hold_to(engine: PlannedEngine, standard: str) -> None:

@@ -6,12 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 
 from edged.control.controller import Controller
 from edged.errors import EdgedError, NotFound
 from edged.ingress.frames import options_of, work_of
+from edged.ingress.publisher import Publisher
+from edged.ingress.result_json import Echo, delivered
 from edged.ingress.results import Tag, report_of, result_of
 from edged.ingress.rpc import Context, Service
+from edged.ingress.shared_memory import Segments
 from edged.proto import cameras_pb2 as pb
 from edged.serving.camera import Cameras
 from edged.serving.options import StreamOptions
@@ -23,8 +27,15 @@ from edged.serving.work import FrameWork
 class CameraService:
     """Turns frames into work for slots, and answers into results."""
 
-    def __init__(self, controller: Controller, cameras: Cameras, tracking: Follows | None = None) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        cameras: Cameras,
+        tracking: Follows | None = None,
+        publisher: Publisher | None = None,
+    ) -> None:
         self._controller, self._cameras, self._tracking = controller, cameras, tracking
+        self._publisher = publisher
         self._readers: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
@@ -40,47 +51,63 @@ class CameraService:
 
     async def detect_one(self, frame: pb.Frame, context: Context) -> pb.Result:
         """One picture, queued like any request, so never skipped."""
+        return result_of(await self.answer(frame, context.time_remaining()))
+
+    async def answer(self, frame: pb.Frame, seconds: float | None = None) -> Delivery[Tag]:
+        """What becomes of one picture that is worth answering for so many seconds; raises what goes wrong."""
         received_ns = time.time_ns()
         slot = self._controller.slot(frame.model)
-        work = work_of(frame, self._controller, slot.model, context.time_remaining(), must_answer=True)
+        work = work_of(frame, self._controller, slot.model, seconds, must_answer=True)
         slot.push(work)
         try:
             answer = await work.future
-        finally:
+        except BaseException:
             work.future.cancel()
+            del work  # which with the error's traceback would keep the picture until the garbage collector comes
+            raise
         since = frame.captured_unix_ns if frame.captured_unix_ns > 0 else received_ns
         age_ms = max(0, time.time_ns() - since) / 1e6
-        return result_of(Delivery(frame.camera, Tag(frame, slot.model), work, answer, (), age_ms, received_ns))
+        delivery = Delivery(frame.camera, Tag(frame, slot.model), work, answer, (), age_ms, received_ns)
+        self._publish(delivery)
+        return delivery
 
     async def detect(self, frames: AsyncIterator[pb.Frame], context: Context) -> AsyncIterator[pb.Result]:
         """A stream of frames of one camera or many; see protos/cameras.proto for what it promises."""
         stream: Stream[Tag] = Stream(self._cameras, self._tracking)
-        reader = asyncio.create_task(self._read(frames, stream))
+        segments = Segments()
+        reader = asyncio.create_task(self._read(frames, stream, segments))
         self._readers.add(reader)
         try:
             async with aclosing(stream.results()) as results:
                 async for each in results:
-                    yield report_of(each) if isinstance(each, SkipReport) else result_of(each)
+                    if isinstance(each, SkipReport):
+                        yield report_of(each)
+                    else:
+                        self._publish(each)
+                        yield result_of(each)
         finally:
             self._readers.discard(reader)
             reader.cancel()
             stream.close()
+            segments.close()
 
-    async def _read(self, frames: AsyncIterator[pb.Frame], stream: Stream[Tag]) -> None:
-        """Feeds the stream. A first frame for a model that does not exist ends the call; later ones are answered so."""
+    async def _read(self, frames: AsyncIterator[pb.Frame], stream: Stream[Tag], segments: Segments) -> None:
+        """Feeds the stream. A first frame for a model that does not exist ends the call; later ones are answered so.
+        What the stream itself refuses, such as one camera too many, ends it too."""
         failure: BaseException | None = None
         first = True
         try:
             async for frame in frames:
-                self._put(frame, stream, first)
-                first = False
-                await stream.room(frame.camera)
+                self._put(frame, stream, segments, first)
+                first, camera = False, frame.camera
+                del frame  # it is large, and the next may be long in coming
+                await stream.room(camera)
         except Exception as error:
             failure = error
         finally:
             stream.end(failure)
 
-    def _put(self, frame: pb.Frame, stream: Stream[Tag], first: bool) -> None:
+    def _put(self, frame: pb.Frame, stream: Stream[Tag], segments: Segments, first: bool) -> None:
         tag = Tag(frame, frame.model)
         options: StreamOptions | None = None
         place: Slot | EdgedError
@@ -88,12 +115,12 @@ class CameraService:
             slot = self._controller.slot(frame.model)
             tag.model = slot.model
             options = options_of(frame)
-            work = work_of(frame, self._controller, slot.model)
+            work = work_of(frame, self._controller, slot.model, segments=segments)
             place = slot
         except EdgedError as error:
             if first and isinstance(error, NotFound):
                 raise
-            work, place = FrameWork(b""), error
+            work, place = FrameWork(b""), error.with_traceback(None)  # which would keep the picture
         stream.put(
             frame.camera,
             tag,
@@ -103,3 +130,10 @@ class CameraService:
             captured_ns=frame.captured_unix_ns,
             options=options,
         )
+
+    def _publish(self, delivery: Delivery[Tag]) -> None:
+        """Tells whoever listens on the lane for that; nothing is put together where nobody does."""
+        if self._publisher is not None:
+            header = delivery.tag.header
+            echo = partial(Echo, delivery.camera, header.sequence, delivery.tag.model, header.captured_unix_ns)
+            self._publisher.result(delivery.tag.model, delivery.camera, lambda: delivered(echo(), delivery))

@@ -25,4 +25,4 @@ async def take_in(controller: Controller, name: str, data: memoryview) -> None:
             await asyncio.to_thread(repository.add, name, {file.name: file}, {}, move=True)
     except OSError as error:
         raise InvalidInput(f"it could not be stored: {error.strerror or error}") from error
-    controller.find(name)
+    controller.added(name)

@@ -26,7 +26,7 @@ def model_status(planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelSt
     state = "refused" if planned.problem else "ready" if planned.serving else "loading"
     status = pb.ModelStatus(
         name=planned.entry.name,
-        version=planned.entry.version,
+        version=planned.version,
         state=state,
         reason=str(planned.problem or ""),
         settings=planned.entry.settings,
@@ -36,6 +36,7 @@ def model_status(planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelSt
     if slot.current is not None:
         status.engine, status.backend = slot.current.engine.key, slot.current.engine.backend
     if model is not None:
+        status.notes.extend(model.notes)
         status.digest, status.family = model.digest, model.recognition.family or ""
         signature = model.inspection.signature
         status.inputs.extend(pb.TensorInfo(name=s.name, datatype=s.datatype, shape=s.dims) for s in signature.inputs)

@@ -89,7 +89,7 @@ class OperationsService:
             installed = registry.installed(self._facts())
             await admit(self._controller.builder, model, settings, installed, tuple(samples.values()))
             await asyncio.to_thread(repository.add, header.name, files, settings, samples=samples, move=True)
-        planned = self._controller.find(header.name)
+        planned = self._controller.added(header.name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
         return messages.model_status(planned, self._controller.alarms.active())
@@ -98,7 +98,7 @@ class OperationsService:
         if self._controller.is_configured(request.name):
             raise InvalidInput(f"model {request.name!r} is named by the daemon's configuration; remove it there")
         await asyncio.to_thread(self._controller.repository.remove, request.name)
-        self._controller.wake()
+        self._controller.removed(request.name)
         return pb.RemoveModelResponse()
 
     def _facts(self) -> Mapping[str, str]:

@@ -100,16 +100,7 @@ class _Segment:
 
     def read(self, place: memoryview, offset: int) -> str:
         """Fills `place`; what is wrong where that is impossible, empty when nothing is."""
-        position = 0
-        while position < len(place):
-            try:
-                count = os.preadv(self._descriptor, [place[position:]], offset + position)
-            except OSError as error:
-                return f"cannot be read: {error.strerror}"
-            if not count:
-                return "was cut off while a picture in it waited"
-            position += count
-        return ""
+        return fill(self._descriptor, place, offset)
 
 
 def _opened(folder: Path, name: str) -> int:
@@ -121,15 +112,29 @@ def _opened(folder: Path, name: str) -> int:
     try:
         descriptor = os.open(folder / name, _FLAGS)
     except OSError as error:
-        raise SegmentUnusable(f"shared memory {name} cannot be opened: {_explain(error)}") from None
-    problem = _problem(os.fstat(descriptor))
+        raise SegmentUnusable(f"shared memory {name} cannot be opened: {why_unopened(error)}") from None
+    problem = problem_of(os.fstat(descriptor))
     if problem:
         os.close(descriptor)
         raise SegmentUnusable(f"shared memory {name} {problem}")
     return descriptor
 
 
-def _problem(status: os.stat_result) -> str:
+def fill(descriptor: int, place: memoryview, offset: int) -> str:
+    """Fills `place` from a file; what is wrong where that is impossible, empty when nothing is."""
+    position = 0
+    while position < len(place):
+        try:
+            count = os.preadv(descriptor, [place[position:]], offset + position)
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        if not count:
+            return "was cut off while what is in it waited"
+        position += count
+    return ""
+
+
+def problem_of(status: os.stat_result) -> str:
     """What is wrong with a file that is to be a segment; empty when nothing is."""
     if not stat.S_ISREG(status.st_mode):
         return "is no segment but another kind of file"
@@ -140,7 +145,8 @@ def _problem(status: os.stat_result) -> str:
     return ""
 
 
-def _explain(error: OSError) -> str:
+def why_unopened(error: OSError) -> str:
+    """Why a segment could not be opened, for its client."""
     if error.errno == errno.ELOOP:
         return "it is a symbolic link"
     if error.errno == errno.ENOENT:

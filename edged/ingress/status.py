@@ -1,8 +1,9 @@
-"""The one table from edged's errors to gRPC status codes."""
+"""The one table from edged's errors to gRPC status codes, and from those to HTTP's."""
 
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 
 import grpc
 
@@ -36,6 +37,31 @@ _CODES: tuple[tuple[type[EdgedError], grpc.StatusCode], ...] = (
 def code_of(error: EdgedError) -> grpc.StatusCode:
     """The gRPC status code of an error of edged."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+# The HTTP status of a code; what is not here is 500.
+_HTTP = {
+    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.CANCELLED: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.CONFLICT,
+    grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
+    grpc.StatusCode.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
+    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+}
+
+
+def http_of(code: grpc.StatusCode, error: Exception | None = None) -> HTTPStatus:
+    """The HTTP status of a gRPC code; `error` tells apart what shares one."""
+    if isinstance(error, errors.TooLarge):
+        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    return _HTTP.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def describe(error: Exception) -> tuple[grpc.StatusCode, str]:

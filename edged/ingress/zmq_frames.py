@@ -15,7 +15,7 @@ from contextlib import aclosing
 import zmq
 
 from edged.control.controller import Controller
-from edged.errors import EdgedError, InvalidInput, Overloaded
+from edged.errors import EdgedError, InvalidInput, NotReady, Overloaded
 from edged.ingress import result_json, zmq_wire
 from edged.ingress.publisher import Publisher
 from edged.ingress.repeated import RepeatedWarning
@@ -95,22 +95,23 @@ class FrameLane:
         is_enveloped = len(frames) > 1 and not len(frames[1])
         parts = [frame.buffer for frame in frames[2 if is_enveloped else 1 :]]
         try:
+            if self._stopping:
+                raise NotReady("the daemon is stopping; send the frame again when it is back")
             message = zmq_wire.parse(parts)
-            peer = self._peer(identity, is_enveloped)
+            self._peer(identity, is_enveloped).put(message)
         except EdgedError as error:
+            error.with_traceback(None)  # which would keep the picture
             self.warnings.tell("refused", str(error))
             envelope = (identity, b"") if is_enveloped else (identity,)
             self._socket.send((*envelope, result_json.encode({"error": result_json.failure(error)})))
-        else:
-            peer.put(message)
 
     def _peer(self, identity: bytes, is_enveloped: bool) -> _Peer:
         peer = self._peers.get(identity)
         if peer is None:
-            if self._stopping or len(self._peers) >= _MOST_PEERS:
+            if len(self._peers) >= _MOST_PEERS:
                 raise Overloaded(f"{len(self._peers)} peers are connected; no more are taken")
             envelope = (identity, b"") if is_enveloped else (identity,)
-            stream: Stream[Echo] = Stream(self._cameras, self._controller.tracking, lane="zmq")
+            stream: Stream[Echo] = Stream(self._cameras, self._controller.tracking, lane="zeromq")
             peer = self._peers[identity] = _Peer(self._controller, stream)
             task = asyncio.create_task(self._serve(identity, envelope, peer))
             self._tasks.add(task)
@@ -139,8 +140,9 @@ class FrameLane:
         fields = result_json.delivered(each.tag, each)
         self._publisher.result(each.tag.model, each.tag.camera, lambda: fields)
         answer = each.answer
-        raw = isinstance(answer, Answered) and answer.detections is None and answer.classes is None
-        return fields, [output.data for output in answer.outputs] if raw and isinstance(answer, Answered) else []
+        if isinstance(answer, Answered) and answer.detections is None and answer.classes is None:
+            return fields, [output.data for output in answer.outputs]
+        return fields, []
 
     async def _hand_over(self, frames: tuple[bytes, ...]) -> bool:
         """Whether the peer took it. One that is slow is waited for a while, during which its stream skips frames."""

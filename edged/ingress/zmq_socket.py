@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import zmq
 
 from edged.errors import ConfigError
-from edged.ingress.server import make_way, tcp_address
+from edged.ingress.address import make_way, tcp_address
+
+_LOG = logging.getLogger("edged.zmq")
 
 Received = Callable[[list[zmq.Frame]], None]
 
@@ -60,7 +63,7 @@ class BoundSocket:
             raise
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
-        self._drain()  # what came before the descriptor was watched
+        self._drain_soon()  # what came before the descriptor was watched
 
     @property
     def address(self) -> str:
@@ -123,7 +126,10 @@ class BoundSocket:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False, track=False)
             except zmq.Again:
                 return
-            self._received(frames)
+            try:
+                self._received(frames)
+            except Exception:  # the others' messages are still to be read
+                _LOG.exception("a message over ZeroMQ failed with an error nobody expected")
         self._drain_soon()
 
 

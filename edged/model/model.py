@@ -7,11 +7,14 @@ import contextlib
 import msgspec
 
 from edged.backend.artefact import Artefact
-from edged.backend.contract import Effort, Order, Recipe
+from edged.backend.contract import Effort, Order, Recipe, Signature
 from edged.backend.profile import Profile
 from edged.errors import ConfigError, ModelRefused, Unsuitable
+from edged.model import sequencing, triton_check
+from edged.model.batching import most_rows
 from edged.model.inspection import Inspection
 from edged.model.repository import ModelEntry
+from edged.model.triton_config import TritonConfig
 from edged.vision.family import Recognition, recognise
 
 
@@ -24,7 +27,8 @@ class Model(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
-        """ConfigError when the settings do not fit the model, ModelRefused when nothing could be asked of it."""
+        """ConfigError when the settings or config.pbtxt do not fit the model, ModelRefused when nothing could be asked
+        of it."""
         if entry.problem:
             raise ConfigError(f"model {entry.name}: {entry.problem}")
         if inspection.refusal:
@@ -32,10 +36,13 @@ class Model(msgspec.Struct, frozen=True):
         signature = inspection.signature
         if not signature.outputs:
             raise ModelRefused(f"model {entry.name} has no outputs")
+        if entry.triton is not None:
+            triton_check.check(entry.triton, signature)
         recognition = recognise(
             signature.inputs, signature.outputs, inspection.metadata, entry.settings, inspection.operators
         )
         model = cls(entry, inspection, recognition)
+        _ = model.sequencing  # which raises where its tensors do not fit
         with contextlib.suppress(Unsuitable):  # only some engines need a range of shapes; it is for them to say
             Profile.of(signature, entry.settings, model.picture)
         return model
@@ -47,6 +54,36 @@ class Model(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> str:
         return self.inspection.digest
+
+    @property
+    def triton(self) -> TritonConfig:
+        """What its config.pbtxt says; nothing where there is none."""
+        return self.entry.triton or TritonConfig()
+
+    @property
+    def declared(self) -> Signature:
+        """Inputs and outputs as clients are told of them: config.pbtxt may fix what the file leaves open."""
+        return triton_check.declared(self.triton, self.inspection.signature)
+
+    @property
+    def max_batch_size(self) -> int:
+        """The most rows of a tensor request, where the first dimension of every tensor is a batch's; otherwise 0."""
+        return most_rows(self.inspection.signature, self.entry.settings, self.triton)
+
+    @property
+    def sequencing(self) -> sequencing.Sequencing | None:
+        """What it keeps between the requests of a sequence; None where it keeps nothing."""
+        return sequencing.sequencing(self.declared, self.entry.settings, self.triton.sequence)
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether each row of a request's outputs is a response of its own."""
+        return sequencing.is_decoupled(self.entry.settings, self.triton.decoupled)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its config.pbtxt says to no effect, a line each."""
+        return self.triton.unused
 
     @property
     def picture(self) -> tuple[int, int] | None:

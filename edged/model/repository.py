@@ -1,11 +1,13 @@
 """The models on disk, in Triton's layout, which is read as it is:
 
     models/NAME/VERSION/model.onnx     with external data beside it
+    models/NAME/config.pbtxt           Triton's configuration, optional: docs/triton.md tells what edged makes of it
     models/NAME/edged.toml             settings, optional
     models/NAME/samples/*.jpg          pictures to verify engines with, JPEG or PNG, optional
     models/FILE.onnx                   a plain file serves as model FILE, version 1
 
-The highest numeric version serves. The directory is the truth; whoever wants to know what changed reads it again.
+The highest numeric version serves, and others beside it where `versions` says so. The directory is the truth; whoever
+wants to know what changed reads it again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,16 +25,24 @@ from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
 from edged.files import read_regular
 from edged.model import samples as model_samples
 from edged.model import settings as model_settings
+from edged.model import triton_config, triton_files, versions
+from edged.model.triton_config import TritonConfig
+from edged.model.versions import VersionPolicy
 from edged.store import atomic
 
 _NAME = re.compile(r"\w[\w .+@-]{0,127}")  # letters and digits of any script; what no file system or shell minds
 _SETTINGS = "edged.toml"
 _MODEL = "model.onnx"
+_SEPARATOR = ":"  # no name of a model has one
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """One model as the disk has it. `stamp` changes with its files, settings and samples, which are paths of pictures;
-    `problem` says why it is unusable."""
+    """One version of a model as the disk has it. `stamp` changes with its files, settings and samples, which are paths
+    of pictures; `problem` says why it is unusable.
+
+    The version that answers whoever names none is called as the model is; others are called NAME:VERSION. `triton` is
+    what config.pbtxt says, `labels` the names of classes by output that it names, `folder` where its other files are.
+    """
 
     name: str
     version: str
@@ -41,6 +51,14 @@ class ModelEntry(msgspec.Struct, frozen=True):
     stamp: str
     problem: str = ""
     samples: tuple[str, ...] = ()
+    folder: str = ""
+    triton: TritonConfig | None = None
+    labels: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def model(self) -> str:
+        """The model's name, whichever version this is."""
+        return split_name(self.name)[0]
 
 
 class Repository:
@@ -50,17 +68,32 @@ class Repository:
         self.root = root.absolute()
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Every model by name. Unreadable or empty folders are passed over."""
+        """Every version that is to be served, by name. Unreadable or empty folders are passed over."""
         try:
             paths = sorted(path for path in self.root.iterdir() if not path.name.startswith("."))
         except OSError:
             return {}
         entries: dict[str, ModelEntry] = {}
-        for entry in filter(None, map(self._look, paths)):
+        for entry in (entry for path in paths for entry in self._look(path)):
             twice = entry.name in entries
             problem = f"both {entry.name}/ and {entry.name}.onnx are there; remove one of them"
             entries[entry.name] = msgspec.structs.replace(entry, problem=problem) if twice else entry
         return entries
+
+    def versions(self, name: str, triton: TritonConfig | None = None) -> list[ModelEntry]:
+        """The versions of one model that are to be served; with another configuration than the disk has, where one is
+        given. Empty where there is no such model."""
+        folder, plain = self.root / name, self.root / f"{name}.onnx"
+        if triton is None or (folder.is_dir() and os.path.lexists(plain)):
+            return [entry for entry in self.entries().values() if entry.model == name]
+        try:
+            if folder.is_dir():
+                return folder_entries(folder, name, triton)
+        except OSError as error:
+            raise InvalidInput(f"model {name!r} cannot be read: {error.strerror or error}") from error
+        if not os.path.lexists(plain):
+            return []
+        return [msgspec.structs.replace(plain_entry(name, plain, {}), triton=triton)]
 
     def add(
         self,
@@ -119,33 +152,81 @@ class Repository:
             for stray in self.root.glob(".removing-*"):
                 shutil.rmtree(stray, ignore_errors=True)
 
-    def _look(self, path: Path) -> ModelEntry | None:
+    def _look(self, path: Path) -> list[ModelEntry]:
         try:
-            entry = self._entry(path)
-            if entry is None or _NAME.fullmatch(entry.name):
-                return entry
+            entries = self._entries(path)
+            if not entries or _NAME.fullmatch(entries[0].name):
+                return entries
             # Told rather than served: it could be neither asked for nor removed by its name.
-            name = os.fsencode(entry.name).decode(errors="replace")
-            return msgspec.structs.replace(entry, name=name, problem="its file name is no model name; rename it")
+            name = os.fsencode(entries[0].name).decode(errors="replace")
+            problem = "its file name is no model name; rename it"
+            return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
         except OSError:  # it vanished while it was looked at, or is not ours to read
-            return None
+            return []
 
-    def _entry(self, path: Path) -> ModelEntry | None:
+    @staticmethod
+    def _entries(path: Path) -> list[ModelEntry]:
         if path.suffix == ".onnx" and not path.is_dir():
-            return plain_entry(path.stem, path, {})
+            return [plain_entry(path.stem, path, {})]
         if not path.is_dir():
-            return None
-        versions = sorted((int(v.name), v) for v in path.iterdir() if v.name.isdecimal() and v.is_dir())
-        if not versions:
-            return None
-        number, folder = versions[-1]
-        settings, problem = _read_settings(path / _SETTINGS)
-        model = folder / _MODEL
-        if not problem and not os.path.lexists(model):
-            problem = f"version {number} has no {_MODEL}"
-        samples = model_samples.listed(path / model_samples.FOLDER)
-        mark = stamp([*_files(folder), path / _SETTINGS, *samples])
-        return ModelEntry(path.name, str(number), str(model), settings, mark, problem, tuple(map(str, samples)))
+            return []
+        triton, problem = triton_files.read_config(path, path.name)
+        return folder_entries(path, path.name, triton, problem, [path / triton_config.FILE])
+
+
+def folder_entries(
+    path: Path, name: str, triton: TritonConfig | None, problem: str = "", sources: Sequence[Path] = ()
+) -> list[ModelEntry]:
+    """The versions of a model's folder that are to be served, the one that answers for the model first; none where the
+    folder has no version.
+
+    `triton` is its configuration, `problem` why that cannot be used, `sources` are the files that it was read from.
+    OSError where the folder cannot be read.
+    """
+    present = {int(v.name): v for v in path.iterdir() if v.name.isdecimal() and v.is_dir()}
+    if not present:
+        return []
+    settings, wrong = _read_settings(path / _SETTINGS)
+    said = triton or TritonConfig()
+    policy = (None if wrong else versions.setting(settings)) or said.versions or VersionPolicy()
+    labels, unreadable = triton_files.read_labels(path, said)
+    named = list(triton_files.named_files(path, said))
+    lost = [f"{triton_config.FILE} names {file.name}, which is not there" for file in named if not file.is_file()]
+    chosen, numbers = policy.choose(present), ", ".join(map(str, sorted(present)))
+    none = "" if chosen else f"of the versions {numbers} none is served, since versions={policy}; change it"
+    problem = problem or wrong or unreadable or next(iter(lost), "") or none
+    samples = model_samples.listed(path / model_samples.FOLDER)
+    common = [*sources, path / _SETTINGS, *named, *samples]
+    entries: list[ModelEntry] = []
+    for number in chosen or (max(present),):
+        model = present[number] / (said.model_file or _MODEL)
+        missing = "" if os.path.lexists(model) else f"version {number} has no {said.model_file or _MODEL}"
+        entries.append(
+            ModelEntry(
+                versioned_name(name, number) if entries else name,
+                str(number),
+                str(model),
+                settings,
+                stamp([*_files(present[number]), *common]),
+                problem or missing,
+                tuple(map(str, samples)),
+                str(path),
+                triton,
+                labels,
+            )
+        )
+    return entries
+
+
+def versioned_name(name: str, version: int | str) -> str:
+    """What one version of a model is called beside the one that answers for the model."""
+    return f"{name}{_SEPARATOR}{version}"
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A model's name and the version that comes with it, empty where none does."""
+    model, _, version = name.partition(_SEPARATOR)
+    return model, version
 
 
 def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntry:

@@ -12,16 +12,16 @@ import msgspec
 from edged.backend import profile, registry
 from edged.backend.trt import options as trt_options
 from edged.errors import ConfigError
-from edged.model import batching, verification
+from edged.model import batching, sequencing, verification, versions
 
 Settings: TypeAlias = dict[str, str]
 
 BACKENDS = "backends"
 THREADS = "threads"
 PRECISIONS = "precisions"
-_OWN = (BACKENDS, PRECISIONS, THREADS)
+_OWN = (BACKENDS, sequencing.DECOUPLED, PRECISIONS, THREADS, versions.VERSIONS)
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
-_GROUPS = ("batch.*", "decode.*", "preprocess.*", "profile.*", "tensorrt.*", "thresholds.*", "verify.*")
+_GROUPS = ("batch.*", "decode.*", "preprocess.*", "profile.*", "sequence.*", "tensorrt.*", "thresholds.*", "verify.*")
 # Owned and checked by the vision room: how pictures become tensors and tensors become detections.
 _VISION = ("family", "names", "decode.", "preprocess.", "thresholds.")
 
@@ -40,7 +40,7 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
 def validate(settings: Mapping[str, str]) -> None:
     """Refuses unknown names and impossible values of this room; the vision room checks its own."""
     for key in settings:
-        if key in _OWN or key.startswith((batching.PREFIX, verification.PREFIX)):
+        if key in _OWN or key.startswith((batching.PREFIX, sequencing.PREFIX, verification.PREFIX)):
             continue
         if key.startswith((profile.PREFIX, trt_options.PREFIX)):
             continue
@@ -56,7 +56,9 @@ def validate(settings: Mapping[str, str]) -> None:
     backends(settings)
     precisions(settings)
     threads(settings)
+    versions.setting(settings)
     batching.check(settings)
+    sequencing.check(settings)
     verification.check(settings)
     profile.check(settings)
     trt_options.check(settings)

@@ -16,6 +16,7 @@ from edged.serving.rate import Rate
 
 _AGES = 512
 _FORGET_SECONDS = 600.0
+_LONGEST_ERROR = 400  # characters
 _MOST = 1024  # ids come from clients, who may make up as many as they like
 
 
@@ -54,7 +55,12 @@ class CameraRecord:
     def fail(self, message: str, unix_s: float) -> None:
         """A frame was answered by an error."""
         self.failed += 1
-        self.last_error, self.last_error_unix_s = message, unix_s
+        self.last_error, self.last_error_unix_s = message[:_LONGEST_ERROR], unix_s
+
+    def doubt_clock(self, age: float, unix_s: float) -> None:
+        """A frame was too old already when it came. Where that is so of all of them, nobody would know why."""
+        self.last_error = f"a frame was stale when it came, {age:.4g} s after its capture; is the camera's clock right?"
+        self.last_error_unix_s = unix_s
 
     def report(self, now: float) -> CameraReport:
         """How it fares."""

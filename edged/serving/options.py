@@ -20,8 +20,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """`freshest`: one frame waits and the newest wins; `every_frame`: all are answered, in their order.
 
     max_fps: frames a second that are taken, 0 for all. max_staleness: seconds after its capture that a frame may still
-    be chosen, 0 for any. share: its part of the engine against other cameras. track: whether detections get ids that
-    follow them from frame to frame.
+    be chosen, 0 for any; the clocks of the client and of this box have to agree. share: its part of the engine against
+    other cameras. track: whether detections get ids that follow them from frame to frame.
     """
 
     mode: Mode = "freshest"

@@ -9,7 +9,7 @@ from edged.errors import EdgedError, EngineUnusable
 from edged.serving import messages as m
 from edged.serving.arena import Arena, Span
 from edged.serving.link import Reply, rebuild
-from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputTensor, Source, TensorWork, Work
+from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputView, Source, TensorWork, Work
 
 _ALIGNED = 64  # bytes: the host places each output at a multiple
 
@@ -112,15 +112,14 @@ def order(parcels: Sequence[Parcel], session: int, reply: Span | None) -> Callab
 
 
 def answers(parcels: Sequence[Parcel], engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
-    """What each piece of work gets. Copies out of the arena: its span is given to the next request.
+    """What each piece of work gets. Nothing of it is in the arena: its span is given to the next request.
 
     EngineUnusable where tensors that went together did not come back so.
     """
     if isinstance(reply, m.Answer):
         outputs = _outputs(reply.outputs, arena, [parcel.work.rows for parcel in parcels])
         return [
-            Answered(engine, None, tensors, 0, 0, parcel.queue_ms, reply.times)
-            for parcel, tensors in zip(parcels, outputs, strict=True)
+            _answered(parcel, tensors, engine, reply.times) for parcel, tensors in zip(parcels, outputs, strict=True)
         ]
     if len(reply.seen) != len(parcels):
         return [EngineUnusable(f"the host answered {len(reply.seen)} of {len(parcels)} pictures") for _ in parcels]
@@ -134,31 +133,44 @@ def infer_ms(reply: Reply) -> float | None:
     return reply.seen[0].times.infer_ms if len(reply.seen) == 1 and not reply.seen[0].error else None
 
 
-def room_for(results: Sequence[Answered | EdgedError]) -> int:
-    """Bytes that the outputs of such answers need in the arena."""
-    tensors = (tensor for answer in results if isinstance(answer, Answered) for tensor in answer.outputs)
-    return sum(-(-len(tensor.data) // _ALIGNED) * _ALIGNED for tensor in tensors)
+def room_for(reply: Reply) -> int:
+    """Bytes that the outputs of such a reply need in the arena."""
+    refs = reply.outputs if isinstance(reply, m.Answer) else [ref for seen in reply.seen for ref in seen.outputs]
+    sizes = (len(ref.data) if ref.span is None else ref.span.size for ref in refs)
+    return sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes)
+
+
+def _answered(
+    parcel: Parcel, outputs: tuple[OutputView, ...], engine: EngineRef, times: m.Times
+) -> Answered | EdgedError:
+    """The answer of a tensor request; or why its outputs could not be taken to where they were to go."""
+    assert isinstance(parcel.work, TensorWork)
+    try:
+        return Answered(engine, None, parcel.work.take(outputs), 0, 0, parcel.queue_ms, times)
+    except EdgedError as error:
+        return error
 
 
 def _answer(seen: m.Seen, parcel: Parcel, engine: EngineRef, arena: Arena) -> Answered | EdgedError:
     if seen.error:
         return rebuild(seen.error, seen.message)
-    (outputs,) = _outputs(seen.outputs, arena, [1])
+    (views,) = _outputs(seen.outputs, arena, [1])
+    outputs = tuple(view.kept() for view in views)
     return Answered(
         engine, seen.detections, outputs, seen.width, seen.height, parcel.queue_ms, seen.times, seen.classes
     )
 
 
-def _outputs(refs: Sequence[m.TensorRef], arena: Arena, rows: list[int]) -> list[tuple[OutputTensor, ...]]:
-    """The outputs of each request; of several that went together, its rows of them."""
-    found: list[list[OutputTensor]] = [[] for _ in rows]
+def _outputs(refs: Sequence[m.TensorRef], arena: Arena, rows: list[int]) -> list[tuple[OutputView, ...]]:
+    """The outputs of each request where they lie; of several that went together, its rows of them."""
+    found: list[list[OutputView]] = [[] for _ in rows]
     for ref in refs:
         data = memoryview(ref.data) if ref.span is None else arena.read(ref.span)
         if len(rows) == 1:
-            found[0].append(OutputTensor(ref.name, ref.datatype, ref.shape, bytes(data)))
+            found[0].append(OutputView(ref.name, ref.datatype, ref.shape, data))
             continue
         for tensors, (count, part) in zip(found, _parts(ref, data, rows), strict=True):
-            tensors.append(OutputTensor(ref.name, ref.datatype, (count, *ref.shape[1:]), bytes(part)))
+            tensors.append(OutputView(ref.name, ref.datatype, (count, *ref.shape[1:]), part))
     return [tuple(tensors) for tensors in found]
 
 

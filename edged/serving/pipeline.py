@@ -131,15 +131,25 @@ class Pipeline:
         return inputs if self._staging is None else Staged(self._staging.stage(inputs))
 
     def infer(self, prepared: Prepared) -> list[Outcome | Exception]:
-        """Runs the engine on prepared pictures and decodes what it says; what became of each, in their order."""
+        """Runs the engine on prepared pictures and decodes what it says; what became of each, in their order.
+
+        Raises what keeps it from decoding one of several: outputs that are not one row for each picture say nothing of
+        the others either.
+        """
         if prepared.inputs is None:
             return [each for each in prepared.pictures if isinstance(each, Exception)]
         started = time.perf_counter()
         outputs = self._infer(prepared.inputs, None)
         took = (time.perf_counter() - started) * 1e3
-        return [
-            each if isinstance(each, Exception) else self._outcome(outputs, each, took) for each in prepared.pictures
-        ]
+        try:
+            return [
+                each if isinstance(each, Exception) else self._outcome(outputs, each, took)
+                for each in prepared.pictures
+            ]
+        except Exception as error:
+            if len(prepared.pictures) > 1:
+                raise
+            return [error]
 
     def run(self, inputs: Inputs, outputs: Sequence[str] | None) -> tuple[dict[str, Array], Times]:
         """A tensor request as it is."""
@@ -176,16 +186,13 @@ class Pipeline:
         thresholds = shot.thresholds or self.recognition.thresholds
         return _Fitted(row, placement, thresholds, decode_ms, (time.perf_counter() - started) * 1e3)
 
-    def _outcome(self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float) -> Outcome | Exception:
+    def _outcome(self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float) -> Outcome:
         started = time.perf_counter()
         detections = classes = None
-        try:
-            if isinstance(self._family, Classifier):
-                classes = self._family.classify(outputs, picture.row, picture.thresholds)
-            elif self._family is not None:
-                detections = self._family.decode(outputs, picture.row, picture.placement, picture.thresholds)
-        except Exception as error:
-            return error
+        if isinstance(self._family, Classifier):
+            classes = self._family.classify(outputs, picture.row, picture.thresholds)
+        elif self._family is not None:
+            detections = self._family.decode(outputs, picture.row, picture.placement, picture.thresholds)
         ended = (time.perf_counter() - started) * 1e3
         times = Times(picture.decode_ms, picture.prepare_ms, infer_ms, ended)
         width, height = picture.placement.width, picture.placement.height

@@ -176,6 +176,11 @@ class Schedule(Generic[Work]):
                 raise Overloaded(f"{most} requests are waiting for this model already; send fewer at a time")
         self._append(key, work, Share(priority=priority))
 
+    @property
+    def first_again(self) -> Work | None:
+        """What goes before everything else, if there is any."""
+        return self._again[0] if self._again else None
+
     def retry(self, work: Work) -> None:
         """Puts work that was lost with its host before everything else."""
         self._again.append(work)

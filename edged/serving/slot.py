@@ -8,6 +8,7 @@ was lost with its host is tried once more, on whatever serves by then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -38,6 +39,7 @@ class ServingSession:
     def __init__(self, link: HostLink, number: int, engine: EngineRef) -> None:
         self.link, self.number, self.engine = link, number, engine
         self.in_flight = 0
+        self.is_on_trial = False  # what is in flight may be what killed a host before
         self.batching, self.rows = engine.batching, engine.rows
         self.pace = Pace()
         self.reply_bytes = 0  # the largest answer so far, so that the next finds room in the arena
@@ -131,6 +133,10 @@ class Slot:
         self._room.set()
         return previous
 
+    def shut(self, error: EdgedError) -> None:
+        """As `refuse` for what comes from now on; what waits is still answered."""
+        self._refusal = error
+
     def reopen(self) -> None:
         """The model may serve again: work may wait for an engine."""
         self._refusal = None
@@ -153,24 +159,52 @@ class Slot:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        while (session := self.current) is not None and session.in_flight < IN_FLIGHT and not session.link.lost:
+        while (session := self.current) is not None and self._has_room(session):
             choice = self._schedule.choose(time.monotonic(), session.batching, self._rows(session))
             self._room.set()
             for work in choice.late:
                 self._be_late(work)
             if not choice.work:
+                if choice.late:
+                    continue  # some of it may go now, after all
                 if choice.again_at < math.inf:
                     self._alarm = asyncio.get_running_loop().call_later(
                         max(0.0, choice.again_at - time.monotonic()), self._pump
                     )
                 return
-            self._dispatch(session, choice.work)
+            if not self._dispatch(session, choice.work):
+                return
 
-    def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> None:
+    def _has_room(self, session: ServingSession) -> bool:
+        """Work that was lost with its host is tried again with nothing beside it: if it was what killed the host, it
+        takes nobody along."""
+        again = self._schedule.first_again
+        most = 1 if again is not None and again.retried else IN_FLIGHT
+        return session.in_flight < most and not session.is_on_trial and not session.link.lost
+
+    def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> bool:
+        """Whether there may be room for more. What finds the arena full waits until something in flight is done."""
         arena = session.link.arena
-        parcels = pack(chosen, arena, self._fail)
+        crowded: list[tuple[Work, EdgedError]] = []
+
+        def refuse(work: Work, error: EdgedError) -> None:
+            if isinstance(error, Overloaded):
+                crowded.append((work, error.with_traceback(None)))
+            else:
+                self._fail(work, error)
+
+        self._submit(session, pack(chosen, arena, refuse))
+        for work, error in crowded:
+            if session.in_flight:
+                self._retry(work)
+            else:
+                self._fail(work, error)
+        return not (crowded and session.in_flight)
+
+    def _submit(self, session: ServingSession, parcels: list[Parcel]) -> None:
         if not parcels:
             return
+        arena = session.link.arena
         reply = _room(arena, session.reply_bytes)
         try:
             future = session.link.submit(order(parcels, session.number, reply))
@@ -180,12 +214,24 @@ class Slot:
                 self._fail(parcel.work, error)
             return
         session.in_flight += 1
+        session.is_on_trial = parcels[0].work.retried
         session.idle.clear()
         future.add_done_callback(partial(self._finish, session, parcels, reply))
 
     def _finish(
         self, session: ServingSession, parcels: list[Parcel], reply: Span | None, future: asyncio.Future[Reply]
     ) -> None:
+        try:
+            self._conclude(session, parcels, future)
+        finally:  # whatever goes wrong, the engine serves on
+            _release(session.link.arena, parcels, reply)
+            session.in_flight -= 1
+            session.is_on_trial = False
+            if not session.in_flight:
+                session.idle.set()
+            self._pump()
+
+    def _conclude(self, session: ServingSession, parcels: list[Parcel], future: asyncio.Future[Reply]) -> None:
         error = future.exception()
         if error is None:
             try:
@@ -197,18 +243,13 @@ class Slot:
                 self._fail(parcel.work, _known(error))
         else:
             self._take_apart(session, parcels, error)
-        _release(session.link.arena, parcels, reply)
-        session.in_flight -= 1
-        if not session.in_flight:
-            session.idle.set()
-        self._pump()
 
     def _settle(self, session: ServingSession, parcels: list[Parcel], reply: Reply) -> None:
         results = answers(parcels, session.engine, reply, session.link.arena)
         took = infer_ms(reply)
         if took is not None and (parcels[0].work.is_frame or session.engine.is_static):
             session.pace.add(took)
-        session.reply_bytes = max(session.reply_bytes, room_for(results))
+        session.reply_bytes = max(session.reply_bytes, room_for(reply))
         self._count(parcels, results)
         for parcel, result in zip(parcels, results, strict=True):
             if isinstance(result, EdgedError):
@@ -262,15 +303,18 @@ class Slot:
             if not isinstance(error, FrameSkipped):
                 self.failed += 1
                 self.statistics.failed((time.monotonic() - work.received) * 1e3)
-            work.future.set_exception(error)
+            work.future.set_exception(error.with_traceback(None))  # it would keep the work's bytes
 
     def _be_late(self, work: Work) -> None:
-        """Its time has passed: it is refused, or waits until there is nothing else to do."""
-        if isinstance(work, TensorWork) and self.batching_policy.of(self.batching_policy.level(work.priority)).delay:
-            work.expires = math.inf
-            self._schedule.push(work, _LAST, 1 << 31)
-        else:
-            self._fail(work, work.too_late())
+        """Its time has passed: it is refused, or waits until there is nothing else to do, if not too many do."""
+        if isinstance(work, TensorWork):
+            policy = self.batching_policy.of(self.batching_policy.level(work.priority))
+            if policy.delay:
+                with contextlib.suppress(Overloaded):
+                    self._schedule.push(work, _LAST, policy.size)
+                    work.expires = math.inf
+                    return
+        self._fail(work, work.too_late())
 
     def _rows(self, session: ServingSession) -> Batching:
         """How many rows of tensor requests go to an engine together."""

@@ -27,12 +27,26 @@ class BatchDuration:
         self.compute_input, self.compute_infer, self.compute_output = Duration(), Duration(), Duration()
 
 
+class ResponseDuration:
+    """Responses of one place among those to a request; `empty` are those without outputs."""
+
+    __slots__ = ("compute_infer", "compute_output", "empty", "success")
+
+    def __init__(self) -> None:
+        self.compute_infer, self.compute_output = Duration(), Duration()
+        self.success, self.empty = Duration(), Duration()
+
+
+_RESPONSES = 1000  # of one request that are told apart
+
+
 class Statistics:
     """Since the model was loaded.
 
     A request is a frame or a tensor request: `success` and `fail` count requests, `queue` and the three parts of
     computing those that succeeded. `inference_count` counts rows of batches, a frame being one, and `execution_count`
     how often an engine ran. `batches` is by the number of rows. `last_inference_ms` is since the epoch, 0 for never.
+    `responses` is of models that give several to a request, by their place; what is far behind counts as the last.
     """
 
     def __init__(self) -> None:
@@ -41,6 +55,7 @@ class Statistics:
         self.success, self.fail, self.queue = Duration(), Duration(), Duration()
         self.compute_input, self.compute_infer, self.compute_output = Duration(), Duration(), Duration()
         self.batches: dict[int, BatchDuration] = {}
+        self.responses: dict[int, ResponseDuration] = {}
 
     def executed(self, rows: int, input_ms: float, infer_ms: float, output_ms: float) -> None:
         """An engine ran once, for so many rows."""
@@ -61,6 +76,26 @@ class Statistics:
         self.compute_input.add(input_ms)
         self.compute_infer.add(infer_ms)
         self.compute_output.add(output_ms)
+
+    def responded(self, rows: int, infer_ms: float, output_ms: float, *, empty_final: bool) -> None:
+        """A request was answered row by row, and where it was asked for by an empty response at the end.
+
+        One run of the engine makes all rows, so the first of them waits for it and the others for nothing.
+        """
+        for place in range(rows):
+            response = self._response(place)
+            response.compute_infer.add(0.0 if place else infer_ms)
+            response.compute_output.add(0.0 if place else output_ms)
+            response.success.add(0.0 if place else infer_ms + output_ms)
+        if empty_final:
+            self._response(rows).empty.add(0.0 if rows else infer_ms)
+
+    def _response(self, place: int) -> ResponseDuration:
+        place = min(place, _RESPONSES - 1)
+        response = self.responses.get(place)
+        if response is None:
+            response = self.responses[place] = ResponseDuration()
+        return response
 
     def failed(self, total_ms: float) -> None:
         """A request was answered by an error."""

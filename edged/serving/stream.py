@@ -11,21 +11,18 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from edged.errors import EdgedError, FrameSkipped
-from edged.serving.camera import CameraRecord, Cameras
+from edged.errors import EdgedError, FrameSkipped, Overloaded
+from edged.serving.camera import Cameras
 from edged.serving.options import StreamOptions
-from edged.serving.rate import Limit
-from edged.serving.skips import FULL, OVERTAKEN, RATE, SkipLedger, Skips
+from edged.serving.skips import FULL, OVERTAKEN, RATE, Skips
 from edged.serving.slot import Slot
+from edged.serving.stream_camera import EVERY_UNDER_WAY, Entry, StreamCamera
 from edged.serving.work import Answered, FrameWork
 
-# One waiting, two in flight, one answered but not yet read by the client.
-_UNDER_WAY = 4
-# The same where every frame is answered: enough to keep an engine with batches busy, few enough to be no delay.
-_EVERY_UNDER_WAY = 16
+_MOST_CAMERAS = 256  # of one call; each may hold some pictures
 _TELL_SECONDS = 1.0  # skipped frames are told of after so long where no answer does
 
 Tag = TypeVar("Tag")
@@ -43,6 +40,7 @@ class Follows(Protocol):
 class Delivery(Generic[Tag]):
     """One frame's outcome, with what the caller put in as its tag, and the frames of its camera skipped before it.
 
+    `work` has no picture any more.
     `age_ms` is from its capture to now, from its receipt where that is not known. `tracker_ids` has one id for each
     detection, -1 for none, or is empty.
     """
@@ -73,49 +71,13 @@ class SkipReport:
         return sum(run.count for run in self.skips)
 
 
-@dataclass(slots=True, eq=False)
-class _Entry(Generic[Tag]):
-    tag: Tag
-    work: FrameWork
-    slot: Slot | EdgedError  # where it goes, or why it goes nowhere
-    place: int  # among all frames of its camera
-    sequence: int
-    captured_ns: int
-    received_ns: int
-    record: CameraRecord | None
-    ids: asyncio.Future[tuple[int, ...]] | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Camera(Generic[Tag]):
-    name: str
-    options: StreamOptions = field(default_factory=StreamOptions)
-    limit: Limit = field(default_factory=lambda: Limit(0))
-    pending: deque[_Entry[Tag]] = field(default_factory=deque)  # offered, in order
-    held: _Entry[Tag] | None = None  # not offered: the client is behind
-    unread: int = 0
-    places: int = 0
-    skips: SkipLedger = field(default_factory=SkipLedger)
-    records: dict[str, CameraRecord] = field(default_factory=dict)  # by model
-    tracked: set[Hashable] = field(default_factory=set)
-    told: asyncio.TimerHandle | None = None
-
-    @property
-    def under_way(self) -> int:
-        return len(self.pending) + self.unread
-
-    @property
-    def is_full(self) -> bool:
-        return self.under_way >= (_UNDER_WAY if self.options.mode == "freshest" else _EVERY_UNDER_WAY)
-
-
 class Stream(Generic[Tag]):
     """Used from one event loop; `put` as frames come, iterate for the results, `close` in any case."""
 
     def __init__(self, cameras: Cameras | None = None, tracking: Follows | None = None, lane: str = "grpc") -> None:
         self._known, self._tracking, self._lane = cameras or Cameras(), tracking, lane
-        self._cameras: dict[str, _Camera[Tag]] = {}
-        self._ready: deque[tuple[_Camera[Tag], _Entry[Tag] | None]] = deque()  # None: only to tell what was skipped
+        self._cameras: dict[str, StreamCamera[Tag]] = {}
+        self._ready: deque[tuple[StreamCamera[Tag], Entry[Tag] | None]] = deque()  # None: only to tell what was skipped
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._ended = False
@@ -136,20 +98,23 @@ class Stream(Generic[Tag]):
         """Takes a frame for a slot, or for the error that is its answer. What a slot raises becomes its answer too.
 
         `sequence` is the client's number of the frame, `captured_ns` its wall clock at capture, 0 if unknown. `options`
-        hold from this frame on; None leaves them as they are.
+        hold from this frame on; None leaves them as they are. InvalidInput for what cannot be a camera's id, Overloaded
+        for one camera too many.
         """
-        state = self._cameras.setdefault(camera, _Camera(camera))
+        state = self._cameras.get(camera) or self._join(camera)
         received_ns = time.time_ns()
-        record = self._record(state, slot)
+        record = state.record(slot, self._known, self._lane)
         if options is not None and options != state.options:
-            state.options, state.limit = options, Limit(options.max_fps)
+            state.adopt(options)
         if record is not None:
             record.options = state.options
             record.receive(work.received, received_ns)
         if state.options.max_staleness:
             age = max(0, received_ns - captured_ns) / 1e9 if captured_ns > 0 else 0.0
             work.expires = min(work.expires, work.received + state.options.max_staleness - age)
-        entry = _Entry(tag, work, slot, state.places, sequence, captured_ns, received_ns, record)
+            if age >= state.options.max_staleness and record is not None:
+                record.doubt_clock(age, received_ns / 1e9)
+        entry = Entry(tag, work, slot, state.places, sequence, captured_ns, received_ns, record)
         state.places += 1
         self._admit(state, entry)
 
@@ -193,22 +158,31 @@ class Stream(Generic[Tag]):
         self._room.set()
         for _, entry in self._ready:
             if entry is not None:
-                _drop(entry)
+                entry.drop()
         self._ready.clear()
         for state in self._cameras.values():
             for entry in (*state.pending, *([state.held] if state.held is not None else [])):
                 if isinstance(entry.slot, Slot):
-                    entry.slot.withdraw(self._lane_of(state), entry.work)
-                _drop(entry)
+                    entry.slot.withdraw(state.lane, entry.work)
+                entry.drop()
             state.pending.clear()
             state.held = None
             if state.told is not None:
                 state.told.cancel()
-            self._leave(state)
+            state.leave(self._known)
+            if self._tracking is not None:
+                for tracks in state.tracks.values():
+                    self._tracking.forget(tracks)
 
     # -- frames on their way in --------------------------------------------------------------------------------------
 
-    def _admit(self, state: _Camera[Tag], entry: _Entry[Tag]) -> None:
+    def _join(self, camera: str) -> StreamCamera[Tag]:
+        if len(self._cameras) >= _MOST_CAMERAS:
+            raise Overloaded(f"{_MOST_CAMERAS} cameras are in this stream, as many as may be; open another for more")
+        state = self._cameras[camera] = StreamCamera[Tag](camera, self)
+        return state
+
+    def _admit(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
         freshest = state.options.mode == "freshest"
         if state.held is not None and not freshest:  # it was, until this frame
             held, state.held = state.held, None
@@ -222,22 +196,23 @@ class Stream(Generic[Tag]):
             self._offer(state, entry)
         elif freshest:
             state.held = entry
-        elif state.under_way < 2 * _EVERY_UNDER_WAY:
+        elif state.under_way < 2 * EVERY_UNDER_WAY:
             self._offer(state, entry)  # one that was on its way when there was no more room
         else:
             self._skip(state, entry, FULL)
 
-    def _offer(self, state: _Camera[Tag], entry: _Entry[Tag]) -> None:
+    def _offer(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
         overtaken = None
-        try:
-            if isinstance(entry.slot, EdgedError):
-                raise entry.slot
-            if state.options.mode == "freshest":
-                overtaken = entry.slot.offer(self._lane_of(state), entry.work, state.options.share)
-            else:
-                entry.slot.queue(self._lane_of(state), entry.work, state.options.share)
-        except EdgedError as error:
-            entry.work.future.set_exception(error)
+        if isinstance(entry.slot, EdgedError):
+            entry.work.future.set_exception(entry.slot)
+        else:
+            try:
+                if state.options.mode == "freshest":
+                    overtaken = entry.slot.offer(state.lane, entry.work, state.options.share)
+                else:
+                    entry.slot.queue(state.lane, entry.work, state.options.share)
+            except EdgedError as error:
+                entry.work.future.set_exception(error.with_traceback(None))  # it would keep the picture
         if overtaken is not None:
             for each in state.pending:
                 if each.work is overtaken:
@@ -245,26 +220,37 @@ class Stream(Generic[Tag]):
                     self._skip(state, each, OVERTAKEN)
                     break
         state.pending.append(entry)
-        entry.work.future.add_done_callback(lambda _: self._flush(state))
+        entry.work.future.add_done_callback(lambda _: self._finish(state, entry))
 
-    def _skip(self, state: _Camera[Tag], entry: _Entry[Tag], reason: str) -> None:
+    def _skip(self, state: StreamCamera[Tag], entry: Entry[Tag], reason: str) -> None:
         entry.work.future.cancel()
         state.skips.add(entry.place, entry.sequence, reason)
         if entry.record is not None:
             entry.record.skipped[reason] += 1
         if state.told is None:
-            state.told = asyncio.get_running_loop().call_later(_TELL_SECONDS, self._tell, state)
+            self._tell_later(state)
 
-    def _tell(self, state: _Camera[Tag]) -> None:
+    def _tell_later(self, state: StreamCamera[Tag]) -> None:
+        state.told = asyncio.get_running_loop().call_later(_TELL_SECONDS, self._tell, state)
+
+    def _tell(self, state: StreamCamera[Tag]) -> None:
         """Nobody was told for a while: if no answer is about to, a report does."""
         state.told = None
-        if state.skips and not self._closed and not state.unread and (state, None) not in self._ready:
+        if not state.skips or self._closed:
+            return
+        if state.unread:  # its answers take them along, unless one has been taken already
+            self._tell_later(state)
+        elif (state, None) not in self._ready:
             self._ready.append((state, None))
             self._changed.set()
 
     # -- and back ----------------------------------------------------------------------------------------------------
 
-    def _flush(self, state: _Camera[Tag]) -> None:
+    def _finish(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> None:
+        entry.work.data = b""  # its answer may wait long for a client that does not read
+        self._flush(state)
+
+    def _flush(self, state: StreamCamera[Tag]) -> None:
         """Moves finished frames from the head of the line to where they are read."""
         while state.pending and state.pending[0].work.future.done() and not self._closed:
             entry = state.pending[0]
@@ -280,74 +266,37 @@ class Stream(Generic[Tag]):
                     self._ready.append((state, entry))
                     state.unread += 1
             state.pending.popleft()
-        self._room.set()
         self._changed.set()
+        self._fill(state)
 
-    def _is_followed(self, state: _Camera[Tag], entry: _Entry[Tag]) -> bool:
+    def _is_followed(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> bool:
         """Whether the ids of its detections are known, or never will be. Otherwise they are asked for."""
         found = entry.work.future.result().detections
         if entry.ids is None and self._tracking is not None and entry.record is not None and found is not None:
-            captured = entry.captured_ns if entry.captured_ns > 0 else entry.received_ns
-            entry.ids = self._tracking.follow(self._tracked(state, entry.record), captured / 1e9, found)
+            entry.ids = self._tracking.follow(state.tracks_of(entry.record), entry.captured, found)
             entry.ids.add_done_callback(lambda _: self._flush(state))
         return entry.ids is None or entry.ids.done()
 
-    def _delivery(self, state: _Camera[Tag], entry: _Entry[Tag]) -> Delivery[Tag]:
+    def _delivery(self, state: StreamCamera[Tag], entry: Entry[Tag]) -> Delivery[Tag]:
         answer = entry.work.future.exception() or entry.work.future.result()
         assert isinstance(answer, Answered | EdgedError)
-        now_ns = time.time_ns()
+        now = time.time()
         # A camera whose clock runs ahead of this box would have negative ages.
-        since = entry.captured_ns if entry.captured_ns > 0 else entry.received_ns
-        age_ms = max(0, now_ns - since) / 1e6
+        age_ms = max(0.0, now - entry.captured) * 1e3
         if entry.record is not None and isinstance(answer, Answered):
             entry.record.answer(time.monotonic(), age_ms, answer.width, answer.height)
         elif entry.record is not None:
-            entry.record.fail(str(answer), now_ns / 1e9)
+            entry.record.fail(str(answer), now)
         ids = entry.ids.result() if entry.ids is not None and not entry.ids.cancelled() else ()
         return Delivery(state.name, entry.tag, entry.work, answer, state.skips.take(), age_ms, entry.received_ns, ids)
 
-    def _read(self, state: _Camera[Tag]) -> None:
+    def _read(self, state: StreamCamera[Tag]) -> None:
         state.unread -= 1
+        self._fill(state)
+
+    def _fill(self, state: StreamCamera[Tag]) -> None:
+        """There may be room for another frame."""
         self._room.set()
         if state.held is not None and not state.is_full and not self._closed:
             entry, state.held = state.held, None
             self._offer(state, entry)
-
-    # -- what is known of the camera -----------------------------------------------------------------------------------
-
-    def _lane_of(self, state: _Camera[Tag]) -> Hashable:
-        return id(self), state.name
-
-    def _record(self, state: _Camera[Tag], slot: Slot | EdgedError) -> CameraRecord | None:
-        """Of the camera and the model it looks through; a frame that goes nowhere counts where the others went."""
-        if isinstance(slot, EdgedError):
-            return next(reversed(state.records.values()), None)
-        record = state.records.get(slot.model)
-        if record is None:
-            record = state.records[slot.model] = self._known.connect(state.name, slot.model, self._lane)
-        return record
-
-    def _tracked(self, state: _Camera[Tag], record: CameraRecord) -> Hashable:
-        """Whose tracks its frames go on. Two connections of one id would tear each other's tracks apart."""
-        if record.tracked_by is None:
-            record.tracked_by = self
-        if record.tracked_by is self:
-            return record.camera, record.model
-        key = (record.camera, record.model, id(self))
-        state.tracked.add(key)
-        return key
-
-    def _leave(self, state: _Camera[Tag]) -> None:
-        for record in state.records.values():
-            if record.tracked_by is self:
-                record.tracked_by = None
-            self._known.disconnect(record)
-        for key in state.tracked:
-            if self._tracking is not None:
-                self._tracking.forget(key)
-
-
-def _drop(entry: _Entry[Tag]) -> None:
-    entry.work.future.cancel()
-    if entry.record is not None:
-        entry.record.dropped += 1

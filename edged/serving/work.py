@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -66,6 +66,23 @@ class OutputTensor(msgspec.Struct, frozen=True):
     datatype: str
     shape: Shape
     data: bytes
+
+
+class OutputView(msgspec.Struct, frozen=True):
+    """One output where it lies, in memory that will be another's."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    def kept(self) -> OutputTensor:
+        """A copy, which stays."""
+        return OutputTensor(self.name, self.datatype, self.shape, bytes(self.data))
+
+
+# Takes outputs before it returns, since their memory is another's from then on. An EdgedError becomes the answer.
+Sink: TypeAlias = Callable[[tuple[OutputView, ...]], None]
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -170,10 +187,11 @@ class TensorWork(Work):
     """A tensor request. `outputs` None means all of them.
 
     `priority` is its level, from 1, which goes first; 0 is the model's default. `batch` is the number of its rows, the
-    first dimension of every input and output, where it may be put together with others; else None.
+    first dimension of every input and output, where it may be put together with others; else None. With a `sink` the
+    outputs go there, and the answer has none.
     """
 
-    __slots__ = ("batch", "inputs", "outputs", "priority", "shapes")
+    __slots__ = ("batch", "inputs", "outputs", "priority", "shapes", "sink")
 
     def __init__(
         self,
@@ -182,9 +200,10 @@ class TensorWork(Work):
         expires: float = math.inf,
         priority: int = 0,
         batch: int | None = None,
+        sink: Sink | None = None,
     ) -> None:
         super().__init__(expires)
-        self.inputs, self.outputs, self.priority, self.batch = inputs, outputs, priority, batch
+        self.inputs, self.outputs, self.priority, self.batch, self.sink = inputs, outputs, priority, batch, sink
         self.shapes: Hashable = None
         if batch is not None:
             self.shapes = (outputs, *((tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in inputs))
@@ -199,6 +218,14 @@ class TensorWork(Work):
 
     def blobs(self) -> tuple[Blob, ...]:
         return tuple(tensor.data for tensor in self.inputs)
+
+    def take(self, outputs: tuple[OutputView, ...]) -> tuple[OutputTensor, ...]:
+        """What of the outputs goes into the answer, which outlives the memory that they lie in."""
+        if self.sink is None:
+            return tuple(output.kept() for output in outputs)
+        if self.is_wanted:
+            self.sink(outputs)
+        return ()
 
     def message(self, job: int, session: int, spans: list[Span], reply: Span | None, rows: int = 0) -> m.Infer:
         """The order for the host, with the inputs where they were placed, and `rows` of them where others are there."""

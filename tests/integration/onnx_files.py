@@ -56,6 +56,18 @@ def scale(path: Path, factor: float) -> Path:
     return save(path, graph)
 
 
+def pick(path: Path) -> Path:
+    """y = the x-th of four numbers, x INT64 [1]: fails at an index beyond them."""
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["numbers", "x"], ["y"])],
+        "pick",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+        [numpy_helper.from_array(np.arange(4, dtype=np.float32), "numbers")],
+    )
+    return save(path, graph)
+
+
 def convolutions(path: Path, layers: int = 4, external: bool = False) -> Path:
     """A small stack of convolutions over pictures [1, 3, 64, 64]; weights optionally in `weights.bin` beside it."""
     random = np.random.default_rng(layers)

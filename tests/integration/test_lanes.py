@@ -21,6 +21,7 @@ from edged.client.shared import SharedRing
 from edged.errors import EdgedError
 from edged.proto import cameras_pb2 as pb
 from edged.shapes import MODEL_PATH, Scene
+from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 
 pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every engine to be built
@@ -136,6 +137,23 @@ def test_a_damaged_picture_and_an_unknown_model_are_told(daemon: LaneDaemon, con
     assert same_again["predictions"]
 
 
+def test_raw_outputs_follow_their_description(daemon: LaneDaemon, connect: Connect) -> None:
+    """Of a model of no family: what it is fed is a picture, what comes back are its tensors."""
+    onnx_files.convolutions(daemon.models / "plain.onnx")
+    daemon.ready("plain")
+    socket = connect(zmq.REQ, daemon.frames)
+    picture = np.zeros((64, 64, 3), np.uint8)
+    header = {"model": "plain", "format": "bgr", "width": 64, "height": 64}
+    socket.send_multipart([json.dumps(header).encode(), picture.tobytes()])
+    text, data = socket.recv_multipart()
+    assert json.loads(text)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 8, 64, 64]}]
+    assert len(data) == 8 * 64 * 64 * 4
+    # Other tests leave out the model's name.
+    (daemon.models / "plain.onnx").unlink()
+    with daemon.client() as client:
+        wait_for("the model is gone", lambda: [model.name for model in client.models()] == ["shapes"])
+
+
 def test_results_and_events_are_published(daemon: LaneDaemon, connect: Connect) -> None:
     listener = connect(zmq.SUB, daemon.publish)
     listener.subscribe(b"results/shapes/yard")
@@ -163,6 +181,27 @@ def test_results_and_events_are_published(daemon: LaneDaemon, connect: Connect) 
 
 
 # -- shared memory through gRPC ---------------------------------------------------------------------------------------
+
+
+def test_results_over_grpc_are_published_too(daemon: LaneDaemon, connect: Connect) -> None:
+    listener = connect(zmq.SUB, daemon.publish)
+    listener.rcvtimeo = 200
+    listener.subscribe(b"results/shapes/gate")
+
+    def told() -> dict[str, Any] | None:
+        with daemon.client() as client:
+            client.infer("shapes", _PICTURES[0], camera="yard")
+            (wanted,) = client.stream("shapes", _PICTURES[:1], camera="gate")
+            try:
+                topic, payload = listener.recv_multipart()
+            except zmq.Again:  # the subscription has not arrived yet
+                return None
+            assert topic == b"results/shapes/gate"
+            found: dict[str, Any] = json.loads(payload)
+            same(found, wanted)
+            return found
+
+    assert wait_for("a result is published", told)["camera"] == "gate"
 
 
 def test_a_stream_of_arrays_goes_through_shared_memory_with_the_same_results(daemon: LaneDaemon) -> None:

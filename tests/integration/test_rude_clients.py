@@ -121,6 +121,30 @@ def test_a_client_that_stops_for_a_while_comes_back_to_the_newest_frame(daemon: 
     assert len(answered) + sum(result.skipped for result in got) == 60
 
 
+def test_a_client_that_makes_up_cameras_is_stopped_and_holds_up_nobody(daemon: Daemon) -> None:
+    before = resident_kb(daemon.pid)
+
+    def frames() -> Iterator[pb.Frame]:
+        for number in range(100_000):
+            yield pb.Frame(camera=f"made up {number}", model="shapes", sequence=1, encoded=_JPEG)
+
+    with grpc.insecure_channel(daemon.unix) as channel:
+        detect = channel.stream_stream(
+            "/edged.v1.Cameras/Detect",
+            request_serializer=pb.Frame.SerializeToString,
+            response_deserializer=pb.Result.FromString,
+        )
+        answered = 0
+        with pytest.raises(grpc.RpcError) as refusal:  # noqa: PT012 - what came before counts
+            for _ in detect(frames(), timeout=120):
+                answered += 1
+    assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    assert "open another" in refusal.value.details()  # type: ignore[attr-defined]
+    assert answered == 256
+    assert answers(daemon, "polite", 5) == 5
+    assert resident_kb(daemon.pid) < before + 100_000
+
+
 @pytest.mark.parametrize(
     "garbage", [b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", bytes(1 << 20)], ids=["ff", "length", "0"]
 )

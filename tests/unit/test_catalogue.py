@@ -17,7 +17,7 @@ from edged.control.chores import Chores
 from edged.control.plan import PlannedModel
 from edged.control.planner import Planner
 from edged.control.states import EngineState
-from edged.errors import EdgedError, NotFound, NotReady
+from edged.errors import EdgedError, InvalidInput, NotFound, NotReady
 from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
 from edged.model.inspection import Inspection
@@ -453,5 +453,69 @@ def test_an_entry_with_a_problem_is_refused_with_it(tmp_path: Path) -> None:
         await house.look()
         planned = house.catalogue.models["m"]
         assert "edged.toml: unknown setting" in str(planned.problem)
+
+    run(story())
+
+
+# -- versions -------------------------------------------------------------------------------------------------------
+
+
+def version(of: str, number: str, name: str = "") -> ModelEntry:
+    return msgspec.structs.replace(entry(of), name=name or of, version=number, stamp=number)
+
+
+def test_a_version_is_found_by_its_number_or_its_name(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.shelf.models = {"m": version("m", "10"), "m:9": version("m", "9", "m:9")}
+        await house.look()
+        newest, beside = house.catalogue.models["m"], house.catalogue.models["m:9"]
+        find = house.catalogue.find
+        assert find("m") is find("m", "10") is find("m", "010") is find("m:10") is newest
+        assert find("m", "9") is find("m:9") is beside
+        assert house.catalogue.versions("m") == [newest, beside]
+        with pytest.raises(NotFound, match="has no version 8 that is served; there are: 10, 9"):
+            find("m", "8")
+        with pytest.raises(NotFound, match="no version 8"):
+            find("m:8")
+        for wrong in ("x", "-1", "²", "9" * 30):
+            with pytest.raises(InvalidInput, match="whole numbers"):
+                find("m", wrong)
+
+    run(story())
+
+
+def test_a_version_to_come_does_not_answer_before_it_can(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.shelf.models = {"m": version("m", "1")}
+        await house.look()
+        planned = house.catalogue.models["m"]
+        serve(planned, next(iter(planned.engines)))
+        before = planned.model
+        house.readers.files["m"] = inspection("other")
+        house.shelf.models = {"m": version("m", "2")}
+        await house.look()
+        assert planned.model is not before, "it has been read"
+        assert (planned.answering, planned.version, planned.is_up_to_date) == (before, "1", False)
+        assert house.catalogue.find("m", "1") is planned
+        with pytest.raises(NotReady, match="version 2 of model 'm' does not answer yet"):
+            house.catalogue.find("m", "2")
+        assert planned.model is not None
+        planned.serve(planned.model)
+        assert (planned.version, planned.is_up_to_date) == ("2", True)
+
+    run(story())
+
+
+def test_what_was_counted_of_a_version_is_not_counted_of_the_next(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        counted = planned.slot.statistics
+        await house.add("m", "1")
+        assert planned.slot.statistics is counted
+        await house.add("m", "2")
+        assert planned.slot.statistics is not counted
 
     run(story())

@@ -192,6 +192,11 @@ def test_ranges_leave_out_what_is_no_number() -> None:
     assert looking._range("x", np.empty((0, 6), np.int64)) == looking.RawOutput("x", "int64", (0, 6))
 
 
+def test_names_are_listed_as_far_as_there_are_any() -> None:
+    assert looking._names({2: "bus", 0: "0", 2**31 - 1: str(2**31 - 1)}) == ["0", "1", "bus"]
+    assert looking._names({2**31 - 1: str(2**31 - 1)}) == []
+
+
 def test_the_place_of_the_painted_picture() -> None:
     assert looking.place_for(Path("a/street.png"), Path("b/yolo.onnx"), None) == Path("street.yolo.jpg")
     assert looking.place_for(Path("street.png"), Path("yolo.onnx"), Path("x/y.PNG")) == Path("x/y.PNG")

@@ -157,6 +157,14 @@ def test_sharing_can_be_forbidden(peer: tuple[Peer, str]) -> None:
     assert daemon.asked == 0
 
 
+def test_where_every_frame_is_to_be_answered_bytes_go(peer: tuple[Peer, str]) -> None:
+    daemon, target = peer
+    run(target, iter(PICTURES), every_frame=True)
+    assert daemon.ways == ["raw"] * len(PICTURES)
+    with pytest.raises(InvalidInput, match="exclude each other"):
+        run(target, iter(PICTURES), every_frame=True, shared=True)
+
+
 def test_who_insists_on_sharing_is_told_that_it_cannot_be(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     daemon.reads = False

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edged.build.child import Limits
-from edged.config import Config, load
+from edged.config import Config, Frigate, Http, Zmq, load
 from edged.errors import ConfigError
 from edged.serving.link import HostLimits
 
@@ -37,6 +37,21 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         [hosts]
         arena_mb = 64
         job_seconds = 3.0
+        [frigate]
+        endpoint = "tcp://172.17.0.1:5555"
+        allow_remote = true
+        model = "yolo"
+        uploads = true
+        score = 0.3
+        timeout_ms = 400
+        pixel_format = "bgr"
+        labels = 80
+        [zmq]
+        frames = "ipc:///run/f"
+        publish = "ipc:///run/p"
+        [http]
+        listen = "127.0.0.1:8000"
+        body_mb = 16
     """
     config = load(written(tmp_path, text))
     assert config.listen == ("unix:/run/x.sock", "127.0.0.1:8001")
@@ -44,6 +59,23 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
     assert config.models == {"yolo": "/m/yolo.onnx"}
     assert config.build == Limits(10.0, 100)
     assert config.hosts == HostLimits(64, 3.0)
+    assert config.frigate == Frigate(
+        endpoint="tcp://172.17.0.1:5555",
+        model="yolo",
+        uploads=True,
+        score=0.3,
+        timeout_ms=400,
+        pixel_format="bgr",
+        labels=80,
+        allow_remote=True,
+    )
+    assert config.zmq == Zmq(frames="ipc:///run/f", publish="ipc:///run/p")
+    assert config.http == Http(listen="127.0.0.1:8000", body_mb=16)
+
+
+def test_an_empty_table_opens_frigates_lane_and_none_leaves_it_closed(tmp_path: Path) -> None:
+    assert load(written(tmp_path, "[frigate]")).frigate == Frigate()
+    assert load(written(tmp_path, "[zmq]")).frigate is None
 
 
 def test_whole_numbers_are_seconds_too(tmp_path: Path) -> None:
@@ -61,6 +93,10 @@ def test_the_configuration_cannot_be_changed() -> None:
         ("lisen = []", "did you mean `listen`"),
         ("[hosts]\narena = 5", "did you mean `arena_mb`"),
         ("[build]\nsecond = 5", "did you mean `seconds`"),
+        ("[frigate]\nendpont = ''", "did you mean `endpoint`"),
+        ("[zmq]\nframe = ''", "did you mean `frames`"),
+        ("[http]\nbody = 5", "did you mean `body_mb`"),
+        ("[frigate]\npixel_format = 'yuv'", "pixel_format"),
         ("qqqqqqqq = 1", "there are listen, state"),
         ("stop-seconds = 1", "stop-seconds"),
         ("listen = 5", "listen"),
@@ -99,6 +135,11 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path: Path, what: str) -> None:
         "[hosts]\njob_seconds = nan",
         "[build]\nseconds = 0.0",
         "[build]\nmemory_mb = -1",
+        "[frigate]\nscore = 1.5",
+        "[frigate]\nscore = nan",
+        "[frigate]\ntimeout_ms = 0",
+        "[frigate]\nlabels = -1",
+        "[http]\nbody_mb = 0",
     ],
 )
 def test_a_value_out_of_range_is_refused(tmp_path: Path, text: str) -> None:
@@ -107,6 +148,6 @@ def test_a_value_out_of_range_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_every_part_refuses_unknown_names() -> None:
-    for kind in (Config, Limits, HostLimits):
+    for kind in (Config, Limits, HostLimits, Frigate, Zmq, Http):
         with pytest.raises(msgspec.ValidationError):
             msgspec.toml.decode("no_such_name = 1", type=kind)

@@ -103,6 +103,30 @@ def test_pictures_that_are_all_damaged_never_reach_the_engine() -> None:
     assert session.batches == []
 
 
+class OneRow(Brightness):
+    """An engine that answers one picture whatever it gets."""
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        return {name: array[:1] for name, array in super().infer(inputs, outputs).items()}
+
+
+def test_outputs_that_are_not_one_row_for_each_picture_are_nobodys() -> None:
+    pipeline = Pipeline(OneRow(), signature("batch"), recognition(), batch=2)
+    with pytest.raises(Exception, match=r"output0|out of bounds"):
+        pipeline.infer(pipeline.prepare([shot(85), shot(255)]))
+    assert widths(pipeline.infer(pipeline.prepare([shot(85)]))) == pytest.approx([20.0], abs=0.1)
+
+
+def test_an_output_that_cannot_be_read_is_the_error_of_its_picture() -> None:
+    class Garbled(Brightness):
+        def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+            return {"output0": np.zeros((1, 2), np.float32)}
+
+    pipeline = Pipeline(Garbled(), signature("batch"), recognition(), batch=2)
+    (outcome,) = pipeline.infer(pipeline.prepare([shot(85)]))
+    assert isinstance(outcome, Exception)
+
+
 def test_every_picture_has_its_own_thresholds() -> None:
     pipeline = Pipeline(Brightness(), signature("batch"), recognition(), batch=2)
     strict, easy = pipeline.infer(pipeline.prepare([shot(85, Thresholds(score=0.95)), shot(85)]))

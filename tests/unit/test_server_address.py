@@ -13,7 +13,8 @@ from unittest.mock import Mock
 import pytest
 
 from edged.errors import ConfigError
-from edged.ingress.server import Ingress, tcp_address
+from edged.ingress.address import tcp_address
+from edged.ingress.server import Ingress
 from edged.serving.camera import Cameras
 
 
@@ -21,7 +22,7 @@ def bound(address: str) -> list[str]:
     """The addresses of a server that was made for `address`, and never started."""
 
     async def make() -> list[str]:
-        ingress = Ingress(Mock(), [address], Cameras())
+        ingress = Ingress(Mock(), [address], Cameras(), Mock())
         await ingress.stop(0.0)
         return ingress.addresses
 

@@ -112,17 +112,18 @@ def test_work_that_was_lost_with_its_host_is_tried_once_more_before_everything_e
         assert first.arena.taken == 0
         assert not lost.future.done()
         slot.install(second.session())
-        assert second.sent() == [b"lost", b"also"]
+        assert second.sent() == [b"lost"]  # with nothing beside it: it may be what killed the host
         second.lose()
         slot.vacate(second)  # type: ignore[arg-type]
         with pytest.raises(HostLost):
             await quick(lost.future)
-        with pytest.raises(HostLost):
-            await quick(waiting[0].future)
         slot.install(third.session())
+        assert third.sent() == [b"also"]
         third.answer()
-        assert (await quick(waiting[1].future)).outputs[0].data == b"later"
-        assert slot.failed == 2
+        await turn()
+        third.answer()
+        assert [(await quick(each.future)).outputs[0].data for each in waiting] == [b"also", b"later"]
+        assert slot.failed == 1
 
     run(work())
 

@@ -6,8 +6,9 @@ import asyncio
 import time
 
 import msgspec
+import pytest
 
-from edged.errors import EngineUnusable, InvalidInput, Overwritten
+from edged.errors import EngineUnusable, HostLost, InvalidInput, Overwritten
 from edged.serving import messages as m
 from edged.serving.schedule import Batching
 from edged.serving.slot import IN_FLIGHT, ServingSession, Slot
@@ -119,11 +120,68 @@ def test_a_batch_that_is_lost_with_its_host_is_tried_once_more_one_by_one() -> N
         slot.vacate(link)  # type: ignore[arg-type]
         await turn()
         slot.install(session(second, Batching(4)))
-        assert sizes(second) == [1, 1]
+        assert sizes(second) == [1]
         await drain(second)
         assert [each.future.result().detections for each in frames] == [bytes([n]) for n in range(3)]
 
     run(work())
+
+
+def test_a_picture_that_kills_its_host_again_and_again_takes_no_other_along() -> None:
+    async def work() -> None:
+        slot, link = Slot("m"), FakeLink()
+        frames = [frame(number) for number in range(6)]
+        for number, each in enumerate(frames):
+            slot.offer(number, each)
+        slot.install(session(link, Batching(3)))
+        while not all(each.future.done() for each in frames):
+            if any(b"\1" in sent for sent in link.sent()):
+                link.lose()
+                slot.vacate(link)  # type: ignore[arg-type]
+                await turn()
+                link = FakeLink()
+                slot.install(session(link, Batching(3)))
+            else:
+                link.answer()
+            await turn()
+        assert isinstance(frames[1].future.exception(), HostLost)
+        others = [each for number, each in enumerate(frames) if number != 1]
+        assert [each.future.result().detections for each in others] == [bytes([n]) for n in (0, 2, 3, 4, 5)]
+
+    run(work())
+
+
+def test_frames_that_find_no_room_together_go_one_after_the_other() -> None:
+    async def work() -> None:
+        slot, link = Slot("m"), FakeLink(256)
+        frames = [FrameWork(bytes([number]) * 100) for number in range(5)]  # of which two fit
+        for number, each in enumerate(frames):
+            slot.offer(number, each)
+        slot.install(session(link, Batching(4)))
+        assert sizes(link) == [2]
+        for _ in range(10):
+            if link.jobs:
+                link.answer()
+            await turn()
+        assert [each.future.result().detections for each in frames] == [bytes([n]) * 100 for n in range(5)]
+        assert (slot.failed, link.arena.taken) == (0, 0)
+
+    run(work())
+
+
+def test_an_answer_that_nobody_expected_does_not_stop_the_engine() -> None:
+    async def work() -> None:
+        slot, link = Slot("m"), FakeLink()
+        serving = session(link, Batching())
+        slot.install(serving)
+        slot.offer("a", frame(1))
+        _, future = link.jobs.pop(1)
+        future.set_exception(RuntimeError("a mistake"))
+        await turn()
+        assert (serving.in_flight, link.arena.taken) == (0, 0)
+
+    with pytest.raises(AssertionError, match="a mistake"):  # it is heard of
+        run(work())
 
 
 def test_one_picture_that_is_damaged_is_nothing_to_the_others() -> None:

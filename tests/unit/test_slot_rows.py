@@ -223,6 +223,43 @@ def test_a_request_that_waited_too_long_is_refused_or_goes_last() -> None:
     run(work())
 
 
+def test_a_request_that_goes_last_needs_no_other_to_be_answered() -> None:
+    async def work() -> None:
+        slot, link = slot_with(1, policy=QueuePolicy(timeout=0.01, delay=True)), FakeLink()
+        alone = request(b"a")
+        slot.push(alone)
+        await asyncio.sleep(0.03)
+        slot.install(session(link))
+        assert len(link.jobs) == 1
+        await drain(link)
+        assert rows_of(alone) == b"a"
+
+    run(work())
+
+
+def test_no_more_requests_wait_for_the_last_place_than_may_wait_at_all() -> None:
+    async def work() -> None:
+        slot, link = slot_with(1, policy=QueuePolicy(size=3, timeout=0.01, delay=True)), FakeLink()
+        slot.install(session(link))
+        requests = [request(b"in flight") for _ in range(2)]
+        for each in requests:
+            slot.push(each)
+        for _ in range(4):
+            requests += [request(b"late") for _ in range(3)]
+            for each in requests[-3:]:
+                slot.push(each)
+            await asyncio.sleep(0.03)
+            link.answer()
+            await turn()
+        refused = [each for each in requests if each.future.done() and each.future.exception()]
+        assert all(isinstance(each.future.exception(), DeadlineExceeded) for each in refused)
+        assert len(refused) >= 4
+        assert slot.waiting <= 6
+        slot.refuse(EngineUnusable("the test is over"))
+
+    run(work())
+
+
 class Broken:
     size = 1
 

@@ -78,7 +78,7 @@ def test_frames_of_an_idle_model_are_all_delivered_in_order() -> None:
         await reader.read_all()
         assert reader.ended
         assert [(d.tag, d.skipped) for d in reader.got] == [(n, 0) for n in range(6)]
-        assert [d.answer.detections for d in reader.got] == [d.work.data for d in reader.got]  # type: ignore[union-attr]
+        assert [d.answer.detections for d in reader.got] == [frame(n).data for n in range(6)]  # type: ignore[union-attr]
 
     run(work())
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections import Counter
 from collections.abc import Hashable
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.errors import InvalidInput, Overwritten
+from edged.errors import InvalidInput, NotReady, Overloaded, Overwritten
 from edged.serving import stream as streams
 from edged.serving.camera import Cameras
 from edged.serving.options import StreamOptions
@@ -53,6 +55,11 @@ class Line:
             camera, self.sent, frame(self.sent), self.slot, sequence=self.sent, captured_ns=captured_ns, options=options
         )
         self.sent += 1
+
+    def come_back(self) -> None:
+        """An engine serves."""
+        if self.slot.current is None:
+            self.slot.install(self.link.session())
 
     async def answer_all(self) -> None:
         await turn()
@@ -172,6 +179,37 @@ def test_a_frame_that_was_old_when_it_came_is_skipped_when_its_turn_comes() -> N
     run(work())
 
 
+def test_a_camera_whose_clock_is_slow_is_told_of_where_that_costs_its_frames() -> None:
+    async def work() -> None:
+        line = Line()
+        line.put(StreamOptions(max_staleness=5.0), captured_ns=time.time_ns() - 3_600_000_000_000)
+        line.put(captured_ns=time.time_ns() + 3_600_000_000_000)
+        results = await line.finish()
+        assert [each.tag for each in results if isinstance(each, Delivery)] == [1]
+        assert all(each.age_ms >= 0 for each in results if isinstance(each, Delivery))
+        (report,) = line.cameras.reports()
+        assert "3600 s after its capture; is the camera's clock right?" in report.last_error
+        assert report.failed == 0
+
+    run(work())
+
+
+def test_a_frame_that_was_held_back_goes_when_all_before_it_were_skipped() -> None:
+    async def work() -> None:
+        line = Line()
+        line.slot.vacate(line.link)  # type: ignore[arg-type]
+        for _ in range(6):
+            line.put(StreamOptions("every_frame", max_staleness=0.02))
+        line.put(StreamOptions())
+        await asyncio.sleep(0.05)
+        line.slot.install(line.link.session())
+        results = await line.finish()
+        assert [each.tag for each in results if isinstance(each, Delivery)] == [6]
+        assert skips(results) == [(0, 5, 6, "stale")]
+
+    run(work(), 10)
+
+
 def test_a_frame_that_waited_too_long_for_its_engine_is_skipped() -> None:
     async def work() -> None:
         line = Line()
@@ -202,6 +240,25 @@ def test_skipped_frames_are_told_of_while_no_answer_comes(monkeypatch: pytest.Mo
         assert (report.camera, skips([report])) == ("c", [(1, 5, 5, "rate")])
         line.stream.end()
         assert [each async for each in results] == []
+
+    run(work())
+
+
+def test_frames_skipped_while_an_answer_was_being_read_are_told_of_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_TELL_SECONDS", 0.05)
+
+    async def work() -> None:
+        line, slow = Line(), StreamOptions(max_fps=0.001)
+        line.put(slow)
+        await line.answer_all()
+        results = line.stream.results()
+        assert isinstance(await anext(results), Delivery)
+        line.put(slow)
+        await asyncio.sleep(0.15)  # the answer is on its way to a slow client
+        report = await asyncio.wait_for(anext(results), 10)
+        assert isinstance(report, SkipReport)
+        assert skips([report]) == [(1, 1, 1, "rate")]
+        line.stream.close()
 
     run(work())
 
@@ -273,6 +330,78 @@ def test_weights_decide_how_often_a_camera_is_answered() -> None:
         assert abs(counts["yard"] - counts["gate"]) <= 10
         if reading is not None:
             reading.cancel()
+        line.stream.close()
+
+    run(work())
+
+
+def test_a_change_of_its_weight_does_not_give_a_camera_more_frames() -> None:
+    async def work() -> None:
+        line = Line()
+        for number in range(4):
+            line.put(StreamOptions(max_fps=0.001, share=Share(1.0 + number)))
+        results = await line.finish()
+        assert [each.tag for each in results if isinstance(each, Delivery)] == [0]
+
+    run(work())
+
+
+def test_a_stream_has_so_many_cameras_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_MOST_CAMERAS", 3)
+
+    async def work() -> None:
+        line = Line()
+        for camera in "abcab":
+            line.put(camera=camera)
+        with pytest.raises(Overloaded, match="3 cameras"):
+            line.put(camera="d")
+        for wrong in ("x" * 201, "two\nlines", "\x1b[31mred"):
+            with pytest.raises(InvalidInput, match="printable"):
+                Line().put(camera=wrong)
+        assert {each.camera for each in await line.finish()} == set("abc")
+        line.stream.close()
+        assert [each.camera for each in line.cameras.reports()] == ["a", "b", "c"]
+
+    run(work())
+
+
+class Label:
+    """A tag that can be asked whether it is still there."""
+
+
+def test_nothing_of_a_frame_is_kept_for_the_garbage_collector() -> None:
+    async def work() -> None:
+        stream, slot = Stream[Label](), Slot("m")
+        slot.refuse(NotReady("no engine"))
+        labels = []
+        for place in (slot, InvalidInput("no picture")):
+            label = Label()
+            labels.append(weakref.ref(label))
+            stream.put("c", label, frame(), place)
+            del label
+        stream.end()
+        assert len([each async for each in stream.results()]) == 2
+        stream.close()
+        del stream, place
+        await turn()
+        assert [label() for label in labels] == [None, None]
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(work())
+    finally:
+        gc.enable()
+
+
+def test_pictures_do_not_wait_with_their_answers_for_a_client_that_does_not_read() -> None:
+    async def work() -> None:
+        line = Line()
+        works = [frame(number) for number in range(3)]
+        for each in works:
+            line.stream.put("c", 0, each, line.slot)
+            await line.answer_all()
+        assert [each.data for each in works] == [b""] * 3
         line.stream.close()
 
     run(work())
@@ -364,20 +493,32 @@ def test_two_connections_of_one_camera_do_not_share_their_tracks() -> None:
             line.link.answer()
             await until(lambda: bool(tracker.asked), "asking the tracker")
             await turn()
-        first, second = (key for key, _ in tracker.asked)
-        assert first == ("c", "model") != second
+        lines[0].put()
+        lines[0].link.answer()
+        await turn()
         for _, future in tracker.asked:
             future.set_result(())
-        for line in lines:
+        await turn()
+        keys = [key for key, _ in tracker.asked]
+        # The one that began last goes on with the camera's tracks: the other may have been lost without a sign.
+        assert keys[:2] == [("c", "model")] * 2
+        own = tracker.asked[-1][0]
+        tracker.asked[-1][1].set_result(())
+        assert own != ("c", "model")
+        for line in reversed(lines):
             await line.finish()
             line.stream.close()
-        assert tracker.forgotten == [second]
+        assert own in tracker.forgotten
+        assert ("c", "model") not in tracker.forgotten
 
     run(work())
 
 
 ACTIONS = st.lists(
-    st.sampled_from(["put", "put", "put", "answer", "read", "every", "freshest", "rate", "stale", "fresh"]), max_size=60
+    st.sampled_from(
+        ["put", "put", "put", "answer", "read", "every", "freshest", "rate", "stale", "fresh", "away", "back"]
+    ),
+    max_size=60,
 )
 MODES = {
     "every": EVERY,
@@ -400,6 +541,10 @@ def test_whatever_is_asked_every_frame_is_answered_or_told_of_exactly_once(actio
                 line.put(options)
             elif action == "answer" and line.link.jobs:
                 line.link.answer()
+            elif action == "away":
+                line.slot.vacate(line.link)  # type: ignore[arg-type]
+            elif action == "back":
+                line.come_back()
             elif action == "read":
                 reading = reading or asyncio.ensure_future(anext(results))
             options = MODES.get(action, options)
@@ -408,6 +553,7 @@ def test_whatever_is_asked_every_frame_is_answered_or_told_of_exactly_once(actio
                 got.append(reading.result())
                 reading = None
         line.stream.end()
+        line.come_back()
 
         async def rest() -> None:
             if reading is not None:

@@ -232,7 +232,8 @@ def test_a_peer_that_has_gone_leaves_nothing(folder: Path) -> None:
                     await result(link)
             assert box.lane.peers > 0
             await until(lambda: not box.lane.peers, "the idle streams end")
-            assert all(record.connections == 0 for record in box.cameras._records.values())
+            records = box.cameras._records.values()
+            await until(lambda: all(record.connections == 0 for record in records), "they let go of their cameras")
 
     run(main())
 

@@ -16,13 +16,14 @@ from hypothesis.extra import numpy as hnp
 from edged.backend.contract import Signature
 from edged.backend.profile import Profile, Range
 from edged.errors import InvalidInput
-from edged.ingress.tensor_request import inputs_of, outputs_of, response
+from edged.ingress.inference import wire
+from edged.ingress.inference.parameters import Place, Wanted
+from edged.ingress.inference.tensors import inputs_of as checked
+from edged.ingress.inference.tensors import outputs_of
 from edged.proto import open_inference_pb2 as pb
 from edged.raw_contents import to_array, to_bytes
-from edged.serving.messages import Times
-from edged.serving.work import Answered, OutputTensor
+from edged.serving.work import InputTensor, Source
 from edged.tensors import DATATYPES, Array, TensorSpec, numpy_dtype
-from tests.fake_link import engine_ref
 
 TYPED = {
     "BOOL": "bool_contents",
@@ -43,6 +44,15 @@ TWO = Signature(
     (TensorSpec("boxes", "FP32", ("n", 4)), TensorSpec("scores", "FP32", ("n",))),
 )
 IMAGE, MODE = struct.pack("<4f", 1, 2, 3, 4), b"\1\xff"
+
+
+def inputs_of(
+    request: pb.ModelInferRequest,
+    signature: Signature,
+    profile: Profile = Profile(),  # noqa: B008 - it is frozen
+) -> tuple[InputTensor, ...]:
+    """What a request holds, however it was read."""
+    return checked(wire.Request.of(request), signature, profile)
 
 
 def one(datatype: str, *shape: int | str) -> Signature:
@@ -72,7 +82,9 @@ def two() -> pb.ModelInferRequest:
 
 
 def all_arrays(request: pb.ModelInferRequest, signature: Signature) -> list[Array]:
-    return [to_array(t.name, t.datatype, t.shape, t.data) for t in inputs_of(request, signature)]
+    tensors = inputs_of(request, signature)
+    assert not any(isinstance(tensor.data, Source) for tensor in tensors)
+    return [to_array(t.name, t.datatype, t.shape, t.data) for t in tensors]
 
 
 def read(request: pb.ModelInferRequest, signature: Signature) -> Array:
@@ -226,7 +238,7 @@ def test_any_bytes_that_are_a_request_are_taken_or_refused(data: bytes) -> None:
         return
     with contextlib.suppress(InvalidInput):
         inputs_of(request, TWO)
-        outputs_of(request, TWO)
+        outputs_of(wire.Request.of(request), TWO)
 
 
 # -- outputs --------------------------------------------------------------------------------------------------------
@@ -239,34 +251,82 @@ def asked(*names: str) -> pb.ModelInferRequest:
     return request
 
 
+def wanted(request: pb.ModelInferRequest) -> tuple[Wanted, ...]:
+    return outputs_of(wire.Request.of(request), TWO)
+
+
 def test_outputs_are_those_asked_for_in_that_order_or_all() -> None:
-    assert outputs_of(asked(), TWO) is None
-    assert outputs_of(asked("scores"), TWO) == ("scores",)
-    assert outputs_of(asked("scores", "boxes"), TWO) == ("scores", "boxes")
+    assert wanted(asked()) == ()
+    assert wanted(asked("scores")) == (Wanted("scores"),)
+    assert wanted(asked("scores", "boxes")) == (Wanted("scores"), Wanted("boxes"))
 
 
 @pytest.mark.parametrize(("names", "word"), [(["score"], "'score'"), (["boxes", "boxes"], "'boxes'"), ([""], "''")])
 def test_outputs_that_cannot_be_given_are_refused_by_name(names: list[str], word: str) -> None:
     with pytest.raises(InvalidInput, match=word):
-        outputs_of(asked(*names), TWO)
+        wanted(asked(*names))
 
 
-def test_an_answer_has_one_raw_entry_per_output_and_the_requests_id() -> None:
-    outputs = (
-        OutputTensor("scores", "FP32", (2,), struct.pack("<2f", 1, 2)),
-        OutputTensor("none", "INT64", (0, 4), b""),
-        OutputTensor("scalar", "BOOL", (), b"\1"),
-    )
-    answer = Answered(engine_ref("k"), None, outputs, 0, 0, 0.0, Times())
-    message = response(asked(), "m", "7", answer)
-    assert (message.id, message.model_name, message.model_version) == ("42", "m", "7")
-    assert [(o.name, o.datatype, list(o.shape)) for o in message.outputs] == [
-        ("scores", "FP32", [2]),
-        ("none", "INT64", [0, 4]),
-        ("scalar", "BOOL", []),
-    ]
-    assert list(message.raw_output_contents) == [struct.pack("<2f", 1, 2), b"", b"\1"]
-    assert not any(o.HasField("contents") for o in message.outputs)
+# -- inputs that are not in the message -----------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """A tensor in a region, which nobody reads here."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.size = place, place.size
+
+    def read_into(self, place: memoryview) -> None:
+        raise AssertionError
+
+
+def in_memory(request: pb.ModelInferRequest, index: int, size: int, offset: int = 0) -> pb.ModelInferRequest:
+    """The request with one input in the region `r` and without its raw contents."""
+    parameters = request.inputs[index].parameters
+    parameters["shared_memory_region"].string_param = "r"
+    parameters["shared_memory_byte_size"].int64_param = size
+    if offset:
+        parameters["shared_memory_offset"].int64_param = offset
+    del request.raw_input_contents[index]
+    return request
+
+
+def located(request: pb.ModelInferRequest) -> tuple[InputTensor, ...]:
+    return checked(wire.Request.of(request), TWO, locate=lambda place, tensor: Elsewhere(place))
+
+
+def test_raw_contents_are_of_the_inputs_that_are_not_in_shared_memory() -> None:
+    image, mode = located(in_memory(two(), 0, 16, offset=64))
+    assert isinstance(image.data, Elsewhere)
+    assert image.data.place == Place("r", 64, 16)
+    assert mode.data == MODE
+    image, mode = located(in_memory(two(), 1, 2))
+    assert image.data == IMAGE
+    assert isinstance(mode.data, Elsewhere)
+
+
+def test_shared_memory_that_does_not_fit_its_tensor_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match="'image' holds 15 bytes"):
+        located(in_memory(two(), 0, 15))
+    request = in_memory(two(), 0, 16)
+    request.raw_input_contents.append(IMAGE)
+    with pytest.raises(InvalidInput, match="1 inputs that are not in shared memory but 2 raw contents"):
+        located(request)
+    request = in_memory(two(), 0, 16)
+    request.inputs[0].contents.fp32_contents.extend([1, 2, 3, 4])
+    with pytest.raises(InvalidInput, match="'image' has contents and a place"):
+        located(request)
+    with pytest.raises(InvalidInput, match="not read here"):
+        inputs_of(in_memory(two(), 0, 16), TWO)
+
+
+def test_inputs_that_are_filled_in_may_be_missing_and_may_not_be_sent() -> None:
+    request = two()
+    with pytest.raises(InvalidInput, match="'mode' is filled in by edged"):
+        checked(wire.Request.of(request), TWO, filled={"mode"})
+    del request.inputs[1], request.raw_input_contents[1]
+    (image,) = checked(wire.Request.of(request), TWO, filled={"mode"})
+    assert image.name == "image"
 
 
 # -- shapes that engines are made for -------------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""Where a lane listens: addresses as people write them, and why one cannot be used."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+from edged.errors import ConfigError
+
+
+def unix_path(address: str) -> Path:
+    """The path of `unix:PATH`. ConfigError where it is too long for a socket."""
+    path = Path(address.removeprefix("unix:").removeprefix("//"))
+    if len(os.fsencode(path)) > 107:
+        raise ConfigError(f"socket path {path} is longer than the 107 bytes that Linux allows; choose a shorter one")
+    return path
+
+
+def tcp_address(address: str) -> tuple[str, int]:
+    """Host, an IPv6 address without brackets, and port of `HOST:PORT`. ConfigError where it is not on this machine."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not (port.isascii() and port.isdecimal()):
+        raise ConfigError(f"listen address {address!r} is neither unix:PATH nor HOST:PORT")
+    if len(port) > 5 or int(port) > 65535:
+        raise ConfigError(f"listen address {address!r} has no usable port; give one from 0 to 65535")
+    if host.startswith("[") and host.endswith("]") and ":" in host:
+        host = host[1:-1]
+    host = host or "localhost"
+    if not _is_loopback(host):
+        raise ConfigError(f"listen address {address!r} may be reachable from other machines; use localhost:{port}")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may mean any machine
+        return False
+
+
+def make_way(path: Path) -> None:
+    """Removes a socket that a killed daemon left. ConfigError when something else is there, or a living daemon."""
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"{path} exists and is not a socket; remove it or listen elsewhere")
+    if _is_answered(path):
+        raise ConfigError(f"another daemon listens on {path}; stop it or listen elsewhere")
+    path.unlink(missing_ok=True)
+
+
+def _is_answered(path: Path) -> bool:
+    """Whether a living process listens on the socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def why_not_tcp(host: str, port: int) -> str:
+    """Why gRPC could not listen there."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        return f"{host} has no address here: {error.strerror}"
+    reasons = [why_not(family, place) for family, _, _, _, place in found]
+    return next(filter(None, reasons), "gRPC refused it")
+
+
+def why_not(family: int, place: tuple[Any, ...] | str) -> str:
+    """What the system says when it is asked to bind; empty where it does not mind."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return "the port is taken; choose another"
+        return error.strerror or str(error)
+    return ""

@@ -1,0 +1,1 @@
+"""inference.GRPCInferenceService: the Open Inference Protocol with the extensions of Triton."""

@@ -1,0 +1,74 @@
+"""What the server and its models are: ModelReady, ServerMetadata, ModelMetadata, ModelConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edged.control.controller import Controller
+from edged.errors import NotReady
+from edged.ingress.inference import model_config
+from edged.ingress.inference.models import find, loaded
+from edged.ingress.rpc import Context, Service
+from edged.proto import open_inference_pb2 as pb
+from edged.tensors import TensorSpec
+from edged.version import __version__
+
+# Only what works is claimed.
+EXTENSIONS = (
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "binary_tensor_data",
+    "classification",
+    "parameters",
+    "schedule_policy",
+    "sequence",
+    "system_shared_memory",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+class ConfigurationHandlers:
+    """Answers from the controller's plans."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def register(self, service: Service) -> None:
+        service.unary("ModelReady", pb.ModelReadyRequest, self.model_ready)
+        service.unary("ServerMetadata", pb.ServerMetadataRequest, self.server_metadata)
+        service.unary("ModelMetadata", pb.ModelMetadataRequest, self.model_metadata)
+        service.unary("ModelConfig", pb.ModelConfigRequest, self.model_config)
+
+    async def model_ready(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        """False while it loads. A model that cannot serve is an error: some clients look at the status alone."""
+        planned = find(self._controller, request.name, request.version)
+        if planned.serving is None and planned.problem is not None:
+            raise NotReady(f"model {request.name!r} cannot be served: {planned.problem}")
+        return pb.ModelReadyResponse(ready=planned.serving is not None)
+
+    async def server_metadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(name="edged", version=__version__, extensions=EXTENSIONS)
+
+    async def model_metadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        planned = find(self._controller, request.name, request.version)
+        model = await loaded(planned)
+        versions = self._controller.catalogue.versions(model.entry.model)
+        return pb.ModelMetadataResponse(
+            name=model.entry.model,
+            versions=sorted({each.version for each in versions}, key=int),
+            platform=model_config.PLATFORM,
+            inputs=_tensors(model_config.clients_inputs(model)),
+            outputs=_tensors(model_config.clients_outputs(model)),
+        )
+
+    async def model_config(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        planned = find(self._controller, request.name, request.version)
+        model = await loaded(planned)
+        return pb.ModelConfigResponse(config=model_config.config_of(model, planned.slot.batching_policy))
+
+
+def _tensors(specs: Iterable[TensorSpec]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
+    return [pb.ModelMetadataResponse.TensorMetadata(name=s.name, datatype=s.datatype, shape=s.dims) for s in specs]

@@ -1,0 +1,116 @@
+"""One camera within one client's call: its frames under way, its options, and where its frames are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from edged.errors import EdgedError, InvalidInput
+from edged.serving.camera import CameraRecord, Cameras
+from edged.serving.options import StreamOptions
+from edged.serving.rate import Limit
+from edged.serving.skips import SkipLedger
+from edged.serving.slot import Slot
+from edged.serving.work import FrameWork
+
+# One waiting, two in flight, one answered but not yet read by the client.
+_UNDER_WAY = 4
+# The same where every frame is answered: enough to keep an engine with batches busy, few enough to be no delay.
+EVERY_UNDER_WAY = 16
+_LONGEST_ID = 200  # characters: people read them in a table
+
+Tag = TypeVar("Tag")
+
+
+@dataclass(slots=True, eq=False)
+class Entry(Generic[Tag]):
+    """A frame that was put."""
+
+    tag: Tag
+    work: FrameWork
+    slot: Slot | EdgedError  # where it goes, or why it goes nowhere
+    place: int  # among all frames of its camera
+    sequence: int
+    captured_ns: int
+    received_ns: int
+    record: CameraRecord | None
+    ids: asyncio.Future[tuple[int, ...]] | None = None
+
+    @property
+    def captured(self) -> float:
+        """Seconds since the epoch at its capture, at its receipt where that is not known."""
+        return (self.captured_ns if self.captured_ns > 0 else self.received_ns) / 1e9
+
+    def drop(self) -> None:
+        """Nobody is there any more to be told what becomes of it."""
+        self.work.future.cancel()
+        if self.record is not None:
+            self.record.dropped += 1
+
+
+@dataclass(slots=True, eq=False)
+class StreamCamera(Generic[Tag]):
+    """`connection` is the stream that it belongs to."""
+
+    name: str
+    connection: object
+    options: StreamOptions = field(default_factory=StreamOptions)
+    limit: Limit = field(default_factory=lambda: Limit(0))
+    pending: deque[Entry[Tag]] = field(default_factory=deque)  # offered, in order
+    held: Entry[Tag] | None = None  # not offered: the client is behind
+    unread: int = 0
+    places: int = 0
+    skips: SkipLedger = field(default_factory=SkipLedger)
+    told: asyncio.TimerHandle | None = None
+    records: dict[str, CameraRecord] = field(default_factory=dict)  # by model
+    tracks: dict[str, Hashable] = field(default_factory=dict)  # of its own, by model
+
+    def __post_init__(self) -> None:
+        if len(self.name) > _LONGEST_ID or not self.name.isprintable():
+            raise InvalidInput(f"camera {self.name[:40]!r} is no id: give at most {_LONGEST_ID} printable characters")
+
+    @property
+    def lane(self) -> Hashable:
+        """Where its frames wait; two calls with a camera of one id have two."""
+        return id(self.connection), self.name
+
+    @property
+    def under_way(self) -> int:
+        return len(self.pending) + self.unread
+
+    @property
+    def is_full(self) -> bool:
+        return self.under_way >= (_UNDER_WAY if self.options.mode == "freshest" else EVERY_UNDER_WAY)
+
+    def adopt(self, options: StreamOptions) -> None:
+        """From the next frame on it is treated so."""
+        if options.max_fps != self.options.max_fps:
+            self.limit = Limit(options.max_fps)
+        self.options = options
+
+    def record(self, slot: Slot | EdgedError, known: Cameras, lane: str) -> CameraRecord | None:
+        """Of the camera and the model it looks through; a frame that goes nowhere counts where the others went."""
+        if isinstance(slot, EdgedError):
+            return next(reversed(self.records.values()), None)
+        record = self.records.get(slot.model)
+        if record is None:
+            record = self.records[slot.model] = known.connect(self.name, slot.model, lane)
+        return record
+
+    def tracks_of(self, record: CameraRecord) -> Hashable:
+        """Whose tracks its frames go on: the camera's in the connection that began last, since one that was lost may
+        look alive for hours; in another its own, since two would tear each other's tracks apart."""
+        if record.model not in self.tracks:
+            self.tracks[record.model] = (record.camera, record.model, id(self.connection))
+            record.tracked_by = self.connection
+        return (record.camera, record.model) if record.tracked_by is self.connection else self.tracks[record.model]
+
+    def leave(self, known: Cameras) -> None:
+        """The connection has ended."""
+        for record in self.records.values():
+            if record.tracked_by is self.connection:
+                record.tracked_by = None
+            known.disconnect(record)

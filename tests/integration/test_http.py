@@ -1,0 +1,361 @@
+"""HTTP to a real daemon gives what gRPC gives: tensors, pictures, models, errors; by curl as its page says, and by
+NVIDIA's client."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from edged import raw_contents
+from edged.shapes import MODEL_PATH, Scene
+from edged.tensors import numpy_dtype
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon, wait_for
+
+_ROOT = Path(__file__).parents[2]
+_PICTURE = Scene(7).frame(0)[0]
+_JPEG = cv2.imencode(".jpg", _PICTURE)[1].tobytes()
+_NUMBERS = [name for name in onnx_files.DTYPES if name not in ("BYTES", "FP16", "BF16")]
+
+
+class HttpDaemon(Daemon):
+    """A daemon that listens for HTTP, too."""
+
+    def __init__(self, listen: str, *arguments: str, body_mb: int = 4) -> None:
+        super().__init__()
+        config = self.home / "edged.toml"
+        config.write_text(f'[http]\nlisten = "{listen.format(home=self.home)}"\nbody_mb = {body_mb}\n')
+        self._arguments = ("--config", str(config), *arguments)
+        self.web = ""
+
+    def start(self) -> HttpDaemon:
+        super().start()
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self.web = self._process.stdout.readline().split()[-1]
+        return self
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.web.removeprefix("http://"), timeout=30)
+
+
+Told = tuple[int, dict[str, str], bytes]
+
+
+def ask(
+    daemon: HttpDaemon, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+) -> Told:
+    with contextlib.closing(daemon.connection()) as connection:
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+def told(daemon: HttpDaemon, method: str, path: str, said: Any = None) -> Any:
+    status, _, body = ask(daemon, method, path, None if said is None else json.dumps(said).encode())
+    assert status == 200, body
+    return json.loads(body)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[HttpDaemon]:
+    daemon = HttpDaemon("127.0.0.1:0", "--model", f"shapes={MODEL_PATH}")
+    for datatype in onnx_files.DTYPES:
+        onnx_files.identity(daemon.models / f"id_{datatype}.onnx", datatype)
+    with daemon:
+        for name in ("shapes", *(f"id_{datatype}" for datatype in onnx_files.DTYPES)):
+            daemon.ready(name)
+        yield daemon
+
+
+def values_of(datatype: str) -> Any:
+    random, dtype = np.random.default_rng(5), numpy_dtype(datatype)
+    if datatype == "BOOL":
+        return random.integers(0, 2, (3, 4)).astype(bool)
+    if dtype.kind == "f":
+        return random.standard_normal((3, 4)).astype(dtype)
+    bounds = np.iinfo(dtype.name)
+    return random.integers(bounds.min, bounds.max, (3, 4), dtype=dtype, endpoint=True)
+
+
+@pytest.mark.parametrize("datatype", _NUMBERS)
+def test_numbers_in_json_come_back_exactly(daemon: HttpDaemon, datatype: str) -> None:
+    values = values_of(datatype)
+    tensor = {"name": "x", "datatype": datatype, "shape": [3, 4], "data": values.tolist()}
+    answer = told(daemon, "POST", f"/v2/models/id_{datatype}/infer", {"id": "seven", "inputs": [tensor]})
+    (output,) = answer.pop("outputs")
+    assert answer == {"id": "seven", "model_name": f"id_{datatype}", "model_version": "1"}
+    assert (output["name"], output["datatype"], output["shape"]) == ("y", datatype, [3, 4])
+    assert np.array(output["data"], values.dtype).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("datatype", onnx_files.DTYPES)
+def test_binary_tensors_come_back_bit_by_bit(daemon: HttpDaemon, datatype: str) -> None:
+    elements = [b"", "ß\0".encode(), b"x" * 300, b"a"]
+    data = bytes(
+        raw_contents.to_bytes(np.array(elements, np.object_)) if datatype == "BYTES" else values_of(datatype).tobytes()
+    )
+    shape = [1, 4] if datatype == "BYTES" else [3, 4]
+    tensor = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    status, told_headers, body = ask(daemon, "POST", f"/v2/models/id_{datatype}/infer", text + data, headers)
+    assert status == 200, body
+    length = int(told_headers["inference-header-content-length"])
+    assert json.loads(body[:length])["outputs"][0]["parameters"] == {"binary_data_size": len(data)}
+    assert body[length:] == data
+
+
+def test_strings_travel_as_json(daemon: HttpDaemon) -> None:
+    texts = ["", "a", "Größe", "\n\0"]
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 4], "data": texts}
+    assert told(daemon, "POST", "/v2/models/id_BYTES/infer", {"inputs": [tensor]})["outputs"][0]["data"] == texts
+
+
+def test_metadata_readiness_and_statistics_of_models_and_the_server(daemon: HttpDaemon) -> None:
+    assert told(daemon, "GET", "/v2")["name"] == "edged"
+    assert told(daemon, "GET", "/v2/models/shapes/versions/1") == told(daemon, "GET", "/v2/models/shapes")
+    for path in (
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/shapes/ready",
+        "/v2/models/shapes/versions/1/ready",
+    ):
+        assert ask(daemon, "GET", path)[0::2] == (200, b"")
+    metadata = told(daemon, "GET", "/v2/models/shapes")
+    assert metadata["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [1, 3, 320, 320]}]
+    assert told(daemon, "GET", "/v2/models/shapes/config")["input"][0]["dims"] == [1, 3, 320, 320]
+    before = told(daemon, "GET", "/v2/models/id_INT8/stats")["model_stats"][0]
+    tensor = {"name": "x", "datatype": "INT8", "shape": [1, 4], "data": [1, 2, 3, 4]}
+    told(daemon, "POST", "/v2/models/id_INT8/infer", {"inputs": [tensor]})
+    after = told(daemon, "GET", "/v2/models/id_INT8/stats")["model_stats"][0]
+    assert after["inference_count"] == before["inference_count"] + 1
+    assert after["inference_stats"]["success"]["ns"] > before["inference_stats"]["success"]["ns"]
+    assert {each["name"] for each in told(daemon, "GET", "/v2/models/stats")["model_stats"]} >= {"shapes", "id_INT8"}
+    index = told(daemon, "POST", "/v2/repository/index", {"ready": True})
+    assert {"name": "shapes", "version": "1", "state": "READY"} in index
+
+
+def test_settings_are_told_and_changed(daemon: HttpDaemon) -> None:
+    assert told(daemon, "GET", "/v2/trace/setting")["trace_level"] == ["OFF"]
+    assert told(daemon, "POST", "/v2/models/shapes/trace/setting", {"trace_rate": "500"})["trace_rate"] == "500"
+    assert told(daemon, "POST", "/v2/models/shapes/trace/setting", {"trace_rate": None})["trace_rate"] == "1000"
+    assert told(daemon, "POST", "/v2/logging", {"log_verbose_level": 1})["log_verbose_level"] == 1
+    assert told(daemon, "POST", "/v2/logging", {"log_verbose_level": 0}) == told(daemon, "GET", "/v2/logging")
+
+
+def _one(datatype: str, shape: list[int]) -> dict[str, Any]:
+    return {"name": "x", "datatype": datatype, "shape": shape, "data": [1] * 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "status", "words"),
+    [
+        ("/v2/models/nobody/infer", {"inputs": []}, 404, "nobody"),
+        ("/v2/models/id_FP32/versions/9/infer", {"inputs": []}, 404, "9"),
+        ("/v2/models/id_FP32/infer", {"inputs": []}, 400, "'x'"),
+        ("/v2/models/id_FP32/infer", {"inputs": [_one("FP32", [4])]}, 400, "'x'"),
+        ("/v2/models/id_FP32/infer", {"inputs": [_one("INT32", [1, 4])]}, 400, "INT32"),
+        ("/v2/models/id_FP16/infer", {"inputs": [_one("FP16", [1, 4])]}, 400, "binary"),
+        ("/v2/models/id_FP32/infer", {"inputs": [], "parameters": {"triton_x": 1}}, 400, "triton_x"),
+        ("/v2/systemsharedmemory/region/r/register", {"key": "/r", "byte_size": 4}, 409, "unix socket"),
+        ("/v2/cudasharedmemory/region/r/register", {"raw_handle": {"b64": ""}, "byte_size": 4}, 501, "GPU"),
+        ("/v2/systemsharedmemory/region/r/register", {"key": "/r", "byte_size": -4}, 400, "byte_size"),
+        ("/v2/logging", {"log_everything": True}, 400, "log_everything"),
+        ("/edged/v1/detect/nobody", "picture", 404, "nobody"),
+    ],
+)  # fmt: skip
+def test_errors_have_the_status_and_the_words_of_grpc(
+    daemon: HttpDaemon, path: str, said: Any, status: int, words: str
+) -> None:
+    got, _, body = ask(daemon, "POST", path, json.dumps(said).encode())
+    assert got == status, body
+    assert words in json.loads(body)["error"]
+    assert "\n" not in json.loads(body)["error"]
+
+
+def test_a_picture_gets_what_it_gets_over_grpc(daemon: HttpDaemon) -> None:
+    with daemon.client() as client:
+        for query, options in (("", {}), ("?score=0.5&region=100,50,400,400&rotation=90&max_detections=2", {
+            "score": 0.5, "region": (100, 50, 400, 400), "rotation": 90, "max_detections": 2,
+        })):  # fmt: skip
+            wanted = client.infer("shapes", _JPEG, **options)
+            answer = json.loads(ask(daemon, "POST", f"/edged/v1/detect/shapes{query}", _JPEG)[2])
+            assert answer["image"] == {"width": wanted.width, "height": wanted.height}
+            assert len(answer["predictions"]) == len(wanted.detections) > 0
+            for one, other in zip(answer["predictions"], wanted.detections, strict=True):
+                assert one["class"] == other.label
+                centre = ((other.x1 + other.x2) / 2, (other.y1 + other.y2) / 2)
+                assert (one["x"], one["y"], one["confidence"]) == pytest.approx((*centre, other.score), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("body", "query", "headers", "status", "words"),
+    [
+        (b"", "", {}, 400, "no picture"),
+        (b"\xff\xd8\xff nothing", "", {"content-type": "image/jpeg"}, 400, "picture"),
+        (_JPEG, "", {"content-type": "multipart/form-data; boundary=x"}, 400, "--data-binary"),
+        (_JPEG, "?scores=1", {}, 400, "scores"),
+        (_JPEG, "?score=2", {}, 400, "between 0 and 1"),
+        (_JPEG, "?region=1,2,3", {}, 400, "X,Y,WIDTH,HEIGHT"),
+        (_JPEG, "?rotation=45", {}, 400, "45"),
+        (_JPEG + bytes(5 << 20), "", {}, 413, "body_mb"),
+    ],
+)
+def test_what_is_no_picture_is_refused(
+    daemon: HttpDaemon, body: bytes, query: str, headers: dict[str, str], status: int, words: str
+) -> None:
+    got, _, answer = ask(daemon, "POST", f"/edged/v1/detect/shapes{query}", body, headers)
+    assert got == status, answer
+    assert words in json.loads(answer)["error"]
+
+
+def test_a_page_of_another_site_is_refused(daemon: HttpDaemon) -> None:
+    assert ask(daemon, "GET", "/v2", headers={"Host": "rebound.example:8000"})[0] == 403
+    assert ask(daemon, "POST", "/v2/repository/index", b"", {"Origin": "http://elsewhere.example"})[0] == 403
+    assert ask(daemon, "GET", "/v2", headers={"Host": "LOCALHOST:8000"})[0] == 200
+
+
+def test_what_the_page_about_http_says_to_type_works(daemon: HttpDaemon, tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    (tmp_path / "street.jpg").write_bytes(_JPEG)
+    text = (_ROOT / "docs" / "http.md").read_text().replace("\\\n", "")
+    lines = re.findall(r"^    ((?:curl|head) .*)$", text, re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        command = line.replace("http://localhost:8000", daemon.web)
+        words = shlex.split(command) if command.startswith("curl") else ["sh", "-c", command]
+        if words[0] == "curl":
+            words[1:1] = ["--silent", "--show-error", "--fail"]
+        done = subprocess.run(words, capture_output=True, cwd=tmp_path, timeout=60)
+        assert done.returncode == 0, (line, done.stderr)
+        if "detect" in line:
+            assert json.loads(done.stdout)["predictions"], line
+    answer = (tmp_path / "answer.bin").read_bytes()
+    assert answer.endswith(bytes(16))
+
+
+def test_over_a_unix_socket_shared_memory_works_both_ways() -> None:
+    with HttpDaemon("unix:{home}/http.sock") as daemon:
+        onnx_files.identity(daemon.models / "id.onnx", "FP32")
+        daemon.ready("id")
+        path = daemon.web.removeprefix("http+unix:")
+        assert os.stat(path).st_mode & 0o777 == 0o660
+
+        def send(method: str, target: str, said: Any = None) -> tuple[int, Any]:
+            connection = http.client.HTTPConnection("localhost")
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(30)
+            connection.sock.connect(path)
+            with contextlib.closing(connection):
+                connection.request(method, target, json.dumps(said or {}))
+                answer = connection.getresponse()
+                text = answer.read()
+                return answer.status, json.loads(text or b"null")
+
+        segment = Path("/dev/shm") / f"edt-{os.getpid()}"
+        values = np.arange(4, dtype=np.float32)
+        segment.write_bytes(values.tobytes() + bytes(16))
+        try:
+            region = {"key": f"/{segment.name}", "byte_size": 32}
+            assert send("POST", "/v2/systemsharedmemory/region/r/register", region) == (200, None)
+            assert send("GET", "/v2/systemsharedmemory/region/r/status") == (
+                200,
+                [{"name": "r", "offset": 0, **region}],
+            )
+            place = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+            request = {
+                "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": place}],
+                "outputs": [{"name": "y", "parameters": {**place, "shared_memory_offset": 16}}],
+            }
+            status, answer = send("POST", "/v2/models/id/infer", request)
+            assert status == 200, answer
+            assert answer["outputs"][0]["parameters"]["shared_memory_offset"] == 16
+            assert segment.read_bytes()[16:] == values.tobytes()
+            assert send("POST", "/v2/systemsharedmemory/unregister") == (200, None)
+            assert send("GET", "/v2/systemsharedmemory/status") == (200, [])
+        finally:
+            segment.unlink()
+        assert daemon.stop() == 0
+        assert not Path(path).exists()
+
+
+def test_rude_clients_are_survived_and_leave_nothing_behind(daemon: HttpDaemon) -> None:
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{daemon.pid}/fd"))
+
+    address = daemon.web.removeprefix("http://").rsplit(":", 1)
+    target = (address[0], int(address[1]))
+    told(daemon, "GET", "/v2")
+    before = descriptors()
+    head = b"POST /v2/models/id_FP32/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n"
+    for rude in (b"", b"\0" * 1000, head, head + b"x" * 5000, head * 3, b"GET /v2 HTTP/1.1\r\n", os.urandom(3000)) * 10:
+        with socket.create_connection(target) as connection, contextlib.suppress(OSError):
+            connection.sendall(rude)
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(2)
+            connection.recv(100)
+    wait_for("connections are closed", lambda: descriptors() <= before + 3, 30)
+    assert told(daemon, "GET", "/v2")["name"] == "edged"
+
+
+def test_a_daemon_without_http_loads_nothing_of_it(daemon: HttpDaemon) -> None:
+    """Python's own list of what a plain daemon's modules import."""
+    code = "import sys, edged.daemon; print(sorted({'uvicorn', 'h11'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_connection_that_stays_open_does_not_keep_the_daemon() -> None:
+    with HttpDaemon("localhost:0") as daemon:
+        assert daemon.web.startswith("http://localhost:")
+        with contextlib.closing(daemon.connection()) as connection:
+            connection.request("GET", "/v2/health/live")
+            assert connection.getresponse().read() == b""
+            assert daemon.stop() == 0
+            assert connection.sock is not None
+            assert connection.sock.recv(1) == b""
+
+
+@pytest.fixture(scope="module")
+def seen(daemon: HttpDaemon) -> Any:
+    if importlib.util.find_spec("geventhttpclient") is None:
+        pytest.skip("tritonclient[http] is not installed")
+    datatypes = [name for name in onnx_files.DTYPES if name != "BF16"]
+    command = [sys.executable, "-m", "tests.integration.http_peer", daemon.web.removeprefix("http://"), *datatypes]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=_ROOT)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_nvidias_client_reads_everything(seen: Any) -> None:
+    assert (seen["live"], seen["ready"], seen["unready"], seen["server"]) == (True, True, False, "edged")
+    assert seen["metadata"] == [{"name": "images", "datatype": "FP32", "shape": [1, 3, 320, 320]}]
+    assert (seen["config"], seen["trace"], seen["log"]) == ("TYPE_FP32", ["OFF"], 0)
+    assert "shapes" in seen["index"]
+    assert seen["refusal"][0] == "404"
+    assert "nobody" in seen["refusal"][1]
+    assert seen["statistics"] > 0
+
+
+def test_nvidias_client_infers_bit_by_bit(seen: Any) -> None:
+    assert all(seen["binary"].values()), seen["binary"]
+    assert all(seen["json"].values()), seen["json"]
+    assert seen["packed"]

@@ -1,0 +1,370 @@
+"""Models with a Triton configuration, in several versions, loaded and unloaded by command, on a real daemon."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from edged.proto import model_config_pb2 as mc
+from edged.proto import open_inference_pb2 as pb
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon, wait_for
+
+_SECONDS = 60.0
+
+
+class Calls:
+    """The protocol's calls as plain messages."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._channel = grpc.insecure_channel(daemon.unix)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __call__(self, method: str, **fields: Any) -> Any:
+        request: type[Message] = getattr(pb, f"{method}Request", None) or pb.ModelInferRequest
+        response: type[Message] = getattr(pb, f"{method}Response")
+        call = self._channel.unary_unary(
+            f"/inference.GRPCInferenceService/{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=response.FromString,
+        )
+        return call(request(**fields), timeout=_SECONDS)
+
+    def scaled(self, name: str, version: str = "") -> tuple[float, str]:
+        """What the model multiplies by, and the version that says so."""
+        ones = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
+        raw = np.ones((1, 4), np.float32).tobytes()
+        answer = self("ModelInfer", model_name=name, model_version=version, inputs=[ones], raw_input_contents=[raw])
+        return float(np.frombuffer(answer.raw_output_contents[0], np.float32)[0]), answer.model_version
+
+    def index(self, **fields: Any) -> dict[tuple[str, str], tuple[str, str]]:
+        return {(m.name, m.version): (m.state, m.reason) for m in self("RepositoryIndex", **fields).models}
+
+    def load(self, name: str, config: Any = None, **files: bytes) -> None:
+        parameters = {f"file:{path}": pb.ModelRepositoryParameter(bytes_param=data) for path, data in files.items()}
+        if config is not None:
+            parameters["config"] = pb.ModelRepositoryParameter(string_param=json.dumps(config))
+        self("RepositoryModelLoad", model_name=name, parameters=parameters)
+
+
+def refused(code: grpc.StatusCode, call: Callable[[], object]) -> str:
+    """The one line of a call's refusal, with that code."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    assert caught.value.code() is code, caught.value.details()
+    details = str(caught.value.details())
+    assert "\n" not in details
+    assert "Traceback" not in details
+    return details
+
+
+def scale(folder: Path, version: int, factor: float | None = None) -> Path:
+    """A version of a model that multiplies by its number, or by a factor; appears whole."""
+    folder.mkdir(exist_ok=True)
+    staged = folder / f".{version}"
+    staged.mkdir()
+    onnx_files.scale(staged / "model.onnx", factor or float(version))
+    return staged.rename(folder / str(version)) / "model.onnx"
+
+
+@contextmanager
+def serving(daemon: Daemon, config: str = "") -> Iterator[Calls]:
+    if config:
+        (daemon.home / "edged.toml").write_text(config)
+    with daemon, closing(Calls(daemon)) as calls:
+        yield calls
+
+
+def configured(text: str) -> tuple[Daemon, str]:
+    """A daemon that reads a configuration of that text."""
+    daemon = Daemon()
+    daemon._arguments = ("--config", str(daemon.home / "edged.toml"))
+    return daemon, text
+
+
+NOT_FOUND, INVALID = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+# -- versions -------------------------------------------------------------------------------------------------------
+
+
+def test_several_versions_of_a_model_answer_at_once_and_the_newest_for_the_model() -> None:
+    daemon = Daemon()
+    for version in (1, 2, 3):
+        scale(daemon.models / "m", version)
+    (daemon.models / "m" / "edged.toml").write_text('versions = "1,3"')
+    with serving(daemon) as ask:
+        daemon.ready("m")
+        daemon.ready("m:1")
+        assert ask.scaled("m") == (3.0, "3")
+        assert ask.scaled("m", "3") == (3.0, "3")
+        assert ask.scaled("m", "1") == (1.0, "1")
+        assert ask.scaled("m:1") == (1.0, "1")
+        assert list(ask("ModelMetadata", name="m").versions) == ["1", "3"]
+        assert ask("ModelReady", name="m", version="1").ready
+        assert ask("ModelConfig", name="m", version="1").config.version_policy.specific.versions == [1, 3]
+        assert "there are: 3, 1" in refused(NOT_FOUND, lambda: ask.scaled("m", "2"))
+        for method in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
+            assert "there are: 3, 1" in refused(NOT_FOUND, lambda: ask(method, name="m", version="2"))  # noqa: B023
+        assert "whole numbers" in refused(INVALID, lambda: ask.scaled("m", "newest"))
+        figures = {(m.name, m.version) for m in ask("ModelStatistics", name="m").model_stats}
+        assert figures == {("m", "1"), ("m", "3")}
+        assert ask.index() == {("m", "3"): ("READY", ""), ("m", "1"): ("READY", "")}
+
+
+def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leaves() -> None:
+    daemon = Daemon()
+    scale(daemon.models / "m", 1)
+    (daemon.models / "m" / "config.pbtxt").write_text("version_policy { latest { num_versions: 2 } }")
+    with serving(daemon) as ask:
+        daemon.ready("m")
+        answers: list[tuple[float, str] | Exception] = []
+        stop = threading.Event()
+
+        def keep_asking() -> None:
+            while not stop.is_set():
+                try:
+                    answers.append(ask.scaled("m"))
+                except Exception as error:
+                    answers.append(error)
+
+        asking = threading.Thread(target=keep_asking)
+        asking.start()
+        try:
+            wait_for("version 1 answers", lambda: (1.0, "1") in answers)
+            scale(daemon.models / "m", 2)
+            wait_for("version 2 answers", lambda: (2.0, "2") in answers)
+            wait_for("version 1 answers by its number", lambda: ask.scaled("m", "1") == (1.0, "1"))
+            scale(daemon.models / "m", 3)
+            wait_for("version 3 answers", lambda: (3.0, "3") in answers)
+            wait_for("version 1 has left", lambda: set(ask.index()) == {("m", "2"), ("m", "3")})
+        finally:
+            stop.set()
+            asking.join()
+        assert [answer for answer in answers if isinstance(answer, Exception)] == []
+        told = [answer[0] for answer in answers if not isinstance(answer, Exception)]
+        assert told == sorted(told), "no old version answers after a new one has"
+        refused(NOT_FOUND, lambda: ask.scaled("m", "1"))
+
+
+def test_a_new_version_that_cannot_be_served_leaves_the_old_one_answering() -> None:
+    daemon = Daemon()
+    scale(daemon.models / "m", 1)
+    with serving(daemon) as ask:
+        daemon.ready("m")
+        broken = daemon.models / "m" / "2"
+        broken.mkdir()
+        (broken / "model.onnx").write_text("This is not a model.\n")
+        wait_for("version 2 is refused", lambda: ask.index().get(("m", "2"), ("", ""))[0] == "UNAVAILABLE")
+        assert ask.index()["m", "1"] == ("READY", "")
+        assert set(ask.index(ready=True)) == {("m", "1")}
+        assert ask.scaled("m") == ask.scaled("m", "1") == (1.0, "1")
+        assert list(ask("ModelMetadata", name="m").versions) == ["1"]
+        assert "does not answer yet" in refused(UNAVAILABLE, lambda: ask.scaled("m", "2"))
+
+
+# -- configurations -------------------------------------------------------------------------------------------------
+
+CONFIG = """
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
+dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 100 }
+optimization { cuda { graphs: true } }
+something_new: 3
+model_warmup { name: "w" batch_size: 2 inputs { key: "x" value { data_type: TYPE_FP32 dims: 4 random_data: true } } }
+"""
+
+
+def test_a_configuration_is_heeded_and_what_is_not_used_of_it_is_told() -> None:
+    daemon = Daemon()
+    (daemon.models / "m" / "1").mkdir(parents=True)
+    onnx_files.identity(daemon.models / "m" / "1" / "model.onnx", "FP32")
+    (daemon.models / "m" / "config.pbtxt").write_text(CONFIG)
+    wrong = {
+        "wrong_type": 'input { name: "x" data_type: TYPE_INT64 }',
+        "wrong_name": 'input { name: "z" }',
+        "wrong_text": "max_batch_size: many",
+        "wrong_warmup": 'model_warmup { name: "w" inputs { key: "x" value { dims: [ 1, 4 ] input_data_file: "x" } } }',
+    }
+    for name, text in wrong.items():
+        scale(daemon.models / name, 1)
+        (daemon.models / name / "config.pbtxt").write_text(text)
+    (daemon.models / "wrong_warmup" / "warmup").mkdir()
+    (daemon.models / "wrong_warmup" / "warmup" / "x").write_text("too short")
+    with serving(daemon) as ask:
+        daemon.ready("m")
+        config = ask("ModelConfig", name="m").config
+        assert (config.name, config.platform, config.backend) == ("m", "onnxruntime_onnx", "onnxruntime")
+        assert config.max_batch_size == 8
+        assert [(i.name, i.data_type, list(i.dims)) for i in config.input] == [("x", mc.TYPE_FP32, [4])]
+        assert [(o.name, o.data_type, list(o.dims)) for o in config.output] == [("y", mc.TYPE_FP32, [4])]
+        assert list(config.dynamic_batching.preferred_batch_size) == [4]
+        assert config.dynamic_batching.max_queue_delay_microseconds == 100
+        metadata = ask("ModelMetadata", name="m")
+        assert [list(tensor.shape) for tensor in (*metadata.inputs, *metadata.outputs)] == [[-1, 4], [-1, 4]]
+        with daemon.client() as client:
+            (model,) = [model for model in client.models() if model.name == "m"]
+        assert [note.partition(":")[0] for note in model.notes] == ["line 7", "optimization.cuda.graphs"]
+        log = daemon.log.read_text()
+        assert log.count("something_new") == log.count("optimization.cuda.graphs") == 1
+
+        def reason(name: str) -> str:
+            return wait_for(f"{name} is refused", lambda: ask.index()[name, "1"][1])
+
+        assert "input 'x' is INT64; in the model it is FP32" in reason("wrong_type")
+        assert "input 'z', which the model does not have" in reason("wrong_name")
+        assert "config.pbtxt: it cannot be read: 1:17" in reason("wrong_text")
+        assert "model_warmup 'w': x has 9 bytes, FP32[1, 4] takes 16" in reason("wrong_warmup")
+        assert "in the model it is FP32" in refused(UNAVAILABLE, lambda: ask.scaled("wrong_type"))
+
+
+def test_a_warm_up_that_fails_keeps_the_model_from_serving_until_it_is_mended() -> None:
+    daemon = Daemon()
+    folder = daemon.models / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "warmup").mkdir()
+    onnx_files.pick(folder / "1" / "model.onnx")
+    text = 'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_INT64 dims: 1 input_data_file: "x" } } }'
+    (folder / "config.pbtxt").write_text(text)
+    (folder / "warmup" / "x").write_bytes(np.array([99], np.int64).tobytes())
+    with serving(daemon) as ask:
+        why = wait_for("it is refused", lambda: ask.index()["m", "1"][1] if ask.index() else "")
+        assert "its model_warmup 'w' failed" in why
+        (folder / "warmup" / "x").write_bytes(np.array([3], np.int64).tobytes())
+        daemon.ready("m")
+
+
+def test_a_model_without_a_configuration_has_one_all_the_same() -> None:
+    daemon = Daemon()
+    scale(daemon.models / "fixed", 1)
+    for name, settings in (("open", ""), ("batched", 'batch.max = "4"')):
+        (daemon.models / name / "1").mkdir(parents=True)
+        onnx_files.identity(daemon.models / name / "1" / "model.onnx", "BYTES" if name == "open" else "FP32")
+        (daemon.models / name / "edged.toml").write_text(settings)
+    with serving(daemon) as ask:
+        for name, rows, dims in (("fixed", 0, [1, 4]), ("open", 0, [-1, 4]), ("batched", 4, [4])):
+            daemon.ready(name)
+            config = ask("ModelConfig", name=name).config
+            assert (config.max_batch_size, list(config.input[0].dims), list(config.output[0].dims)) == (
+                rows,
+                dims,
+                dims,
+            )
+            assert config.input[0].data_type == (mc.TYPE_STRING if name == "open" else mc.TYPE_FP32)
+            assert config.HasField("dynamic_batching") == (name == "batched")
+            shape = [-1, *dims] if rows else dims
+            assert list(ask("ModelMetadata", name=name).inputs[0].shape) == shape
+
+
+# -- control --------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_loaded_and_unloaded_by_command() -> None:
+    daemon, config = configured('model_control = "explicit"\nstartup_models = ["first"]\n')
+    for name in ("first", "m"):
+        scale(daemon.models / name, 1)
+    with serving(daemon, config) as ask:
+        daemon.ready("first")
+        assert ask.index() == {("first", "1"): ("READY", ""), ("m", ""): ("UNAVAILABLE", "it is not loaded")}
+        refused(NOT_FOUND, lambda: ask.scaled("m"))
+        ask.load("m")
+        assert ask.scaled("m") == (1.0, "1")
+        scale(daemon.models / "m", 2)
+        assert ask.scaled("m") == (1.0, "1"), "the disk is looked at by command"
+        ask.load("m")
+        assert ask.scaled("m") == (2.0, "2")
+        ask("RepositoryModelUnload", model_name="m")
+        assert ask.index()["m", ""] == ("UNAVAILABLE", "unloaded")
+        refused(NOT_FOUND, lambda: ask.scaled("m"))
+        dependents = {"unload_dependents": pb.ModelRepositoryParameter(bool_param=True)}
+        ask("RepositoryModelUnload", model_name="first", parameters=dependents)
+        assert set(ask.index(ready=True)) == set()
+        ask.load("first")
+        assert ask.scaled("first") == (1.0, "1")
+
+
+def test_a_model_is_loaded_from_what_comes_with_the_command_and_goes_back_to_the_disk() -> None:
+    daemon, config = configured('model_control = "explicit"\n')
+    other = scale(daemon.home / "other", 7).read_bytes()
+    scale(daemon.models / "m", 1)
+    with serving(daemon, config) as ask:
+        ask.load("m")
+        assert ask.scaled("m") == (1.0, "1")
+        ask.load("m", {"version_policy": {"all": {}}}, **{"7/model.onnx": other, "8/model.onnx": other})
+        assert ask.scaled("m", "7") == (7.0, "7")
+        assert ask.scaled("m") == (7.0, "8")
+        assert [path.name[:2] for path in (daemon.state / "overrides").iterdir()] == ["m-"]
+        ask.load("fresh", {}, **{"1/model.onnx": other})
+        assert ask.scaled("fresh") == (7.0, "1")
+
+        # What fails changes nothing.
+        text = b"This is not a model.\n"
+        assert "is a text file" in refused(INVALID, lambda: ask.load("m", {}, **{"9/model.onnx": text}))
+        refused(INVALID, lambda: ask.load("m", {"input": [{"name": "z"}]}, **{"9/model.onnx": other}))
+        refused(INVALID, lambda: ask.load("m", {}, **{"../9/model.onnx": other}))
+        refused(INVALID, lambda: ask.load("m", None, **{"9/model.onnx": other}))
+        refused(INVALID, lambda: ask.load("new", {}, **{"1/model.onnx": text}))
+        assert ask.scaled("m") == (7.0, "8")
+        assert ask.scaled("m", "7") == (7.0, "7")
+        assert ask.index()["new", ""][0] == "UNAVAILABLE"
+        assert not (daemon.state / "9").exists()
+        assert len(list((daemon.state / "overrides").iterdir())) == 2
+
+        ask.load("m")
+        assert ask.scaled("m") == (1.0, "1")
+        wait_for("what came with the command is gone", lambda: len(list((daemon.state / "overrides").iterdir())) == 1)
+
+
+def test_commands_that_make_no_sense_are_refused() -> None:
+    daemon, config = configured('model_control = "explicit"\n')
+    with serving(daemon, config) as ask:
+        parameters = {"wibble": pb.ModelRepositoryParameter(string_param="x")}
+        for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
+            call = lambda **more: ask(method, model_name="m", **more)  # noqa: B023, E731
+            assert "'wibble'" in refused(INVALID, lambda: call(parameters=parameters))  # noqa: B023
+            assert "repository_name" in refused(
+                grpc.StatusCode.UNIMPLEMENTED,
+                lambda: call(repository_name="r"),  # noqa: B023
+            )
+            assert "there is no model 'm'" in refused(NOT_FOUND, call)
+            refused(INVALID, lambda: ask(method, model_name="../m"))  # noqa: B023
+        as_bytes = {"config": pb.ModelRepositoryParameter(bytes_param=b"{}")}
+        assert "string_param" in refused(
+            INVALID, lambda: ask("RepositoryModelLoad", model_name="m", parameters=as_bytes)
+        )
+
+
+def test_a_daemon_that_follows_the_disk_takes_no_commands_to_load(daemon: Daemon) -> None:
+    with closing(Calls(daemon)) as ask:
+        for method in ("RepositoryModelLoad", "RepositoryModelUnload"):
+            told = refused(grpc.StatusCode.FAILED_PRECONDITION, lambda: ask(method, model_name="shapes"))  # noqa: B023
+            assert 'model_control = "explicit"' in told
+
+
+def test_what_comes_later_is_not_looked_at_where_nothing_is_to_change() -> None:
+    daemon, config = configured('model_control = "none"\n')
+    scale(daemon.models / "m", 1)
+    with serving(daemon, config) as ask:
+        daemon.ready("m")
+        scale(daemon.models / "m", 2)
+        scale(daemon.models / "late", 1)
+        refused(NOT_FOUND, lambda: ask.scaled("late"))
+        assert set(ask.index()) == {("m", "1")}
+        with daemon.client() as client:
+            client.add_model("added", daemon.models / "late" / "1" / "model.onnx")
+            daemon.ready("added")
+            client.remove_model("m")
+        wait_for("m has gone", lambda: set(ask.index()) == {("added", "1")})

@@ -1,0 +1,49 @@
+"""What our protocol's files declare is what Triton's client was generated from: all of it, and nothing more."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.descriptors import declared
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tritonclient") is None, reason="tritonclient, whose messages ours are held to, is missing"
+)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> dict[str, Any]:
+    # A process of its own: two definitions of one message cannot live in the same.
+    modules = ["tritonclient.grpc.service_pb2", "tritonclient.grpc.model_config_pb2"]
+    program = Path(__file__).with_name("descriptors.py")
+    done = subprocess.run([sys.executable, str(program), *modules], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ours() -> dict[str, Any]:
+    return declared("edged.proto.open_inference_pb2", "edged.proto.model_config_pb2")
+
+
+@pytest.mark.parametrize("kind", ["message", "enum", "rpc"])
+def test_there_are_the_same(kind: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    mine = {name for name in ours if name.startswith(kind)}
+    assert mine == {name for name in theirs if name.startswith(kind)}
+    assert mine
+
+
+def test_each_declares_the_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert {name: what for name, what in ours.items() if what != theirs.get(name)} == {}
+
+
+def test_the_service_has_all_twenty_methods(ours: dict[str, Any]) -> None:
+    assert sum(name.startswith("rpc inference.GRPCInferenceService.") for name in ours) == 20

@@ -1,0 +1,148 @@
+"""TraceSetting and LogSettings of a real daemon, by what it writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests import models
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon, wait_for
+from tests.integration.inference_calls import Calls, request
+
+
+@pytest.fixture(scope="module")
+def traced() -> Iterator[Daemon]:
+    daemon = Daemon()
+    for name in ("one", "two"):
+        onnx_files.identity(daemon.models / f"{name}.onnx", "FP32")
+    with daemon:
+        daemon.settled("one")
+        daemon.settled("two")
+        yield daemon
+
+
+@pytest.fixture
+def calls(traced: Daemon) -> Iterator[Calls]:
+    with Calls(traced.unix) as calls:
+        yield calls
+        clear = dict.fromkeys(calls.trace().keys() - {"trace_mode"}, ())
+        for model in ("one", "two", ""):
+            calls.trace(model, **clear)
+
+
+def _ask(calls: Calls, model: str, times: int = 1) -> None:
+    for number in range(times):
+        calls.infer(request(model, np.ones((2, 4), np.float32), id=str(number)))
+
+
+def _entries(daemon: Daemon, name: str, at_least: int = 1) -> list[dict[str, Any]]:
+    """What the file holds once it has so many requests."""
+    path = daemon.state / "traces" / name
+
+    def read() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+        return found if len({entry["id"] for entry in found}) >= at_least else []
+
+    return wait_for(f"{name} holds {at_least} traces", read, 20)
+
+
+def test_every_third_request_of_one_model_is_traced(traced: Daemon, calls: Calls) -> None:
+    settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": ["3"], "trace_file": ["third.json"]}
+    assert {name: calls.trace("one", **settings)[name] for name in settings} == settings
+    _ask(calls, "one", 9)
+    _ask(calls, "two", 9)
+    entries = _entries(traced, "third.json", 3)
+    heads = [entry for entry in entries if "model_name" in entry]
+    assert [(head["model_name"], head["model_version"], head["request_id"]) for head in heads] == [
+        ("one", 1, number) for number in ("2", "5", "8")
+    ]
+    for entry in entries:
+        at = [stamp["ns"] for stamp in entry.get("timestamps", ())]
+        assert at == sorted(at)
+    assert calls.trace("two")["trace_level"] == ["OFF"]
+
+
+def test_tensors_are_traced_until_the_count_is_used_up(traced: Daemon, calls: Calls) -> None:
+    calls.trace(trace_level=["TENSORS"], trace_rate=["1"], trace_count=["2"], trace_file=["tensors.json"])
+    _ask(calls, "one", 5)
+    entries = _entries(traced, "tensors.json", 2)
+    tensors = [(entry["activity"], entry["tensor"]) for entry in entries if "activity" in entry]
+    assert [activity for activity, _ in tensors] == ["TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"] * 2
+    assert all(tensor["shape"] == "2,4" and tensor["data"] == ",".join(["1.0"] * 8) for _, tensor in tensors)
+    assert calls.trace()["trace_count"] == ["0"]
+
+
+def test_a_request_that_fails_is_traced_to_its_end(traced: Daemon, calls: Calls) -> None:
+    daemon_file = "failed.json"
+    calls.trace(trace_level=["TIMESTAMPS"], trace_rate=["1"], trace_file=[daemon_file])
+    with pytest.raises(grpc.RpcError):
+        calls.infer(request("one", np.ones((2, 4), np.float32), "nonsense"))
+    _ask(calls, "one")
+    assert len({entry["id"] for entry in _entries(traced, daemon_file)}) == 1  # what never was a request is none
+
+
+@pytest.mark.parametrize("name", ["../escaped", "/tmp/escaped", "", "a/b", ".."])
+def test_a_client_cannot_have_files_written_elsewhere(traced: Daemon, calls: Calls, name: str) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        calls.trace(trace_file=[name])
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert calls.trace()["trace_file"] == ["trace.json"]
+    assert not list(traced.home.rglob("escaped*"))
+    assert not Path("/tmp/escaped").exists()
+
+
+def test_settings_of_a_model_that_is_not_there_are_not_found(calls: Calls) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        calls.trace("nobody", trace_rate=["1"])
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_what_is_traced_when_the_daemon_stops_is_written(tmp_path: Path) -> None:
+    with Daemon() as daemon:
+        models.save(_identity(), daemon.models / "m.onnx")
+        daemon.ready("m")
+        with Calls(daemon.unix) as calls:
+            calls.trace(trace_level=["TIMESTAMPS"], trace_rate=["1"])
+            _ask(calls, "m")
+        assert daemon.stop() == 0
+        assert len({entry["id"] for entry in json.loads((daemon.state / "traces" / "trace.json").read_text())}) == 1
+
+
+def _identity() -> Any:
+    from onnx import helper
+
+    shape = ["N", 4]
+    node = helper.make_node("Identity", ["x"], ["y"])
+    return models.model([node], [models.value("x", "FP32", shape)], [models.value("y", "FP32", shape)])
+
+
+def test_a_verbose_log_tells_every_call_and_a_quiet_one_none(traced: Daemon, calls: Calls) -> None:
+    def told() -> int:
+        return traced.log.read_text().count("inference.GRPCInferenceService/ModelInfer: OK")
+
+    before = told()
+    _ask(calls, "one")
+    assert calls.log(log_verbose_level=1)["log_verbose_level"] == 1
+    _ask(calls, "one", 3)
+    calls.log(log_verbose_level=0)
+    _ask(calls, "one")
+    assert told() == before + 3
+
+
+def test_the_log_turns_to_iso_times_and_its_file_stays_where_it_is(traced: Daemon, calls: Calls) -> None:
+    calls.log(log_format="ISO8601", log_verbose_level=1)
+    _ask(calls, "one")
+    last = traced.log.read_text().splitlines()[-1]
+    assert last[10] == "T"
+    assert last[:24].endswith("Z")
+    calls.log(log_format="default", log_verbose_level=0)
+    with pytest.raises(grpc.RpcError) as refused:
+        calls.log(log_file="/tmp/elsewhere")
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -1,0 +1,84 @@
+"""A case asked of a daemon: placed in its repository, answered over gRPC, taken away again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import ml_dtypes
+import numpy as np
+
+from edged import raw_contents
+from edged.proto import open_inference_pb2 as pb
+from tests.onnx_backend.cases import DATATYPES, Case, Exchange
+
+# No engine of ONNX Runtime on a processor is of this precision, so the reference serves and nothing is built.
+REFERENCE_ONLY = 'backends = "onnxruntime"\nprecisions = "tf32"\n'
+_SECONDS = 120.0
+
+
+def name_of(case: Case) -> str:
+    """The model's name in the repository."""
+    return f"{case.kind}.{case.name}"
+
+
+@contextmanager
+def placed(cases: Sequence[Case], repository: Path) -> Iterator[None]:
+    """The cases are models of the repository while the `with` lasts."""
+    for case in cases:
+        folder = repository / name_of(case)
+        (folder / "1").mkdir(parents=True)
+        (folder / "1" / "model.onnx").write_bytes(case.model.SerializeToString())
+        (folder / "edged.toml").write_text(REFERENCE_ONLY)
+    try:
+        yield
+    finally:
+        for case in cases:
+            shutil.rmtree(repository / name_of(case))
+
+
+class Server:
+    """A daemon as these cases ask it."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address)
+        self._infer = self._channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=pb.ModelInferRequest.SerializeToString,
+            response_deserializer=pb.ModelInferResponse.FromString,
+        )
+
+    def answers(self, case: Case, exchange: Exchange) -> list[Any]:
+        """Outputs in the model's order. grpc.RpcError, with the daemon's own words."""
+        request = pb.ModelInferRequest(model_name=name_of(case))
+        for entry, array in zip(case.inputs, exchange.inputs, strict=True):
+            datatype = DATATYPES[entry.type.tensor_type.elem_type]
+            request.inputs.add(name=entry.name, datatype=datatype, shape=array.shape)
+            request.raw_input_contents.append(_raw(array, datatype))
+        response = self._infer(request, timeout=_SECONDS, wait_for_ready=True)
+        found = {
+            output.name: _array(output, data)
+            for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
+        }
+        return [found[output.name] for output in case.model.graph.output]
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _raw(array: Any, datatype: str) -> bytes:
+    if datatype == "BYTES":
+        words = [word if isinstance(word, bytes) else str(word).encode() for word in array.ravel().tolist()]
+        array = np.array([*words, None], np.object_)[:-1]
+    elif datatype == "BF16":
+        array = array.view(np.uint16)
+    return bytes(raw_contents.to_bytes(array))
+
+
+def _array(output: pb.ModelInferResponse.InferOutputTensor, data: bytes) -> Any:
+    array = raw_contents.to_array(output.name, output.datatype, tuple(output.shape), data)
+    return array.view(ml_dtypes.bfloat16) if output.datatype == "BF16" else array

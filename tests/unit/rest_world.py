@@ -1,0 +1,114 @@
+"""The HTTP listener in this process, over a unix socket, with a service that echoes tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, cast
+
+from edged.config import Http
+from edged.ingress.inference.wire import Request
+from edged.ingress.rest.calls import Calls
+from edged.ingress.rest.listener import HttpListener
+from edged.ingress.rpc import Service
+from edged.proto import open_inference_pb2 as pb
+
+
+class Echo:
+    """Answers an inference with its inputs, once `gate` is open; counts who waits and who was cancelled."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.waiting = self.cancelled = 0
+
+    async def answer(self, request: Request, caller: Any, write: Callable[..., Any]) -> list[Any]:
+        self.waiting += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.waiting -= 1
+        said = request.message
+        message = pb.ModelInferResponse(model_name=said.model_name, model_version="1", id=said.id)
+        for tensor in said.inputs:
+            message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        return [write(message, request.raw)]
+
+
+class World:
+    def __init__(self, path: Path, echo: Echo, listener: HttpListener) -> None:
+        self.path, self.echo, self.listener = path, echo, listener
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self.path)
+
+    async def ask(self, request: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Sends bytes on a connection of their own and reads one answer."""
+        reader, writer = await self.connect()
+        try:
+            writer.write(request)
+            return await answer_of(reader)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def world(body_mb: int = 1) -> AsyncIterator[World]:
+    folder = Path(tempfile.mkdtemp(prefix="edt-"))
+    service, echo = Service("inference.GRPCInferenceService"), Echo()
+
+    async def live(request: pb.ServerLiveRequest, context: Any) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
+
+    async def broken(request: pb.ServerMetadataRequest, context: Any) -> pb.ServerMetadataResponse:
+        raise RuntimeError("a secret")
+
+    service.unary("ServerLive", pb.ServerLiveRequest, live)
+    service.unary("ServerMetadata", pb.ServerMetadataRequest, broken)
+    path = folder / "http.sock"
+    listener = HttpListener(
+        Http(listen=f"unix:{path}", body_mb=body_mb), Calls(service, cast(Any, echo)), cast(Any, None)
+    )
+    await listener.start()
+    try:
+        yield World(path, echo, listener)
+    finally:
+        echo.gate.set()
+        await listener.stop(1.0)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def answer_of(reader: asyncio.StreamReader, seconds: float = 20.0) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the next answer on a connection."""
+
+    async def read() -> tuple[int, dict[str, str], bytes]:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = head.strip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        return int(first.split()[1]), headers, body
+
+    return await asyncio.wait_for(read(), seconds)
+
+
+def post(body: bytes, path: str = "/v2/models/m/infer", headers: str = "") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nhost: here\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+def get(path: str, headers: str = "", method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nhost: here\r\n{headers}\r\n".encode()
+
+
+def inference(count: int = 2, **more: Any) -> bytes:
+    tensor = {"name": "x", "datatype": "INT32", "shape": [count], "data": list(range(count))}
+    return json.dumps({"inputs": [tensor], **more}).encode()

@@ -1,0 +1,126 @@
+"""The gRPC service of cameras without gRPC: what ends a call, and what a refused picture leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace, TracebackType
+
+import pytest
+
+from edged.errors import InvalidInput, NotFound, Overloaded
+from edged.ingress import cameras
+from edged.ingress.cameras import CameraService
+from edged.proto import cameras_pb2 as pb
+from edged.serving import stream as streams
+from edged.serving.camera import Cameras
+from edged.serving.slot import Slot
+from edged.vision.detections import Detections
+from tests.fake_link import FakeLink
+from tests.waiting import run
+
+_PICTURE = Detections.empty().pack()  # which the fake engine finds in it
+
+
+class Room:
+    """A service of one model, `m`, whose engine answers when told."""
+
+    def __init__(self) -> None:
+        self.slot, self.link, self.cameras = Slot("m"), FakeLink(), Cameras()
+        self.slot.install(self.link.session())
+        controller = SimpleNamespace(slot=self._slot, find=lambda name: SimpleNamespace(model=None))
+        self.service = CameraService(controller, self.cameras)  # type: ignore[arg-type]
+
+    def _slot(self, name: str) -> Slot:
+        if name != "m":
+            raise NotFound(f"there is no model {name!r}")
+        return self.slot
+
+    async def answering(self) -> None:
+        while True:
+            while self.link.jobs:
+                self.link.answer()
+            await asyncio.sleep(0)
+
+    async def detect(self, frames: AsyncIterator[pb.Frame]) -> list[pb.Result]:
+        """All results of a call."""
+        engine = asyncio.create_task(self.answering())
+        try:
+            return [result async for result in self.service.detect(frames, None)]  # type: ignore[arg-type]
+        finally:
+            engine.cancel()
+
+
+async def sent(*frames: pb.Frame) -> AsyncIterator[pb.Frame]:
+    for frame in frames:
+        yield frame
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Only what nothing refers to any more goes."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def kept() -> list[str]:
+    """Functions of the service whose variables a traceback holds."""
+    traces = [each for each in gc.get_objects() if isinstance(each, TracebackType)]
+    codes = [trace.tb_frame.f_code for trace in traces]
+    return [code.co_name for code in codes if code.co_filename == cameras.__file__]
+
+
+def test_one_camera_too_many_ends_the_call_once_the_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_MOST_CAMERAS", 2)
+
+    async def work() -> None:
+        room = Room()
+        with pytest.raises(Overloaded, match="2 cameras"):
+            await room.detect(sent(*(pb.Frame(camera=camera, model="m", encoded=_PICTURE) for camera in "abc")))
+        assert [(each.camera, each.connections, each.answered) for each in room.cameras.reports()] == [
+            ("a", 0, 1),
+            ("b", 0, 1),
+        ]
+
+    run(work())
+
+
+def test_a_call_for_a_model_that_does_not_exist_ends_and_a_later_frame_for_one_is_answered_so() -> None:
+    async def work() -> None:
+        with pytest.raises(NotFound):
+            await Room().detect(sent(pb.Frame(camera="a", model="x", encoded=_PICTURE)))
+        frames = [pb.Frame(camera="a", model=model, sequence=n, encoded=_PICTURE) for n, model in enumerate("mx")]
+        first, second = await Room().detect(sent(*frames))
+        assert (first.error.message, second.error.message) == ("", "there is no model 'x'")
+
+    run(work())
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_the_error_of_a_refused_picture_does_not_keep_it() -> None:
+    async def work() -> None:
+        frames = (pb.Frame(camera="a", model="m", encoded=_PICTURE, rotation=45) for _ in range(3))
+        results = await Room().detect(sent(*frames))
+        assert ["rotation" in result.error.message for result in results] == [True] * 3
+        assert kept() == []
+
+    run(work())
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_the_error_of_a_call_of_one_picture_does_not_keep_it() -> None:
+    async def work() -> None:
+        room = Room()
+        frame = pb.Frame(camera="a", model="m", encoded=_PICTURE)
+        asyncio.get_running_loop().call_soon(lambda: room.link.fail(InvalidInput("no picture")))
+        with contextlib.suppress(InvalidInput):
+            await room.service.answer(frame)
+            raise AssertionError("it was answered")
+        await asyncio.sleep(0)
+        assert kept() == []
+
+    run(work())

@@ -1,0 +1,205 @@
+"""Shared memory that clients registered: what may be one, and what becomes of a request whose memory has gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edged.errors import AlreadyExists, InvalidInput, NotFound, Refused
+from edged.ingress.inference.access import Access
+from edged.ingress.inference.parameters import Place
+from edged.ingress.inference.regions import Regions
+from edged.serving.work import Source
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shm").mkdir()
+    return tmp_path / "shm"
+
+
+@pytest.fixture
+def regions(folder: Path) -> Regions:
+    made(folder, "object", 128)
+    found = Regions(folder)
+    found.register("r", "/object", 32, 64)
+    return found
+
+
+def made(folder: Path, name: str, size: int) -> Path:
+    path = folder / name
+    path.write_bytes(bytes(index % 251 for index in range(size)))
+    path.chmod(0o600)
+    return path
+
+
+def read(regions: Regions, place: Place) -> bytes:
+    source = regions.source(place, "input 'x'")
+    assert isinstance(source, Source)
+    memory = bytearray(source.size)
+    source.read_into(memoryview(memory))
+    return bytes(memory)
+
+
+def test_a_tensor_is_read_from_its_place_in_the_region(regions: Regions, folder: Path) -> None:
+    assert read(regions, Place("r", 4, 8)) == (folder / "object").read_bytes()[36:44]
+    assert read(regions, Place("r", 0, 64)) == (folder / "object").read_bytes()[32:96]
+
+
+def test_an_output_is_written_to_its_place_and_nowhere_else(regions: Regions, folder: Path) -> None:
+    before = (folder / "object").read_bytes()
+    place = Place("r", 8, 16)
+    regions.target(place, "output 'y'").write(memoryview(b"0123456789"), place, "output 'y'")
+    assert (folder / "object").read_bytes() == before[:40] + b"0123456789" + before[50:]
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 65), (64, 1), (65, 0), (1, 64), (2**62, 8), (8, 2**62)])
+def test_a_place_outside_of_the_region_is_refused(regions: Regions, offset: int, size: int) -> None:
+    with pytest.raises(InvalidInput, match=r"input 'x': .* are not in shared memory 'r', which has 64"):
+        regions.source(Place("r", offset, size), "input 'x'")
+
+
+def test_an_output_larger_than_its_place_is_refused(regions: Regions, folder: Path) -> None:
+    before = (folder / "object").read_bytes()
+    place = Place("r", 0, 8)
+    with pytest.raises(InvalidInput, match="output 'y' has 9 bytes, its place in shared memory 'r' 8"):
+        regions.target(place, "output 'y'").write(memoryview(bytes(9)), place, "output 'y'")
+    assert (folder / "object").read_bytes() == before
+
+
+def test_an_object_that_was_cut_off_is_refused_at_each_use_and_does_not_grow(regions: Regions, folder: Path) -> None:
+    place = Place("r", 0, 64)
+    source, target = regions.source(place, "input 'x'"), regions.target(place, "output 'y'")
+    os.truncate(folder / "object", 40)
+    with pytest.raises(InvalidInput, match="goes to byte 96 of '/object', which has 40"):
+        regions.source(place, "input 'x'")
+    with pytest.raises(InvalidInput, match="was cut off"):
+        source.read_into(memoryview(bytearray(64)))
+    with pytest.raises(InvalidInput, match="which has 40"):
+        target.write(memoryview(bytes(64)), place, "output 'y'")
+    assert (folder / "object").stat().st_size == 40
+    assert read(regions, Place("r", 0, 8))  # what is still there can be read
+
+
+def test_a_region_in_use_outlives_its_being_forgotten(regions: Regions, folder: Path) -> None:
+    source = regions.source(Place("r", 0, 8), "input 'x'")
+    regions.unregister("r")
+    (folder / "object").unlink()
+    memory = bytearray(8)
+    source.read_into(memoryview(memory))
+    assert bytes(memory) == bytes(range(32, 40))
+
+
+def test_forgotten_regions_leave_no_file_open(folder: Path) -> None:
+    made(folder, "object", 64)
+    regions, before = Regions(folder), len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        regions.register(str(number), "object", 0, 64)
+    assert len(os.listdir("/proc/self/fd")) == before + 20
+    regions.unregister("3")
+    assert [region.name for region in regions.listed()] == [str(n) for n in range(20) if n != 3]
+    regions.unregister("")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_names_are_taken_once_and_unknown_ones_are_not_found(regions: Regions) -> None:
+    with pytest.raises(AlreadyExists, match="'r' is registered already"):
+        regions.register("r", "object", 0, 8)
+    for ask in (regions.find, regions.listed):
+        with pytest.raises(NotFound, match="'s'"):
+            ask("s")
+    with pytest.raises(NotFound, match="'s'"):
+        regions.source(Place("s", 0, 1), "input 'x'")
+    regions.unregister("s")
+    assert [(each.name, each.key, each.offset, each.size) for each in regions.listed("r")] == [("r", "/object", 32, 64)]
+
+
+def linked(folder: Path) -> str:
+    (folder / "link").symlink_to(made(folder.parent, "secret", 64))
+    return "link"
+
+
+def hard_linked(folder: Path) -> str:
+    os.link(made(folder.parent, "secret", 64), folder / "second")
+    return "second"
+
+
+def piped(folder: Path) -> str:
+    os.mkfifo(folder / "pipe", 0o600)
+    return "pipe"
+
+
+def writable_by_all(folder: Path) -> str:
+    made(folder, "open", 64).chmod(0o666)
+    return "open"
+
+
+def directory(folder: Path) -> str:
+    (folder / "inner").mkdir()
+    return "inner"
+
+
+def inside(folder: Path) -> str:
+    directory(folder)
+    made(folder / "inner", "object", 64)
+    return "inner/object"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (lambda _: "nothing", "there is none"),
+        (lambda folder: f"../{made(folder.parent, 'secret', 64).name}", "no / but the first"),
+        (lambda folder: str(made(folder.parent, "secret", 64)), "no / but the first"),
+        (lambda _: "//object", "no / but the first"),
+        (lambda _: "..", "no / but the first"),
+        (lambda _: "/", "no / but the first"),
+        (lambda _: "", "no / but the first"),
+        (lambda _: "a\0b", "no / but the first"),
+        (lambda _: "x" * 300, "no / but the first"),
+        (inside, "no / but the first"),
+        (linked, "symbolic link"),
+        (hard_linked, "second name"),
+        (piped, "another kind of file"),
+        (directory, "directory"),
+        (writable_by_all, "everybody"),
+    ],
+)
+def test_what_is_no_object_of_the_clients_own_is_refused(folder: Path, key: Callable[[Path], str], words: str) -> None:
+    regions, before = Regions(folder), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidInput, match=words):
+        regions.register("r", key(folder), 0, 8)
+    assert not regions.listed()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 129), (128, 1), (0, 0), (2**63, 8), (0, 2**63), (2**64 - 1, 2)])
+def test_a_region_that_its_object_does_not_hold_is_refused(folder: Path, offset: int, size: int) -> None:
+    made(folder, "object", 128)
+    with pytest.raises(InvalidInput, match="'r'"):
+        Regions(folder).register("r", "object", offset, size)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_an_object_that_may_only_be_read_is_read_and_not_written(regions: Regions, folder: Path) -> None:
+    made(folder, "mine", 16).chmod(0o400)
+    regions.register("mine", "mine", 0, 16)
+    assert read(regions, Place("mine", 0, 4)) == bytes(range(4))
+    with pytest.raises(InvalidInput, match="may only be read"):
+        regions.target(Place("mine", 0, 4), "output 'y'").write(memoryview(b"abcd"), Place("mine", 0, 4), "output 'y'")
+
+
+def test_regions_are_for_the_unix_socket_unless_others_are_allowed(regions: Regions) -> None:
+    closed, open_to_tcp = Access(regions), Access(regions, over_tcp=True)
+    assert closed.regions("unix:") is regions
+    assert open_to_tcp.regions("ipv4:127.0.0.1:4711") is regions
+    for access, peer in ((closed, "ipv4:127.0.0.1:4711"), (closed, ""), (open_to_tcp, "ipv4:10.0.0.1:80")):
+        with pytest.raises(Refused, match="unix socket"):
+            access.regions(peer)
+        with pytest.raises(Refused):
+            access.locate(peer)(Place("r", 0, 8), "input 'x'")
+        with pytest.raises(Refused):
+            access.target(peer, Place("r", 0, 8), "output 'y'")

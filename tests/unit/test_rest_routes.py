@@ -1,0 +1,121 @@
+"""Where paths lead, and who may ask."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import grpc
+import pytest
+
+from edged import errors
+from edged.ingress.rest import access, answering, pictures, plain, routes
+from edged.ingress.rest.exchange import Answer, Ask
+from edged.ingress.rest.routes import Route
+from edged.ingress.status import http_of
+from edged.proto import model_config_pb2 as config_pb
+from edged.proto import open_inference_pb2 as pb
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "what", "names"),
+    [
+        ("GET", "/v2", "server", {}),
+        ("GET", "/v2/", "server", {}),
+        ("HEAD", "/v2/health/live", "live", {}),
+        ("GET", "/v2/models/stats", "statistics", {}),
+        ("GET", "/v2/models/a%2Fb%20c", "model", {"model": "a/b c"}),
+        ("POST", "/v2/models/m/versions/3/infer", "infer", {"model": "m", "version": "3"}),
+        ("POST", "/v2/repository/index", "index", {}),
+        ("POST", "/v2/repository/r/models/m/unload", "unload", {"repository": "r", "model": "m"}),
+        ("GET", "/v2/systemsharedmemory/region/r/status", "system_regions", {"region": "r"}),
+        ("POST", "/v2/models/m/trace/setting", "trace", {"model": "m"}),
+        ("POST", "/edged/v1/detect", "detect", {}),
+    ],
+)
+def test_a_path_leads_where_it_should(method: str, path: str, what: str, names: dict[str, str]) -> None:
+    assert routes.find(method, path) == Route(what, names)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/v2/models", "/v3", "/v2/models/m/infer/x", "/v2//models/m", "/%00", "/v2/%2e%2e"]
+)
+def test_other_paths_lead_nowhere(path: str) -> None:
+    answer = routes.find("GET", path)
+    assert isinstance(answer, Answer)
+    assert answer.status is HTTPStatus.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("headers", "peer", "is_refused"),
+    [
+        ({}, "ipv4:127.0.0.1:9", False),
+        ({"host": "localhost:8000"}, "ipv4:127.0.0.1:9", False),
+        ({"host": "127.0.0.2"}, "ipv4:127.0.0.1:9", False),
+        ({"host": "[::1]:8000"}, "ipv6:[::1]:9", False),
+        ({"host": "evil.example:8000"}, "ipv4:127.0.0.1:9", True),
+        ({"host": "127.0.0.1.evil.example"}, "ipv4:127.0.0.1:9", True),
+        ({"host": "10.0.0.1:8000"}, "ipv4:127.0.0.1:9", True),
+        ({"host": "anything"}, "unix:", False),
+        ({"host": "localhost:8000", "origin": "http://localhost:8000"}, "ipv4:127.0.0.1:9", False),
+        ({"host": "localhost:8000", "origin": "http://localhost:3000"}, "ipv4:127.0.0.1:9", True),
+        ({"host": "localhost:8000", "origin": "null"}, "ipv4:127.0.0.1:9", True),
+        ({"host": "x", "origin": "https://evil.example"}, "unix:", True),
+    ],
+)
+def test_web_pages_may_not_ask(headers: dict[str, str], peer: str, is_refused: bool) -> None:
+    assert (access.refusal(headers, peer) is not None) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.InvalidInput("x"), 400),
+        (errors.EngineUnusable("x"), 400),
+        (errors.NotFound("x"), 404),
+        (errors.AlreadyExists("x"), 409),
+        (errors.Refused("x"), 409),
+        (errors.TooLarge("x"), 413),
+        (errors.Unsupported("x"), 501),
+        (errors.NotReady("x"), 503),
+        (errors.Overloaded("x"), 503),
+        (errors.HostLost("x"), 503),
+        (errors.DeadlineExceeded("x"), 504),
+        (RuntimeError("a secret"), 500),
+    ],
+)
+def test_every_error_has_its_status(error: Exception, status: int) -> None:
+    answer = answering.failure(error)
+    assert answer.status == status
+    assert b"secret" not in bytes(answer.parts[0])
+
+
+def test_every_grpc_code_of_a_client_is_no_fault_of_the_server() -> None:
+    ours = (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS)
+    assert all(http_of(code) != HTTPStatus.INTERNAL_SERVER_ERROR for code in grpc.StatusCode if code not in ours)
+
+
+def test_messages_become_plain_values_with_their_defaults() -> None:
+    statistics = pb.ModelStatistics(name="m", inference_count=2**60)
+    told = plain.fields(statistics)
+    assert (told["inference_count"], told["version"], told["batch_stats"]) == (2**60, "", [])
+    assert "inference_stats" not in told
+    config = config_pb.ModelConfig(
+        input=[config_pb.ModelInput(data_type="TYPE_FP32", dims=[-1])],
+        parameters={"b": config_pb.ModelParameter(string_value="x")},
+        version_policy={"all": {}},
+    )
+    told = plain.fields(config)
+    assert told["input"][0]["data_type"] == "TYPE_FP32"
+    assert told["parameters"] == {"b": {"string_value": "x"}}
+    assert told["version_policy"] == {"all": {}}
+
+
+def test_what_the_query_says_is_in_the_frame() -> None:
+    query = {"camera": "door", "score": "0.3", "class_agnostic": "true", "region": "1,2,3,4", "rotation": "180"}
+    frame = pictures.frame_of(Ask("POST", "/", query=query, body=b"jpeg"), "m")
+    assert (frame.model, frame.camera, frame.encoded, frame.rotation) == ("m", "door", b"jpeg", 180)
+    assert (frame.region.x, frame.region.y, frame.region.width, frame.region.height) == (1, 2, 3, 4)
+    assert frame.thresholds.score == pytest.approx(0.3)
+    assert frame.thresholds.class_agnostic is True
+    assert not frame.thresholds.HasField("iou")
+    assert not pictures.frame_of(Ask("POST", "/", body=b"jpeg"), "").HasField("thresholds")

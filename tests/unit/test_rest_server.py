@@ -1,0 +1,325 @@
+"""The HTTP listener against clients of every kind: polite, slow, rude and gone."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from edged.config import Http
+from edged.errors import ConfigError
+from edged.ingress.rest import bodies, listener, server
+from tests.unit.rest_world import World, answer_of, get, inference, post, world
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scene, 60))
+
+
+async def soon(probe: Any) -> None:
+    """Waits until something is true."""
+    for _ in range(2000):
+        if probe():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to be")
+
+
+def error_of(body: bytes) -> str:
+    told = json.loads(body)
+    assert list(told) == ["error"]
+    assert "\n" not in told["error"]
+    return str(told["error"])
+
+
+async def is_well(there: World) -> None:
+    status, _, body = await there.ask(post(inference()))
+    assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [0, 1])
+
+
+def test_requests_on_one_connection_are_answered_in_their_order() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            reader, writer = await there.connect()
+            writer.write(b"".join(post(inference(id=str(number))) for number in range(20)))  # pipelined
+            ids = [json.loads((await answer_of(reader))[2])["id"] for _ in range(20)]
+            assert ids == [str(number) for number in range(20)]
+            writer.close()
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "words"),
+    [
+        (get("/"), 404, "nothing at '/'"),
+        (get("/v2/models"), 404, "nothing at"),
+        (get("/v2/models//ready"), 404, "nothing at"),
+        (get("/v2/models/m/infer"), 405, "use POST"),
+        (post(b"", "/v2/health/live"), 405, "use GET"),
+        (get("/v2/health/live", method="BREW"), 405, "BREW"),
+        (post(b"{"), 400, "JSON cannot be used"),
+        (post(b"{}"), 400, "inputs"),
+        (post(inference(), headers="Inference-Header-Content-Length: -1\r\n"), 400, "bytes of the JSON"),
+        (post(inference(), headers="Inference-Header-Content-Length: 9999\r\n"), 400, "9999"),
+        (post(b"zzz", headers="content-encoding: gzip\r\n"), 400, "no gzip"),
+        (post(b"zzz", headers="content-encoding: br\r\n"), 501, "not known"),
+        (post(gzip.compress(bytes(3 << 20)), headers="content-encoding: gzip\r\n"), 413, "unpacks to more"),
+        (get("/v2/health/live?" + "a=1&" * 40), 400, "more than 32 parts"),
+        (get("/v2/logging"), 501, "LogSettings"),
+        (get("/v2/health/live", "Origin: https://elsewhere.example\r\n"), 403, "web pages"),
+        (get("/v2"), 500, "its log tells more"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "no HTTP"),
+        (b"GET /v2 HTTP/1.1\r\n\r\n", 400, "no HTTP"),  # no host
+        (post(b"", headers="content-length: 7\r\n"), 400, "no HTTP"),
+        (get("/v2", "content-length: -5\r\n"), 400, "no HTTP"),
+        (get("/v2", "a: " + "b" * 20_000 + "\r\n"), 400, "at most 16384"),
+        (get("/v2", "a: " + "b" * 2_000_000 + "\r\n"), 400, "too long"),
+    ],
+)
+def test_what_cannot_be_answered_gets_a_status_and_one_line(request_: bytes, status: int, words: str) -> None:
+    async def scene() -> None:
+        async with world() as there:
+            told, headers, body = await there.ask(request_)
+            assert (told, headers["content-type"]) == (status, "application/json"), body
+            assert words in error_of(body)
+            assert b"a secret" not in body
+            await is_well(there)
+
+    run(scene())
+
+
+def test_head_and_options_tell_what_get_would() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            reader, writer = await there.connect()
+            writer.write(get("/v2/health/live", method="HEAD") + get("/v2/health/live", method="OPTIONS"))
+            assert (await answer_of(reader))[0] == 200
+            status, headers, _ = await answer_of(reader)
+            assert (status, headers["allow"]) == (204, "HEAD, GET, OPTIONS")
+            writer.close()
+
+    run(scene())
+
+
+def test_a_body_may_come_in_chunks_and_packed_and_the_answer_too() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            packed = gzip.compress(inference(2000))
+            half = len(packed) // 2
+            head = (
+                b"POST /v2/models/m/infer HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n"
+                b"content-encoding: gzip\r\naccept-encoding: gzip\r\n\r\n"
+            )
+            chunks = [b"%x\r\n%s\r\n" % (len(part), part) for part in (packed[:half], packed[half:], b"")]
+            status, headers, body = await there.ask(head + b"".join(chunks))
+            assert (status, headers["content-encoding"]) == (200, "gzip")
+            assert json.loads(gzip.decompress(body))["outputs"][0]["data"] == list(range(2000))
+
+    run(scene())
+
+
+def test_who_asks_whether_to_go_on_is_told_to() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            reader, writer = await there.connect()
+            request = post(inference(), headers="expect: 100-continue\r\n")
+            head, _, body = request.partition(b"\r\n\r\n")
+            writer.write(head + b"\r\n\r\n")
+            assert b"100 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            writer.write(body)
+            assert (await answer_of(reader))[0] == 200
+            writer.close()
+            too_large = post(b"", headers="expect: 100-continue\r\n").replace(b"length: 0", b"length: 9999999")
+            status, headers, told = await there.ask(too_large)  # without the body
+            assert (status, headers["connection"]) == (413, "close")
+            assert "more than" in error_of(told)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_that_is_too_large_is_not_kept(is_chunked: bool) -> None:
+    async def scene() -> None:
+        async with world() as there:
+            data = bytes(3 << 20)
+            request = post(data)
+            if is_chunked:
+                chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)
+                request = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + chunk
+            status, _, body = await there.ask(request)
+            assert (status, "body_mb" in error_of(body)) == (413, True)
+            await is_well(there)
+
+    run(scene())
+
+
+def test_all_bodies_together_are_bounded_and_the_room_comes_back() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            there.echo.gate.clear()
+            pad = " " * (900 << 10)
+            many = [asyncio.create_task(there.ask(post(inference() + pad.encode()))) for _ in range(4)]
+            await soon(lambda: there.echo.waiting == 4)
+            status, _, body = await there.ask(post(inference() + pad.encode()))
+            assert (status, "under way" in error_of(body)) == (503, True)
+            there.echo.gate.set()
+            assert [(await task)[0] for task in many] == [200] * 4
+            assert (await there.ask(post(inference() + pad.encode())))[0] == 200
+
+    run(scene())
+
+
+def test_a_client_that_leaves_is_not_worked_for() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            there.echo.gate.clear()
+            _, writer = await there.connect()
+            writer.write(post(inference()))
+            await soon(lambda: there.echo.waiting == 1)
+            writer.close()
+            await soon(lambda: there.echo.cancelled == 1)
+            _, writer = await there.connect()
+            writer.write(post(inference())[:-5])  # and one that leaves amid its body
+            writer.close()
+            there.echo.gate.set()
+            await is_well(there)
+
+    run(scene())
+
+
+def test_a_head_that_trickles_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HEAD_SECONDS", 0.3)
+
+    async def scene() -> None:
+        async with world() as there:
+            reader, writer = await there.connect()
+            assert await answer_after(reader, writer, get("/v2/health/live")) == 200
+            for connection in (await there.connect(), (reader, writer), await there.connect()):
+                connection[1].write(b"GET /v2/health/live HTTP/1.1\r\nx: ")
+                assert await is_closed(connection[0])
+                connection[1].close()
+            _, silent = await there.connect()
+            await is_well(there)
+            silent.close()
+
+    run(scene())
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_IDLE_SECONDS", 0.2)
+
+    async def scene() -> None:
+        async with world() as there:
+            status, _, body = await there.ask(post(inference())[:-5])
+            assert (status, "too slowly" in error_of(body)) == (408, True)
+            await is_well(there)
+
+    run(scene())
+
+
+def test_an_answer_that_nobody_reads_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_UNREAD_SECONDS", 0.2)
+
+    async def scene() -> None:
+        async with world() as there:
+            reader, writer = await asyncio.open_unix_connection(there.path, limit=1024)
+            for _ in range(30):
+                writer.write(post(inference(100_000)))
+            await soon(lambda: writer.is_closing() or reader.at_eof() or _has_ended(reader))
+            writer.close()
+            await is_well(there)
+
+    run(scene())
+
+
+def test_connections_beyond_the_limit_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 3)
+
+    async def scene() -> None:
+        async with world() as there:
+            open_ones = [await there.connect() for _ in range(3)]
+            for reader, writer in open_ones:
+                assert await answer_after(reader, writer, get("/v2/health/live")) == 200
+            status, _, body = await there.ask(get("/v2/health/live"))
+            assert (status, "too many connections" in error_of(body)) == (503, True)
+            for _, writer in open_ones:
+                writer.close()
+
+    run(scene())
+
+
+def test_stopping_answers_what_is_under_way_and_cuts_off_what_takes_too_long() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            there.echo.gate.clear()
+            under_way = asyncio.create_task(there.ask(post(inference())))
+            await soon(lambda: there.echo.waiting == 1)
+            _, idle = await there.connect()
+            stopping = asyncio.create_task(there.listener.stop(20))
+            await asyncio.sleep(0.3)
+            there.echo.gate.set()
+            assert (await under_way)[0] == 200
+            await stopping
+            assert not there.path.exists()
+            idle.close()
+        async with world() as there:
+            there.echo.gate.clear()
+            under_way = asyncio.create_task(there.ask(post(inference())))
+            await soon(lambda: there.echo.waiting == 1)
+            await there.listener.stop(0.2)
+            status, _, body = await under_way
+            assert (status, "stopping" in error_of(body)) == (503, True)
+
+    run(scene())
+
+
+def test_a_place_that_cannot_be_listened_on_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            for address, words in (
+                (f"127.0.0.1:{taken.getsockname()[1]}", "taken"),
+                ("0.0.0.0:8000", "other machines"),
+                ("nonsense", "neither"),
+                ("unix:/proc/edged/http.sock", "cannot listen"),
+                ("unix:/tmp/" + "x" * 120, "107 bytes"),
+            ):
+                with pytest.raises(ConfigError) as caught:
+                    await listener.HttpListener(Http(listen=address), None, None).start()  # type: ignore[arg-type]
+                assert words in str(caught.value)
+
+    run(scene())
+
+
+def test_a_missing_server_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "edged.ingress.rest.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+
+    async def scene() -> None:
+        with pytest.raises(ConfigError, match=r"pip install 'edged\[http\]'"):
+            await listener.HttpListener(Http(listen="127.0.0.1:0"), None, None).start()  # type: ignore[arg-type]
+
+    run(scene())
+
+
+async def answer_after(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
+    writer.write(request)
+    return (await answer_of(reader))[0]
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await asyncio.wait_for(reader.read(100), 20) == b""
+    except ConnectionError:
+        return True
+
+
+def _has_ended(reader: asyncio.StreamReader) -> bool:
+    return reader.exception() is not None

@@ -1,0 +1,238 @@
+"""Inference over HTTP as bodies: JSON, raw contents behind it, and what is neither."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.errors import InvalidInput, TooLarge, Unsupported
+from edged.ingress.rest import encodings, tensors
+from edged.ingress.rest.tensors import Wish
+from edged.proto import open_inference_pb2 as pb
+
+
+def body(*inputs: dict[str, Any], behind: bytes = b"", **more: Any) -> tuple[bytes, int]:
+    text = json.dumps({"inputs": list(inputs), **more}).encode()
+    return text + behind, len(text)
+
+
+def one(**changes: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2], **changes}
+
+
+def read(*inputs: dict[str, Any], behind: bytes = b"", **more: Any) -> tensors.Asked:
+    whole, length = body(*inputs, behind=behind, **more)
+    return tensors.read("m", "", whole, length if behind else None)
+
+
+def test_json_becomes_raw_contents_of_the_inputs_in_their_order() -> None:
+    asked = tensors.read("m", "3", body(one(), one(name="y", datatype="INT64", data=[[5], [6]]), id="seven")[0], None)
+    assert (asked.message.model_name, asked.message.model_version, asked.message.id) == ("m", "3", "seven")
+    assert [(each.name, each.datatype, list(each.shape)) for each in asked.message.inputs] == [
+        ("x", "FP32", [1, 2]),
+        ("y", "INT64", [1, 2]),
+    ]
+    assert [bytes(raw) for raw in asked.raw] == [np.float32([1, 2]).tobytes(), np.int64([5, 6]).tobytes()]
+    assert not asked.wish.is_binary("z")
+
+
+def test_binary_and_json_inputs_may_stand_side_by_side() -> None:
+    first = one(parameters={"binary_data_size": 8})
+    del first["data"]
+    third = {**first, "name": "z", "parameters": {"binary_data_size": 3}}
+    asked = read(first, one(name="y"), third, behind=b"\1" * 8 + b"abc")
+    assert [bytes(raw) for raw in asked.raw] == [b"\1" * 8, np.float32([1, 2]).tobytes(), b"abc"]
+    assert all(not each.parameters for each in asked.message.inputs)
+
+
+def test_inputs_in_shared_memory_have_no_contents() -> None:
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 16}
+    shared = one(parameters=place)
+    del shared["data"]
+    asked = read(shared, one(name="y"))
+    assert len(asked.raw) == 1
+    assert asked.message.inputs[0].parameters["shared_memory_region"].string_param == "r"
+    assert asked.message.inputs[0].parameters["shared_memory_offset"].int64_param == 16
+
+
+def test_parameters_keep_their_kinds() -> None:
+    said = {"a": True, "b": -5, "c": 2**63, "d": 0.5, "e": "x", "binary_data_output": True}
+    asked = read(one(), parameters=said)
+    kinds = {key: value.WhichOneof("parameter_choice") for key, value in asked.message.parameters.items()}
+    assert kinds == {
+        "a": "bool_param", "b": "int64_param", "c": "uint64_param", "d": "double_param", "e": "string_param",
+    }  # fmt: skip
+    assert asked.wish.is_binary("anything")
+
+
+def test_requested_outputs_say_how_they_are_sent() -> None:
+    outputs = [
+        {"name": "p", "parameters": {"binary_data": True, "classification": 3}},
+        {"name": "q", "parameters": {"binary_data": False}},
+        {"name": "r"},
+    ]
+    asked = read(one(), outputs=outputs, parameters={"binary_data_output": True})
+    assert [each.name for each in asked.message.outputs] == ["p", "q", "r"]
+    assert dict(asked.message.outputs[0].parameters.items()) == {"classification": pb.InferParameter(int64_param=3)}
+    assert [asked.wish.is_binary(name) for name in "pqr"] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "behind", "words"),
+    [
+        ([one(data=None)], b"", "'x' has no values"),
+        ([one(parameters={"binary_data_size": 8})], b"12345678", "'x' is sent in two ways"),
+        ([one(parameters={"shared_memory_region": "r"})], b"", "'x' is sent in two ways"),
+        ([one(data=None, parameters={"binary_data_size": 9})], b"12345678", "said to have 9 bytes, 8 are left"),
+        ([one(data=None, parameters={"binary_data_size": -1})], b"12345678", "not a whole number"),
+        ([one(data=None, parameters={"binary_data_size": True})], b"1", "not a whole number"),
+        ([one(data=None, parameters={"binary_data_size": "8"})], b"12345678", "not a whole number"),
+        ([one()], b"1", "1 bytes lie behind the JSON, its inputs account for 0"),
+        ([one(datatype="FP31")], b"", "'FP31'"),
+        ([one(shape=[2**63])], b"", "impossible shape"),
+        ([one(parameters={"a": 2**64})], b"", "does not fit 64 bits"),
+        ([one(shape="2")], b"", "JSON cannot be used"),
+        ([one(shape=[1] * 65)], b"", "length <= 64"),
+        ([one()] * 1025, b"", "length <= 1024"),
+        ([{"name": "x"}], b"", "JSON cannot be used"),
+    ],
+)
+def test_what_is_wrong_with_an_input_is_told(inputs: list[dict[str, Any]], behind: bytes, words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(*inputs, behind=behind)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"null", b"[]", b"{", b'{"inputs":{}}', b"\xff", b"[" * 100_000, b'{"inputs":[' + b"[" * 100_000, b"NaN"],
+    ids=range(9),
+)
+def test_what_is_no_request_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidInput, match="JSON cannot be used"):
+        tensors.read("m", "", text, None)
+
+
+def test_the_json_cannot_be_longer_than_the_body() -> None:
+    with pytest.raises(InvalidInput, match="said to have 100 bytes"):
+        tensors.read("m", "", b"{}", 100)
+
+
+@given(st.binary(max_size=200), st.none() | st.integers(0, 220))
+def test_whatever_the_body_it_is_a_request_or_refused(text: bytes, length: int | None) -> None:
+    with contextlib.suppress(InvalidInput):
+        tensors.read("m", "", text, length)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "datatype", "shape", "data", "parameters"), _json)))
+def test_whatever_an_input_says_it_is_taken_or_refused(changes: dict[str, Any]) -> None:
+    with contextlib.suppress(InvalidInput):
+        tensors.read("m", "", body(one(**changes))[0], None)
+
+
+def answered() -> tuple[pb.ModelInferResponse, list[bytes]]:
+    message = pb.ModelInferResponse(model_name="m", model_version="1", id="seven")
+    message.outputs.add(name="p", datatype="INT64", shape=[2])
+    message.outputs.add(name="q", datatype="FP16", shape=[1])
+    message.outputs.add(name="r", datatype="FP32", shape=[2]).parameters["shared_memory_region"].string_param = "r"
+    return message, [np.int64([2**53 + 1, -1]).tobytes(), b"\0\x3c", b""]
+
+
+def test_an_answer_is_json_and_the_raw_contents_behind_it() -> None:
+    answer = tensors.write(*answered(), Wish(False, {"q": True}))
+    text, contents = answer.parts
+    assert dict(answer.headers)["inference-header-content-length"] == str(len(text))
+    assert bytes(contents) == b"\0\x3c"
+    assert json.loads(text) == {
+        "id": "seven",
+        "model_name": "m",
+        "model_version": "1",
+        "outputs": [
+            {"name": "p", "datatype": "INT64", "shape": [2], "data": [2**53 + 1, -1]},
+            {"name": "q", "datatype": "FP16", "shape": [1], "parameters": {"binary_data_size": 2}},
+            {"name": "r", "datatype": "FP32", "shape": [2], "parameters": {"shared_memory_region": "r"}},
+        ],
+    }
+
+
+def test_what_json_cannot_carry_is_refused_with_the_way_out() -> None:
+    with pytest.raises(InvalidInput, match=r"'q' is FP16.*binary tensor data"):
+        tensors.write(*answered(), Wish())
+
+
+def metadata(datatype: str, *shape: int, inputs: int = 1) -> pb.ModelMetadataResponse:
+    spec = pb.ModelMetadataResponse.TensorMetadata(name="x", datatype=datatype, shape=shape)
+    return pb.ModelMetadataResponse(name="m", inputs=[spec] * inputs)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "size", "wanted"),
+    [
+        ("FP32", (2, 3), 24, [2, 3]),
+        ("FP32", (-1, 3), 24, [2, 3]),
+        ("INT8", (-1, -1, 4), 12, [1, 3, 4]),
+        ("BYTES", (-1,), 7, [1]),
+    ],
+)
+def test_a_whole_body_may_be_the_only_input(
+    datatype: str, shape: tuple[int, ...], size: int, wanted: list[int]
+) -> None:
+    asked = tensors.raw_request("m", "", metadata(datatype, *shape), b"a" * size)
+    assert list(asked.message.inputs[0].shape) == wanted
+    assert bytes(asked.raw[0]) == (b"\7\0\0\0" if datatype == "BYTES" else b"") + b"a" * size
+    assert asked.wish.is_binary("anything")
+
+
+def test_bytes_alone_do_not_tell_two_inputs_or_two_dimensions() -> None:
+    with pytest.raises(InvalidInput, match="2 inputs"):
+        tensors.raw_request("m", "", metadata("FP32", 1, inputs=2), b"")
+    with pytest.raises(InvalidInput, match="do not tell"):
+        tensors.raw_request("m", "", metadata("FP32", 3, -1, -1), b"")
+
+
+@given(st.binary(max_size=500), st.sampled_from(["gzip", "deflate"]))
+def test_a_packed_body_is_unpacked(data: bytes, encoding: str) -> None:
+    assert encodings.unpacked(encodings.packed([data], encoding), encoding, 500) == data
+    theirs = gzip.compress(data) if encoding == "gzip" else zlib.compress(data)
+    assert encodings.unpacked(theirs, encoding, 500) == data
+
+
+@given(st.binary(max_size=100))
+def test_a_damaged_body_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        encodings.unpacked(b"\x1f\x8b" + data, "gzip", 1 << 20)
+
+
+def test_what_unpacks_to_more_than_the_limit_is_not_unpacked() -> None:
+    with pytest.raises(TooLarge):
+        encodings.unpacked(gzip.compress(bytes(10_000_000)), "gzip", 1 << 20)
+
+
+def test_unknown_encodings_and_what_follows_a_body_are_refused() -> None:
+    with pytest.raises(Unsupported):
+        encodings.unpacked(b"", "br", 10)
+    with pytest.raises(InvalidInput):
+        encodings.unpacked(gzip.compress(b"a") + b"more", "gzip", 100)
+
+
+@pytest.mark.parametrize(
+    ("header", "chosen"),
+    [("", None), ("gzip", "gzip"), ("br, deflate;q=0.5", "deflate"), ("gzip;q=0, deflate", "deflate"), ("*", None)],
+)
+def test_the_first_encoding_that_both_know_is_taken(header: str, chosen: str | None) -> None:
+    assert encodings.accepted(header) == chosen

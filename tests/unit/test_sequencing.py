@@ -1,0 +1,227 @@
+"""What models keep between requests: said in settings, said in a configuration, or seen in their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edged.backend.contract import Signature
+from edged.errors import ConfigError, InvalidInput, NotReady
+from edged.ingress.inference.parameters import Options
+from edged.ingress.inference.sequences import Kept
+from edged.ingress.inference.stateful import filled
+from edged.model import settings
+from edged.model.sequencing import Sequencing, is_decoupled, sequencing
+from edged.model.triton_config import Control, SequenceBatching, State
+from edged.serving.work import InputTensor
+from edged.tensors import TensorSpec
+
+# silero-vad, as its versions declare it.
+VOICE = Signature(
+    (
+        TensorSpec("input", "FP32", ("?", "?")),
+        TensorSpec("state", "FP32", (2, "?", 128)),
+        TensorSpec("sr", "INT64", ()),
+    ),
+    (TensorSpec("output", "FP32", ("?", 1)), TensorSpec("stateN", "FP32", ("?", "?", "?"))),
+)
+OLD_VOICE = Signature(
+    (TensorSpec("input", "FP32", (1, 576)), *(TensorSpec(name, "FP32", (1, 1, 128)) for name in ("h", "c"))),
+    tuple(TensorSpec(name, "FP32", (1, "d", 128)) for name in ("hn", "cn")),
+)
+SUM = Signature(
+    (
+        TensorSpec("x", "INT32", ("n", 1)),
+        TensorSpec("total", "INT32", ("n", 1)),
+        TensorSpec("first", "FP32", ("n", 1)),
+        TensorSpec("who", "INT8", (1,)),
+    ),
+    (TensorSpec("y", "INT32", ("n", 1)), TensorSpec("sum", "INT32", ("n", 1))),
+)
+SETTINGS = {"sequence.state.total": "sum", "sequence.control.first": "start", "sequence.control.who": "corrid"}
+
+
+def of(
+    signature: Signature, said: dict[str, str] | None = None, configured: SequenceBatching | None = None
+) -> Sequencing:
+    found = sequencing(signature, said or {}, configured)
+    assert found is not None
+    return found
+
+
+def test_a_models_own_names_tell_what_it_keeps() -> None:
+    assert of(VOICE) == Sequencing((State("state", "stateN", "FP32", (2, -1, 128)),), (), 1.0, declared=False)
+    assert [(state.input, state.output) for state in of(OLD_VOICE).states] == [("h", "hn"), ("c", "cn")]
+    assert of(VOICE).inputs == {"state"}
+    assert of(VOICE).outputs == {"stateN"}
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        TensorSpec("stateN", "FP16", (2, "?", 128)),
+        TensorSpec("stateN", "FP32", (3, "?", 128)),
+        TensorSpec("stateN", "FP32", (2, "?")),
+        TensorSpec("statement", "FP32", (2, "?", 128)),
+    ],
+)
+def test_what_cannot_go_back_in_is_not_taken_for_a_state(kept: TensorSpec) -> None:
+    assert sequencing(Signature(VOICE.inputs, (VOICE.outputs[0], kept)), {}) is None
+
+
+def test_a_model_whose_requests_have_nothing_to_do_with_each_other_has_none() -> None:
+    assert sequencing(Signature(SUM.inputs[:1], SUM.outputs[:1]), {}) is None
+
+
+def test_settings_say_what_is_kept_what_is_told_and_for_how_long() -> None:
+    plan = of(SUM, {**SETTINGS, "sequence.idle_ms": "2500"})
+    assert plan.states == (State("total", "sum", "INT32", (-1, 1)),)
+    assert plan.controls == (Control("first", "start", "FP32"), Control("who", "corrid", "INT8"))
+    assert (plan.idle, plan.declared) == (2.5, True)
+
+
+def test_settings_go_before_a_configuration() -> None:
+    configured = SequenceBatching(idle=9.0, states=(State("total", "y", "INT32", (1,)),))
+    assert of(SUM, {}, configured).states[0].output == "y"
+    assert of(SUM, SETTINGS, configured).states[0].output == "sum"
+    assert of(SUM, SETTINGS, configured).idle == 9.0
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"sequence.state.nobody": "sum"}, "no input of the model"),
+        ({"sequence.state.total": "nobody"}, "'nobody', which is no output"),
+        ({"sequence.state.first": "sum"}, "FP32 in the model, 'sum' is INT32"),
+        ({"sequence.control.nobody": "start"}, "no input of the model"),
+        ({"sequence.state.who": "sum"}, "they have to be one"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_by_name(said: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        sequencing(SUM, said)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"sequence.idle_ms": "0"}, "milliseconds from 1"),
+        ({"sequence.idle_ms": "-1"}, "milliseconds"),
+        ({"sequence.idle_ms": "1" * 99}, "milliseconds"),
+        ({"sequence.control.x": "begin"}, "choose from start, ready, end, corrid"),
+        ({"sequence.control.": "start"}, "write sequence.state.INPUT"),
+        ({"sequence.state.": "y"}, "write sequence.state.INPUT"),
+        ({"sequence.state.x": ""}, "write sequence.state.INPUT"),
+        ({"sequence.stat.x": "y"}, "write sequence.state.INPUT"),
+        ({"decoupled": "yes"}, "choose true or false"),
+    ],
+)
+def test_settings_that_no_model_could_have_are_refused(said: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings.validate(said)
+
+
+def test_a_setting_says_whether_a_model_answers_row_by_row() -> None:
+    settings.validate({**SETTINGS, "decoupled": "true"})
+    assert is_decoupled({"decoupled": "true"})
+    assert is_decoupled({}, configured=True)
+    assert not is_decoupled({"decoupled": "false"}, configured=True)
+    assert not is_decoupled({})
+
+
+# -- inputs that are made up ----------------------------------------------------------------------------------------
+
+
+def given(name: str, array: np.ndarray, datatype: str = "FP32") -> InputTensor:
+    return InputTensor(name, datatype, array.shape, array.tobytes())
+
+
+def made(
+    plan: Sequencing,
+    signature: Signature,
+    options: Options,
+    *tensors: InputTensor,
+    state: dict[str, Kept] | None = None,
+) -> dict[str, InputTensor]:
+    return {each.name: each for each in filled(plan, signature, Path("nowhere"), options, tensors, state)}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_sequence_begins_with_zeros_as_large_as_its_batch(rows: int) -> None:
+    sound = given("input", np.zeros((rows, 512), np.float32))
+    rate = given("sr", np.array(16000, np.int64), "INT64")
+    state = made(of(VOICE), VOICE, Options(7, True), rate, sound)["state"]
+    assert state.shape == (2, rows, 128)
+    assert state.data == bytes(4 * 2 * rows * 128)
+
+
+def test_dimensions_of_one_name_are_of_one_size() -> None:
+    signature = Signature(
+        (TensorSpec("x", "FP32", ("n", "length")), TensorSpec("h", "FP32", ("length", "n"))),
+        (TensorSpec("hn", "FP32", ("length", "n")),),
+    )
+    assert made(of(signature), signature, Options(7, True), given("x", np.zeros((2, 5), np.float32)))["h"].shape == (
+        5,
+        2,
+    )
+
+
+def test_what_was_kept_goes_back_in_as_it_came_out() -> None:
+    kept = {"state": Kept((2, 1, 128), b"\1" * 1024)}
+    state = made(of(VOICE), VOICE, Options(7), given("input", np.zeros((1, 512), np.float32)), state=kept)["state"]
+    assert (state.shape, state.data) == (kept["state"].shape, kept["state"].data)
+
+
+def test_controls_say_where_in_the_sequence_a_request_is() -> None:
+    plan = of(SUM, {**SETTINGS, "sequence.control.first": "start"})
+    x = given("x", np.zeros((2, 1), np.int32), "INT32")
+    told = made(plan, SUM, Options(-7, True), x)
+    assert told["first"].data == np.ones((2, 1), np.float32).tobytes()
+    assert told["who"].data == np.array([-7], np.int8).tobytes()
+    assert made(plan, SUM, Options(7, False), x)["first"].data == bytes(8)
+    for kind, options in (("end", Options(7, ends=True)), ("ready", Options(7))):
+        assert made(of(SUM, {"sequence.control.first": kind}), SUM, options, x)["first"].data != bytes(8)
+
+
+def test_controls_have_the_values_that_a_configuration_gives_them() -> None:
+    configured = SequenceBatching(controls=(Control("first", "start", "FP32", (-1.0, 5.0)),))
+    x = given("x", np.zeros((1, 1), np.int32), "INT32")
+    for starts, value in ((True, 5), (False, -1)):
+        told = made(of(SUM, {}, configured), SUM, Options(7, starts), x)["first"]
+        assert told.data == np.array([[value]], np.float32).tobytes()
+
+
+@pytest.mark.parametrize("identifier", [200, -129, "text"])
+def test_an_id_that_its_input_cannot_hold_is_refused(identifier: int | str) -> None:
+    with pytest.raises(InvalidInput, match="does not fit input 'who'"):
+        made(of(SUM, SETTINGS), SUM, Options(identifier), given("x", np.zeros((1, 1), np.int32), "INT32"))
+
+
+def test_an_empty_tensor_of_an_enormous_shape_makes_up_nothing_enormous() -> None:
+    signature = Signature(
+        (TensorSpec("x", "FP32", ("n", "length")), TensorSpec("h", "FP32", ("length", "n2"))),
+        (TensorSpec("hn", "FP32", ("length", "n2")),),
+    )
+    x = InputTensor("x", "FP32", (0, 1 << 40), b"")
+    with pytest.raises(InvalidInput, match="smaller batch"):
+        made(of(signature), signature, Options(7, True), InputTensor("x", "FP32", (1 << 20, 1 << 40), b""))
+    assert made(of(signature), signature, Options(7, True), x)["h"].data == b""
+
+
+def test_a_sequence_may_begin_with_what_a_file_holds(tmp_path: Path) -> None:
+    (tmp_path / "initial_state").mkdir()
+    (tmp_path / "initial_state" / "total").write_bytes(np.array([[5]], np.int32).tobytes())
+    x = given("x", np.zeros((1, 1), np.int32), "INT32")
+
+    def first(file: str) -> InputTensor:
+        configured = SequenceBatching(states=(State("total", "sum", "INT32", (1,), file, (1,)),))
+        return filled(of(SUM, {}, configured), SUM, tmp_path, Options(7, True), (x,), None)[0]
+
+    assert first("total").data == np.array([[5]], np.int32).tobytes()
+    with pytest.raises(NotReady, match="'lost' cannot be read"):
+        first("lost")
+    (tmp_path / "initial_state" / "short").write_bytes(b"abc")
+    with pytest.raises(InvalidInput, match="'short' has 3 bytes"):
+        first("short")

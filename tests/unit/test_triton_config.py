@@ -1,0 +1,452 @@
+"""A model's config.pbtxt: what edged acts on, what it says to no effect, and what cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edged.errors import ConfigError
+from edged.model.triton_config import (
+    Control,
+    DynamicBatching,
+    QueuePolicy,
+    SequenceBatching,
+    State,
+    TensorConfig,
+    TritonConfig,
+    Warmup,
+    WarmupInput,
+)
+from edged.model.triton_files import read_config, read_labels
+from edged.model.triton_text import MOST_BYTES, read_json, read_text
+from edged.model.triton_unused import unused
+from edged.model.versions import VersionPolicy
+from edged.proto import model_config_pb2 as pb
+from tests.waiting import ends_despite_fifo
+
+WHOLE = """
+# A comment.
+name: "m"
+platform: "onnxruntime_onnx"
+backend: "onnxruntime"
+max_batch_size: 8
+input [
+  { name: "x" data_type: TYPE_FP32 dims: [ 3, -1, -1 ] },
+  { name: "text" data_type: TYPE_STRING dims: 1 }
+]
+output { name: "y", data_type: TYPE_FP16, dims: [ 1000 ], label_filename: "labels.txt" }
+version_policy { latest { num_versions: 2 } }
+default_model_filename: "net.onnx"
+dynamic_batching {
+  preferred_batch_size: [ 4, 8 ]
+  max_queue_delay_microseconds: 500
+  priority_levels: 2
+  default_priority_level: 2
+  default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 1000 max_queue_size: 16 }
+  priority_queue_policy { key: 1 value { allow_timeout_override: true } }
+}
+model_warmup {
+  name: "first"
+  batch_size: 4
+  inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 3, 8, 8 ] random_data: true } }
+  inputs { key: "text" value { data_type: TYPE_STRING dims: 1 input_data_file: "text.raw" } }
+}
+model_transaction_policy { decoupled: true }
+"""
+
+SEQUENCE = """
+sequence_batching {
+  max_sequence_idle_microseconds: 5000000
+  oldest { max_candidate_sequences: 4 }
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+  control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+  state {
+    input_name: "h" output_name: "hn" data_type: TYPE_FP32 dims: [ 2, 64 ]
+    initial_state { data_type: TYPE_FP32 dims: [ 2, 64 ] data_file: "h0" name: "zero" }
+  }
+}
+"""
+
+
+def read(text: str) -> TritonConfig:
+    return read_text(text.encode(), "m")
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(text)
+    assert "\n" not in str(caught.value)
+    assert "inference." not in str(caught.value)
+    return str(caught.value)
+
+
+# -- what it acts on ------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_edged_acts_on_is_read() -> None:
+    assert read(WHOLE) == TritonConfig(
+        max_batch_size=8,
+        inputs=(TensorConfig("x", "FP32", (3, -1, -1)), TensorConfig("text", "BYTES", (1,))),
+        outputs=(TensorConfig("y", "FP16", (1000,), None, "labels.txt"),),
+        versions=VersionPolicy(latest=2),
+        dynamic=DynamicBatching(
+            preferred=(4, 8),
+            max_delay=pytest.approx(0.0005),
+            levels=2,
+            default_level=2,
+            policy=QueuePolicy(16, pytest.approx(0.001), delay=True),
+            policies={1: QueuePolicy(allow_override=True)},
+        ),
+        decoupled=True,
+        model_file="net.onnx",
+        warmups=(
+            Warmup(
+                "first",
+                4,
+                1,
+                (
+                    WarmupInput("text", "BYTES", (1,), "file", "text.raw"),
+                    WarmupInput("x", "FP32", (3, 8, 8), "random"),
+                ),
+            ),
+        ),
+    )
+
+
+def test_sequences_are_read() -> None:
+    assert read(SEQUENCE).sequence == SequenceBatching(
+        "oldest",
+        5.0,
+        (Control("START", "start", "INT32", (0.0, 1.0)), Control("ID", "corrid", "UINT64")),
+        (State("h", "hn", "FP32", (2, 64), "h0", (2, 64)),),
+        4,
+    )
+
+
+def test_a_file_that_says_nothing_changes_nothing() -> None:
+    assert read("") == read("# nothing\n") == TritonConfig()
+
+
+def test_json_says_the_same_in_either_of_its_spellings() -> None:
+    message = text_format.Parse(WHOLE, pb.ModelConfig())
+    for keeps_names in (True, False):
+        written = json_format.MessageToJson(message, preserving_proto_field_name=keeps_names)
+        assert read_json(written, "m") == read(WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("version_policy { all { } }", VersionPolicy(latest=0)),
+        ("version_policy { latest { } }", VersionPolicy(latest=1)),
+        ("version_policy { specific { versions: [ 3, 1 ] } }", VersionPolicy(named=(1, 3))),
+        ("version_policy { }", None),
+    ],
+)
+def test_version_policies_are_read(text: str, policy: VersionPolicy | None) -> None:
+    assert read(text).versions == policy
+
+
+def test_a_shape_that_requests_have_otherwise_than_the_model_is_told_apart() -> None:
+    tensor = read('input { name: "x" dims: [ 4 ] reshape { shape: [ 2, 2 ] } }').inputs[0]
+    assert (tensor.dims, tensor.model_dims) == ((4,), (2, 2))
+    assert read('input { name: "x" dims: [ 1 ] reshape { } }').inputs[0].model_dims == ()
+
+
+# -- what it does not -----------------------------------------------------------------------------------------------
+
+
+def test_names_that_nobody_knows_are_told_with_their_line() -> None:
+    config = read(
+        'name: "m"\nfrobnicate: 3\ninput {\n  name: "x"\n  wibble { a: "s" "t" b: [ 1, -2 ] c < d: 1 > }\n}\n'
+        "dynamic_batching { preferred_batch_size: [ 1 ]\n strange: [ { a: 1 }, { b: 2 } ] }"
+    )
+    assert config.unused == (
+        "line 2: frobnicate: unknown to edged",
+        "line 5: input.wibble: unknown to edged",
+        "line 8: dynamic_batching.strange: unknown to edged",
+    )
+    assert config.inputs == (TensorConfig("x"),)
+    assert config.dynamic == DynamicBatching(preferred=(1,))
+
+
+def test_names_of_json_that_nobody_knows_are_told_with_their_path() -> None:
+    written = {"frobnicate": 3, "input": [{"name": "x", "wibble": {"a": 1}}], "parameters": {}}
+    assert read_json(json.dumps(written), "m").unused == (
+        "frobnicate: unknown to edged",
+        "input.wibble: unknown to edged",
+    )
+
+
+def test_lines_about_what_is_not_used_have_an_end() -> None:
+    lines = read("\n".join(f"strange_{number}: 1" for number in range(500))).unused
+    assert len(lines) == 51
+    assert lines[-1] == "and 450 more"
+
+
+USED = {
+    "name",
+    "platform",
+    "backend",
+    "max_batch_size",
+    "default_model_filename",
+    "version_policy",
+    "model_warmup",
+    "model_transaction_policy",
+    "sequence_batching.max_sequence_idle_microseconds",
+    "sequence_batching.control_input",
+    "sequence_batching.state.input_name",
+    "sequence_batching.state.output_name",
+    "sequence_batching.state.data_type",
+    "sequence_batching.state.dims",
+    "sequence_batching.state.initial_state",
+    "dynamic_batching.preferred_batch_size",
+    "dynamic_batching.max_queue_delay_microseconds",
+    "dynamic_batching.priority_levels",
+    "dynamic_batching.default_priority_level",
+    "dynamic_batching.default_queue_policy",
+    "dynamic_batching.priority_queue_policy",
+    *(f"input.{name}" for name in ("name", "data_type", "dims")),
+    *(f"output.{name}" for name in ("name", "data_type", "dims", "label_filename")),
+    *(f"instance_group.{name}" for name in ("name", "kind", "gpus")),  # they have a test of their own
+}
+REFUSED = {"ensemble_scheduling", "batch_input", "batch_output"}
+
+
+def leaves(message: Message, path: str = "") -> Iterator[tuple[str, Message]]:
+    """Every field that can be set below a message, with a message in which it alone is set to something."""
+    for field in message.DESCRIPTOR.fields:
+        name = f"{path}{field.name}"
+        root = type(message)()
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            inner = getattr(root, field.name)
+            inner = inner.add() if field.is_repeated else inner
+            if not field.is_repeated:
+                inner.SetInParent()
+            for deeper, set_inner in leaves(inner, f"{name}."):
+                whole = type(message)()
+                place = getattr(whole, field.name)
+                (place.add() if field.is_repeated else place).CopyFrom(set_inner)
+                yield deeper, whole
+            continue
+        _set(root, field)
+        yield name, root
+
+
+def _set(message: Message, field: FieldDescriptor) -> None:
+    if field.message_type is not None:  # a map
+        key = "k" if field.message_type.fields_by_name["key"].cpp_type == FieldDescriptor.CPPTYPE_STRING else 1
+        value = field.message_type.fields_by_name["value"]
+        if value.message_type is not None:
+            getattr(message, field.name)[key].SetInParent()
+        else:
+            getattr(message, field.name)[key] = "v"
+        return
+    value_of = {
+        FieldDescriptor.CPPTYPE_STRING: "s",
+        FieldDescriptor.CPPTYPE_BOOL: True,
+        FieldDescriptor.CPPTYPE_FLOAT: 1.5,
+        FieldDescriptor.CPPTYPE_DOUBLE: 1.5,
+    }.get(field.cpp_type, 2)
+    if field.enum_type is not None:
+        value_of = field.enum_type.values[-1].number or 0
+    if field.is_repeated:
+        getattr(message, field.name).append(value_of)
+    else:
+        setattr(message, field.name, value_of)
+
+
+def _set_values(message: Message) -> Iterator[object]:
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            yield value
+        elif field.message_type.GetOptions().map_entry:
+            yield from value
+        else:
+            for each in [value] if isinstance(value, Message) else value:
+                yield from _set_values(each)
+
+
+def unspoken() -> list[str]:
+    """Paths of the fields that edged does not act on, of all that the format has."""
+    paths = [path for path, message in leaves(pb.ModelConfig()) if any(True for _ in _set_values(message))]
+    acted = USED | REFUSED
+    return [path for path in paths if not any(path == used or path.startswith(f"{used}.") for used in acted)]
+
+
+@pytest.mark.parametrize("path", unspoken())
+def test_every_field_that_is_of_no_effect_is_told(path: str) -> None:
+    lines = unused(dict(leaves(pb.ModelConfig()))[path])
+    assert any(line.startswith(path) for line in lines), lines
+    assert all("\n" not in line for line in lines)
+
+
+def test_wishes_of_a_server_for_devices_are_told() -> None:
+    for group in ("kind: KIND_CPU", "kind: KIND_GPU", "gpus: 1"):
+        lines = read(f"instance_group [ {{ {group} count: 2 }} ]").unused
+        assert [line.partition(":")[0] for line in lines] == ["instance_group.count", "instance_group.kind"]
+    assert read("instance_group [ { kind: KIND_AUTO count: 1 } ]").unused == ()
+
+
+# -- what cannot be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('name: "other"', "'other', not 'm'"),
+        ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not of ONNX models"),
+        ('backend: "python"', "backend 'python' is not of ONNX models"),
+        ("ensemble_scheduling { }", "it is an ensemble"),
+        ("batch_input { }", "batch_input"),
+        ("max_batch_size: -1", "max_batch_size -1"),
+        ('default_model_filename: "../../etc/passwd"', "is not the name of a file"),
+        ('default_model_filename: "/etc/passwd"', "is not the name of a file"),
+        ('output { name: "y" label_filename: "../x" }', "label_filename"),
+        ("input { dims: 1 }", "has no name"),
+        ('input { name: "x" dims: 0 }', "impossible dims [0]"),
+        ('input { name: "x" dims: -2 }', "impossible dims [-2]"),
+        ('input { name: "x" data_type: 77 }', "77"),
+        ("dynamic_batching { preferred_batch_size: 9 } max_batch_size: 8", "preferred_batch_size 9"),
+        ("dynamic_batching { priority_levels: 2 }", "default_priority_level 0"),
+        ("dynamic_batching { default_priority_level: 1 }", "default_priority_level 1"),
+        ("dynamic_batching { priority_queue_policy { key: 1 value { } } }", "no priority level 1"),
+        ("version_policy { specific { } }", "version_policy"),
+        ("version_policy { specific { versions: -1 } }", "version_policy"),
+        ("version_policy { all { } latest { } }", "another member of oneof"),
+        ('sequence_batching { control_input { name: "a" control { } } }', "no values"),
+        (
+            'sequence_batching { control_input { name: "a" control { int32_false_true: 1 } } }',
+            "1 values; give two",
+        ),
+        ('sequence_batching { state { input_name: "h" } }', "no output_name"),
+        (
+            'sequence_batching { state { input_name: "h" output_name: "o" initial_state { data_file: "../h" } } }',
+            "data_file",
+        ),
+        ('model_warmup { name: "w" batch_size: 9 } max_batch_size: 8', "batch_size 9"),
+        ('model_warmup { name: "w" inputs { key: "x" value { dims: -1 zero_data: true } } }', "impossible dims"),
+        ('model_warmup { name: "w" inputs { key: "x" value { dims: 1 } } }', "has no data"),
+        ('model_warmup { name: "w" inputs { key: "x" value { input_data_file: "/x" } } }', "input_data_file"),
+        ("max_batch_size: 99999999999999", "99999999999999"),
+        ('max_batch_size: "x"', "1:17"),
+        ("input { name: ", "it cannot be read"),
+        ("}", "it cannot be read"),
+        ("[a.b]: 1", "extensions"),
+        ("x { " * 20_000, "nested too deeply"),
+        ("x: [" * 50_000, ""),
+        ('name: "\\xff"', "it cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(text: str, told: str) -> None:
+    assert told in refusal(text)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b'name: "\xff"', b"x" * (MOST_BYTES + 1)])
+def test_bytes_that_are_no_text_of_a_sane_size_are_refused(data: bytes) -> None:
+    with pytest.raises(ConfigError):
+        read_text(data, "m")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "nan", "3", '{"input": 3}', '{"input": [3]}', '{"parameters": [1]}', '{"parameters": {"a": 3}}'),
+        *('{"a":' * 9000, '{"name": "\\ud800"}', '{"max_batch_size": 1e99}', '{"name": "other"}'),
+        " " * (MOST_BYTES + 1),
+    ],
+)
+def test_json_that_is_no_configuration_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_json(text, "m")
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200) | st.text(alphabet='{}[]<>:;,"\\#\n xname-1.', max_size=200).map(str.encode))
+def test_whatever_the_bytes_are_they_are_read_or_refused(data: bytes) -> None:
+    with contextlib.suppress(ConfigError):  # nothing else may come of it
+        read_text(data, "m")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(WHOLE) - 1), st.integers(0, 40), st.text(max_size=5))
+def test_a_file_that_was_tampered_with_is_read_or_refused(at: int, cut: int, put: str) -> None:
+    damaged = WHOLE[:at] + put + WHOLE[at + cut :]
+    with contextlib.suppress(ConfigError):  # nothing else may come of it
+        read_text(damaged.encode(errors="replace"), "m")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    [field.name for field in pb.ModelConfig.DESCRIPTOR.fields] + ["dims", "value", "key", "name"]
+                ),
+                inner,
+                max_size=4,
+            )
+        ),
+    )
+)
+def test_whatever_the_json_is_it_is_read_or_refused(tree: object) -> None:
+    with contextlib.suppress(ConfigError):  # nothing else may come of it
+        read_json(json.dumps(tree), "m")
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_a_configuration_has_none(tmp_path: Path) -> None:
+    assert read_config(tmp_path, "m") == (None, "")
+
+
+def test_a_configuration_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    place = tmp_path / "config.pbtxt"
+    place.write_text("max_batch_size: 2")
+    config, problem = read_config(tmp_path, "m")
+    assert config is not None
+    assert (config.max_batch_size, problem) == (2, "")
+    place.write_text("max_batch_size: 16")
+    config, _ = read_config(tmp_path, "m")
+    assert config is not None
+    assert config.max_batch_size == 16
+
+
+def test_a_configuration_that_cannot_be_read_is_a_problem_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").mkdir()
+    config, problem = read_config(tmp_path, "m")
+    assert config is None
+    assert problem.startswith("config.pbtxt")
+
+
+def test_a_configuration_that_is_a_fifo_does_not_hold_up_the_daemon(tmp_path: Path) -> None:
+    fifo = tmp_path / "config.pbtxt"
+    os.mkfifo(fifo)
+    assert ends_despite_fifo(lambda: read_config(tmp_path, "m"), fifo)
+
+
+def test_labels_are_the_lines_of_their_file(tmp_path: Path) -> None:
+    config = read('output { name: "y" label_filename: "labels.txt" } output { name: "z" }')
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    assert read_labels(tmp_path, config) == ({"y": ("cat", "dog")}, "")
+
+
+def test_labels_that_are_not_there_are_a_problem(tmp_path: Path) -> None:
+    labels, problem = read_labels(tmp_path, read('output { name: "y" label_filename: "labels.txt" }'))
+    assert labels == {}
+    assert "'labels.txt' of output 'y' cannot be read" in problem

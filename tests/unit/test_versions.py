@@ -1,0 +1,217 @@
+"""Which versions of a model are served, what the repository makes of it, and which answers whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edged.control.shelf import Shelf
+from edged.errors import ConfigError, InvalidInput, NotFound
+from edged.model.overrides import Overrides
+from edged.model.repository import Repository
+from edged.model.versions import VersionPolicy, parse
+from tests.unit.test_repository import lay
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("latest", (10,)),
+        ("latest:1", (10,)),
+        ("latest:2", (10, 3)),
+        ("latest:99", (10, 3, 1)),
+        ("all", (10, 3, 1)),
+        ("1,3", (3, 1)),
+        (" 3 ", (3,)),
+        ("7", ()),
+    ],
+)
+def test_a_policy_chooses_versions_the_highest_first(text: str, chosen: tuple[int, ...]) -> None:
+    assert parse(text).choose((3, 10, 1)) == chosen
+
+
+@pytest.mark.parametrize("text", ["latest:2", "all", "1,3"])
+def test_a_policy_is_written_as_it_is_read(text: str) -> None:
+    assert str(parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "latest:0", "latest:-1", "newest", "1;2", "1,", "-1", "²", "9" * 30, "1," * 99 + "1"]
+)
+def test_what_is_no_policy_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="versions="):
+        parse(text)
+
+
+def names(root: Path) -> dict[str, str]:
+    return {name: entry.version for name, entry in Repository(root).entries().items()}
+
+
+def test_the_newest_answers_for_the_model_and_others_have_their_number(tmp_path: Path) -> None:
+    lay(tmp_path, "yolo", "9", "10", "2", settings='versions = "latest:2"')
+    assert names(tmp_path) == {"yolo": "10", "yolo:9": "9"}
+    assert {entry.model for entry in Repository(tmp_path).entries().values()} == {"yolo"}
+
+
+def test_a_configuration_says_which_versions_and_the_setting_overrules_it(tmp_path: Path) -> None:
+    folder = lay(tmp_path, "yolo", "1", "2", "3")
+    (folder / "config.pbtxt").write_text("version_policy { specific { versions: [ 1, 2 ] } }")
+    assert names(tmp_path) == {"yolo": "2", "yolo:1": "1"}
+    (folder / "edged.toml").write_text('versions = "all"')
+    assert names(tmp_path) == {"yolo": "3", "yolo:2": "2", "yolo:1": "1"}
+    (folder / "edged.toml").write_text("versions = [1, 3]")
+    assert names(tmp_path) == {"yolo": "3", "yolo:1": "1"}
+
+
+def test_versions_that_are_not_there_are_the_models_problem(tmp_path: Path) -> None:
+    lay(tmp_path, "yolo", "1", settings='versions = "7"')
+    assert "versions=7" in Repository(tmp_path).entries()["yolo"].problem
+
+
+def test_a_configuration_that_cannot_be_used_is_the_models_problem_and_not_the_repositorys(tmp_path: Path) -> None:
+    (lay(tmp_path, "bad", "1") / "config.pbtxt").write_text("max_batch_size: many")
+    lay(tmp_path, "good", "1")
+    entries = Repository(tmp_path).entries()
+    assert entries["bad"].problem.startswith("config.pbtxt: ")
+    assert entries["good"].problem == ""
+
+
+def test_a_configuration_names_the_models_file_its_labels_and_other_files(tmp_path: Path) -> None:
+    folder = lay(tmp_path, "m", "1")
+    (folder / "1" / "net.onnx").write_text("x")
+    (folder / "labels.txt").write_text("cat\ndog\n")
+    (folder / "config.pbtxt").write_text(
+        'default_model_filename: "net.onnx" output { name: "y" label_filename: "labels.txt" }'
+        ' model_warmup { name: "w" inputs { key: "x" value { dims: 1 input_data_file: "x.raw" } } }'
+    )
+    entry = Repository(tmp_path).entries()["m"]
+    assert entry.path == str(folder / "1" / "net.onnx")
+    assert entry.labels == {"y": ("cat", "dog")}
+    assert entry.problem == "config.pbtxt names x.raw, which is not there"
+    (folder / "warmup").mkdir()
+    (folder / "warmup" / "x.raw").write_bytes(b"1234")
+    assert Repository(tmp_path).entries()["m"].problem == ""
+
+
+@pytest.mark.parametrize("name", ["config.pbtxt", "labels.txt", "warmup/x.raw"])
+def test_a_change_of_any_of_its_files_is_a_change_of_the_model(tmp_path: Path, name: str) -> None:
+    folder = lay(tmp_path, "m", "1")
+    text = (
+        'output { name: "y" label_filename: "labels.txt" }'
+        ' model_warmup { name: "w" inputs { key: "x" value { dims: 1 input_data_file: "x.raw" } } }'
+    )
+    (folder / "warmup").mkdir()
+    for path, content in (("config.pbtxt", text), ("labels.txt", "cat\n"), ("warmup/x.raw", "1234")):
+        (folder / path).write_text(content)
+    before = Repository(tmp_path).entries()["m"]
+    (folder / name).write_text((folder / name).read_text() + "\n")
+    assert Repository(tmp_path).entries()["m"].stamp != before.stamp
+
+
+# -- modes of control -----------------------------------------------------------------------------------------------
+
+
+def test_polling_follows_the_disk(tmp_path: Path) -> None:
+    shelf = Shelf(Repository(tmp_path), "poll")
+    assert shelf.entries() == {}
+    lay(tmp_path, "m", "1")
+    assert list(shelf.entries()) == ["m"]
+
+
+def test_without_polling_what_was_there_at_the_start_stays(tmp_path: Path) -> None:
+    lay(tmp_path, "m", "1")
+    shelf = Shelf(Repository(tmp_path), "none")
+    before = shelf.entries()
+    lay(tmp_path, "m", "2")
+    lay(tmp_path, "other", "1")
+    assert shelf.entries() == before
+    shelf.take("other")
+    assert set(shelf.entries()) == {"m", "other"}
+
+
+def test_by_command_only_what_is_named_is_there_at_the_start(tmp_path: Path) -> None:
+    lay(tmp_path, "m", "1", "2", settings='versions = "all"')
+    lay(tmp_path, "other", "1")
+    assert Shelf(Repository(tmp_path), "explicit").entries() == {}
+    assert set(Shelf(Repository(tmp_path), "explicit", ["m", "missing"]).entries()) == {"m", "m:1"}
+    assert set(Shelf(Repository(tmp_path), "explicit", ["*"]).entries()) == {"m", "m:1", "other"}
+
+
+def test_what_is_dropped_is_there_no_more(tmp_path: Path) -> None:
+    lay(tmp_path, "m", "1", "2", settings='versions = "all"')
+    shelf = Shelf(Repository(tmp_path), "explicit", ["*"])
+    held = shelf.held("m")
+    shelf.drop("m")
+    assert shelf.entries() == {}
+    shelf.hold("m", held)
+    assert set(shelf.entries()) == {"m", "m:1"}
+
+
+# -- overrides ------------------------------------------------------------------------------------------------------
+
+
+def overrides(tmp_path: Path) -> Overrides:
+    return Overrides(tmp_path / "overrides", Repository(tmp_path / "models"))
+
+
+def test_a_model_is_made_of_the_files_that_come_with_the_command_alone(tmp_path: Path) -> None:
+    lay(tmp_path / "models", "m", "1", "5")
+    files = {"2/model.onnx": b"two", "3/model.onnx": b"three", "labels.txt": b"cat\n"}
+    config = '{"version_policy": {"all": {}}, "output": [{"name": "y", "label_filename": "labels.txt"}]}'
+    made = overrides(tmp_path)
+    found = made.entries("m", config, files)
+    assert {name: entry.version for name, entry in found.items()} == {"m": "3", "m:2": "2"}
+    assert Path(found["m"].path).read_bytes() == b"three"
+    assert found["m"].labels == {"y": ("cat",)}
+    made.discard(found)
+    assert list(made.root.iterdir()) == []
+
+
+def test_a_configuration_alone_goes_with_the_files_on_disk(tmp_path: Path) -> None:
+    folder = lay(tmp_path / "models", "m", "1", "5")
+    (folder / "config.pbtxt").write_text("max_batch_size: 2")
+    found = overrides(tmp_path).entries("m", '{"max_batch_size": 7}', {})
+    assert [(entry.version, entry.triton.max_batch_size) for entry in found.values() if entry.triton] == [("5", 7)]
+    assert overrides(tmp_path).entries("nobody", "{}", {}) == {}
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", "1/../../x", "", ".", "a/" * 20 + "b", "1/a\nb", "1/" + "x" * 300, "config.pbtxt"]
+)
+def test_a_file_that_does_not_belong_into_the_models_folder_is_refused(tmp_path: Path, path: str) -> None:
+    made = overrides(tmp_path)
+    with pytest.raises(InvalidInput):
+        made.entries("m", "{}", {path: b"x"})
+    assert not made.root.exists() or list(made.root.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "files"),
+    [
+        (None, {"1/model.onnx": b"x"}),
+        ("{", {}),
+        ('{"name": "other"}', {}),
+        ("{}", {"model.onnx": b"x"}),
+        ("{}", {"1": b"x", "1/model.onnx": b"x"}),
+        ("{}", {"1/model.onnx": b"x", "1//model.onnx": b"x"}),
+    ],
+)
+def test_overrides_that_make_no_model_leave_nothing_behind(
+    tmp_path: Path, config: str | None, files: dict[str, bytes]
+) -> None:
+    made = overrides(tmp_path)
+    with pytest.raises((InvalidInput, NotFound)):
+        made.entries("m", config, files)
+    assert not made.root.exists() or list(made.root.iterdir()) == []
+
+
+def test_what_a_daemon_before_left_is_swept_away(tmp_path: Path) -> None:
+    made = overrides(tmp_path)
+    made.entries("m", "{}", {"1/model.onnx": b"x"})
+    made.sweep()
+    assert not made.root.exists()
+
+
+def test_a_policy_that_nobody_gave_is_the_newest_version() -> None:
+    assert VersionPolicy().choose((1, 2)) == (2,)
