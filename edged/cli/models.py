@@ -75,7 +75,7 @@ def show(
     state: local.State = None,
     json: common.Json = False,
 ) -> None:
-    """Show one model: its inputs and outputs, its settings, what serves it, and what of its config.pbtxt is not used."""
+    """Show one model: its tensors, its settings, what serves it, and what of its config.pbtxt is not used."""
     found = next((model for model in _all(target, state) if model.name == name), None)
     if found is None:
         raise NotFound(f"there is no model {name!r}; see: edged models list")

@@ -24,6 +24,7 @@ from edged.serving.pace import Pace
 from edged.serving.parcel import Parcel, answers, infer_ms, order, pack, room_for
 from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
 from edged.serving.statistics import Statistics
+from edged.serving.taken_apart import TakenApart
 from edged.serving.work import Answered, EngineRef, TensorWork, Work
 
 IN_FLIGHT = 2  # one is prepared while one is inferred; more would only wait inside the host
@@ -281,16 +282,21 @@ class Slot:
                 )
 
     def _take_apart(self, session: ServingSession, parcels: list[Parcel], error: BaseException) -> None:
-        """The engine does not take so many at a time, whatever its model declares: from now on they go one by one."""
-        what, many = "frames" if parcels[0].work.is_frame else "requests", len(parcels)
-        _LOG.warning("model %s: %s go one by one, since a batch of %d failed: %s", self.model, what, many, error)
-        if parcels[0].work.is_frame:
+        """A batch failed, so each part of it is tried alone. If all go well the engine does not take so many at a
+        time, whatever its model declares, and from then on they go one by one."""
+        wanted = [parcel.work for parcel in parcels if parcel.work.is_wanted]
+        parts = TakenApart(len(wanted), partial(self._go_one_by_one, session, wanted[0].is_frame, str(error)))
+        for work in wanted:
+            work.future.add_done_callback(parts.heed)
+            self._retry(work)
+
+    def _go_one_by_one(self, session: ServingSession, are_frames: bool, why: str) -> None:
+        what = "frames" if are_frames else "requests"
+        _LOG.warning("model %s: %s go one by one, since they fail together: %s", self.model, what, why)
+        if are_frames:
             session.batching = Batching()
         else:
             session.rows = 1
-        for parcel in parcels:
-            if parcel.work.is_wanted:
-                self._retry(parcel.work)
 
     def _fail(self, work: Work, error: EdgedError) -> None:
         """Tries once more what was lost with its host; anything else is told to whoever waits."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -223,6 +224,27 @@ def test_models_list_tells_alarms_where_there_are_any(monkeypatch: pytest.Monkey
     assert titles.split()[-1] == "alarms"
     assert row.endswith("takes 4 times as long")
     assert json.loads(call("box:1", "models", "list", "--json").stdout)["models"][1]["alarms"][0]["kind"] == "slow"
+
+
+def test_what_is_not_used_of_a_configuration_is_counted_in_the_list_and_told_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fields = dict.fromkeys(("digest", "reason", "family", "engine", "backend"), "")
+    notes = ("line 3: frobnicate: unknown to edged", "optimization.cuda.graphs: not used")
+    model = ModelInfo(
+        name="m:2", version="2", state="ready", inputs=(), outputs=(), settings={"versions": "all"}, swaps=0, **fields
+    )
+    found = [model]
+    monkeypatch.setattr(Client, "models", lambda _: found)
+    assert "config.pbtxt" not in call("box:1", "models", "list").stdout
+    assert "config.pbtxt" not in call("box:1", "models", "show", "m:2").stdout
+    found[0] = msgspec.structs.replace(model, notes=notes)
+    assert "2 unused: edged models show m:2" in call("box:1", "models", "list").stdout
+    shown = call("box:1", "models", "show", "m:2").stdout
+    assert "versions = all" in shown
+    assert all(note in shown for note in notes)
+    assert json.loads(call("box:1", "models", "show", "m:2", "--json").stdout)["notes"] == list(notes)
+    assert call("box:1", "models", "show", "m").exit_code != 0
 
 
 # --- events ---------------------------------------------------------------------------------------------------------

@@ -163,9 +163,34 @@ def test_an_engine_that_does_not_keep_rows_apart_is_never_given_a_batch_again() 
         mixed = m.TensorRef("y", "UINT8", (1, 6), None, b"abcdef")
         future.set_result(m.Answer(1, (mixed,), m.Times()))
         await turn()
-        assert serving.rows == 1
         assert await drain(link) == [(2, 1)] * 3
+        assert serving.rows == 1
         assert [rows_of(each) for each in works] == [b"ab", b"cd", b"ef"]
+        assert link.arena.taken == 0
+
+    run(work())
+
+
+def test_one_request_that_fails_by_itself_is_no_reason_to_batch_no_more() -> None:
+    async def work() -> None:
+        slot, link = slot_with(), FakeLink()
+        works = [request(b"ab"), request(b"cd"), request(b"ef")]
+        for each in works:
+            slot.push(each)
+        serving = session(link)
+        slot.install(serving)
+        link.fail(EngineUnusable("indices are out of range"))
+        await turn()
+        link.fail(EngineUnusable("indices are out of range"))
+        await turn()
+        assert await drain(link) == [(2, 1)] * 2
+        assert isinstance(works[0].future.exception(), EngineUnusable)
+        assert [rows_of(each) for each in works[1:]] == [b"cd", b"ef"]
+        assert serving.rows > 1
+        for each in (more := [request(b"gh"), request(b"ij"), request(b"kl"), request(b"mn")]):
+            slot.push(each)
+        await drain(link)
+        assert all(rows_of(each) == each.inputs[0].data for each in more)
         assert link.arena.taken == 0
 
     run(work())
