@@ -88,7 +88,7 @@ resolve-arm64: $(VENV)/.dev  ## Has every dependency a wheel for each aarch64 bo
 test-perf-analyzer: $(VENV)/.dev  ## Triton's perf_analyzer loads a daemon in every mode (ARGS="--mode async").
 	$(BIN)/python -m tests.system.perf_analyzer $(ARGS)
 
-test-onnx-backend: $(VENV)/.dev  ## Every test model of the onnx package, served and compared; a quarter of an hour (ARGS="--every 10").
+test-onnx-backend: $(VENV)/.dev  ## Every test model of the onnx package, served and compared; twenty minutes (ARGS="--every 10").
 	$(BIN)/python -m tests.onnx_backend $(ARGS)
 
 # Bindings say which calls a generation of TensorRT has, and need neither its libraries nor a GPU. The older TensorRT
