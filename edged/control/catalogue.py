@@ -103,7 +103,8 @@ class Catalogue:
         shelved = {k: e for k, e in self._shelf.entries().items() if e.model not in self._named}
         entries = {**shelved, **self._named_entries()}
         for name in [name for name in self.models if name not in entries]:
-            self._drop(name)
+            if not self._is_awaited(name, entries):
+                self._drop(name)
         for name, entry in entries.items():
             planned = self.models.get(name)
             if planned is None:
@@ -112,6 +113,16 @@ class Catalogue:
             elif planned.entry != entry or planned.weights_changed():
                 planned.entry = entry
                 self._read(planned)
+
+    def _is_awaited(self, name: str, entries: Mapping[str, ModelEntry]) -> bool:
+        """Whether it is the version beside a model that is to answer for the model, and the model has not come so far:
+        requests for that version are answered here until then."""
+        model, version = split_name(name)
+        planned, entry = self.models.get(model), entries.get(model)
+        if not version or planned is None or entry is None or entry.version != version:
+            return False
+        answers = planned.slot.current is not None and self.models[name].slot.current is not None
+        return answers and planned.version != version
 
     def read_again(self, planned: PlannedModel) -> None:
         """What is on disk is not what was read; a reading that is under way already will see it."""

@@ -129,7 +129,9 @@ class Controller:
 
     def removed(self, name: str) -> None:
         """A model was just taken out of the repository by command."""
+        loaded = self.shelf.held(name)
         self.shelf.drop(name)
+        self.overrides.discard(loaded)
         self.wake()
 
     def is_configured(self, name: str) -> bool:

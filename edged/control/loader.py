@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -77,7 +77,7 @@ class Loader:
         """Every version of every model, by name, the one that answers for the model first."""
         catalogue = self._catalogue
         loaded = {planned.entry.model for planned in catalogue.models.values()}
-        found = {name: [row for each in catalogue.versions(name) for row in _rows(name, each)] for name in loaded}
+        found = {name: _once(row for each in catalogue.versions(name) for row in _rows(name, each)) for name in loaded}
         if self._shelf.mode == "explicit":
             for name in (self._shelf.on_disk().keys() | self._why.keys()) - loaded:
                 found[name] = [Listed(name, "", UNAVAILABLE, self._why.get(name, "it is not loaded"))]
@@ -116,6 +116,7 @@ class Loader:
                     await self._admit(entry)
                 self._shelf.hold(name, entries)
                 self._look()
+                self._try_again(entries)
                 await self._until_served(entries)
             except BaseException as error:
                 self._restore(name, before, entries, error)
@@ -130,6 +131,13 @@ class Loader:
             raise NotReady(f"model {entry.name!r} cannot be served: {entry.problem}")
         admission = await admit(self._builder, Path(entry.path), entry.settings, self._installed())
         await asyncio.to_thread(require_data, Model.of(entry, admission.inspection))
+
+    def _try_again(self, names: Iterable[str]) -> None:
+        """What could not be served before, although the disk has not changed, may be now: the box has."""
+        for name in names:
+            planned = self._catalogue.models.get(name)
+            if planned is not None and planned.problem is not None:
+                self._catalogue.read_again(planned)
 
     async def _until_served(self, entries: Mapping[str, ModelEntry]) -> None:
         loop = asyncio.get_running_loop()
@@ -203,6 +211,13 @@ class Loader:
         check_name(name)
         if self._catalogue.is_configured(name):
             raise Refused(f"model {name!r} is named by the daemon's configuration and always served; remove it there")
+
+
+def _once(rows: Iterable[Listed]) -> list[Listed]:
+    """Without versions that are to come in one place where they answer in another."""
+    found = list(rows)
+    ready = {row.version for row in found if row.state == READY}
+    return [row for row in found if row.state == READY or row.version not in ready]
 
 
 def _rows(name: str, planned: PlannedModel) -> list[Listed]:

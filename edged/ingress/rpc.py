@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from edged.errors import Unsupported
+from edged.errors import InvalidInput, Unsupported
 from edged.ingress.status import describe, named
 
 _LOG = logging.getLogger("edged.calls")  # says something only where it is asked to be verbose
@@ -50,26 +50,36 @@ class Service:
         if encoded is not None:
             self._methods[method] = grpc.unary_unary_rpc_method_handler(_answering(self._path(method), encoded))
             return
+        read = _reading(request)
+
+        async def answer(data: bytes, context: Context) -> Response:
+            return await handler(read(data), context)
+
         self._methods[method] = grpc.unary_unary_rpc_method_handler(
-            _answering(self._path(method), handler), request.FromString, _serialize
+            _answering(self._path(method), answer), None, _serialize
         )
 
     def upload(self, method: str, request: type[Request], handler: Upload[Request, Response]) -> None:
         """Many messages in, one out."""
         self._methods[method] = grpc.stream_unary_rpc_method_handler(
-            _answering(self._path(method), handler), request.FromString, _serialize
+            _answering(self._path(method), handler), _reading(request), _serialize
         )
 
     def feed(self, method: str, request: type[Request], handler: Feed[Request, Response]) -> None:
         """One message in, many out."""
+        read = _reading(request)
+
+        def answer(data: bytes, context: Context) -> AsyncIterator[Response]:
+            return handler(read(data), context)
+
         self._methods[method] = grpc.unary_stream_rpc_method_handler(
-            _streaming(self._path(method), handler), request.FromString, _serialize
+            _streaming(self._path(method), answer), None, _serialize
         )
 
     def duplex(self, method: str, request: type[Request], handler: Duplex[Request, Response]) -> None:
         """Many messages in, many out."""
         self._methods[method] = grpc.stream_stream_rpc_method_handler(
-            _streaming(self._path(method), handler), request.FromString, _serialize
+            _streaming(self._path(method), handler), _reading(request), _serialize
         )
 
     def duplex_encoded(self, method: str, handler: EncodedDuplex) -> None:
@@ -92,6 +102,20 @@ class Service:
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server that has not been started."""
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self.name, self._methods),))
+
+
+def _reading(request: type[Request]) -> Callable[[bytes], Request]:
+    """Messages from their bytes. What is none is its sender's fault, which gRPC would not say: so handlers, or their
+    iteration, get InvalidInput for it."""
+
+    def read(data: bytes) -> Request:
+        try:
+            return request.FromString(data)
+        except DecodeError:
+            name = request.DESCRIPTOR.name
+            raise InvalidInput(f"the bytes of the call are no {name}; use a client of the same protocol") from None
+
+    return read
 
 
 def _serialize(message: Message) -> bytes:

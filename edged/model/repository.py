@@ -31,6 +31,7 @@ from edged.model.versions import VersionPolicy
 from edged.store import atomic
 
 _NAME = re.compile(r"\w[\w .+@-]{0,127}")  # letters and digits of any script; what no file system or shell minds
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")  # as Triton, which passes over what begins with 0
 _SETTINGS = "edged.toml"
 _MODEL = "model.onnx"
 _SEPARATOR = ":"  # no name of a model has one
@@ -183,7 +184,7 @@ def folder_entries(
     `triton` is its configuration, `problem` why that cannot be used, `sources` are the files that it was read from.
     OSError where the folder cannot be read.
     """
-    present = {int(v.name): v for v in path.iterdir() if v.name.isdecimal() and v.is_dir()}
+    present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
     if not present:
         return []
     settings, wrong = _read_settings(path / _SETTINGS)
@@ -191,7 +192,7 @@ def folder_entries(
     policy = (None if wrong else versions.setting(settings)) or said.versions or VersionPolicy()
     labels, unreadable = triton_files.read_labels(path, said)
     named = list(triton_files.named_files(path, said))
-    lost = [f"{triton_config.FILE} names {file.name}, which is not there" for file in named if not file.is_file()]
+    lost = [f"{triton_config.FILE} names {file.name}, which is not there" for file in named if not os.path.isfile(file)]
     chosen, numbers = policy.choose(present), ", ".join(map(str, sorted(present)))
     none = "" if chosen else f"of the versions {numbers} none is served, since versions={policy}; change it"
     problem = problem or wrong or unreadable or next(iter(lost), "") or none

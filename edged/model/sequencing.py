@@ -153,6 +153,8 @@ def _fit_control(control: Control, inputs: Mapping[str, TensorSpec]) -> None:
     spec = _known(control.input, inputs, what)
     if control.datatype and control.datatype != spec.datatype:
         raise ConfigError(f"{what} is {spec.datatype} in the model, the configuration says {control.datatype}")
+    if spec.datatype == "BF16" or (spec.datatype == "BYTES" and control.kind != "corrid"):
+        raise ConfigError(f"{what} is {spec.datatype} in the model, which cannot tell {control.kind}; choose another")
 
 
 def _recognised(signature: Signature, controls: Mapping[str, Control]) -> Iterator[State]:

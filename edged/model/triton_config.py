@@ -136,5 +136,6 @@ class TritonConfig(msgspec.Struct, frozen=True):
 def require_plain_name(what: str, name: str) -> None:
     """Refuses a file's name that would lead out of the folder that it belongs in."""
     pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts or not name.isprintable() or str(pure) == "." or len(name) > 255:
+    outside = pure.is_absolute() or ".." in pure.parts or str(pure) == "."
+    if outside or not name.isprintable() or len(name.encode()) > 255:
         raise ConfigError(f"{what} {name[:80]!r} is not the name of a file in the model's folder")

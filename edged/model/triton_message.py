@@ -24,7 +24,7 @@ from edged.proto import model_config_pb2 as pb
 
 _PLATFORMS = ("", "onnxruntime_onnx", "onnx")
 _BACKENDS = ("", "onnxruntime")
-_MICROSECONDS = 1e-6
+_LONGEST_WAIT = 365 * 86400 * 10**6  # microseconds; some write the largest number there is for "without end"
 _MOST_ROWS = 1 << 20
 _MOST_COUNT = 10000  # requests of one warm-up
 _CONTROLS: dict[int, ControlKind] = {
@@ -154,7 +154,7 @@ def _dynamic(message: pb.ModelDynamicBatching, rows: int) -> DynamicBatching:
         raise ConfigError(f"dynamic_batching: there is no priority level {strange[0]} to have a queue policy")
     return DynamicBatching(
         tuple(message.preferred_batch_size),
-        message.max_queue_delay_microseconds * _MICROSECONDS,
+        _seconds(message.max_queue_delay_microseconds),
         message.preserve_ordering,
         levels,
         default,
@@ -166,10 +166,14 @@ def _dynamic(message: pb.ModelDynamicBatching, rows: int) -> DynamicBatching:
 def _policy(message: pb.ModelQueuePolicy) -> QueuePolicy:
     return QueuePolicy(
         message.max_queue_size,
-        message.default_timeout_microseconds * _MICROSECONDS,
+        _seconds(message.default_timeout_microseconds),
         message.allow_timeout_override,
         message.timeout_action == pb.ModelQueuePolicy.DELAY,
     )
+
+
+def _seconds(microseconds: int) -> float:
+    return min(microseconds, _LONGEST_WAIT) * 1e-6
 
 
 def _require_preferred(what: str, sizes: Iterable[int], rows: int) -> None:
@@ -183,11 +187,11 @@ def _sequence(message: pb.ModelSequenceBatching) -> SequenceBatching:
     oldest = message.oldest
     return SequenceBatching(
         "oldest" if message.WhichOneof("strategy_choice") == "oldest" else "direct",
-        message.max_sequence_idle_microseconds * _MICROSECONDS or 1.0,
+        _seconds(message.max_sequence_idle_microseconds) or 1.0,
         controls,
         tuple(map(_state, message.state)),
         oldest.max_candidate_sequences,
-        max(oldest.max_queue_delay_microseconds, message.direct.max_queue_delay_microseconds) * _MICROSECONDS,
+        _seconds(max(oldest.max_queue_delay_microseconds, message.direct.max_queue_delay_microseconds)),
         tuple(oldest.preferred_batch_size),
     )
 

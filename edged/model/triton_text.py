@@ -16,11 +16,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from edged.errors import ConfigError
 from edged.model.triton_config import TritonConfig
 from edged.model.triton_message import config_of
+from edged.model.triton_unused import shown
 from edged.proto import model_config_pb2 as pb
 
 MOST_BYTES = 256 << 10  # a real one has a few thousand
 _MOST_LINES = 50  # of what is not used
-_MOST_TEXT = 240  # characters of a parser's message
+_MOST_TEXT = 240  # characters of a message
 _ROOT = cast(Descriptor, pb.ModelConfig.DESCRIPTOR)  # the stub knows two classes of it
 
 
@@ -33,7 +34,7 @@ def read_text(data: bytes, name: str) -> TritonConfig:
         unknown = list(_Walk(text).unknown())
     except (text_format.ParseError, ValueError, RecursionError) as error:
         raise ConfigError(f"it cannot be read: {_told(error)}") from None
-    return config_of(message, name, unknown, _MOST_LINES)
+    return _config_of(message, name, unknown)
 
 
 def read_json(text: str, name: str) -> TritonConfig:
@@ -45,11 +46,19 @@ def read_json(text: str, name: str) -> TritonConfig:
         tree: object = json.loads(text)
         if not isinstance(tree, dict):
             raise ConfigError("it is JSON, but not an object")
+        json.dumps(tree, ensure_ascii=False).encode()  # half of a surrogate pair is no text
         json_format.ParseDict(tree, message, ignore_unknown_fields=True)
         unknown = list(_unknown_keys(tree, _ROOT, ""))
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"it cannot be read as JSON: {_told(error)}") from None
-    return config_of(message, name, unknown, _MOST_LINES)
+    return _config_of(message, name, unknown)
+
+
+def _config_of(message: pb.ModelConfig, name: str, unknown: list[str]) -> TritonConfig:
+    try:
+        return config_of(message, name, unknown, _MOST_LINES)
+    except ConfigError as error:  # names in it are as long as whoever wrote them liked
+        raise ConfigError(_shortened(str(error))) from None
 
 
 def _decoded(data: bytes) -> str:
@@ -64,7 +73,10 @@ def _decoded(data: bytes) -> str:
 def _told(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    text = " ".join(str(error).replace("inference.", "").split())
+    return _shortened(" ".join(str(error).replace("inference.", "").split()))
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
 
 
@@ -88,7 +100,7 @@ class _Walk:
             return
         field = parent.fields_by_name.get(name) if parent is not None else None
         if field is None and parent is not None:
-            yield f"line {line}: {path}{name[:80]}"
+            yield f"line {line}: {path}{shown(name)}"
         tokens.TryConsume(":")
         if tokens.TryConsume("["):
             while not tokens.TryConsume("]") and not tokens.AtEnd():
@@ -116,10 +128,11 @@ def _unknown_keys(tree: dict[str, Any], message: Descriptor, path: str) -> Itera
     for key, value in tree.items():
         field = message.fields_by_name.get(key) or message.fields_by_camelcase_name.get(key)
         if field is None:
-            yield f"{path}{key[:80]}"
+            yield f"{path}{shown(key)}"
             continue
         inner = field.message_type
         if inner is None:
+            _require_known(field, value)
             continue
         if inner.GetOptions().map_entry:
             entry = inner.fields_by_name["value"].message_type
@@ -130,3 +143,12 @@ def _unknown_keys(tree: dict[str, Any], message: Descriptor, path: str) -> Itera
         for each in values:
             if isinstance(each, dict):
                 yield from _unknown_keys(each, inner, f"{path}{key}.")
+            elif each is not None:  # a text would be read as an object without a field that is known
+                raise ValueError(f"{path}{key} is an object with fields, not {shown(str(each))}")
+
+
+def _require_known(field: FieldDescriptor, value: object) -> None:
+    """ValueError for a word that an enumeration does not have, which the parser passes over as it does fields."""
+    for each in value if isinstance(value, list) else [value]:
+        if field.enum_type is not None and isinstance(each, str) and each not in field.enum_type.values_by_name:
+            raise ValueError(f"{field.name} {each[:80]!r} is not one of {', '.join(field.enum_type.values_by_name)}")

@@ -73,6 +73,11 @@ def unused(message: pb.ModelConfig) -> list[str]:
     return list(dict.fromkeys([*lines, *_instances(message)]))
 
 
+def shown(name: str) -> str:
+    """A name from the file within a line: not too long, and without what would end the line."""
+    return name[:80] if name[:80].isprintable() else ascii(name[:80])
+
+
 def _paths(message: Message, prefix: str) -> Iterator[str]:
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"
@@ -81,7 +86,7 @@ def _paths(message: Message, prefix: str) -> Iterator[str]:
         if field.message_type is None:
             yield path
         elif field.message_type.GetOptions().map_entry:
-            yield from (f"{path}[{str(key)[:80]}]" for key in value)
+            yield from (f"{path}[{shown(str(key))}]" for key in value)
         elif isinstance(value, Message):
             yield from _paths(value, f"{path}.")
         else:

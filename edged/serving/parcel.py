@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from edged.errors import EdgedError, EngineUnusable
+from edged.errors import EdgedError, EngineUnusable, Overloaded
 from edged.serving import messages as m
 from edged.serving.arena import Arena, Span
 from edged.serving.link import Reply, rebuild
@@ -54,8 +54,11 @@ def pack(chosen: Sequence[Work], arena: Arena, refuse: Callable[[Work, EdgedErro
 
 
 def _pack_rows(chosen: list[TensorWork], arena: Arena, refuse: Callable[[Work, EdgedError], None]) -> list[Parcel]:
-    """The rows of each input one after the other, so that the host finds one tensor where there were several."""
-    works = list(chosen)
+    """The rows of each input one after the other, so that the host finds one tensor where there were several.
+
+    Where there is no room for all of them, as many go as there is room for; the others may come again.
+    """
+    works, left = list(chosen), list[TensorWork]()
     while works:
         spans: list[Span] = []
         at: TensorWork | None = None
@@ -70,6 +73,10 @@ def _pack_rows(chosen: list[TensorWork], arena: Arena, refuse: Callable[[Work, E
                     offset += _size(blob)
         except EdgedError as error:
             _release(arena, spans)
+            if at is None and len(works) > 1:
+                half = len(works) // 2
+                works, left = works[:half], works[half:] + left
+                continue
             for work in works if at is None else [at]:
                 refuse(work, error)
             works = [] if at is None else [work for work in works if work is not at]
@@ -77,8 +84,10 @@ def _pack_rows(chosen: list[TensorWork], arena: Arena, refuse: Callable[[Work, E
             _release(arena, spans)
             raise
         else:
-            return [Parcel(work, arena, [] if index else spans) for index, work in enumerate(works)]
-    return []
+            break
+    for work in left:
+        refuse(work, Overloaded("the shared memory has no room for this request now; send less at a time"))
+    return [Parcel(work, arena, [] if index else spans) for index, work in enumerate(works)]
 
 
 def _size(blob: Blob) -> int:
@@ -131,6 +140,11 @@ def infer_ms(reply: Reply) -> float | None:
     if isinstance(reply, m.Answer):
         return reply.times.infer_ms
     return reply.seen[0].times.infer_ms if len(reply.seen) == 1 and not reply.seen[0].error else None
+
+
+def times_of(reply: Reply) -> list[m.Times]:
+    """What an order took: each picture is decoded and read by itself, tensors of a batch all at once."""
+    return [reply.times] if isinstance(reply, m.Answer) else [seen.times for seen in reply.seen if not seen.error]
 
 
 def room_for(reply: Reply) -> int:

@@ -80,8 +80,8 @@ class Batching(msgspec.Struct, frozen=True):
 
 class QueuePolicy(msgspec.Struct, frozen=True):
     """How requests wait. size: the most that do, 0 for a sensible number. timeout: seconds after which one is too late,
-    0 for never; `allow_override` lets a request say less. What is too late is refused, or, with `delay`, goes when
-    there is nothing else to do."""
+    0 for never; `allow_override` lets a request's own `timeout` say less. What is too late is refused, or, with
+    `delay`, goes when there is nothing else to do."""
 
     size: int = 0
     timeout: float = 0.0

@@ -21,7 +21,7 @@ from edged.errors import EdgedError, FrameSkipped, HostLost, Overloaded
 from edged.serving.arena import Arena, Span
 from edged.serving.link import HostLink, Reply
 from edged.serving.pace import Pace
-from edged.serving.parcel import Parcel, answers, infer_ms, order, pack, room_for
+from edged.serving.parcel import Parcel, answers, infer_ms, order, pack, room_for, times_of
 from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
 from edged.serving.statistics import Statistics
 from edged.serving.taken_apart import TakenApart
@@ -92,7 +92,7 @@ class Slot:
         self._require_open()
         level = self.batching_policy.level(request.priority) if isinstance(request, TensorWork) else 0
         policy = self.batching_policy.of(level)
-        if policy.timeout and (request.expires == math.inf or not policy.allow_override):
+        if policy.timeout:
             request.expires = min(request.expires, request.received + policy.timeout)
         self._schedule.push(request, self.batching_policy.default_level - level, policy.size)
         self._pump()
@@ -130,7 +130,7 @@ class Slot:
         previous, self.current = self.current, None
         self._refusal = error
         for work in self._schedule.drain():
-            work.future.set_exception(self._refused())
+            self._answer_with(work, self._refused())
         self._room.set()
         return previous
 
@@ -251,7 +251,7 @@ class Slot:
         if took is not None and (parcels[0].work.is_frame or session.engine.is_static):
             session.pace.add(took)
         session.reply_bytes = max(session.reply_bytes, room_for(reply))
-        self._count(parcels, results)
+        self._count(parcels, results, reply)
         for parcel, result in zip(parcels, results, strict=True):
             if isinstance(result, EdgedError):
                 self._fail(parcel.work, result)
@@ -259,16 +259,15 @@ class Slot:
                 parcel.work.future.set_result(result)
                 self.answered += 1
 
-    def _count(self, parcels: list[Parcel], results: Sequence[Answered | EdgedError]) -> None:
+    def _count(self, parcels: list[Parcel], results: Sequence[Answered | EdgedError], reply: Reply) -> None:
         """In the model's statistics: one execution, and the requests that it answered."""
-        good = [(p, r.times) for p, r in zip(parcels, results, strict=True) if isinstance(r, Answered)]
-        if not good:
+        took = times_of(reply)
+        if not took:
             return
-        # Pictures are decoded and read one by one, tensors of a batch all at once.
-        each = good if parcels[0].work.is_frame else good[:1]
-        input_ms = sum(times.decode_ms + times.prepare_ms for _, times in each)
+        input_ms = sum(times.decode_ms + times.prepare_ms for times in took)
         rows = sum(parcel.work.rows for parcel in parcels)
-        self.statistics.executed(rows, input_ms, good[0][1].infer_ms, sum(times.postprocess_ms for _, times in each))
+        self.statistics.executed(rows, input_ms, took[0].infer_ms, sum(times.postprocess_ms for times in took))
+        good = [(p, r.times) for p, r in zip(parcels, results, strict=True) if isinstance(r, Answered)]
         now = time.monotonic()
         for parcel, times in good:
             if parcel.work.is_wanted:
@@ -306,10 +305,13 @@ class Slot:
             work.retried = True
             self._retry(work)
         else:
-            if not isinstance(error, FrameSkipped):
-                self.failed += 1
-                self.statistics.failed((time.monotonic() - work.received) * 1e3)
-            work.future.set_exception(error.with_traceback(None))  # it would keep the work's bytes
+            self._answer_with(work, error)
+
+    def _answer_with(self, work: Work, error: EdgedError) -> None:
+        if not isinstance(error, FrameSkipped):
+            self.failed += 1
+            self.statistics.failed((time.monotonic() - work.received) * 1e3)
+        work.future.set_exception(error.with_traceback(None))  # it would keep the work's bytes
 
     def _be_late(self, work: Work) -> None:
         """Its time has passed: it is refused, or waits until there is nothing else to do, if not too many do."""
@@ -329,7 +331,7 @@ class Slot:
 
     def _retry(self, work: Work) -> None:
         if self._refusal is not None:
-            work.future.set_exception(self._refused())
+            self._answer_with(work, self._refused())
         else:
             self._schedule.retry(work)
 

@@ -187,8 +187,8 @@ class TensorWork(Work):
     """A tensor request. `outputs` None means all of them.
 
     `priority` is its level, from 1, which goes first; 0 is the model's default. `batch` is the number of its rows, the
-    first dimension of every input and output, where it may be put together with others; else None. With a `sink` the
-    outputs go there, and the answer has none.
+    first dimension of every input and output, or None where nothing is said of rows; it may be put together with
+    others, unless it goes `alone`. With a `sink` the outputs go there, and the answer has none.
     """
 
     __slots__ = ("batch", "inputs", "outputs", "priority", "shapes", "sink")
@@ -201,11 +201,12 @@ class TensorWork(Work):
         priority: int = 0,
         batch: int | None = None,
         sink: Sink | None = None,
+        alone: bool = False,
     ) -> None:
         super().__init__(expires)
         self.inputs, self.outputs, self.priority, self.batch, self.sink = inputs, outputs, priority, batch, sink
         self.shapes: Hashable = None
-        if batch is not None:
+        if batch is not None and not alone:
             self.shapes = (outputs, *((tensor.name, tensor.datatype, tensor.shape[1:]) for tensor in inputs))
 
     @property

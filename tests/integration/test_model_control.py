@@ -159,6 +159,39 @@ def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leave
         refused(NOT_FOUND, lambda: ask.scaled("m", "1"))
 
 
+def test_the_version_before_takes_over_when_the_newest_goes_and_no_request_fails() -> None:
+    daemon = Daemon()
+    for version in (1, 2):
+        scale(daemon.models / "m", version)
+    (daemon.models / "m" / "config.pbtxt").write_text("version_policy { all {} }")
+    with serving(daemon) as ask:
+        daemon.ready("m")
+        daemon.ready("m:1")
+        answers: list[tuple[float, str] | Exception] = []
+        stop = threading.Event()
+
+        def infer() -> None:
+            with closing(Calls(daemon)) as calls:
+                while not stop.is_set():
+                    for version in ("", "1"):
+                        try:
+                            answers.append(calls.scaled("m", version))
+                        except grpc.RpcError as error:
+                            answers.append(error)
+
+        thread = threading.Thread(target=infer)
+        thread.start()
+        try:
+            (daemon.models / "m" / "2").rename(daemon.models / ".gone")
+            wait_for("the version before answers", lambda: ask.scaled("m") == (1.0, "1"))
+            wait_for("it is there once", lambda: ask.index() == {("m", "1"): ("READY", "")})
+        finally:
+            stop.set()
+            thread.join()
+        assert set(answers) <= {(1.0, "1"), (2.0, "2")}
+        refused(NOT_FOUND, lambda: ask.scaled("m", "2"))
+
+
 def test_a_new_version_that_cannot_be_served_leaves_the_old_one_answering() -> None:
     daemon = Daemon()
     scale(daemon.models / "m", 1)
@@ -326,6 +359,11 @@ def test_a_model_is_loaded_from_what_comes_with_the_command_and_goes_back_to_the
         ask.load("m")
         assert ask.scaled("m") == (1.0, "1")
         wait_for("what came with the command is gone", lambda: len(list((daemon.state / "overrides").iterdir())) == 1)
+
+        ask.load("m", {}, **{"7/model.onnx": other})
+        with daemon.client() as client:
+            client.remove_model("m")
+        assert [path.name[:5] for path in (daemon.state / "overrides").iterdir()] == ["fresh"]
 
 
 def test_commands_that_make_no_sense_are_refused() -> None:

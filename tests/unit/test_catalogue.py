@@ -508,6 +508,32 @@ def test_a_version_to_come_does_not_answer_before_it_can(tmp_path: Path) -> None
     run(story())
 
 
+def test_a_version_that_is_to_answer_for_the_model_answers_by_its_number_until_it_does(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.readers.files["m"] = inspection("both")
+        house.shelf.models = {"m": version("m", "2"), "m:1": version("m", "1", "m:1")}
+        await house.look()
+        newest, beside = house.catalogue.models["m"], house.catalogue.models["m:1"]
+        for planned in (newest, beside):
+            serve(planned, next(iter(planned.engines)))
+        house.readers.files["m"] = inspection("other")  # so that it has to be opened
+        house.shelf.models = {"m": version("m", "1")}
+        await house.look()
+        assert newest.version == "2"
+        assert house.catalogue.find("m", "1") is beside
+        assert house.catalogue.find("m") is newest
+        await house.look()
+        assert house.catalogue.find("m", "1") is beside
+        assert newest.model is not None
+        newest.serve(newest.model)
+        await house.look()
+        assert set(house.catalogue.models) == {"m"}
+        assert house.catalogue.find("m", "1") is newest
+
+    run(story())
+
+
 def test_what_was_counted_of_a_version_is_not_counted_of_the_next(tmp_path: Path) -> None:
     async def story() -> None:
         house = House(tmp_path)

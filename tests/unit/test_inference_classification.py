@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edged.errors import InvalidInput
+from edged.errors import InvalidInput, TooLarge
 from edged.ingress.inference.classification import classify
 from edged.raw_contents import to_array, to_bytes
 from edged.serving.work import OutputView
@@ -67,3 +67,15 @@ def test_the_scores_told_fall(scores: np.ndarray, classes: int) -> None:
         assert len(set(indexes)) == len(indexes) == min(classes, 5)
         assert sorted(row[indexes], reverse=True) == list(row[indexes])
         assert min(row[indexes]) >= np.delete(row, indexes).max(initial=-np.inf)
+
+
+def test_a_single_score_has_no_rows() -> None:
+    found = classify(view(np.array(0.5, np.float32), "FP32"), 3, (), by_row=True)
+    assert (found.shape, bytes(found.data)[4:]) == ((1,), b"0.500000:0")
+
+
+def test_more_strings_than_are_worth_writing_are_refused() -> None:
+    scores = view(np.zeros((300, 300), np.float32), "FP32")
+    assert classify(scores, 200, (), by_row=True).shape == (300, 200)
+    with pytest.raises(TooLarge, match="'y' would be 90000 classes; ask for fewer"):
+        classify(scores, 300, (), by_row=True)

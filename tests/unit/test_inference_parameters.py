@@ -130,3 +130,9 @@ def test_an_output_that_is_requested_twice_is_refused() -> None:
 
 def test_a_tensor_without_a_region_has_no_place() -> None:
     assert place(given_as(binary_data_size=4), "input 'x'") is None
+
+
+def test_a_refusal_is_short_however_long_the_name() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        wanted([output("y" * 100_000), output("y" * 100_000)])
+    assert len(str(refused.value)) < 200

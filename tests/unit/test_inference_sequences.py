@@ -223,3 +223,12 @@ def test_memory_of_forgotten_sequences_is_given_back_by_itself() -> None:
         own.close()
 
     run(test)
+
+
+def test_no_more_requests_of_one_sequence_wait_than_may_wait_for_a_model() -> None:
+    book = Book()
+    held = [book.arrive(KEY, True, 1.0, 1) for _ in range(64)]
+    with pytest.raises(Overloaded, match="64 requests of this sequence"):
+        book.arrive(KEY, True, 1.0, 1)
+    book.leave(KEY, held[0], 1)
+    book.arrive(KEY, True, 1.0, 1)

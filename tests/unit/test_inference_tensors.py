@@ -347,3 +347,10 @@ def test_a_shape_beyond_it_is_refused_with_what_to_set(batch: int) -> None:
     with pytest.raises(InvalidInput, match=r"\[1, 4\] to \[8, 4\]; set the model's profile\.x"):
         inputs_of(request, one("FP32", "n", 4), PROFILE)
     assert inputs_of(request, one("FP32", "n", 4))  # where no engine needs a range, none is asked for
+
+
+def test_a_refusal_is_short_however_many_tensors_a_model_has() -> None:
+    signature = Signature(tuple(TensorSpec(f"past_key_values.{n}", "FP32", (1, 2)) for n in range(500)), ())
+    with pytest.raises(InvalidInput, match="484 more") as refused:
+        checked(wire.Request.of(pb.ModelInferRequest()), signature)
+    assert len(str(refused.value)) < 1000

@@ -56,7 +56,7 @@ def test_the_highest_number_serves_and_not_the_last_name(root: Path) -> None:
     assert Repository(root).entries()["yolo"].version == "10"
 
 
-@pytest.mark.parametrize("other", ["latest", "v11", "-1", "1.5", "", "²", "11x"])
+@pytest.mark.parametrize("other", ["latest", "v11", "-1", "1.5", "", "²", "٤", "11x", "04", "03", "9" * 19])
 def test_folders_that_are_no_version_are_passed_over(root: Path, other: str) -> None:
     lay(root, "yolo", "3", *([other] if other else []))
     assert Repository(root).entries()["yolo"].version == "3"

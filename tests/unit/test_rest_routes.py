@@ -60,6 +60,8 @@ def test_other_paths_lead_nowhere(path: str) -> None:
         ({"host": "localhost:8000", "origin": "http://localhost:3000"}, "ipv4:127.0.0.1:9", True),
         ({"host": "localhost:8000", "origin": "null"}, "ipv4:127.0.0.1:9", True),
         ({"host": "x", "origin": "https://evil.example"}, "unix:", True),
+        ({"origin": "null"}, "unix:", True),
+        ({"host": "", "origin": ""}, "ipv4:127.0.0.1:9", True),
     ],
 )
 def test_web_pages_may_not_ask(headers: dict[str, str], peer: str, is_refused: bool) -> None:

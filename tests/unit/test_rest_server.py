@@ -124,6 +124,21 @@ def test_a_body_may_come_in_chunks_and_packed_and_the_answer_too() -> None:
     run(scene())
 
 
+def test_nothing_is_taken_for_a_request_behind_a_body_whose_end_may_be_disputed() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            reader, writer = await there.connect()
+            head = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: a\r\n"
+            head += b"content-length: 9\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(inference()), inference()) + get("/v2/health/live"))
+            status, headers, _ = await answer_of(reader)
+            assert (status, headers["connection"]) == (200, "close")
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+            writer.close()
+
+    run(scene())
+
+
 def test_who_asks_whether_to_go_on_is_told_to() -> None:
     async def scene() -> None:
         async with world() as there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -225,3 +226,22 @@ def test_a_sequence_may_begin_with_what_a_file_holds(tmp_path: Path) -> None:
     (tmp_path / "initial_state" / "short").write_bytes(b"abc")
     with pytest.raises(InvalidInput, match="'short' has 3 bytes"):
         first("short")
+
+
+def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "initial_state").mkdir()
+    file = tmp_path / "initial_state" / "total"
+    x = given("x", np.zeros((1, 1), np.int32), "INT32")
+    configured = SequenceBatching(states=(State("total", "sum", "INT32", (1,), "total", (1,)),))
+    for number, changed in ((5, 1), (6, 2)):
+        file.write_bytes(np.array([[number]], np.int32).tobytes())
+        os.utime(file, ns=(changed, changed))
+        (state,) = filled(of(SUM, {}, configured), SUM, tmp_path, Options(7, True), (x,), None)
+        assert state.data == np.array([[number]], np.int32).tobytes()
+
+
+@pytest.mark.parametrize(("datatype", "kind"), [("BYTES", "start"), ("BYTES", "ready"), ("BF16", "corrid")])
+def test_a_control_that_its_input_cannot_be_told_is_refused(datatype: str, kind: str) -> None:
+    signature = Signature((TensorSpec("c", datatype, (1,)),), (TensorSpec("y", "FP32", (1,)),))
+    with pytest.raises(ConfigError, match=f"'c' is {datatype} in the model, which cannot tell {kind}"):
+        sequencing(signature, {"sequence.control.c": kind})

@@ -320,3 +320,17 @@ def test_frames_and_requests_take_turns() -> None:
         assert slot.statistics.inference_count == 3
 
     run(work())
+
+
+def test_what_does_not_fit_into_the_memory_together_goes_in_parts() -> None:
+    async def work() -> None:
+        slot, link = slot_with(), FakeLink(1024)
+        works = [request(bytes([65 + n]) * 400, width=400) for n in range(5)]
+        for each in works:
+            slot.push(each)
+        slot.install(session(link))
+        assert await drain(link) == [(2, 400), (1, 400), (1, 400), (1, 400)]
+        assert [rows_of(each)[:1] for each in works] == [b"A", b"B", b"C", b"D", b"E"]
+        assert link.arena.taken == 0
+
+    run(work())

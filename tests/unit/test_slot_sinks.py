@@ -143,3 +143,20 @@ def test_a_request_whose_client_has_gone_is_not_told() -> None:
         assert link.arena.taken == 0
 
     run(work())
+
+
+def test_an_engine_that_ran_is_counted_even_where_its_answer_does_not_get_to_its_place() -> None:
+    async def work() -> None:
+        def sink(outputs: tuple[OutputView, ...]) -> None:
+            raise InvalidInput("its place is too small")
+
+        slot, link = Slot("m"), FakeLink()
+        slot.install(link.session())
+        slot.push(request(b"abc", sink))
+        answer(link, None, b"xyz")
+        await turn()
+        figures = slot.statistics
+        assert (figures.execution_count, figures.inference_count) == (1, 0)
+        assert (figures.success.count, figures.fail.count) == (0, 1)
+
+    run(work())

@@ -188,6 +188,36 @@ def test_names_of_json_that_nobody_knows_are_told_with_their_path() -> None:
     )
 
 
+def test_a_name_with_a_line_break_is_told_in_one_line() -> None:
+    lines = [
+        *read_json('{"a\\nb": 1, "parameters": {"c\\nd": {"string_value": "x"}}}', "m").unused,
+        *read_text(b'parameters { key: "e\\nf" value { string_value: "x" } }', "m").unused,
+    ]
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_wait_without_end_ends_and_can_be_told_to_clients() -> None:
+    most = (1 << 64) - 1
+    said = read_text(
+        f"dynamic_batching {{ max_queue_delay_microseconds: {most} default_queue_policy {{ "
+        f"default_timeout_microseconds: {most} }} }}".encode(),
+        "m",
+    )
+    idle = read_text(f"sequence_batching {{ max_sequence_idle_microseconds: {most} }}".encode(), "m").sequence
+    assert said.dynamic is not None
+    assert idle is not None
+    for seconds in (said.dynamic.max_delay, said.dynamic.policy.timeout, idle.idle):
+        assert 86400 <= seconds < 1e9
+        pb.ModelDynamicBatching(max_queue_delay_microseconds=round(seconds * 1e6))
+
+
+def test_what_is_wrong_is_told_in_few_words_however_long_the_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_text(f'input {{ name: "{"x" * 100_000}" dims: 0 }}'.encode(), "m")
+    assert len(str(caught.value)) < 1000
+
+
 def test_lines_about_what_is_not_used_have_an_end() -> None:
     lines = read("\n".join(f"strange_{number}: 1" for number in range(500))).unused
     assert len(lines) == 51
@@ -363,6 +393,8 @@ def test_bytes_that_are_no_text_of_a_sane_size_are_refused(data: bytes) -> None:
     [
         *("", "[]", "nan", "3", '{"input": 3}', '{"input": [3]}', '{"parameters": [1]}', '{"parameters": {"a": 3}}'),
         *('{"a":' * 9000, '{"name": "\\ud800"}', '{"max_batch_size": 1e99}', '{"name": "other"}'),
+        *('{"\\ud800": 1}', '{"input": [{"name": "x", "data_type": "TYPE_FOO"}]}', '{"dynamic_batching": "yes"}'),
+        *('{"parameters": {"a": "b"}}', '{"input": [{"name": "x", "reshape": "3"}]}'),
         " " * (MOST_BYTES + 1),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,30 @@ def test_a_configuration_names_the_models_file_its_labels_and_other_files(tmp_pa
     (folder / "warmup").mkdir()
     (folder / "warmup" / "x.raw").write_bytes(b"1234")
     assert Repository(tmp_path).entries()["m"].problem == ""
+
+
+@pytest.mark.parametrize("config", ['output { name: "y" label_filename: "%s" }', 'default_model_filename: "%s"'])
+def test_a_name_that_no_file_can_have_is_the_models_problem(tmp_path: Path, config: str) -> None:
+    (lay(tmp_path, "m", "1") / "config.pbtxt").write_text(config % ("é" * 200))
+    assert "is not the name of a file" in Repository(tmp_path).entries()["m"].problem
+
+
+def test_a_folder_of_its_files_that_may_not_be_read_is_the_models_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = lay(tmp_path, "m", "1")
+    (folder / "config.pbtxt").write_text(
+        'model_warmup { name: "w" inputs { key: "x" value { dims: 1 input_data_file: "x.raw" } } }'
+    )
+    real = os.stat
+
+    def stat(path: str | Path, **more: bool) -> os.stat_result:
+        if "warmup" in str(path):
+            raise PermissionError(13, "Permission denied")
+        return real(path, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert "x.raw" in Repository(tmp_path).entries()["m"].problem
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "labels.txt", "warmup/x.raw"])

@@ -52,7 +52,8 @@ class _Served(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, model: Model) -> _Served:
         plan, signature = model.sequencing, model.declared
-        has_strings = any(spec.datatype == "BYTES" for spec in signature.outputs)
+        # Nothing but their own lengths keeps strings of several requests apart, and clients write those.
+        has_strings = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
         is_batched = model.max_batch_size > 0 and plan is None and not model.is_decoupled and not has_strings
         shown = {output.name for output in model.triton.outputs}
         hidden = plan.outputs - shown if plan is not None else frozenset[str]()
@@ -80,7 +81,7 @@ class Inference:
             raise Unsupported(
                 f"model {served.model.name!r} answers a request with any number of responses; use ModelStreamInfer"
             )
-        expires = min(caller.expires, time.monotonic() + said.timeout_s) if said.timeout_s else caller.expires
+        expires = _expires(planned, said, caller)
         wanted = tensors.outputs_of(request, served.signature)
         regions = self._regions(wanted, served, caller)
         kept = self._kept(request, served, said)
@@ -93,14 +94,15 @@ class Inference:
             filled,
         )
         form = _form(request, served, wanted, regions, said, caller, kept)
+        rows, alone = _rows(served, inputs), not served.is_batched
         if kept is None:
-            work = TensorWork(inputs, _names(form), expires, said.priority, _rows(served, inputs))
+            work = TensorWork(inputs, _names(form), expires, said.priority, rows, alone=alone)
             return (await self._infer(planned, work, form, caller, write)).responses()
         model = served.model
         async with self._sequences.turn((model.name, model.digest), said, kept.idle, expires) as turn:
             folder = Path(model.entry.folder)
             more = stateful.filled(kept, served.signature, folder, said, inputs, turn.state)
-            work = TensorWork((*inputs, *more), _names(form), expires, said.priority)
+            work = TensorWork((*inputs, *more), _names(form), expires, said.priority, rows, alone=alone)
             collector = await self._infer(planned, work, form, caller, write)
             responses = collector.responses()
             turn.commit(collector.state)
@@ -123,6 +125,7 @@ class Inference:
             if trace is not None:
                 told = None if answer is None else msgspec.structs.replace(answer, outputs=collector.outputs)
                 trace.end(work, told)
+            work.inputs = ()  # one that nobody waits for may be in line for long: without its bytes
         if form.rows:
             rows, times = len(collector.responses()) - form.empty_final, answer.times
             planned.slot.statistics.responded(rows, times.infer_ms, times.postprocess_ms, empty_final=form.empty_final)
@@ -196,6 +199,15 @@ def _form(
     )
 
 
+def _expires(planned: PlannedModel, said: Options, caller: Caller) -> float:
+    """When a request is no longer worth beginning, as its caller and it say; a model may not let it say so."""
+    batching = planned.slot.batching_policy
+    policy = batching.of(batching.level(said.priority))
+    if not said.timeout_s or (policy.timeout and not policy.allow_override):
+        return caller.expires
+    return min(caller.expires, time.monotonic() + said.timeout_s)
+
+
 def _names(form: Form) -> tuple[str, ...] | None:
     """The outputs that an engine is asked for, with those that are kept; None for all."""
     names = [each.name for each in form.wanted]
@@ -203,11 +215,11 @@ def _names(form: Form) -> tuple[str, ...] | None:
 
 
 def _rows(served: _Served, inputs: tuple[InputTensor, ...]) -> int | None:
-    """How many rows a request has that may go together with others. InvalidInput where it has too many, or inputs have
-    unequal numbers of them."""
+    """How many rows a request has; None where its model has no batches. InvalidInput where it has too many, or inputs
+    have unequal numbers of them."""
     most, said = served.model.max_batch_size, served.model.triton.max_batch_size
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
-    if not most or (len(counts) != 1 and not said):
+    if not most or not counts or (len(counts) != 1 and not said):
         return None
     if len(counts) != 1:
         shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in inputs)
@@ -215,4 +227,4 @@ def _rows(served: _Served, inputs: tuple[InputTensor, ...]) -> int | None:
     rows = counts.pop()
     if rows > most and said:
         raise InvalidInput(f"the request has {rows} rows; model {served.model.name!r} takes {most} at a time")
-    return rows if served.is_batched and rows else None
+    return rows or None

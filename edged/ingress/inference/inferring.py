@@ -59,10 +59,11 @@ class InferHandlers:
         async def read() -> None:
             nonlocal ended
             try:
+                await room.acquire()  # before it is read: what was read is answered, whoever stops this
                 async for request in requests:
-                    await room.acquire()
                     window.append(asyncio.create_task(self._answer(request, caller, strict)))
                     arrived.set()
+                    await room.acquire()
             finally:
                 ended = True
                 arrived.set()

@@ -80,7 +80,7 @@ def wanted(outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTensor]) -
     found = tuple(_wanted(output) for output in outputs)
     names = Counter(each.name for each in found)
     if len(names) != len(found):
-        raise InvalidInput(f"output {names.most_common(1)[0][0]!r} is requested more than once")
+        raise InvalidInput(f"output {names.most_common(1)[0][0][:60]!r} is requested more than once")
     return found
 
 

@@ -21,6 +21,7 @@ from edged.ingress.inference.parameters import Options, SequenceId
 
 _MOST = 4096
 _MOST_BYTES = 256 << 20
+_MOST_HELD = 64  # requests of one sequence, with their bytes: as many as wait for an engine
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ class Book:
 
     def arrive(self, key: tuple[Hashable, SequenceId], starts: bool, idle: float, now: float) -> _Sequence:
         """The sequence of a request that came, held until it leaves. InvalidInput where it belongs to none, Overloaded
-        where there are too many."""
+        where there are too many, of sequences or of requests of this one."""
         sequence = self._sequences.get(key)
         if sequence is not None and sequence.is_over(now):
             self._remove(key)
@@ -114,6 +115,8 @@ class Book:
             if len(self._sequences) >= self._most:
                 raise Overloaded(f"{self._most} sequences are under way; end some of them first")
             sequence = self._sequences[key] = _Sequence(idle, now)
+        if sequence.holders >= _MOST_HELD:
+            raise Overloaded(f"{_MOST_HELD} requests of this sequence are waiting already; send fewer at a time")
         sequence.holders += 1
         return sequence
 

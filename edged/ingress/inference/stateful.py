@@ -77,7 +77,7 @@ def _initial(state: State, spec: TensorSpec, sizes: _Sizes, folder: Path) -> Kep
     shape = sizes.shape(spec, state.initial_dims or state.dims)
     if not state.initial_file:
         return Kept(shape, bytes(4 * math.prod(shape) if spec.datatype == "BYTES" else byte_size(spec.datatype, shape)))
-    data = _file(str(folder / STATE_FOLDER / state.initial_file))
+    data = _file(folder / STATE_FOLDER / state.initial_file)
     if spec.datatype != "BYTES" and len(data) != byte_size(spec.datatype, shape):
         raise InvalidInput(
             f"the initial state {state.initial_file!r} has {len(data)} bytes,"
@@ -86,12 +86,18 @@ def _initial(state: State, spec: TensorSpec, sizes: _Sizes, folder: Path) -> Kep
     return Kept(shape, data)
 
 
-@functools.lru_cache(maxsize=32)
-def _file(path: str) -> bytes:
+def _file(path: Path) -> bytes:
     try:
-        return Path(path).read_bytes()
+        status = path.stat()
+        return _contents(path, status.st_mtime_ns, status.st_size)
     except OSError as error:
-        raise NotReady(f"the initial state {Path(path).name!r} cannot be read: {error.strerror}") from None
+        raise NotReady(f"the initial state {path.name!r} cannot be read: {error.strerror}") from None
+
+
+@functools.lru_cache(maxsize=32)
+def _contents(path: Path, changed: int, size: int) -> bytes:
+    """A file as it was when it had this time and size."""
+    return path.read_bytes()
 
 
 def _control(control: Control, spec: TensorSpec, sizes: _Sizes, options: Options) -> InputTensor:

@@ -36,6 +36,7 @@ _TYPED = {
 }
 _MAX_ELEMENTS = 1 << 40
 _MAX_RANK = 32
+_MOST_NAMED = 16  # tensors of a model in one message, which has to fit into a status
 _ANY = Profile()
 
 # Finds a tensor, named as in messages, in shared memory.
@@ -166,4 +167,6 @@ def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shap
 
 
 def _list(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(f"{s.name} {s.datatype}{list(s.dims)}" for s in specs) or "none"
+    named = [f"{s.name[:60]} {s.datatype}{list(s.dims)}" for s in specs[:_MOST_NAMED]]
+    more = [f"{len(specs) - _MOST_NAMED} more"] if len(specs) > _MOST_NAMED else []
+    return ", ".join(named + more) or "none"

@@ -115,8 +115,9 @@ async def _send(send: Send, answer: Answer, asked: Mapping[bytes, bytes]) -> Non
         headers += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
     if answer.status is not HTTPStatus.NO_CONTENT:
         headers.append((b"content-length", str(sum(map(len, parts))).encode()))
-    if answer.status >= HTTPStatus.BAD_REQUEST and b"expect" in asked:
-        headers.append((b"connection", b"close"))  # whether the body still comes is not to be known
+    is_unsure = answer.status >= HTTPStatus.BAD_REQUEST and b"expect" in asked  # whether the body still comes
+    if is_unsure or {b"content-length", b"transfer-encoding"} <= asked.keys():  # where a body ends may be disputed
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": int(answer.status), "headers": headers})
     for part in parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})

@@ -7,6 +7,7 @@ from http import HTTPStatus
 import msgspec
 
 from edged.errors import InvalidInput
+from edged.ingress.rest.aside import aside
 from edged.ingress.rest.calls import Calls
 from edged.ingress.rest.exchange import DONE, Answer, Ask, decoded, failed, told, wanted
 from edged.ingress.rest.plain import fields
@@ -67,13 +68,7 @@ async def index(calls: Calls, ask: Ask, repository: str) -> Answer:
 
 async def load(calls: Calls, ask: Ask, repository: str, model: str) -> Answer:
     """Files come as base64."""
-    said = wanted(ask.body, _Load, "the request")
-    request = pb.RepositoryModelLoadRequest(repository_name=repository, model_name=model)
-    for key, value in said.parameters.items():
-        if key.startswith(_FILE):
-            request.parameters[key].bytes_param = decoded(key, value)
-        else:
-            _set(request.parameters[key], key, value)
+    request = await aside(len(ask.body), lambda: _load_request(ask.body, repository, model))
     await calls(ask, "RepositoryModelLoad", request, pb.RepositoryModelLoadResponse)
     return DONE
 
@@ -85,6 +80,17 @@ async def unload(calls: Calls, ask: Ask, repository: str, model: str) -> Answer:
         _set(request.parameters[key], key, value)
     await calls(ask, "RepositoryModelUnload", request, pb.RepositoryModelUnloadResponse)
     return DONE
+
+
+def _load_request(body: bytes, repository: str, model: str) -> pb.RepositoryModelLoadRequest:
+    said = wanted(body, _Load, "the request")
+    request = pb.RepositoryModelLoadRequest(repository_name=repository, model_name=model)
+    for key, value in said.parameters.items():
+        if key.startswith(_FILE):
+            request.parameters[key].bytes_param = decoded(key, value)
+        else:
+            _set(request.parameters[key], key, value)
+    return request
 
 
 def _set(parameter: pb.ModelRepositoryParameter, key: str, value: bool | int | str) -> None:

@@ -1,0 +1,175 @@
+"""From a request to its answer, with a slot and an engine host that echoes; nothing of gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import struct
+import weakref
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from edged.backend.contract import Signature
+from edged.backend.profile import Profile
+from edged.control.controller import Controller
+from edged.errors import EngineUnusable
+from edged.ingress.inference.access import Access
+from edged.ingress.inference.infer import Caller, Inference
+from edged.ingress.inference.regions import Regions
+from edged.ingress.inference.wire import Contents, Request
+from edged.model.triton_config import TritonConfig
+from edged.proto import open_inference_pb2 as pb
+from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.serving.slot import ServingSession, Slot
+from edged.serving.trace import Tracing
+from edged.tensors import TensorSpec
+from tests.fake_link import FakeLink, engine_ref
+from tests.waiting import run
+
+CALLER = Caller("unix:")
+
+
+class World:
+    """One model, `m`, with an input and an output `x` of rows of open width, and how it is asked.
+
+    `gives` is the datatype that the output is declared to have, where it is another.
+    """
+
+    def __init__(self, datatype: str, most: int = 8, policy: QueuePolicy | None = None, gives: str = "") -> None:
+        self.datatype, self.slot, self.link = datatype, Slot("m"), FakeLink()
+        self.slot.batching_policy = TensorBatching(Batching(most), policy or QueuePolicy())
+        spec = TensorSpec("x", datatype, ("n", "width"))
+        entry = SimpleNamespace(model="m", version="1", folder=".", labels={})
+        model = SimpleNamespace(
+            name="m",
+            digest="d",
+            entry=entry,
+            declared=Signature((spec,), (TensorSpec("x", gives or datatype, spec.shape),)),
+            sequencing=None,
+            is_decoupled=False,
+            is_static=False,
+            max_batch_size=most,
+            triton=TritonConfig(),
+            recognition=SimpleNamespace(names=()),
+        )
+        planned = SimpleNamespace(
+            answering=model, reading=None, problem="", entry=entry, slot=self.slot, profile=Profile()
+        )
+        controller = SimpleNamespace(find=lambda name, version="": planned, models={"m": planned})
+        access = Access(Regions())
+        off = SimpleNamespace(begin=lambda *_: None)
+        self.inference = Inference(cast(Controller, controller), cast(Tracing, off), access)
+
+    def serve(self) -> None:
+        self.slot.install(ServingSession(cast(Any, self.link), 1, engine_ref("engine")))
+
+    def ask(self, contents: Contents, shape: list[int], **parameters: int) -> asyncio.Task[list[bytes]]:
+        datatype = self.datatype
+        message = pb.ModelInferRequest(model_name="m")
+        message.inputs.add(name="x", datatype=datatype, shape=shape)
+        for key, value in parameters.items():
+            message.parameters[key].int64_param = value
+
+        def write(response: pb.ModelInferResponse, raw: Any) -> bytes:
+            return b"".join(map(bytes, raw))
+
+        return asyncio.create_task(self.inference.answer(Request(message, (contents,)), CALLER, write))
+
+
+async def turn() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+def test_the_strings_of_two_clients_are_never_put_into_one_tensor() -> None:
+    async def work() -> None:
+        world = World("BYTES", gives="UINT8")
+        mine = struct.pack("<I", 6) + b"secret"
+        greedy = struct.pack("<I", len(mine))  # its string would be the bytes of whatever comes behind it
+        first, second = world.ask(greedy, [1, 1]), world.ask(mine, [1, 1])
+        await turn()
+        world.serve()
+        assert world.link.sent() == [greedy, mine]
+        while world.link.jobs:
+            world.link.answer()
+            await turn()
+        assert await second == [mine]
+        await first
+
+    run(work())
+
+
+def test_rows_that_go_alone_are_counted_all_the_same() -> None:
+    async def work() -> None:
+        world = World("BYTES")
+        world.serve()
+        task = world.ask(struct.pack("<I", 0) * 3, [3, 1])
+        await turn()
+        world.link.answer()
+        await task
+        figures = world.slot.statistics
+        assert (figures.inference_count, figures.execution_count, list(figures.batches)) == (3, 1, [3])
+
+    run(work())
+
+
+def test_a_request_that_nobody_waits_for_is_in_line_without_its_bytes() -> None:
+    async def work() -> None:
+        world = World("UINT8")
+        contents = memoryview(bytes(1000))
+        kept = weakref.ref(contents)
+        task = world.ask(contents, [1, 1000])
+        del contents
+        await turn()
+        assert world.slot.waiting == 1
+        assert kept() is not None
+        task.cancel()
+        await turn()
+        del task
+        gc.collect()
+        assert kept() is None
+
+    run(work())
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_a_model_says_whether_a_request_may_have_a_limit_of_its_own(is_allowed: bool) -> None:
+    async def work() -> None:
+        world = World("UINT8", policy=QueuePolicy(timeout=3600, allow_override=is_allowed))
+        task = world.ask(b"a", [1, 1], timeout=1)
+        await asyncio.sleep(0.01)
+        world.serve()
+        assert len(world.link.jobs) == (not is_allowed)
+        world.slot.refuse(EngineUnusable("the test is over"))
+        task.cancel()
+
+    run(work())
+
+
+def test_a_far_deadline_is_no_way_round_a_models_own_limit() -> None:
+    async def work() -> None:
+        world = World("UINT8", policy=QueuePolicy(timeout=0.005, allow_override=True))
+        task = world.ask(b"a", [1, 1], timeout=1 << 40)
+        await asyncio.sleep(0.03)
+        world.serve()
+        assert not world.link.jobs
+        await turn()
+        assert task.done()
+        assert "deadline" in str(task.exception())
+
+    run(work())
+
+
+def test_requests_that_wait_for_a_model_that_is_refused_are_counted_as_failed() -> None:
+    async def work() -> None:
+        world = World("UINT8")
+        task = world.ask(b"a", [1, 1])
+        await turn()
+        world.slot.refuse(EngineUnusable("it is gone"))
+        await turn()
+        assert isinstance(task.exception(), EngineUnusable)
+        assert world.slot.statistics.fail.count == world.slot.failed == 1
+
+    run(work())

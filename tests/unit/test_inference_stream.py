@@ -1,0 +1,51 @@
+"""Streams of requests, without gRPC: how far ahead they are read, and what becomes of what was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from edged.ingress.inference.inferring import InferHandlers
+from edged.ingress.inference.wire import Request
+from edged.proto import open_inference_pb2 as pb
+from tests.waiting import run
+
+
+class Slow:
+    """Answers a request with its id, once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+
+    async def answer(self, request: Request, caller: object, write: Callable[..., Any]) -> list[Any]:
+        await self.gate.wait()
+        return [write(pb.ModelInferResponse(id=request.message.id), ())]
+
+
+def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_stops() -> None:
+    async def work() -> None:
+        inference, read = Slow(), []
+
+        async def requests() -> AsyncIterator[bytes]:
+            for number in range(100):
+                read.append(str(number))
+                yield pb.ModelInferRequest(id=str(number)).SerializeToString()
+
+        handlers = InferHandlers(cast(Any, inference))
+        context = SimpleNamespace(invocation_metadata=lambda: (), peer=lambda: "unix:")
+        stream = handlers.model_stream_infer(requests(), cast(Any, context))
+        answered = asyncio.create_task(collect(stream))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert len(read) == 16
+        handlers.stop()
+        inference.gate.set()
+        assert await answered == read
+
+    run(work())
+
+
+async def collect(stream: AsyncIterator[bytes]) -> list[str]:
+    return [pb.ModelStreamInferResponse.FromString(data).infer_response.id async for data in stream]
