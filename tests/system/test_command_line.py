@@ -16,7 +16,7 @@ from tests import models
 pytestmark = pytest.mark.timeout(120)
 
 NOWHERE = "/proc/nowhere"  # where not even root can make a folder
-COMMANDS = ["demo", "serve", "models", "inspect", "infer", "stream", "status", "engines", "events", "device"]
+COMMANDS = ["demo", "serve", "models", "inspect", "infer", "stream", "cameras", "status", "engines", "events", "device"]
 
 
 class Shell:
