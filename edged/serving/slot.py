@@ -284,6 +284,8 @@ class Slot:
         """A batch failed, so each part of it is tried alone. If all go well the engine does not take so many at a
         time, whatever its model declares, and from then on they go one by one."""
         wanted = [parcel.work for parcel in parcels if parcel.work.is_wanted]
+        if not wanted:
+            return
         parts = TakenApart(len(wanted), partial(self._go_one_by_one, session, wanted[0].is_frame, str(error)))
         for work in wanted:
             work.future.add_done_callback(parts.heed)

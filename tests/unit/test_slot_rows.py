@@ -196,6 +196,25 @@ def test_one_request_that_fails_by_itself_is_no_reason_to_batch_no_more() -> Non
     run(work())
 
 
+def test_a_batch_that_fails_when_nobody_waits_for_it_any_more_is_no_trouble() -> None:
+    async def work() -> None:
+        slot, link = slot_with(), FakeLink()
+        works = [request(b"ab"), request(b"cd")]
+        for each in works:
+            slot.push(each)
+        serving = session(link)
+        slot.install(serving)
+        for each in works:
+            each.future.cancel()
+        link.fail(EngineUnusable("indices are out of range"))
+        await turn()
+        assert (serving.in_flight, link.arena.taken) == (0, 0)
+        slot.push(request(b"ef"))
+        assert await drain(link) == [(2, 1)]
+
+    run(work())
+
+
 def test_higher_levels_go_first_and_one_that_does_not_exist_is_the_default() -> None:
     async def work() -> None:
         slot, link = slot_with(1, levels=3, default_level=2), FakeLink()
