@@ -7,7 +7,8 @@ from edged.backend.profile import Profile
 from edged.model import batching as settings
 from edged.model.model import Model
 from edged.model.triton_config import QueuePolicy as SaidPolicy
-from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.serving.queueing import QueuePolicy, TensorBatching
+from edged.serving.schedule import Batching
 from edged.serving.work import ANY_NUMBER
 
 

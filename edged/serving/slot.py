@@ -22,7 +22,8 @@ from edged.serving.arena import Arena, Span
 from edged.serving.link import HostLink, Reply
 from edged.serving.pace import Pace
 from edged.serving.parcel import Parcel, answers, infer_ms, order, pack, room_for, times_of
-from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
+from edged.serving.queueing import TensorBatching
+from edged.serving.schedule import Batching, Schedule, Share
 from edged.serving.statistics import Statistics
 from edged.serving.taken_apart import TakenApart
 from edged.serving.work import Answered, EngineRef, TensorWork, Work

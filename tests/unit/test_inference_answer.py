@@ -21,7 +21,8 @@ from edged.ingress.inference.regions import Regions
 from edged.ingress.inference.wire import Contents, Request
 from edged.model.triton_config import TritonConfig
 from edged.proto import open_inference_pb2 as pb
-from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.serving.queueing import QueuePolicy, TensorBatching
+from edged.serving.schedule import Batching
 from edged.serving.slot import ServingSession, Slot
 from edged.serving.trace import Tracing
 from edged.tensors import TensorSpec

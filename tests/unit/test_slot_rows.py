@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from edged.errors import DeadlineExceeded, EngineUnusable, InvalidInput, Overloaded
 from edged.serving import messages as m
-from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.serving.queueing import QueuePolicy, TensorBatching
+from edged.serving.schedule import Batching
 from edged.serving.slot import ServingSession, Slot
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
 from tests.fake_link import FakeLink, engine_ref

@@ -9,7 +9,8 @@ import pytest
 from edged.errors import InvalidInput
 from edged.serving import messages as m
 from edged.serving.arena import Span
-from edged.serving.schedule import Batching, TensorBatching
+from edged.serving.queueing import TensorBatching
+from edged.serving.schedule import Batching
 from edged.serving.slot import Slot
 from edged.serving.work import InputTensor, OutputView, Sink, TensorWork
 from tests.fake_link import FakeLink

@@ -17,7 +17,8 @@ from edged.model.repository import ModelEntry
 from edged.model.triton_check import check, declared, is_batchable
 from edged.model.triton_config import TritonConfig
 from edged.model.triton_text import read_text
-from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
+from edged.serving.queueing import QueuePolicy, TensorBatching
+from edged.serving.schedule import Batching
 from edged.tensors import ANY_SHAPE, TensorSpec
 
 BATCHED = Signature(

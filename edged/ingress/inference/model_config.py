@@ -14,7 +14,7 @@ from edged.model.model import Model
 from edged.model.triton_config import Control, SequenceBatching
 from edged.model.versions import VersionPolicy
 from edged.proto import model_config_pb2 as pb
-from edged.serving.schedule import QueuePolicy, TensorBatching
+from edged.serving.queueing import QueuePolicy, TensorBatching
 from edged.tensors import TensorSpec
 
 PLATFORM = "onnxruntime_onnx"
