@@ -47,5 +47,28 @@ def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_stops(
     run(work())
 
 
+def test_large_requests_are_read_no_further_ahead_than_their_bytes_allow() -> None:
+    async def work() -> None:
+        inference, read = Slow(), []
+
+        async def requests() -> AsyncIterator[bytes]:
+            for number in range(10):
+                read.append(str(number))
+                request = pb.ModelInferRequest(id=str(number), raw_input_contents=[bytes(24 << 20)])
+                yield request.SerializeToString()
+
+        context = SimpleNamespace(invocation_metadata=lambda: (), peer=lambda: "unix:")
+        stream = InferHandlers(cast(Any, inference)).model_stream_infer(requests(), cast(Any, context))
+        answered = asyncio.create_task(collect(stream))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert len(read) == 3  # 64 MiB are reached with the third
+        inference.gate.set()
+        assert await answered == read
+        assert len(read) == 10
+
+    run(work())
+
+
 async def collect(stream: AsyncIterator[bytes]) -> list[str]:
     return [pb.ModelStreamInferResponse.FromString(data).infer_response.id async for data in stream]

@@ -47,13 +47,23 @@ def _widened(values: Array, datatype: str) -> Array:
 
 
 def _best(row: Array, count: int) -> list[int]:
-    # Sorting ascending from the far end and turning it round keeps equal scores in order and NaN last.
-    keys = row if row.dtype.kind in "iu" else np.where(np.isnan(row.astype(np.float64)), -np.inf, row)
-    order = len(row) - 1 - np.argsort(keys[::-1], kind="stable")[::-1]
-    if row.dtype.kind == "f":
-        missing = np.isnan(row[order].astype(np.float64))
-        order = np.concatenate([order[~missing], order[missing]])
-    return [int(index) for index in order[:count]]
+    """The indexes of the `count` highest scores. Outputs are not sorted whole: a few of very many are asked for."""
+    if not count:
+        return []
+    known = np.arange(len(row)) if row.dtype.kind in "iu" else np.flatnonzero(~np.isnan(row))
+    scores = row[known]
+    if count < len(known):
+        lowest = np.partition(scores, len(scores) - count)[len(scores) - count]
+        above = np.flatnonzero(scores > lowest)
+        equal = np.flatnonzero(scores == lowest)[: count - len(above)]
+        chosen = np.sort(np.concatenate([above, equal]))
+        known, scores = known[chosen], scores[chosen]
+    # Sorting ascending from the far end and turning it round keeps equal scores in order.
+    order = len(scores) - 1 - np.argsort(scores[::-1], kind="stable")[::-1]
+    best = known[order]
+    if len(best) < count:
+        best = np.concatenate([best, np.flatnonzero(np.isnan(row))[: count - len(best)]])
+    return [int(index) for index in best]
 
 
 def _entry(row: Array, index: int, labels: Sequence[str]) -> bytes:

@@ -16,7 +16,9 @@ from edged.ingress.rpc import Context, Service
 from edged.ingress.status import describe
 from edged.proto import open_inference_pb2 as pb
 
-_STREAM_WINDOW = 16  # requests of one stream under way; more are not read
+# Of one stream under way, requests and their bytes; beyond either no more are read.
+_STREAM_WINDOW = 16
+_STREAM_BYTES = 64 << 20
 _write_streamed = partial(wire.write, streamed=True)
 
 
@@ -53,17 +55,15 @@ class InferHandlers:
         metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
         strict = metadata.get("triton_grpc_error") == "true"
         caller = Caller(context.peer(), patient=True, streamed=True)
-        window: deque[asyncio.Task[list[bytes]]] = deque()
-        arrived, room, ended = asyncio.Event(), asyncio.Semaphore(_STREAM_WINDOW), False
+        window, arrived, ended = _Window(), asyncio.Event(), False
 
         async def read() -> None:
             nonlocal ended
             try:
-                await room.acquire()  # before it is read: what was read is answered, whoever stops this
-                async for request in requests:
-                    window.append(asyncio.create_task(self._answer(request, caller, strict)))
+                async for request in requests:  # what was read is answered, whoever stops this
+                    window.begin(asyncio.create_task(self._answer(request, caller, strict)), len(request))
                     arrived.set()
-                    await room.acquire()
+                    await window.room()
             finally:
                 ended = True
                 arrived.set()
@@ -72,11 +72,10 @@ class InferHandlers:
         self._readers.add(reader)
         try:
             while True:
-                while window:
-                    for response in await window[0]:
+                while (first := window.first) is not None:
+                    for response in await first:
                         yield response
-                    window.popleft()
-                    room.release()
+                    window.end()
                 if ended:
                     return
                 arrived.clear()
@@ -84,9 +83,7 @@ class InferHandlers:
         finally:
             self._readers.discard(reader)
             reader.cancel()
-            for task in window:
-                task.cancel()
-                task.add_done_callback(_see)  # whatever it ends with, nobody waits for it
+            window.cancel()
 
     async def _answer(self, data: bytes, caller: Caller, strict: bool) -> list[bytes]:
         """The responses of one request; without `strict` an error is one, too."""
@@ -101,6 +98,40 @@ class InferHandlers:
             _, message = describe(error)
             failed = pb.ModelInferResponse(id=identifier)
             return [pb.ModelStreamInferResponse(error_message=message, infer_response=failed).SerializeToString()]
+
+
+class _Window:
+    """The requests of one stream that are under way, in their order, and their bytes."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[tuple[asyncio.Task[list[bytes]], int]] = deque()
+        self._bytes = 0
+        self._ended = asyncio.Event()
+
+    @property
+    def first(self) -> asyncio.Task[list[bytes]] | None:
+        return self._tasks[0][0] if self._tasks else None
+
+    def begin(self, task: asyncio.Task[list[bytes]], size: int) -> None:
+        self._tasks.append((task, size))
+        self._bytes += size
+
+    def end(self) -> None:
+        """The first one's responses have been taken."""
+        _, size = self._tasks.popleft()
+        self._bytes -= size
+        self._ended.set()
+
+    async def room(self) -> None:
+        """Until another may be read, which can be as large as any: its size is known only then."""
+        while len(self._tasks) >= _STREAM_WINDOW or self._bytes >= _STREAM_BYTES:
+            self._ended.clear()
+            await self._ended.wait()
+
+    def cancel(self) -> None:
+        for task, _ in self._tasks:
+            task.cancel()
+            task.add_done_callback(_see)  # whatever it ends with, nobody waits for it
 
 
 def _see(task: asyncio.Task[list[bytes]]) -> None:
