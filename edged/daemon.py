@@ -7,114 +7,124 @@ import contextlib
 import fcntl
 import logging
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edged import paths
+from edged import places
 from edged.build.builder import Builder
 from edged.config import Config
 from edged.control.controller import Controller
 from edged.control.shelf import Shelf
 from edged.device.fingerprint import probe
 from edged.errors import ConfigError
+from edged.heartbeat import Heartbeat
+from edged.ingress import edge, slack
 from edged.ingress.lanes import Lanes
-from edged.ingress.rest.listener import HttpListener
+from edged.ingress.publisher import Publisher
 from edged.ingress.server import Ingress
-from edged.model.repository import Repository, check_name
+from edged.process import end_within
+from edged.reload import Reloader
 from edged.serving.camera import Cameras
-from edged.serving.link import sweep_socket_folders
+from edged.serving.sockets import sweep_socket_folders
 from edged.serving.trace import Tracing
+from edged.signals import Signals
 from edged.store.store import Store
+from edged.systemd import Notifier, watchdog_seconds
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged")
-# The terminal going away is a reason to leave in order, too.
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# That ending builds and hosts may take, once calls have had their time. A unit's TimeoutStopSec covers both.
+_CLOSING_SECONDS = 10.0
 
 
-def state_dir(config: Config) -> Path:
-    """Where models are kept."""
-    return Path(config.state).absolute() if config.state else paths.default_state_dir()
+async def serve(
+    config: Config,
+    ready: Callable[[list[str]], None] | None = None,
+    read: Callable[[], Config] | None = None,
+) -> None:
+    """Runs the daemon until a signal ends it (see `edged.signals`).
 
-
-def cache_dir(config: Config) -> Path:
-    """Where engines are kept."""
-    return Path(config.cache).absolute() if config.cache else paths.default_cache_dir()
-
-
-def repository(config: Config) -> Repository:
-    """The models below the state directory."""
-    return Repository(state_dir(config) / "models")
-
-
-async def serve(config: Config, ready: Callable[[list[str]], None] | None = None) -> None:
-    """Runs the daemon until SIGTERM, SIGINT or SIGHUP; a second signal ends it at once.
-
-    `ready` is told the addresses once calls are answered. ConfigError when something cannot be used as configured.
+    `ready` is told the addresses once calls are answered; `read` gives the configuration anew, where there is something
+    to read it from. ConfigError when something cannot be used as configured.
     """
-    with _alone(state_dir(config)):
-        await _serve(config, ready)
+    signals = Signals()
+    with _alone(places.state_dir(config)):
+        await _serve(config, signals, ready, read)
 
 
-async def _serve(config: Config, ready: Callable[[list[str]], None] | None) -> None:
-    stop = _stop_on_signals()
-    models = repository(config)
+async def _serve(
+    config: Config, signals: Signals, ready: Callable[[list[str]], None] | None, read: Callable[[], Config] | None
+) -> None:
+    edge.raise_descriptor_limit()
+    notifier = Notifier.of(os.environ)
+    guard = places.guard_of(config)
+    models = places.repository(config)
     models.sweep()
     sweep_socket_folders()
-    store = Store(cache_dir(config))  # one that cannot be used is told of, and models are served without it
-    builder = Builder(store, cache_dir(config), config.build)
+    # One that cannot be used is told of, and models are served without it.
+    store = Store(places.cache_dir(config), places.accepts_foreign(config))
+    builder = Builder(store, places.cache_dir(config), config.build, config.admission)
     fingerprint = await asyncio.to_thread(probe)
     shelf = Shelf(models, config.model_control, config.startup_models)
-    controller = Controller(models, _named(config), store, builder, fingerprint, config.hosts, config.engines, shelf)
+    controller = Controller(
+        *(models, places.named_models(config), store, builder, fingerprint),
+        *(config.hosts, config.engines, shelf, config.health),
+    )
     controller.overrides.sweep()
-    cameras = Cameras()
-    lanes = Lanes(controller, cameras, config)
-    tracing = Tracing(state_dir(config) / "traces")
-    listen = config.listen or (f"unix:{paths.default_socket()}",)
+    cameras, publisher = Cameras(), Publisher(controller.events)
+    tracing = Tracing(places.state_dir(config) / "traces")
     ingress = Ingress(
         controller,
-        listen,
+        places.addresses(config),
         cameras,
         tracing,
         controller.tracking,
         config.max_message_mb,
         config.allow_shared_memory_over_tcp,
-        lanes.publisher,
+        publisher,
+        guard=guard,
     )
-    web = HttpListener(config.http, ingress.calls, ingress.cameras)
-    loop = asyncio.create_task(controller.run())
-    watch = asyncio.create_task(controller.watch())
+    lanes = Lanes(controller, cameras, config, publisher, ingress)
+    reloader = Reloader(config, read, controller, builder, ingress, lanes, notifier)
+    ingress.offer_reload(reloader.reload)
+    heartbeat = Heartbeat(notifier, watchdog_seconds(os.environ, os.getpid()), controller, reloader)
+    # Without these the daemon is none; they never end by themselves.
+    vital = [asyncio.create_task(work) for work in (controller.run(), heartbeat.run())]
+    beside = [
+        asyncio.create_task(work)
+        for work in (slack.run(), controller.watch(), reloader.run(signals.reload), guard.run())
+    ]
     await ingress.start()
     try:
-        lanes.start()
-        await web.start()
-        addresses = [*ingress.addresses, *lanes.addresses, *web.addresses]
+        await lanes.start()
+        addresses = [*ingress.addresses, *lanes.addresses]
         counts, held = store.counts, len(store.records())
         _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
         _LOG.info("edged %s answers on %s", __version__, ", ".join(addresses))
+        notifier.ready()
         if ready is not None:
             ready(addresses)
-        await asyncio.wait([loop, asyncio.ensure_future(stop.wait())], return_when=asyncio.FIRST_COMPLETED)
-        if loop.done():
-            loop.result()  # the control loop never ends by itself: show why it did
+        leaving = asyncio.create_task(signals.stop.wait())
+        done, _ = await asyncio.wait([leaving, *vital], return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {leaving}:
+            task.result()  # show why it ended
     finally:
         _LOG.info("stopping")
-        grace = config.stop_seconds
-        await asyncio.gather(web.stop(grace), lanes.stop(grace), ingress.stop(grace))
-        await lanes.publisher.stop()
+        grace = reloader.config.stop_seconds
+        notifier.stopping(grace + 2 * _CLOSING_SECONDS)
+        end_within(grace + _CLOSING_SECONDS, _leave_behind)
+        await asyncio.gather(lanes.stop(grace), ingress.stop(grace))
+        await lanes.publish.stop(grace)
         await tracing.close()
-        for task in (loop, watch):
+        await asyncio.to_thread(guard.audit.close)
+        for task in (*vital, *beside):
             task.cancel()
-        await asyncio.gather(loop, watch, return_exceptions=True)
+        await asyncio.gather(*vital, *beside, return_exceptions=True)
         await controller.stop()
 
 
-def _named(config: Config) -> dict[str, Path]:
-    """The models that the configuration names, served where they lie."""
-    for name in config.models:
-        check_name(name)
-    return {name: Path(path).absolute() for name, path in config.models.items()}
+def _leave_behind() -> None:
+    _LOG.error("something does not end within its time; leaving without it")
 
 
 @contextlib.contextmanager
@@ -133,19 +143,3 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def first(number: signal.Signals) -> None:
-        _LOG.info("%s: answering what is in flight, then leaving; once more to leave now", number.name)
-        stop.set()
-        for each in _STOPPING:
-            loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)
-
-    for number in _STOPPING:
-        loop.add_signal_handler(number, first, number)
-    return stop

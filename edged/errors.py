@@ -6,6 +6,8 @@ status of each is chosen in one table, `edged.ingress.status`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class EdgedError(Exception):
     """Base of everything edged raises deliberately; `str()` is the one line for the user."""
@@ -27,7 +29,14 @@ class ConfigError(InvalidInput):
 
 
 class ModelRefused(InvalidInput):
-    """A model file that cannot be served: unreadable, incomplete, or with operators that no runtime here has."""
+    """A model file that cannot be served: unreadable, incomplete, or with operators that no runtime here has.
+
+    `finding` are the fields of the `edged.model.finding.Finding` behind it, where there is one.
+    """
+
+    def __init__(self, message: str, finding: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.finding = dict(finding or {})
 
 
 class NotFound(EdgedError):
@@ -46,12 +55,28 @@ class Overloaded(EdgedError):
     """A bounded queue or buffer is full."""
 
 
+class Unauthenticated(EdgedError):
+    """A caller who shows nothing that proves who it is, or something that is wrong."""
+
+
+class Forbidden(EdgedError):
+    """A caller who is known and may not do that."""
+
+
+class ClientLimited(Overloaded):
+    """A client that has more under way than one may have. `seconds` until another try may do better."""
+
+    def __init__(self, message: str, seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
 class TooLarge(EdgedError):
-    """A message larger than a configured limit."""
+    """A message, or the outputs of a request, larger than a configured limit."""
 
 
 class DeadlineExceeded(EdgedError):
-    """The caller's deadline passed before an answer was ready."""
+    """The caller's deadline, or the time that a request of the model may take, passed before an answer was ready."""
 
 
 class FrameSkipped(EdgedError):
@@ -80,6 +105,10 @@ class HostLost(EdgedError):
     """The engine host died or hung while it held this work."""
 
 
+class Quarantined(EdgedError):
+    """A model whose work kept killing its engine host; an operator decides when it is tried again."""
+
+
 class EngineDamaged(EdgedError):
     """A stored engine that does not match its record."""
 
@@ -92,8 +121,26 @@ class BuildFailed(EdgedError):
     """A build or verification child ended without an engine: an error, a time or memory limit, a crash."""
 
 
+class NotTaken(EngineUnusable):
+    """A model that a runtime does not take. `why` is a word for programs: "refused", "unknown_operator",
+    "unknown_domain", "not_implemented" or "too_much_memory"; `operator` and `node` are what it is about, as far as the
+    runtime tells."""
+
+    def __init__(self, message: str, why: str = "refused", operator: str = "", node: str = "") -> None:
+        super().__init__(message)
+        self.why, self.operator, self.node = why, operator, node
+
+
 class OutOfMemory(EngineUnusable):
-    """A device had no memory for an engine, which says nothing against the engine."""
+    """A device, or an engine host, had no memory for an engine or a request, which says nothing against the engine."""
+
+
+class NotFinite(EngineUnusable):
+    """An answer with NaN or infinity in `outputs`, of a model whose settings refuse such answers."""
+
+    def __init__(self, message: str, outputs: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.outputs = outputs
 
 
 class WrongAnswers(EngineUnusable):

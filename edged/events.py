@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
 import msgspec
@@ -32,6 +32,14 @@ class ModelRefused(msgspec.Struct, frozen=True, tag="model_refused"):
 
 class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):
     """A model has gone from the repository."""
+
+
+class ModelRepaired(msgspec.Struct, frozen=True, tag="model_repaired"):
+    """A model was repaired and taken in; `steps` says in short what was done."""
+
+    digest: str
+    original: str
+    steps: str
 
 
 class EngineMoved(msgspec.Struct, frozen=True, tag="engine_state"):
@@ -109,6 +117,7 @@ What: TypeAlias = (
     ModelRead
     | ModelRefused
     | ModelRemoved
+    | ModelRepaired
     | EngineMoved
     | EngineProgress
     | EngineServes
@@ -139,6 +148,7 @@ class EventLog:
         self._events: deque[Event] = deque(maxlen=kept)
         self._last = 0
         self._news = asyncio.Event()
+        self.hearers: list[Callable[[Event], None]] = []  # told of each event at once; they must not raise
 
     @property
     def last(self) -> int:
@@ -148,8 +158,11 @@ class EventLog:
     def tell(self, what: What, model: str = "", engine: str = "") -> None:
         """Something happened, to a model or an engine where they are named."""
         self._last += 1
-        self._events.append(Event(self._last, time.time(), model, engine, what))
+        event = Event(self._last, time.time(), model, engine, what)
+        self._events.append(event)
         self._news.set()
+        for hear in self.hearers:
+            hear(event)
 
     async def follow(self, after: int = 0, epoch: str = "", live: bool = True) -> AsyncGenerator[Event, None]:
         """Events later than `after`, as far as they are kept; then, if `live`, each as it happens, until cancelled.

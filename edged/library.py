@@ -30,6 +30,7 @@ from edged.client.found import classes_of, detections_of
 from edged.client.frames import Picture, read_picture
 from edged.client.result import Result, Timings
 from edged.config import Engines
+from edged.control import lowering
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.planner import Planner
 from edged.control.states import EngineState
@@ -130,8 +131,12 @@ def load(
     entry = plain_entry(file.stem, file.absolute(), settings or {})
     planned = PlannedModel(entry, Slot(entry.name))
     model = Model.of(entry, _run(builder.inspect(file)))
-    Planner.of(store, probe(), Engines()).plan(planned, model)
+    planner = Planner.of(store, probe(), Engines())
+    planner.plan(planned, model)
     if build:
+        _run(_make_missing(builder, store, model, planned))
+    while build and lowering.is_due(planned):
+        planner.plan(planned, model)
         _run(_make_missing(builder, store, model, planned))
     return _open(model, planned, store)
 

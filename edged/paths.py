@@ -1,15 +1,20 @@
 """Where edged keeps its sockets, state and cache: under systemd, as root, or as an ordinary user.
 
-systemd's RUNTIME_DIRECTORY, STATE_DIRECTORY and CACHE_DIRECTORY come first (systemd.exec(5)), then edged's own
-variables, then the system's folders for root and the XDG base directories for anyone else. Nothing is created here.
+systemd's RUNTIME_DIRECTORY, STATE_DIRECTORY, CACHE_DIRECTORY and CONFIGURATION_DIRECTORY come first (systemd.exec(5)),
+then edged's own variables, then the system's folders for root and the XDG base directories for anyone else. Nothing is
+created here.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 SOCKET = "edged.sock"
+OPERATE = "operate.sock"
+CONFIG = "edged.toml"
+SERVICE_CONFIG = Path("/etc/edged") / CONFIG  # as systemd's ConfigurationDirectory has it
 _RUN = Path("/run/edged")
 
 
@@ -24,6 +29,23 @@ def default_socket() -> Path:
     return (runtime / "edged" if runtime else Path(f"/tmp/edged-{os.getuid()}")) / SOCKET  # noqa: S108
 
 
+def operate_socket() -> Path:
+    """The socket beside it that answers operators."""
+    return default_socket().with_name(OPERATE)
+
+
+def client_socket() -> Path:
+    """The one of the two that this user can do most with: the operators' where it lets the user in, otherwise the one
+    for frames."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(operate_socket()))
+        except OSError:
+            return default_socket()
+    return operate_socket()
+
+
 def default_state_dir() -> Path:
     """Models and settings: what must survive. EDGED_STATE overrides."""
     return _place("STATE_DIRECTORY", "EDGED_STATE", Path("/var/lib/edged"), "XDG_DATA_HOME", ".local/share")
@@ -32,6 +54,12 @@ def default_state_dir() -> Path:
 def default_cache_dir() -> Path:
     """Engines: what can be built again. EDGED_CACHE overrides."""
     return _place("CACHE_DIRECTORY", "EDGED_CACHE", Path("/var/cache/edged"), "XDG_CACHE_HOME", ".cache")
+
+
+def default_config() -> Path | None:
+    """The configuration file that need not be named, which may not be there: a service's own; None elsewhere."""
+    managed = _systemd("CONFIGURATION_DIRECTORY")
+    return managed / CONFIG if managed is not None else None
 
 
 def _place(managed: str, own: str, system: Path, xdg: str, home: str) -> Path:

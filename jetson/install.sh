@@ -80,9 +80,12 @@ run "$PREFIX/bin/python" -m pip install --quiet --upgrade 'pip>=25'
 # How TensorRT's engines reach the GPU, for the release of CUDA that the driver is of.
 run "$PREFIX/bin/python" -m pip install --quiet "$source[cuda]" "cuda-bindings$cuda"
 run ln -sf "$PREFIX/bin/edged" /usr/local/bin/edged
-# The GPU's nodes are theirs; JetPack has both, and a unit that names a missing one does not start (216/GROUP).
-run groupadd --system --force video
-run groupadd --system --force render
+# The service's user, a member of the groups whose the GPU's nodes are, and the folder of its sockets.
+for kind in sysusers tmpfiles; do
+    run install -D -m 0644 "$top/systemd/$kind.d/edged.conf" "/usr/lib/$kind.d/edged.conf"
+done
+run systemd-sysusers edged.conf
+run systemd-tmpfiles --create edged.conf
 run install -D -m 0644 "$top/systemd/edged.service" "$UNITS/edged.service"
 run install -D -m 0644 "$top/jetson/edged.service.d/jetson.conf" "$UNITS/edged.service.d/jetson.conf"
 run systemctl daemon-reload

@@ -9,7 +9,7 @@ from edged.errors import EdgedError, HostLost
 from edged.serving import messages as m
 from edged.serving.arena import Arena
 from edged.serving.link import Reply
-from edged.serving.slot import ServingSession
+from edged.serving.session import ServingSession
 from edged.serving.work import EngineRef
 from edged.vision.family import recognise
 
@@ -28,6 +28,7 @@ class FakeLink:
         self.jobs: dict[int, tuple[m.Infer | m.Detect, asyncio.Future[Reply]]] = {}
         self.most = 0  # jobs at once
         self.closed: list[int] = []
+        self.abandoned: list[asyncio.Future[Reply]] = []
         self._last = 0
 
     def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
@@ -37,6 +38,9 @@ class FakeLink:
         self.jobs[self._last] = make(self._last), future
         self.most = max(self.most, len(self.jobs))
         return future
+
+    def abandon(self, future: asyncio.Future[Reply]) -> None:
+        self.abandoned.append(future)
 
     async def close_session(self, number: int) -> None:
         self.closed.append(number)

@@ -192,3 +192,28 @@ def noisy() -> onnx.ModelProto:
     ]
     outputs = [value("y", "FP32", [1, 64]), value("noise", "FP32", [1, 64])]
     return model(nodes, [value("x", "FP32", [1, 64])], outputs)
+
+
+def scaled_conv(factor: float = 1e37) -> onnx.ModelProto:
+    """A convolution with weights of about `factor`, times 1/factor. For large inputs it overflows as written, and no
+    more once an optimiser has folded the factor into the weights."""
+    random = np.random.default_rng(0)
+    weights = random.standard_normal((4, 3, 3, 3)).astype(np.float32) * np.float32(factor)
+    held = [
+        numpy_helper.from_array(weights, "w"),
+        numpy_helper.from_array(np.full((4, 1, 1), 1 / factor, np.float32), "s"),
+    ]
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]), helper.make_node("Mul", ["c", "s"], ["y"])]
+    return model(nodes, [value("x", "FP32", [1, 3, 8, 8])], [value("y", "FP32", [1, 4, 8, 8])], held)
+
+
+def scaled_matmul(factor: float = 1e38) -> onnx.ModelProto:
+    """y = (factor x) @ (z / factor). As `scaled_conv`, of two inputs, and for an optimiser that goes further."""
+    held = [numpy_helper.from_array(np.float32(number), name) for name, number in (("f", factor), ("g", 1 / factor))]
+    nodes = [
+        helper.make_node("Mul", ["x", "f"], ["a"]),
+        helper.make_node("Mul", ["z", "g"], ["b"]),
+        helper.make_node("MatMul", ["a", "b"], ["y"]),
+    ]
+    inputs = [value("x", "FP32", [1, 16]), value("z", "FP32", [16, 4])]
+    return model(nodes, inputs, [value("y", "FP32", [1, 4])], held)

@@ -23,6 +23,10 @@ from edged.tensors import Array, TensorSpec
 # every other engine is compared with.
 UNOPTIMISED = "none"
 
+# Numbers of a model's nodes by operator, for each execution provider that runs them; without operators where a runtime
+# only tells the provider.
+Nodes: TypeAlias = dict[str, dict[str, int]]
+
 
 # How hard a build tries: a builder that failed for want of memory or time is asked for less. An engine of less effort
 # is as valid and perhaps slower; measuring tells.
@@ -73,7 +77,7 @@ class Composition(msgspec.Struct, frozen=True):
     """
 
     layers: dict[str, int] = {}
-    nodes: dict[str, dict[str, int]] = {}
+    nodes: Nodes = {}
     fallback: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -98,6 +102,10 @@ class Order(msgspec.Struct, frozen=True):
     timings: str = ""
 
 
+# The first opset that has an operator, by domain ("ai.onnx" for ONNX's own) and name.
+Operators: TypeAlias = dict[str, dict[str, int]]
+
+
 class Session(Protocol):
     """An opened engine."""
 
@@ -110,6 +118,27 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Frees everything; the session is not used again."""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A session that tells where its nodes run, as it was opened: to compare with what was recorded of the build."""
+
+    def nodes(self) -> Nodes:
+        """Empty where the runtime does not tell."""
+
+
+@runtime_checkable
+class Stoppable(Session, Protocol):
+    """A session whose inference can be ended while it runs. Both calls may come from any thread; one that infers and
+    one that stops keep to `serving.stopping.Runs`."""
+
+    def stop(self) -> None:
+        """The inference that runs ends as soon as the runtime looks up, with EngineUnusable; so does the next one if
+        none has begun."""
+
+    def go_on(self) -> None:
+        """No inference runs, and the next one is to."""
 
 
 @runtime_checkable
@@ -157,6 +186,13 @@ class Backend(Protocol):
 
     def check(self, model: Path) -> None:
         """Whether the runtime takes the model at all; EngineUnusable with the reason when it does not."""
+
+    def operators(self) -> Operators | None:
+        """What operators the runtime has; None where it does not tell."""
+
+    def trial(self, order: Order) -> Session | None:
+        """Opens a model as it was written, with nothing built, as the order's recipe wants it. None where that is all
+        that can be tried before an engine is built; NotTaken or another EngineUnusable when the runtime refuses."""
 
 
 def one_line(error: BaseException, limit: int = 400) -> str:

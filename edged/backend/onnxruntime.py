@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from edged.backend.contract import UNOPTIMISED, Backend, Composition, Order, Session
-from edged.backend.ort import device, placement, runtime
+from edged.backend.contract import UNOPTIMISED, Backend, Composition, Operators, Order, Session
+from edged.backend.ort import device, placement, refusals, runtime
 from edged.backend.ort.placement import Placement
 from edged.backend.ort.runtime import create, session_options
 from edged.backend.ort.session import OrtSession
@@ -46,7 +46,9 @@ class _OnnxRuntime:
     def open(self, order: Order) -> Session:
         recipe, where = order.recipe, runtime.provider(order.recipe)
         if recipe.is_reference:
-            return OrtSession(create(order.model, session_options(UNOPTIMISED, recipe.threads), where), order.signature)
+            options = session_options(UNOPTIMISED, recipe.threads)
+            made, nodes = placement.opened(options, lambda ready: create(order.model, ready, where))
+            return OrtSession(made, order.signature, nodes)
         if order.artefact is None:
             raise EngineUnusable("this engine has not been built yet")
         if not where.is_cpu:
@@ -56,10 +58,22 @@ class _OnnxRuntime:
         if _WEIGHTS in order.artefact.files:
             order.artefact.check()
             runtime.read_weights(options, order.artefact.root)
-        return OrtSession(create(order.artefact.load(_BLOB), options), order.signature)
+        graph = order.artefact.load(_BLOB)
+        made, nodes = placement.opened(options, lambda ready: create(graph, ready))
+        return OrtSession(made, order.signature, nodes)
 
     def check(self, model: Path) -> None:
         create(str(model), session_options(UNOPTIMISED, 1))
+
+    def operators(self) -> Operators | None:
+        return refusals.operators()
+
+    def trial(self, order: Order) -> Session:
+        options = session_options(UNOPTIMISED, order.recipe.threads)
+        try:
+            return OrtSession(create(order.model, options), order.signature)
+        except EngineUnusable as error:
+            raise refusals.told(error) from error
 
 
 def _composition(placed: Placement, precision: str, saved: Path) -> Composition:

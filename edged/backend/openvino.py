@@ -16,9 +16,9 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 import numpy as np
 import openvino as ov
 
-from edged.backend import openvino_device
-from edged.backend.contract import Backend, Composition, Order, Session, Signature, one_line
-from edged.backend.openvino_layers import composition, kinds
+from edged.backend import openvino_device, openvino_refusals
+from edged.backend.contract import Backend, Composition, Nodes, Order, Session, Signature, one_line
+from edged.backend.openvino_layers import composition, kinds, nodes
 from edged.errors import EngineUnusable, Unsuitable
 from edged.tensors import Array
 
@@ -37,6 +37,9 @@ class _OvSession:
         self._outputs = {spec.name: index for index, spec in enumerate(signature.outputs)}
         known = kinds(compiled)
         self._request = None if known is None or _BODIES & known else compiled.create_infer_request()
+
+    def nodes(self) -> Nodes:
+        return nodes(self._compiled)
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         names = self._outputs if outputs is None else outputs
@@ -82,6 +85,23 @@ class _OpenVino:
             return _OvSession(compiled, order.signature)
         except Exception as error:  # the runtime's errors have no common base
             raise EngineUnusable(f"OpenVINO refuses the engine: {one_line(error)}") from error
+
+    def operators(self) -> None:
+        return None  # it has no list; what it lacks it names when it reads a model
+
+    def trial(self, order: Order) -> None:
+        """Compiled, and not run: an engine that was built is compared with the reference before it serves."""
+        core, recipe = ov.Core(), order.recipe
+        device = openvino_device.find(core, recipe.device)
+        try:
+            model = core.read_model(order.model)
+        except Exception as error:  # the runtime's errors have no common base
+            raise openvino_refusals.told(error) from error
+        _require_suitable(order, device)
+        try:
+            core.compile_model(model, device, openvino_device.properties(recipe, device))
+        except Exception as error:  # the runtime's errors have no common base
+            raise openvino_refusals.told(error) from error
 
     def check(self, model: Path) -> None:
         core = ov.Core()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from edged.backend.contract import Composition, Recipe
+from edged.backend.contract import Composition, Nodes, Recipe
 
 # They hold, hand over or relabel values, but compute nothing.
 _STILL = frozenset({"Input", "Output", "Const", "Constant", "Parameter", "Result", "Reorder", "Reshape", "MemoryInput"})
@@ -23,17 +23,36 @@ def kinds(compiled: Any) -> frozenset[str] | None:
     return None if layers is None else frozenset(kind for kind, _ in layers)
 
 
+def nodes(compiled: Any) -> Nodes:
+    """Its operators by kind, under the device that runs them; nothing where OpenVINO does not say which that is.
+
+    A compiled model is on one device: plugins that share one out, AUTO and HETERO, are never asked for.
+    """
+    devices = _devices(compiled)
+    layers = _layers(compiled) or ()
+    counts = Counter(kind for kind, _ in layers if kind not in _STILL) if len(devices) == 1 else Counter[str]()
+    return {device: dict(sorted(counts.items())) for device in devices}
+
+
 def composition(compiled: Any, recipe: Recipe, device: str) -> Composition:
     """How many layers compute in which precision; with a note where it is another than was asked for."""
     layers = _layers(compiled)
     if layers is None:
-        return Composition(notes=(f"OpenVINO's {device} device does not tell what it made of the model",))
+        untold = f"OpenVINO's {device} device does not tell what it made of the model"
+        return Composition(nodes=nodes(compiled), notes=(untold,))
     counts = Counter(_NAMES.get(precision, precision) for kind, precision in layers if kind not in _STILL)
-    notes = list[str]()
+    told = list[str]()
     if counts[recipe.precision] * _FEW < counts.total():  # such as the layers that only convert to it and back
         mostly = max(counts, key=lambda name: counts[name])
-        notes.append(f"asked for {recipe.precision}, OpenVINO computes in {mostly} on this {device}")
-    return Composition(layers=dict(sorted(counts.items())), notes=tuple(notes))
+        told.append(f"asked for {recipe.precision}, OpenVINO computes in {mostly} on this {device}")
+    return Composition(layers=dict(sorted(counts.items())), nodes=nodes(compiled), notes=tuple(told))
+
+
+def _devices(compiled: Any) -> tuple[str, ...]:
+    try:
+        return tuple(str(name) for name in compiled.get_property("EXECUTION_DEVICES"))
+    except Exception:  # the runtime's errors have no common base
+        return ()
 
 
 def _layers(compiled: Any) -> list[tuple[str, str]] | None:

@@ -11,6 +11,7 @@ percent-encoded, inputs in the order of the model and joined by ";". Inputs of o
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -104,12 +105,27 @@ class Profile(msgspec.Struct, frozen=True):
         found = self.range(name)
         return found is None or found.contains(shape)
 
+    def takes(self, shapes: Mapping[str, Shape]) -> bool:
+        """Whether an engine of this profile takes inputs of these shapes together."""
+        return all(self.contains(name, shape) for name, shape in shapes.items())
+
+    def problem(self) -> str:
+        """Why no engine could be built for it; empty where one could."""
+        problems = ((each, _problem(each.minimum, each.optimum, each.maximum)) for each in self.ranges)
+        return next((f"input {_short(each.name)}: {problem}" for each, problem in problems if problem), "")
+
 
 def check(settings: Mapping[str, str]) -> None:
     """ConfigError for a setting under `profile.` that no model could have."""
     for key in settings:
         if key.startswith(PREFIX):
             _read_setting(key, settings[key])
+
+
+@functools.lru_cache(maxsize=256)
+def parsed(text: str) -> Profile:
+    """The profile of a recipe, which is asked for again and again; empty for an engine of any shape."""
+    return Profile.parse(text)
 
 
 def given(settings: Mapping[str, str], name: str) -> Range | None:
@@ -240,7 +256,12 @@ def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
 def _symbol(spec: TensorSpec, axis: int) -> str:
     """What dimensions of equal size have in common: their name, or the place of one that has none."""
     dim = spec.shape[axis] if spec.shape != ANY_SHAPE else "?"
-    return f"={dim}" if isinstance(dim, str) and not _NAMELESS.fullmatch(dim) else f"@{axis} of {spec.name}"
+    return f"={dim}" if isinstance(dim, str) and is_named(dim) else f"@{axis} of {spec.name}"
+
+
+def is_named(dim: str) -> bool:
+    """Whether the model's writer gave an open dimension this name; exporters make some up, which say nothing."""
+    return _NAMELESS.fullmatch(dim) is None
 
 
 def _dims(spec: TensorSpec) -> tuple[Dim, ...]:

@@ -16,12 +16,18 @@ import msgspec
 
 from edged.backend import registry
 from edged.backend.artefact import Artefact
-from edged.backend.contract import UNOPTIMISED, Composition, Effort, Recipe
+from edged.backend.contract import Composition, Effort, Recipe
 from edged.build import jobs
+from edged.build.admission import children
+from edged.build.admission.limits import USUAL, AdmissionLimits
+from edged.build.admission.memory import Outcomes
 from edged.build.child import Limits, run
 from edged.build.extent import Extent
+from edged.build.golden import Sample
+from edged.build.golden import load as load_golden
+from edged.build.reference import REFERENCE as REFERENCE
 from edged.build.standard import Standard
-from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfSpace, Refused, WrongAnswers
+from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfSpace, Refused, Unsupported, WrongAnswers
 from edged.files import read_regular
 from edged.model.identity import file_digest
 from edged.model.inspection import Inspection
@@ -35,9 +41,7 @@ from edged.version import __version__
 _LOG = logging.getLogger("edged.build")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
-_INSPECT = Limits(seconds=120.0, memory_mb=4096)
-# The reference is ONNX Runtime with the model as it was written.
-REFERENCE = Recipe("onnxruntime", optimization=UNOPTIMISED)
+_READ_FORMAT = 4  # of what is kept of a model that was read
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
 # Makes room for so many bytes, or raises OutOfSpace; returns how many may be written at most, 0 for any number.
@@ -54,10 +58,12 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Builder:
-    """Runs children; keeps golden answers by model digest and what was read of models by file digest."""
+    """Runs children; keeps golden answers by model digest, what was read of models by file digest, and what was found
+    of them on runtimes. `admission` limits the children that look at models before they serve."""
 
-    def __init__(self, store: Store, cache: Path, limits: Limits) -> None:
-        self._store, self._limits = store, limits
+    def __init__(self, store: Store, cache: Path, limits: Limits, admission: AdmissionLimits = USUAL) -> None:
+        self._store, self._limits, self.admission = store, limits, admission
+        self._outcomes = Outcomes(cache.absolute())
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
         self._timings = cache.absolute() / "timings"  # what builders measured of this device, to build faster
         for folder in (self._golden, self._inspections, self._timings):
@@ -65,25 +71,39 @@ class Builder:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.sweep(folder)
 
+    def heed(self, limits: Limits, admission: AdmissionLimits | None = None) -> None:
+        """Other limits, for children that start from now on."""
+        self._limits, self.admission = limits, admission or self.admission
+
     async def inspect(self, path: Path) -> Inspection:
-        """What a model file holds; `refusal` says why it cannot be served. ModelRefused when it is no model at all."""
+        """What a model file holds; `finding` says why it cannot be served.
+
+        ModelRefused, with its finding, when it is no model at all or its reader did not survive it.
+        """
         path = path.absolute()
         known = await asyncio.to_thread(self._known, path)
         if known is not None:
             return known
-        inspection = await run(jobs.Inspect(str(path)), Inspection, _INSPECT)
+        inspection = await children.read(path, self.admission)
         with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
-            place = self._inspections / f"{inspection.graph_digest}.json"
-            atomic.write_file(place, msgspec.json.encode(inspection))
+            atomic.write_file(self._read_place(inspection.graph_digest), msgspec.json.encode(inspection))
         return inspection
 
-    async def check(self, backend: str, path: Path) -> str:
-        """Why a backend does not take a model; empty when it does."""
+    async def check(self, job: jobs.Check, size_mb: float) -> jobs.Checked | str:
+        """What is found of a model on a runtime, unless that is known; where the runtime cannot be loaded, why not.
+
+        The model takes `size_mb` mebibytes. EdgedError where nothing could be found out.
+        """
+        known = await asyncio.to_thread(self._outcomes.known, job, self.admission)
+        if known is not None:
+            return known
+        job = msgspec.structs.replace(job, reach=self._outcomes.reach(job.order.recipe.backend))
         try:
-            await run(jobs.Check(backend, str(path.absolute())), jobs.Done, self._limits)
-        except EdgedError as error:
+            found = await children.attempt(job, self.admission, size_mb)
+        except Unsupported as error:
             return str(error)
-        return ""
+        await asyncio.to_thread(self._outcomes.keep, job, self.admission, found)
+        return found
 
     async def make(self, task: Task, tell: Tell, room: MakeRoom) -> EngineRecord:
         """Builds and verifies an engine and commits the outcome, accepted or rejected.
@@ -174,10 +194,20 @@ class Builder:
             return record
 
     def forget(self, digest: str) -> None:
-        """Removes the golden answers of a model that has gone."""
+        """Removes what was found out of a model that has gone: its golden answers, and that it may serve."""
+        self._outcomes.forget(digest)
         for place in self._golden.glob(f"{digest}*.golden"):
             with contextlib.suppress(OSError):
                 place.unlink()
+
+    def recorded(self, model: Model) -> list[Sample]:
+        """What the reference was asked and answered when there were engines to be compared with it; none where it was
+        not, or that cannot be read. Reads the disk."""
+        place = self._golden / f"{Standard.of(model, REFERENCE.precision).golden}.golden"
+        try:
+            return load_golden(place).samples if place.exists() else []
+        except BuildFailed:  # they are made again when an engine is to be compared with them
+            return []
 
     def expected_seconds(self, task: Task) -> float | None:
         """How long making it took the last time: of this very model, otherwise of this backend on the average."""
@@ -285,11 +315,15 @@ class Builder:
         """What was read of this very file before, if its external data is as it was."""
         try:
             graph = file_digest(path) if path.is_file() else ""
-            known = msgspec.json.decode(read_regular(self._inspections / f"{graph}.json"), type=Inspection)
+            known = msgspec.json.decode(read_regular(self._read_place(graph)), type=Inspection)
         except (OSError, msgspec.MsgspecError, RecursionError, EdgedError):
             return None
         # With external data the files beside the model decide, and they are read and checked by the child.
-        return None if known.external or known.refusal else known
+        return None if known.external else known
+
+    def _read_place(self, graph_digest: str) -> Path:
+        """Where is kept what was read of a file; another edged may look for more."""
+        return self._inspections / f"{graph_digest}-{__version__}-{_READ_FORMAT}.json"
 
 
 def _version(task: Task) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO, NamedTuple
 
 import msgspec
@@ -116,9 +116,11 @@ class Teller:
         """The last word of a job that was done. BuildFailed when it is too large; nothing is sent then."""
         self._end(pack(ANSWER, message))
 
-    def fail(self, error: str, reason: str) -> None:
-        """The last word of a job that could not be done: a class of `edged.errors` and its message."""
-        self._end(pack(FAILURE, Failure(error, reason[:_LONGEST_REASON])))
+    def fail(self, error: str, reason: str, finding: Mapping[str, str] | None = None) -> None:
+        """The last word of a job that could not be done: a class of `edged.errors`, its message, and the finding that
+        the error carries, if any."""
+        cut = {name: value[:_LONGEST_REASON] for name, value in (finding or {}).items()}
+        self._end(pack(FAILURE, Failure(error, reason[:_LONGEST_REASON], cut)))
 
     def _end(self, frame: bytes) -> None:
         with self._lock:

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from edged import errors, process
 from edged.build import channel, jobs, watch
 from edged.build.ear import Ear
-from edged.errors import BuildFailed, EdgedError
+from edged.errors import BuildFailed, EdgedError, ModelRefused
+from edged.logs.overheard import Overheard
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
@@ -34,46 +36,71 @@ _WORKER = (sys.executable, "-m", "edged.build.worker")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 Tell = Callable[[jobs.Progress], None]
+# Crashed by itself; took too long; took too much memory; was killed by the box or by somebody on it.
+How: TypeAlias = Literal["crashed", "late", "too large", "killed"]
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child may use, together with the processes that it starts.
+    """What a child that builds may use, together with the processes that it starts."""
 
-    seconds: wall-clock time. memory_mb: mebibytes of resident memory. stall_seconds: how long it may show no sign of
-    life, which is a message or processor time. disk_mb: mebibytes of any one file that it writes, 0 for no limit.
-    """
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6, description="Wall-clock time, in seconds.")] = 3600.0
+    memory_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 30, description="Mebibytes of resident memory.")] = 8192
+    stall_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            gt=0,
+            le=1e6,
+            description="How many seconds it may show no sign of life, which is a message or processor time.",
+        ),
+    ] = 600.0
+    disk_mb: Annotated[
+        int, msgspec.Meta(ge=0, le=1 << 30, description="Mebibytes of any one file that it writes; 0 for no limit.")
+    ] = 0
 
-    seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 3600.0
-    memory_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 30)] = 8192
-    stall_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 600.0
-    disk_mb: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
+
+class Patience(msgspec.Struct, frozen=True):
+    """What is added to a child's time: at most `starved_seconds`, as far as it waited for a processor that others had,
+    and for each phase that it says to have begun the seconds that are granted for it."""
+
+    starved_seconds: float = 0.0
+    granted: dict[str, float] = {}
 
 
-async def run(job: jobs.Job, answer: type[Answer], limits: Limits, *, tell: Tell | None = None) -> Answer:
+_NONE = Patience()
+
+
+async def run(
+    job: jobs.Job, answer: type[Answer], limits: Limits, *, tell: Tell | None = None, patience: Patience = _NONE
+) -> Answer:
     """Does a job in a child of its own; `tell` is called in the loop with each progress that the child reports.
 
     Raises the error that the child named, or BuildFailed when it crashed or went beyond a limit. Cancelling kills it.
     """
-    return await _run(_WORKER, job, answer, limits, tell)
+    return await _run(_WORKER, job, answer, limits, tell, patience)
 
 
 async def _run(
-    command: Sequence[str], job: jobs.Job, answer: type[Answer], limits: Limits, tell: Tell | None = None
+    command: Sequence[str],
+    job: jobs.Job,
+    answer: type[Answer],
+    limits: Limits,
+    tell: Tell | None = None,
+    patience: Patience = _NONE,
 ) -> Answer:
     what = f"{type(job).__name__.lower()} child"
     try:
-        child = _Child(command, job, limits, tell)
+        child = _Child(command, job, limits, tell, patience)
     except OSError as error:
         raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
     try:
         last = await child.last_word()
     except _Stopped as error:
-        raise BuildFailed(f"{what} {error} and was stopped") from None
+        raise ChildLost(f"{what} {error} and was stopped", error.how) from None
     finally:
         child.stop()
         await _despite_cancelling(child.gone())
     if last is None:
-        raise BuildFailed(f"{what} {child.how_it_ended()}")
+        raise ChildLost(f"{what} {child.how_it_ended()}", child.how())
     try:
         if last.kind == channel.ANSWER:
             return msgspec.json.decode(last.payload, type=answer)
@@ -83,19 +110,37 @@ async def _run(
     raise _error(failure)
 
 
+class ChildLost(BuildFailed):
+    """A child that ended without a word, or had to be ended; `how` tells programs which."""
+
+    def __init__(self, message: str, how: How) -> None:
+        super().__init__(message)
+        self.how = how
+
+
 class _Stopped(Exception):
     """Why a child must not go on."""
+
+    def __init__(self, message: str, how: How) -> None:
+        super().__init__(message)
+        self.how = how
 
 
 class _Child:
     """One started child. Made in the loop; OSError when the box has no process or descriptor left for it."""
 
-    def __init__(self, command: Sequence[str], job: jobs.Job, limits: Limits, tell: Tell | None) -> None:
-        self._limits, self._tell = limits, tell
+    def __init__(
+        self, command: Sequence[str], job: jobs.Job, limits: Limits, tell: Tell | None, patience: Patience
+    ) -> None:
+        self._limits, self._tell, self._patience = limits, tell, patience
         self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds)
         self._frames, self._noise = channel.Frames(), bytearray()
+        # No warnings: it is its end that tells whether anything was wrong.
+        self._overheard = Overheard(f"child {type(job).__name__.lower()}", logging.INFO)
         self._last: channel.Frame | None = None
         self._family: set[int] = set()  # which was killed with it
+        self._starved = 0.0  # seconds without the processor that it wanted
+        self._granted = 0.0  # seconds, for phases that it began
         self._process = _start([*command, str(os.getpid()), str(limits.memory_mb), str(limits.disk_mb)], job)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -105,23 +150,30 @@ class _Child:
 
     async def last_word(self) -> channel.Frame | None:
         """The child's answer or failure; None when it ended without one. _Stopped when it must not go on."""
-        seconds = self._limits.seconds
         ends = {self._said.ended, self._watching}
-        done, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            raise _Stopped(f"took longer than {seconds:g} s")
+        began = time.monotonic()
+        done: set[asyncio.Future[BaseException | None]] = set()
+        while not done:
+            left = began + self._seconds() - time.monotonic()
+            if left <= 0:
+                raise _Stopped(f"took longer than {self._limits.seconds:g} s", "late")
+            done, _ = await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if self._last is None:
             for end in done:
                 if error := end.result():
                     raise error
             # As a rule the channel is closed because the child ended; then there is a status to tell.
             if not await _happens(self._has_ended, _CLOSED_SECONDS):
-                raise _Stopped("closed its channel without an answer")
+                raise _Stopped("closed its channel without an answer", "crashed")
             self._family |= watch.kill(
                 self._process.pid
             )  # whoever else holds the channel, so that the rest of it can be read
             await asyncio.wait({self._said.ended}, timeout=_REST_SECONDS)
         return self._last
+
+    def _seconds(self) -> float:
+        """How long it may take, by what is known of it so far."""
+        return self._limits.seconds + min(self._starved, self._patience.starved_seconds) + self._granted
 
     def stop(self) -> None:
         """Kills what is left of the child and its family.
@@ -141,6 +193,11 @@ class _Child:
             await asyncio.wait({self._watching})
         finally:
             self._printed.close()
+            self._overheard.close()
+
+    def how(self) -> How:
+        """A model makes a runtime crash; what kills without being asked to is the box, or somebody on it."""
+        return "killed" if self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM) else "crashed"
 
     def how_it_ended(self) -> str:
         lines = [line for line in self._noise.decode(errors="replace").splitlines() if line.strip()]
@@ -155,26 +212,31 @@ class _Child:
                     self._said.close()
                     return
                 progress = channel.progress(frame)
+                self._granted = max(self._granted, self._patience.granted.get(progress.phase, 0.0))
                 if self._tell is not None:
                     self._tell(progress)
         except channel.Garbled as error:
-            raise _Stopped(f"sent {error}") from None
+            raise _Stopped(f"sent {error}", "crashed") from None
 
     def _collect(self, data: bytes) -> None:
+        self._overheard.feed(data)
         self._noise += data
         del self._noise[:-_NOISE_BYTES]
 
     async def _watch_over(self) -> BaseException | None:
         """Returns why the child must not go on, or None when it has ended."""
         family = watch.Family(self._process.pid, self._limits.memory_mb)
-        then = time.monotonic()
+        then, cpu_seconds = time.monotonic(), 0.0
         while not self._has_ended():
             await asyncio.sleep(_POLL_SECONDS)
             usage = await asyncio.to_thread(family.measure)
             now = time.monotonic()
+            if usage.wants:
+                self._starved += max(0.0, now - then - max(0.0, usage.cpu_seconds - cpu_seconds))
+            cpu_seconds = usage.cpu_seconds
             # A long pause was this process's own, frozen or out of breath, and says nothing about the child.
             if reason := self._watch.judge(usage, min(now - then, _LONGEST_PAUSE)):
-                return _Stopped(reason)
+                return _Stopped(reason, "too large" if usage.memory_mb > self._limits.memory_mb else "late")
             then = now
         return None
 
@@ -231,7 +293,7 @@ async def _despite_cancelling(work: Coroutine[None, None, None]) -> None:
 def _error(failure: jobs.Failure) -> EdgedError:
     kind = getattr(errors, failure.error, None)
     if isinstance(kind, type) and issubclass(kind, EdgedError):
-        return kind(failure.message)
+        return ModelRefused(failure.message, failure.finding) if kind is ModelRefused else kind(failure.message)
     return BuildFailed(failure.message)
 
 

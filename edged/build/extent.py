@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AnySet
 from typing import TypeAlias
 
 import msgspec
 
 from edged.backend.contract import Signature
-from edged.backend.profile import PREFIX, Profile
+from edged.backend.profile import PREFIX, Profile, Range
 from edged.errors import Unsuitable
 from edged.model.model import Model
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec, numpy_dtype
@@ -22,7 +22,7 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 class Extent(msgspec.Struct, frozen=True):
     """A model's range of shapes, whatever devices there are; without one where nothing tells it. `given` are the
-    inputs that a setting `profile.INPUT` is about.
+    inputs that a setting `profile.INPUT` is about, or whose range was learnt from traffic.
     """
 
     profile: Profile = Profile()
@@ -30,7 +30,9 @@ class Extent(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: Model) -> Extent:
-        """The extent of a model with its settings."""
+        """The extent of a model with its settings, and what its traffic has taught."""
+        if model.learnt.ranges:
+            return cls(model.learnt, tuple(sorted(each.name for each in model.learnt.ranges)))
         return cls.read(model.inspection.signature, model.entry.settings, model.picture)
 
     @classmethod
@@ -56,8 +58,24 @@ class Extent(msgspec.Struct, frozen=True):
             return None
         leading = {spec.shape[0] for spec in signature.inputs if spec.name in grows} - {"?", *ANY_SHAPE}
         shapes = {spec.name: self._shape(spec, leading) for spec in signature.inputs}
-        sizes = (math.prod(shapes[s.name]) * numpy_dtype(s.datatype).itemsize for s in signature.inputs)
-        return shapes if all(size <= _LARGEST_BATCH for size in sizes) else None
+        return shapes if _is_cheap(signature, shapes) else None
+
+    def edges(self, signature: Signature) -> list[Shapes]:
+        """The largest batch, and the smallest and the largest shapes, of ranges that somebody asked for: each once, and
+        none that would cost much to ask with."""
+        batch = self.batch(signature)
+        found = [] if batch is None else [batch]
+        if not self.given:
+            return found
+        for side in (_minimum, _maximum):
+            shapes = {spec.name: self._at(spec, side) for spec in signature.inputs}
+            if shapes not in (*found, self.usual(signature)) and 0 not in map(math.prod, shapes.values()):
+                found.append(shapes)
+        return [shapes for shapes in found if _is_cheap(signature, shapes)]
+
+    def _at(self, spec: TensorSpec, side: Callable[[Range], tuple[int, ...]]) -> tuple[int, ...]:
+        found = self.profile.range(spec.name)
+        return side(found) if found is not None else tuple(dim for dim in spec.shape if isinstance(dim, int))
 
     def _shape(self, spec: TensorSpec, leading: AnySet[Dim] | None = None) -> tuple[int, ...]:
         """The usual shape of an input; with `leading`, these dimensions and the first are as large as they get."""
@@ -69,3 +87,16 @@ class Extent(msgspec.Struct, frozen=True):
             if axis == 0 or dim in (leading or ()):
                 shape[axis] = found.maximum[axis]
         return tuple(shape)
+
+
+def _is_cheap(signature: Signature, shapes: Shapes) -> bool:
+    sizes = (math.prod(shapes[spec.name]) * numpy_dtype(spec.datatype).itemsize for spec in signature.inputs)
+    return all(size <= _LARGEST_BATCH for size in sizes)
+
+
+def _minimum(found: Range) -> tuple[int, ...]:
+    return found.minimum
+
+
+def _maximum(found: Range) -> tuple[int, ...]:
+    return found.maximum

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from edged.backend.contract import Session, Signature
+from edged.backend.contract import Session, Signature, Stoppable
 from edged.build.extent import Extent
-from edged.build.questions import PICTURE, WIDE, Pictures, Question, batch, tensors
+from edged.build.questions import PICTURE, WIDE, Pictures, Question, edges, tensors
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.files import read_regular
 from edged.store import atomic
@@ -28,6 +30,9 @@ from edged.vision.placement import Placement
 SUFFIX = ".golden"
 _DIGEST_BYTES = 32  # of SHA-256, before the content
 _MOST_BYTES = 256 << 20  # of all pictures with their answers; what the user gave comes first
+# How long an answer to wide values may take, as a multiple of the others and at least: a number that means how often
+# would have the reference count to 2^62.
+_PATIENCE, _LEAST_SECONDS = 20.0, 5.0
 _ANY = Extent()
 
 
@@ -80,9 +85,8 @@ def make(
         refusals = [reference.ask(question, twice=True) for question in questions]
         if "" in refusals:
             break
-    whole = batch(signature, recognition, extent)
-    if whole is not None:
-        reference.ask(whole, twice=True)
+    for edge in edges(signature, recognition, extent):  # what the reference refuses is left out
+        reference.ask(edge, twice=True)
     skipped: list[str] = []
     if recognition.preprocess is not None:
         skipped = _ask_pictures(reference, Pictures(signature, recognition), samples)
@@ -115,12 +119,14 @@ class _Reference:
         self._session = session
         self._pictures = 0  # bytes of them, with their answers
         self._random: set[str] = set()  # outputs that differ from run to run
+        self._longest = 0.0  # seconds of an answer
 
     def ask(self, question: Question, twice: bool) -> str:
         """Why there is no answer; empty when there is. Outputs that differ from run to run are left out of it."""
         try:
-            answer = _copy(self._session.infer(question.inputs))
-            again = _copy(self._session.infer(question.inputs)) if twice else answer
+            with self._patience(question.kind):
+                answer = _copy(self._session.infer(question.inputs))
+                again = _copy(self._session.infer(question.inputs)) if twice else answer
         except (EngineUnusable, InvalidInput) as error:
             self.first_error = self.first_error or EngineUnusable(str(error))
             return str(error)
@@ -130,6 +136,23 @@ class _Reference:
         outputs = {name: array for name, array in answer.items() if name not in left_out}
         self.samples.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement))
         return ""
+
+    @contextlib.contextmanager
+    def _patience(self, kind: str) -> Iterator[None]:
+        """Ends an inference that takes too long, as a refusal, where the runtime lets itself be ended."""
+        session, began = self._session, time.monotonic()
+        if kind != WIDE or not isinstance(session, Stoppable):
+            yield
+            self._longest = max(self._longest, time.monotonic() - began)
+            return
+        timer = threading.Timer(max(_LEAST_SECONDS, _PATIENCE * self._longest), session.stop)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            session.go_on()  # it may have come too late to end this one
 
     def ask_within_limits(self, picture: Question) -> str:
         """Why a picture was left out; empty when it was not."""

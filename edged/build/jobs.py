@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Composition, Order
 from edged.build.extent import Extent
+from edged.build.reach import Reach
+from edged.build.repair.messages import FreeDims, Lower, Prove, Simplify
 from edged.build.standard import Tolerance
+from edged.model.finding import Finding, Stage
 from edged.store.record import Verdict
 from edged.vision.family import Recognition
 
@@ -19,10 +24,19 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Whether a backend takes a model. Answered by `Done`."""
+    """Whether a backend takes a model as it was written; the last of its stages is `through`. Answered by `Checked`.
 
-    backend: str
-    path: str
+    `reach` is what is known of some version of the runtime already.
+    """
+
+    order: Order
+    opsets: dict[str, int]
+    ir_version: int
+    nodes: dict[str, str]  # the first node by operator
+    recognition: Recognition | None  # None where it is not to be run
+    extent: Extent = Extent()
+    reach: Reach | None = None
+    through: Stage = Stage.INFERENCE
 
 
 class CheckSamples(msgspec.Struct, frozen=True, tag=True):
@@ -65,11 +79,48 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
     expects: str = ""
 
 
+class CompareLevels(msgspec.Struct, frozen=True, tag=True):
+    """Compares a model at each level of ONNX Runtime's optimisation with the model as it was written, which `order` is
+    for. Answered by `ComparedLevels`."""
+
+    order: Order
+    recognition: Recognition
+    tolerance: Tolerance
+    samples: tuple[str, ...] = ()  # paths of the user's pictures
+    extent: Extent = Extent()
+
+
+class LoadRuntime(msgspec.Struct, frozen=True, tag=True):
+    """Imports a backend's runtime and finds out what it takes. Answered by `LoadedRuntime`."""
+
+    backend: str
+
+
+class TryProvider(msgspec.Struct, frozen=True, tag=True):
+    """Computes with one of ONNX Runtime's execution providers. Answered by `Done`."""
+
+    provider: str
+
+
+class ImportPackage(msgspec.Struct, frozen=True, tag=True):
+    """Imports modules of an optional package. Answered by `Done`."""
+
+    modules: tuple[str, ...]
+
+
 class Progress(msgspec.Struct, frozen=True, tag=True):
     """Told while a job is being done: the phase, and how much of it is done where the runtime says so, 0 to 1."""
 
     phase: str
     fraction: float | None = None
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What was found of a model on a runtime that reaches so far: why it is not taken, or what is to be told."""
+
+    reach: Reach
+    finding: Finding | None = None
+    warnings: tuple[Finding, ...] = ()
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -98,11 +149,54 @@ class Timed(msgspec.Struct, frozen=True):
     load: float | None = None  # share of the box's processors, 0 to 1, that others used meanwhile
 
 
-Job = Inspect | Check | CheckSamples | MakeGolden | Build | Verify
+class LevelVerdict(msgspec.Struct, frozen=True):
+    """What one level of optimisation does to the answers."""
+
+    level: str
+    verdict: Verdict
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """How a child ends that could not do its job: a class of `edged.errors` and its message."""
+class ComparedLevels(msgspec.Struct, frozen=True):
+    """In the order of the levels, each of which does all that the one before does, and more."""
+
+    levels: tuple[LevelVerdict, ...]
+
+
+class LoadedRuntime(msgspec.Struct, frozen=True):
+    """`opset` and `ir_version` are the highest that it takes, 0 where it takes not even an old one, `ANY` where it does
+    not look; `providers` are ONNX Runtime's; `talks` says how it could send something home, empty where it cannot."""
+
+    ANY: ClassVar[int] = 64  # ONNX has come near this with neither number
+
+    version: str
+    opset: int
+    ir_version: int
+    providers: tuple[str, ...] = ()
+    talks: str = ""
+
+
+Job = (
+    Inspect
+    | Check
+    | CheckSamples
+    | MakeGolden
+    | Build
+    | Verify
+    | CompareLevels
+    | LoadRuntime
+    | TryProvider
+    | ImportPackage
+    | Lower
+    | Prove
+    | FreeDims
+    | Simplify
+)
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a child ends that could not do its job: a class of `edged.errors` and its message, and where the model is at
+    fault the fields of the finding."""
 
     error: str
     message: str
+    finding: dict[str, str] = {}

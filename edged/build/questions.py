@@ -7,7 +7,8 @@ noise hardly ever makes a detector see anything.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from edged.vision.prepare import Preparer
 
 _SEED = 20240229
 # Sizes tried for dynamic dimensions other than the first, in this order, until the reference takes one.
-_SIZES = (64, 224, 32, 16, 8, 4, 2, 1)
+_SIZES = (64, 224, 32, 16, 8, 4, 2, 1, 512, 1024, 48, 96, 112, 128, 256, 320, 384, 416, 640, 16384)
 _KINDS = ("unit", "normal", "wide")
 _LARGEST = 1 << 28  # elements of one golden input
 WIDE = "wide"  # the kind whose values are far beyond what a model is made for
@@ -52,10 +53,23 @@ def tensors(signature: Signature, recognition: Recognition, extent: Extent) -> I
         yield [_tensors(signature, recognition, shapes, kind) for kind in _KINDS]
 
 
-def batch(signature: Signature, recognition: Recognition, extent: Extent) -> Question | None:
-    """Seeded tensors of the largest batch that a setting wants; None where none does, or they would be large."""
-    shapes = extent.batch(signature)
-    return None if shapes is None else _tensors(signature, recognition, shapes, _KINDS[0])
+def one_by_one(
+    signature: Signature, recognition: Recognition, extent: Extent, most_bytes: int
+) -> Iterator[Callable[[], Question]]:
+    """The same questions as those of `tensors`, in that order, each made when it is called: for a host that serves.
+
+    Left out are those whose inputs take more than `most_bytes`, and wide ones: a number that means how often or how
+    much would keep the host busy for ever, or take its memory.
+    """
+    for shapes in _candidates(signature, recognition, extent):
+        sizes = (np.prod(shapes[s.name], dtype=np.float64) * numpy_dtype(s.datatype).itemsize for s in signature.inputs)
+        if sum(sizes) <= most_bytes:
+            yield from (partial(_tensors, signature, recognition, shapes, kind) for kind in _KINDS if kind != WIDE)
+
+
+def edges(signature: Signature, recognition: Recognition, extent: Extent) -> list[Question]:
+    """Seeded tensors at the edges of a range of shapes that settings or traffic gave: none where they gave none."""
+    return [_tensors(signature, recognition, shapes, _KINDS[0]) for shapes in extent.edges(signature)]
 
 
 class Pictures:
@@ -141,16 +155,26 @@ def _tensors(signature: Signature, recognition: Recognition, shapes: Shapes, kin
 
 
 def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
-    """Concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes."""
+    """Concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes.
+
+    Dimensions without names may have to agree all the same, such as those of a sound and of a state for each row of it:
+    afterwards those of one input alone are tried, where the others' are 1.
+    """
     preprocess = recognition.preprocess
     own = [(preprocess.width, preprocess.height)] if preprocess else []
-    for width, height in [*own, *((size, size) for size in _SIZES)]:
-        named: dict[str, int] = {}
-        shapes = {s.name: _shape(s, width, height, named) for s in signature.inputs}
-        if _are_small(shapes):
-            yield shapes
-        if all(spec.is_static for spec in signature.inputs):
-            return
+    sizes = [*own, *((size, size) for size in _SIZES)]
+    if all(spec.is_static for spec in signature.inputs):
+        sizes = sizes[:1]
+    unsaid = [spec.name for spec in signature.inputs if "?" in spec.shape]
+    for only in ("", *(unsaid if len(unsaid) > 1 else ())):
+        for width, height in sizes:
+            named: dict[str, int] = {}
+            one = {name for name in unsaid if only and name != only}
+            shapes = {
+                s.name: _shape(s, *((1, 1) if s.name in one else (width, height)), named) for s in signature.inputs
+            }
+            if _are_small(shapes):
+                yield shapes
 
 
 def _shape(spec: TensorSpec, width: int, height: int, named: dict[str, int]) -> tuple[int, ...]:

@@ -15,10 +15,11 @@ from edged.backend import registry
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Backend, Composition, Order, Session, Signature
 from edged.backend.profile import PREFIX
-from edged.build import golden, jobs
+from edged.build import golden, jobs, runtimes, trial
 from edged.build.boxes import Matcher
 from edged.build.conversion import converted
 from edged.build.questions import PICTURE, WIDE, read_sample
+from edged.build.repair.messages import FreeDims, Lower, Prove, Simplify
 from edged.build.timing import in_turns
 from edged.build.verify import Pair, judge
 from edged.errors import InvalidInput, Superseded, Unsuitable
@@ -32,17 +33,27 @@ def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
     if isinstance(job, jobs.Inspect):
         from edged.model.inspect import inspect  # brings the onnx package, which the other jobs do without
 
-        return inspect(Path(job.path))
+        return inspect(Path(job.path), lambda stage: tell(jobs.Progress(stage.value)))
     if isinstance(job, jobs.Check):
-        registry.load(job.backend).check(Path(job.path))
-        return jobs.Done()
+        require_same(job.order)
+        return trial.attempt(job, registry.load(job.order.recipe.backend), tell)
     if isinstance(job, jobs.CheckSamples):
         for sample in job.samples:
             read_sample(Path(sample))
         return jobs.Done()
+    if isinstance(job, jobs.LoadRuntime):
+        return runtimes.load(job)
+    if isinstance(job, jobs.TryProvider):
+        return runtimes.try_provider(job)
+    if isinstance(job, jobs.ImportPackage):
+        return runtimes.import_package(job)
+    if isinstance(job, Lower | Prove | FreeDims | Simplify):
+        from edged.build.repair import tasks as repairing  # brings the onnx package
+
+        return repairing.do(job)
     # The file is read by its path, now; a key says which content it must have had, before and after.
     require_same(job.order)
-    answer = _make_golden(job) if isinstance(job, jobs.MakeGolden) else _engine(job, tell)
+    answer = _on_model(job, tell)
     try:
         require_same(job.order)
     except Superseded:
@@ -52,7 +63,13 @@ def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
     return answer
 
 
-def _engine(job: jobs.Build | jobs.Verify, tell: Tell) -> jobs.Built | jobs.Timed:
+def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Verify, tell: Tell) -> msgspec.Struct:
+    if isinstance(job, jobs.MakeGolden):
+        return _make_golden(job)
+    if isinstance(job, jobs.CompareLevels):
+        from edged.build import levels  # brings ONNX Runtime
+
+        return levels.compare(job, registry.load(job.order.recipe.backend).open(job.order), tell)
     return _build(job, tell) if isinstance(job, jobs.Build) else _verify(job, tell)
 
 

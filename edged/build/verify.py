@@ -19,7 +19,7 @@ _Floats = npt.NDArray[np.float64]
 _TINY = 1e-12  # a column of zeros has no scale
 
 # Figures of which more is better; of the others less is.
-_FLOORS = frozenset(("finite", "cosine", "top1", "boxes"))
+FLOORS = frozenset(("finite", "cosine", "top1", "boxes"))
 # What is decided on, in the order of telling. p99_abs is for people to read.
 _DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "boxes", "box_score")
 
@@ -105,7 +105,7 @@ class _Tally:
 
     def _take(self, figure: str, value: float, picture: str) -> None:
         before = self._worst[figure]
-        if math.isnan(value) or (value < before if figure in _FLOORS else value > before):
+        if math.isnan(value) or (value < before if figure in FLOORS else value > before):
             self._worst[figure], self._where[figure] = value, picture
 
     def _add_scores(self, matcher: Matcher, pair: Pair) -> None:
@@ -124,7 +124,7 @@ class _Tally:
 
     def _reason(self, figure: str, value: float) -> str:
         bound: float = getattr(self._tolerance, figure)
-        is_floor = figure in _FLOORS
+        is_floor = figure in FLOORS
         if value >= bound if is_floor else value <= bound:  # false for NaN, which fails as well
             return ""
         picture = self._where.get(figure)

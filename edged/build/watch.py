@@ -20,7 +20,8 @@ _LOOKS_PER_SEARCH = 4  # looking for new processes reads all of /proc, looking a
 class Reading(NamedTuple):
     """One process as /proc/PID/stat tells: its parent and session, seconds of processor time, mebibytes resident.
 
-    The time includes that of children which it has waited for. One that ended and was not waited for lives no more.
+    The time includes that of children which it has waited for. One that ended and was not waited for lives no more. It
+    `wants` a processor, whether or not it has one.
     """
 
     lives: bool
@@ -28,14 +29,17 @@ class Reading(NamedTuple):
     session: int
     cpu_seconds: float
     resident_mb: float
+    wants: bool = False
 
 
 class Usage(NamedTuple):
-    """What a child and the processes it started use together, and how many they are."""
+    """What a child and the processes it started use together, how many they are, and whether the child itself has or
+    waits for a processor."""
 
     cpu_seconds: float
     memory_mb: float
     processes: int
+    wants: bool = False
 
 
 def read(pid: int) -> Reading | None:
@@ -52,7 +56,12 @@ def read(pid: int) -> Reading | None:
     fields = stat.rpartition(b")")[2].split()
     cpu_seconds = sum(map(int, fields[11:15])) * _TICK
     return Reading(
-        fields[0] not in (b"Z", b"X"), int(fields[1]), int(fields[3]), cpu_seconds, int(fields[21]) * _PAGE_MB
+        fields[0] not in (b"Z", b"X"),
+        int(fields[1]),
+        int(fields[3]),
+        cpu_seconds,
+        int(fields[21]) * _PAGE_MB,
+        fields[0] == b"R",
     )
 
 
@@ -101,7 +110,9 @@ class Family:
         if memory_mb > self._limit_mb and len(readings) > 1:
             # Pages that processes share are resident in each of them: a forked one is not twice its parent's size.
             memory_mb = sum(_own_share_mb(pid, reading) for pid, reading in readings.items())
-        return Usage(sum(reading.cpu_seconds for reading in readings.values()), memory_mb, len(readings))
+        leader = readings.get(self._pid)
+        cpu_seconds = sum(reading.cpu_seconds for reading in readings.values())
+        return Usage(cpu_seconds, memory_mb, len(readings), leader is not None and leader.wants)
 
 
 def _own_share_mb(pid: int, reading: Reading) -> float:

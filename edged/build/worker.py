@@ -78,7 +78,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
             reason = f"the child wrote a file beyond its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
             teller.fail("BuildFailed", reason)
         elif isinstance(error, EdgedError):
-            teller.fail(type(error).__name__, str(error))
+            teller.fail(type(error).__name__, str(error), getattr(error, "finding", None))
         else:
             raise
     return _FAILED

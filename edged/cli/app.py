@@ -7,22 +7,46 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from edged.cli import cameras, demo, device, engines, events, infer, inspect, models, serve, status, stream
+from edged.cli import (
+    cameras,
+    config,
+    demo,
+    device,
+    doctor,
+    engines,
+    events,
+    infer,
+    inspect,
+    inventory_check,
+    models,
+    reload,
+    serve,
+    status,
+    stream,
+    tokens,
+    top,
+)
 from edged.version import __version__
 
 # As one meets them: try it, run it, give it models, use them, look beneath.
 _COMMANDS = {
     "demo": demo,
     "serve": serve,
+    "config": config,
     "models": models,
     "inspect": inspect,
     "infer": infer,
     "stream": stream,
     "cameras": cameras,
     "status": status,
+    "top": top,
     "engines": engines,
     "events": events,
+    "inventory": inventory_check,
     "device": device,
+    "doctor": doctor,
+    "reload": reload,
+    "tokens": tokens,
 }
 
 

@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-import msgspec
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
-from edged.cli import common, words
+from edged.cli import answers, common, words
+from edged.cli.answers import Question
+from edged.cli.reach import UNSAID, Reach, reaching
 from edged.client.cameras import CameraInfo
 
 
-def cameras(target: common.Target = None, json: common.Json = False) -> None:
+def cameras(reach: Reach = UNSAID, json: common.Json = False) -> None:
     """Show every camera that sends frames or did lately: rates, ages of its answers, what was skipped and why.
 
     AGE is from capture to answer: of half of the latest answers at most the first figure, of 99 in 100 the second.
     A camera that reconnects goes on under its id.
     """
-    from edged.client.client import Client
-
-    with Client(target) as client:
-        found = client.cameras()
-    if json:
-        common.print_json(msgspec.json.encode([each.json() for each in found]))
-    elif not found:
-        common.show("no camera has sent a frame lately; see: edged stream --help")
-    else:
-        common.show(_table(found, time.time()))
+    question = Question(
+        ask=lambda client: client.cameras(),
+        tell=lambda found: [_shown([("", each) for each in found])],
+        plain=lambda found: [each.json() for each in found],
+        table=lambda boxes: _shown(answers.flat(boxes)),
+    )
+    answers.put(question, reach, json)
 
 
 def register(app: typer.Typer) -> None:
-    app.command("cameras")(common.command(cameras))
+    app.command("cameras")(common.command(reaching(cameras)))
 
 
-def _table(found: list[CameraInfo], now: float) -> Table:
-    table = Table(box=None, pad_edge=False)
+def _shown(found: Sequence[tuple[str, CameraInfo]]) -> RenderableType:
+    return _table(found, time.time()) if found else "no camera has sent a frame lately; see: edged stream --help"
+
+
+def _table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
+    """Each with the name of its box, empty where there is only one."""
+    table = Table(*answers.boxed(found), box=None, pad_edge=False)
     for heading in ("CAMERA", "MODEL", "STATE", "FPS IN", "ANSWERED", "AGE", "SKIPPED", "FAILED", "LAST ERROR"):
         table.add_column(heading, no_wrap=heading in ("CAMERA", "MODEL"))
-    for each in found:
+    for box, each in found:
         table.add_row(
+            *([box] if box else []),
             each.camera or "-",
             each.model,
             _state(each, now),

@@ -8,8 +8,9 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from typing import Annotated, ParamSpec
+from typing import Annotated, NoReturn, ParamSpec
 
 import typer
 from rich.console import Console, RenderableType
@@ -19,16 +20,9 @@ from edged.errors import EdgedError, InvalidInput
 
 Parameters = ParamSpec("Parameters")
 
-Target = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        "-t",
-        metavar="ADDRESS",
-        help="The daemon: unix:/PATH or HOST:PORT; otherwise EDGED_TARGET, otherwise its default socket.",
-        show_default=False,
-    ),
-]
+_DAEMON = "The daemon: unix:/PATH, HOST:PORT or tls:HOST:PORT; otherwise EDGED_TARGET, otherwise its default socket."
+Target = Annotated[str | None, typer.Option("--target", "-t", metavar="ADDRESS", help=_DAEMON, show_default=False)]
+TARGET_HELP = f"{_DAEMON} Repeatable, for several at once."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Score = Annotated[
     float | None,
@@ -49,11 +43,12 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """A command that ends as a shell expects: an EdgedError is one line on stderr and status 1, or 2 where the
-    arguments, the settings or the model are at fault; what the system refuses is one line and status 1; Ctrl-C is 130;
-    a closed pipe is quiet."""
+    arguments, the settings or the model are at fault; what the system refuses is one line and status 1; Ctrl-C is 130,
+    SIGTERM 143, after what was begun is cleared away; a closed pipe is quiet."""
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        _unwind_when_told_to_leave()
         try:
             function(*args, **kwargs)
             sys.stdout.flush()  # a closed pipe is met here, not while the interpreter exits
@@ -72,6 +67,22 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
             raise typer.Exit(FAILED) from None
 
     return wrapped
+
+
+def _unwind_when_told_to_leave() -> None:
+    """SIGTERM, and a terminal that goes away, end a command as an error does: children are stopped and folders removed.
+
+    What is handled or ignored already (nohup) stays so; a command with ways of its own sets them later.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # of a test
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _leave)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def refused_by_system(error: OSError, what: object = None) -> str:

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.table import Table
 
-from edged.cli import common
-from edged.errors import NotFound
+from edged.cli import answers, common
+from edged.cli.answers import Question
+from edged.cli.reach import UNSAID, Reach, reaching
+from edged.errors import InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from edged.client.client import Client
 
 
-def refresh(target: common.Target = None, json: common.Json = False) -> None:
+def refresh(reach: Reach = UNSAID, json: common.Json = False) -> None:
     """Have the daemon read its facts again now, as after a driver or library was changed, and print what changed.
 
     The daemon notices by itself too; a package's trigger calls this so as not to wait.
     """
-    from edged.client.client import Client
-
-    with Client(target) as client:
-        changes = client.refresh_device()
-    if json:
-        common.print_json(msgspec.json.encode({"changes": [change.json() for change in changes]}))
-        return
-    for change in changes:
-        common.show(f"{change.part}: {change.old or 'absent'} → {change.new or 'absent'}")
-    if not changes:
-        common.show("nothing changed")
+    question = Question(
+        ask=lambda client: client.refresh_device(),
+        tell=lambda changes: (
+            [f"{change.part}: {change.old or 'absent'} → {change.new or 'absent'}" for change in changes]
+            or ["nothing changed"]
+        ),
+        plain=lambda changes: {"changes": [change.json() for change in changes]},
+    )
+    answers.put(question, reach, json)
 
 
 def device(
@@ -37,16 +40,29 @@ def device(
         Path | None,
         typer.Option("--root", help="Read the facts of a recorded device below this directory.", show_default=False),
     ] = None,
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
     """Show the named facts about hardware, drivers and runtimes: of this box, or of the daemon's with --target."""
     if context.invoked_subcommand is not None:
         return
-    facts = _remote(target) if target else _local(root or Path("/"))
-    if json:
-        common.print_json(msgspec.json.encode(facts))
-        return
+    question = Question(ask=_remote, tell=lambda facts: [_table(facts)], plain=lambda facts: facts)
+    if reach.named is None:
+        answers.show(question.tell, question.plain, _local(root or Path("/")), json)
+    elif root is not None:
+        raise InvalidInput("a recorded device needs no daemon; give --root or a daemon, not both")
+    else:
+        answers.put(question, reach, json)
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(common.command(reaching(device)))
+    group.command("refresh")(common.command(reaching(refresh)))
+    app.add_typer(group, name="device")
+
+
+def _table(facts: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts["facts"].items():
         table.add_row(name, value)
@@ -54,14 +70,7 @@ def device(
         memory = f", {found['memory_mb']} MiB" if found["memory_mb"] else ""
         table.add_row(f"device {found['name']}", f"{found['description']}{memory}")
     table.add_row("digest", facts["digest"])
-    common.show(table)
-
-
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(invoke_without_command=True)
-    group.callback()(common.command(device))
-    group.command("refresh")(common.command(refresh))
-    app.add_typer(group, name="device")
+    return table
 
 
 def _local(root: Path) -> dict[str, Any]:
@@ -75,12 +84,10 @@ def _local(root: Path) -> dict[str, Any]:
     return {"facts": fingerprint.facts, "devices": found, "digest": fingerprint.digest}
 
 
-def _remote(target: str) -> dict[str, Any]:
-    from edged.client.client import Client
+def _remote(client: Client) -> dict[str, Any]:
     from edged.device.devices import devices
     from edged.device.fingerprint import Fingerprint
 
-    with Client(target) as client:
-        said = client.device()
+    said = client.device()
     found = [msgspec.to_builtins(item) for item in devices(Fingerprint(said.facts))]
     return {"facts": dict(sorted(said.facts.items())), "devices": found, "digest": said.digest}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from edged.cli import common, progress, words
+from edged.cli import answers, common, progress, words
+from edged.cli.answers import Question
+from edged.cli.reach import UNSAID, Reach, reaching
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -46,7 +49,7 @@ def rebuild(
         bool, typer.Option("--force", help="Also those that are good as they are, or whose answers were wrong.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show how it goes, until all is done.")] = False,
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
     """Make engines: those that are missing, whatever kept them, or with --force all that are selected.
@@ -58,9 +61,11 @@ def rebuild(
     when any engine was not made. With --json one object a line for every change.
     """
     _require_selection("rebuild", model, engine, everything)
-    with _client(target) as client:
-        updates = client.rebuild(model, engine=engine, everything=everything, force=force, follow=follow)
-        _show(updates, "rebuild", "rebuilt", follow, json)
+
+    def order(client: Client) -> Updates[EngineProgress]:
+        return client.rebuild(model, engine=engine, everything=everything, force=force, follow=follow)
+
+    _order(order, "rebuild", "rebuilt", reach, follow, json)
 
 
 def verify(
@@ -68,7 +73,7 @@ def verify(
     engine: Key = None,
     everything: All = False,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Show how it goes, to its end.")] = True,
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
     """Compare engines with the reference again, and time them again, as after a doubtful update.
@@ -77,16 +82,18 @@ def verify(
     With --json one object a line for every change.
     """
     _require_selection("verify", model, engine, everything)
-    with _client(target) as client:
-        updates = client.verify(model, engine=engine, everything=everything, follow=follow)
-        _show(updates, "verify", "verified", follow, json)
+
+    def order(client: Client) -> Updates[EngineProgress]:
+        return client.verify(model, engine=engine, everything=everything, follow=follow)
+
+    _order(order, "verify", "verified", reach, follow, json)
 
 
 def cancel(
     model: Model = None,
     engine: Key = None,
     everything: All = False,
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
     """End the making of engines, or their waiting for it; they are left alone until `edged engines rebuild`.
@@ -94,41 +101,38 @@ def cancel(
     An engine that was there before stays as it was.
     """
     _require_selection("cancel", model, engine, everything)
-    with _client(target) as client:
-        _tell("cancel", client.cancel(model, engine=engine, everything=everything), json)
+    _select("cancel", lambda client: client.cancel(model, engine=engine, everything=everything), reach, json)
 
 
 def pin(
     model: Model = None,
     engine: Key = None,
     everything: All = False,
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
     """Keep engines from being evicted, whatever room is wanted, until they are unpinned."""
     _require_selection("pin", model, engine, everything)
-    with _client(target) as client:
-        _tell("pin", client.pin(model, engine=engine, everything=everything), json)
+    _select("pin", lambda client: client.pin(model, engine=engine, everything=everything), reach, json)
 
 
 def unpin(
     model: Model = None,
     engine: Key = None,
     everything: All = False,
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
     """Let engines be evicted again."""
     _require_selection("unpin", model, engine, everything)
-    with _client(target) as client:
-        _tell("unpin", client.unpin(model, engine=engine, everything=everything), json)
+    _select("unpin", lambda client: client.unpin(model, engine=engine, everything=everything), reach, json)
 
 
 def evict(
     model: Model = None,
     engine: Key = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything that nothing needs.")] = False,
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
     """Remove engines' files to make room. The daemon does so by itself when it needs room; this is for right now.
@@ -137,14 +141,13 @@ def evict(
     and is made again when it is wanted: `edged engines rebuild`.
     """
     _require_selection("evict", model, engine, everything)
-    with _client(target) as client:
-        _tell("evict", client.evict(model, engine=engine, everything=everything), json)
+    _select("evict", lambda client: client.evict(model, engine=engine, everything=everything), reach, json)
 
 
 def register(engines: typer.Typer) -> None:
     """Adds the commands to the group."""
     for each in (rebuild, verify, cancel, pin, unpin, evict):
-        engines.command(each.__name__)(common.command(each))
+        engines.command(each.__name__)(common.command(reaching(each)))
 
 
 def _require_selection(verb: str, model: str | None, engine: str | None, everything: bool) -> None:
@@ -157,33 +160,30 @@ def _require_selection(verb: str, model: str | None, engine: str | None, everyth
         raise InvalidInput(f"{verb} what? name a MODEL, an engine with --engine KEY, or {rest}")
 
 
-def _client(target: str | None) -> Client:
-    from edged.client.client import Client
-
-    return Client(target)
-
-
-def _show(updates: Updates[EngineProgress], verb: str, done: str, follow: bool, json: bool) -> None:
+def _order(
+    order: Callable[[Client], Updates[EngineProgress]], verb: str, done: str, reach: Reach, follow: bool, json: bool
+) -> None:
     """What was ordered, and if it is followed, how it ends."""
     if follow:
-        engines = progress.follow(updates, json)
-        progress.require_success(engines, done)
+        progress.follow(order, reach, json, done, _NOTHING[verb])
+    elif reach.is_fleet or not json:
+        question = Question(
+            ask=lambda client: list(order(client)),
+            tell=lambda engines: [words.line(engine) for engine in engines] or [_NOTHING[verb]],
+            plain=lambda engines: [engine.json() for engine in engines],
+            lasting=progress.GOES_ON,
+        )
+        answers.put(question, reach, json)
     else:
-        engines = list(updates)
-        for engine in engines:
-            if json:
+        with reach.client() as client:
+            for engine in order(client):
                 common.print_json(msgspec.json.encode(engine.json()))
-            else:
-                common.show(words.line(engine))
-    if not engines and not json:
-        common.show(_NOTHING[verb])
 
 
-def _tell(verb: str, keys: list[str], json: bool) -> None:
-    if json:
-        common.print_json(msgspec.json.encode({"engines": keys}))
-        return
-    for key in keys:
-        common.show(f"{_DONE[verb]} {key[:12]}")
-    if not keys:
-        common.show(_NOTHING[verb])
+def _select(verb: str, select: Callable[[Client], list[str]], reach: Reach, json: bool) -> None:
+    question = Question(
+        ask=select,
+        tell=lambda keys: [f"{_DONE[verb]} {key[:12]}" for key in keys] or [_NOTHING[verb]],
+        plain=lambda keys: {"engines": keys},
+    )
+    answers.put(question, reach, json)

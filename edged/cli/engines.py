@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-import msgspec
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
-from edged.cli import common, engine_build, engine_commands, local, words
+from edged.cli import answers, common, engine_build, engine_commands, local, words
+from edged.cli.answers import Question
+from edged.cli.reach import UNSAID, Reach, reaching
 from edged.client.operations import Composition, EngineInfo, Explanation
 from edged.errors import EdgedError, InvalidInput, NotFound
 
@@ -18,7 +20,7 @@ _SHORTEST = 6  # characters of a key that are taken for it
 
 def list_(
     model: Annotated[str, typer.Argument(help="Only this model's.", show_default=False)] = "",
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     state: local.State = None,
     cache: local.Cache = None,
     json: common.Json = False,
@@ -29,37 +31,40 @@ def list_(
     unsuitable (the backend cannot do it), quarantined (no longer tried by itself), evicted (gave way to others), stale
     (nothing wants it on this device as it is now).
     """
-    engines = _fetch(model, target, state, cache)
-    if json:
-        common.print_json(msgspec.json.encode({"engines": [engine.json() for engine in engines]}))
+    question = Question(
+        ask=lambda client: list(client.engines(model or None)),
+        tell=lambda engines: [_list([("", engine) for engine in engines])],
+        plain=lambda engines: {"engines": [engine.json() for engine in engines]},
+        table=lambda boxes: _list(answers.flat(boxes)),
+    )
+    if local.daemon_is_meant(reach.named, state, cache):
+        answers.put(question, reach, json)
     else:
-        common.show(_table(engines) if engines else "no engines: no model wants any")
+        answers.show(question.tell, question.plain, local.Box(state, cache).engines(model), json)
 
 
 def why(
     model: Annotated[str, typer.Argument(help="The model's name.")],
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     state: local.State = None,
     cache: local.Cache = None,
     json: common.Json = False,
 ) -> None:
     """Say which part of its key makes each engine of a model a hit or a miss, against the nearest one stored."""
-    if local.daemon_is_meant(target, state, cache):
-        from edged.client.client import Client
-
-        with Client(target) as client:
-            explanations = list(client.explain(model))
+    question = Question(
+        ask=lambda client: list(client.explain(model)),
+        tell=lambda explanations: [_reasons(explanations)],
+        plain=lambda explanations: {"explanations": [item.json() for item in explanations]},
+    )
+    if local.daemon_is_meant(reach.named, state, cache):
+        answers.put(question, reach, json)
     else:
-        explanations = local.Box(state, cache).explain(model)
-    if json:
-        common.print_json(msgspec.json.encode({"explanations": [item.json() for item in explanations]}))
-    else:
-        common.show(_reasons(explanations))
+        answers.show(question.tell, question.plain, local.Box(state, cache).explain(model), json)
 
 
 def show(
     key: Annotated[str, typer.Argument(help="The engine's key, or its beginning: 6 characters at least.")],
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     state: local.State = None,
     cache: local.Cache = None,
     json: common.Json = False,
@@ -67,31 +72,23 @@ def show(
     """Show everything about one engine: the parts of its key, its verdict with the figures, its build, its times."""
     if len(key) < _SHORTEST:
         raise InvalidInput(f"{key!r} is too short for the beginning of a key; give {_SHORTEST} characters at least")
-    engines = _keyed(_fetch("", target, state, cache), key)
-    if json:
-        models = [engine.model for engine in engines]
-        common.print_json(msgspec.json.encode(engines[0].json() | {"models": models}))
+    question = Question(
+        ask=lambda client: _keyed(client.engines(), key), tell=lambda engines: [_sheet(engines)], plain=_plain
+    )
+    if local.daemon_is_meant(reach.named, state, cache):
+        answers.put(question, reach, json)
     else:
-        common.show(_sheet(engines))
+        answers.show(question.tell, question.plain, _keyed(local.Box(state, cache).engines(""), key), json)
 
 
 def register(app: typer.Typer) -> None:
     engines = typer.Typer(no_args_is_help=True, help="Which engines there are, and why; make and keep them.")
-    engines.command("list")(common.command(list_))
-    engines.command("why")(common.command(why))
-    engines.command("show")(common.command(show))
+    engines.command("list")(common.command(reaching(list_)))
+    engines.command("why")(common.command(reaching(why)))
+    engines.command("show")(common.command(reaching(show)))
     engine_build.register(engines)
     engine_commands.register(engines)
     app.add_typer(engines, name="engines")
-
-
-def _fetch(model: str, target: str | None, state: Path | None, cache: Path | None) -> list[EngineInfo]:
-    if not local.daemon_is_meant(target, state, cache):
-        return local.Box(state, cache).engines(model)
-    from edged.client.client import Client
-
-    with Client(target) as client:
-        return list(client.engines(model or None))
 
 
 def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
@@ -103,6 +100,10 @@ def _keyed(engines: list[EngineInfo], start: str) -> list[EngineInfo]:
     if len(keys) > 1:
         raise EdgedError(f"{len(keys)} keys begin with {start!r}, such as {keys[0]} and {keys[1]}; give more of it")
     return found
+
+
+def _plain(engines: list[EngineInfo]) -> dict[str, Any]:
+    return engines[0].json() | {"models": [engine.model for engine in engines]}
 
 
 def _sheet(engines: list[EngineInfo]) -> Table:
@@ -162,14 +163,21 @@ def _built(engine: EngineInfo) -> str:
     return f"{words.moment(engine.created_unix_s)} in {engine.build_s:.1f} s{effort}"
 
 
-def _table(engines: list[EngineInfo]) -> Table:
-    table = Table("model", "engine", "backend", "precision", "state", "latency", "size", "", box=None, pad_edge=False)
-    for engine in engines:
+def _list(engines: Sequence[tuple[str, EngineInfo]]) -> RenderableType:
+    return _table(engines) if engines else "no engines: no model wants any"
+
+
+def _table(engines: Sequence[tuple[str, EngineInfo]]) -> Table:
+    """Each with the name of its box, empty where there is only one."""
+    titles = ("model", "engine", "backend", "precision", "state", "latency", "size", "")
+    table = Table(*answers.boxed(engines), *titles, box=None, pad_edge=False)
+    for box, engine in engines:
         latency = _latency(engine)
         size = f"{engine.bytes / 1e6:.1f} MB" if engine.bytes else ""
         backend = _how(engine)
         state = f"{engine.state}, pinned" if engine.pinned else engine.state
-        table.add_row(engine.model, engine.key[:12], backend, engine.precision, state, latency, size, engine.reason)
+        about = (engine.model, engine.key[:12], backend, engine.precision, state, latency, size, engine.reason)
+        table.add_row(*([box] if box else []), *about)
     return table
 
 

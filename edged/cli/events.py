@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.filesize import decimal
 
 from edged import events as happened
-from edged.cli import common, words
+from edged.cli import answers, common, fleet, words
+from edged.cli.inventory import Box
+from edged.cli.reach import UNSAID, Reach, reaching
 from edged.client.events import EventInfo
 from edged.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from edged.client.client import Client
 
 _LONGEST = 19  # digits of a number that fits into 64 bits
 
 
 def events(
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")] = False,
     after: Annotated[
         str,
@@ -32,19 +38,54 @@ def events(
     With --json one object a line; `epoch` and `sequence` of the last one, given as --after EPOCH:SEQUENCE, resume where
     it ended. Where the daemon was started anew since, its numbers begin again, and all that it has are shown.
     """
-    from edged.client.client import Client
-
     epoch, number = position(after)
-    with Client(target) as client:
+    if reach.is_fleet:
+        if number or epoch:
+            raise InvalidInput("each box numbers its own events; give --after with one box only")
+        _watch_fleet(reach.boxes(), follow, json)
+        return
+    with reach.client() as client:
         for event in client.events(number, epoch=epoch, follow=follow):
             if json:
                 common.print_json(msgspec.json.encode(event.json()))
             else:
-                common.out.print(f"{event.sequence}  {words.clock(event.unix_s)}  {told(event)}", soft_wrap=True)
+                common.out.print(_line(event), soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:
-    app.command("events")(common.command(events))
+    app.command("events")(common.command(reaching(events)))
+
+
+def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
+    """Events of several boxes as they come, each line with the box's name."""
+
+    def work(client: Client, say: Callable[[EventInfo], None]) -> None:
+        for event in client.events(follow=follow):
+            say(event)
+
+    ended: dict[str, str] = {}
+    width = max(len(box.name) for box in boxes)
+    try:
+        for each in fleet.ask(boxes, work, len(boxes)):
+            if isinstance(each, fleet.Ended):
+                ended[each.box] = each.error
+                if json:
+                    answers.json_line(each, "", lambda _: None)
+                elif follow and each.error:  # others go on, and somebody waits for this one
+                    typer.echo(f"{each.box}: {each.error}", err=True)
+            elif json:
+                common.print_json(msgspec.json.encode({"box": each.box, "update": each.update.json()}))
+            else:
+                common.out.print(f"{each.box:{width}}  {_line(each.update)}", soft_wrap=True)
+    except KeyboardInterrupt:
+        if not follow:
+            answers.left(ended, boxes, "")
+        raise
+    answers.finish(ended, boxes, json)
+
+
+def _line(event: EventInfo) -> str:
+    return f"{event.sequence}  {words.clock(event.unix_s)}  {told(event)}"
 
 
 def position(text: str) -> tuple[str, int]:
@@ -65,6 +106,8 @@ def told(event: EventInfo) -> str:
             return f"model {event.model} cannot be served: {what.reason}"
         case happened.ModelRemoved():
             return f"model {event.model} was removed"
+        case happened.ModelRepaired():
+            return f"model {event.model} was repaired from {what.original[:12]} and taken in: {what.steps}"
         case happened.EngineMoved():
             return _because(f"{engine} ({what.backend}) is {what.state}", what.reason)
         case happened.EngineProgress():

@@ -10,10 +10,13 @@ import typer
 from rich.table import Table
 
 from edged.build.admission import Admission
-from edged.cli import common, local
+from edged.build.admission import limits as admission_limits
+from edged.cli import common, local, repairs, words
 from edged.cli import look as looking
 from edged.errors import EdgedError, InvalidInput
+from edged.model.finding import Category, Finding, Stage
 from edged.model.inspection import ExternalFile
+from edged.model.repair import Record, Wish
 from edged.tensors import TensorSpec
 
 
@@ -39,6 +42,10 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    convert: repairs.Convert = False,
+    convert_steps: repairs.Steps = None,
+    seconds: local.Seconds = None,
+    memory_mb: local.MemoryMb = None,
     json: common.Json = False,
 ) -> None:
     """Show what an ONNX file holds, which detector family it is, and which backends here can serve it, or why not.
@@ -52,17 +59,30 @@ def inspect(
 
     edged inspect yolo.onnx --draw street.jpg --set thresholds.score=0.1 --set preprocess.color=bgr
 
-    Exit status: 0 it can be served, 1 it failed on the picture, 2 it cannot be served.
+    With --convert it is shown what edged models add --convert would do to the file, whether that answers as the file
+    does, and whether it can be served then. Nothing is kept.
+
+    The model goes through every stage that a daemon would put it through, each in a child with limits of time and
+    memory: a file that means harm ends there.
+
+    Exit status: 0 it can be served, 1 edged itself or the picture failed, 2 it cannot be served.
     """
     from edged.model.settings import parse_assignments
 
     if out is not None and draw is None:
         raise InvalidInput("--out says where the painted picture goes; give --draw PICTURE as well")
-    settings = parse_assignments(setting or [])
+    settings, wish = parse_assignments(setting or []), Wish.parse(convert, convert_steps or [])
+    if wish.is_any and draw is not None:
+        raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
+    record: Record | None = None
     place = None if draw is None else looking.place_for(draw, file, out)
     try:
-        with common.working(f"examining {file.name}"):
-            admission = local.Box().examine(file, settings)
+        with common.working(f"{'repairing' if wish.is_any else 'examining'} {file.name}"):
+            box = local.Box(admission=admission_limits.given(seconds, memory_mb))
+            if wish.is_any:
+                admission, record = box.examine_repaired(file, settings, wish)
+            else:
+                admission = box.examine(file, settings)
     except InvalidInput as error:
         _refuse(file, error, json)
         raise typer.Exit(common.USAGE) from None
@@ -74,9 +94,13 @@ def inspect(
         facts = _facts(file, admission)
         if seen is not None:
             facts["seen"] = msgspec.to_builtins(seen)
+        if record is not None:
+            facts["repair"] = msgspec.to_builtins(record)
         common.print_json(msgspec.json.encode(facts))
     else:
         common.show(_table(file, admission, seen))
+        for line in repairs.told(record):
+            common.show(f"  {line}")
     if admission.refusal:
         raise typer.Exit(common.USAGE)
 
@@ -86,18 +110,63 @@ def register(app: typer.Typer) -> None:
 
 
 def _refuse(file: Path, error: EdgedError, json: bool) -> None:
-    if json:
-        common.print_json(msgspec.json.encode({"file": str(file), "ok": False, "message": str(error), "backends": {}}))
-    else:
+    """A file of which nothing is known but why it is refused."""
+    if not json:
         typer.echo(f"edged: {error}", err=True)
+        return
+    finding = Finding.of(error) or Finding(Stage.FILE, Category.SETTINGS, str(error), "give other settings by --set")
+    facts = {"file": str(file), **_verdict(finding, ()), **_NOTHING_KNOWN, "size": _size(file)}
+    common.print_json(msgspec.json.encode(facts))
+
+
+def _verdict(finding: Finding | None, warnings: tuple[Finding, ...]) -> dict[str, Any]:
+    """What comes of a model. `stage` is the last one that it passed, or the one that it did not pass."""
+    return {
+        "ok": finding is None,
+        "stage": (Stage.INFERENCE if finding is None else finding.stage).value,
+        "category": None if finding is None else finding.category.value,
+        "node": "" if finding is None else finding.node,
+        "message": "" if finding is None else finding.message,
+        "remedy": "" if finding is None else finding.remedy,
+        "warnings": [msgspec.to_builtins(warning) for warning in warnings],
+    }
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
+
+
+# The same names as of a model that was read.
+_NOTHING_KNOWN: dict[str, Any] = {
+    "digest": "",
+    "size": None,
+    "ir_version": None,
+    "opsets": {},
+    "producer": "",
+    "metadata": {},
+    "inputs": [],
+    "outputs": [],
+    "operators": {},
+    "subgraphs": None,
+    "functions": None,
+    "parameters": None,
+    "external": [],
+    "family": None,
+    "family_reason": "",
+    "picture": None,
+    "names": [],
+    "backends": {},
+}
 
 
 def _facts(file: Path, admission: Admission) -> dict[str, Any]:
     inspection = admission.inspection
     return {
         "file": str(file),
-        "ok": not admission.refusal,
-        "message": admission.refusal,
+        **_verdict(admission.finding, admission.warnings),
         "digest": inspection.digest,
         "size": inspection.size,
         "ir_version": inspection.ir_version,
@@ -155,12 +224,24 @@ def _table(file: Path, admission: Admission, seen: looking.Look | None) -> Table
         rows["picture"] = model.recognition.picture
     rows |= {
         **{f"on {name}": why or "can be served" for name, why in admission.backends.items()},
-        "verdict": f"cannot be served here: {admission.refusal}" if admission.refusal else "can be served here",
+        **_outcome(admission),
         **({} if seen is None else _seen(seen)),
     }
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, words.shown(value))
     return table
+
+
+def _outcome(admission: Admission) -> dict[str, str]:
+    warnings = {"warning": "; ".join(warning.line() for warning in admission.warnings)} if admission.warnings else {}
+    finding = admission.finding
+    if finding is None:
+        return {**warnings, "verdict": "can be served here"}
+    rows = {
+        "verdict": f"cannot be served here: {finding.message}",
+        "stage": f"{finding.stage.value.replace('_', ' ')}: {finding.category.value.replace('_', ' ')}",
+    }
+    return {**warnings, **rows, **({"remedy": finding.remedy} if finding.remedy else {})}
 
 
 def _seen(seen: looking.Look) -> dict[str, str]:

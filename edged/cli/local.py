@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +18,11 @@ import typer
 
 from edged import paths
 from edged.backend import registry
-from edged.build.admission import Admission, admit, examine
+from edged.build.admission import Admission, AdmissionLimits, admit, examine
+from edged.build.admission import limits as admission_limits
 from edged.build.builder import Builder, Task, Tell
 from edged.build.child import Limits
+from edged.build.repair.repairer import Repaired, repair
 from edged.cli import common
 from edged.client.operations import EngineInfo, Explanation
 from edged.config import Engines
@@ -29,12 +32,13 @@ from edged.control.desired import DesiredEngine
 from edged.control.plan import PlannedModel
 from edged.control.planner import Planner
 from edged.device.fingerprint import probe
-from edged.errors import EdgedError, InvalidInput, NotFound
+from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
 from edged.model import samples as model_samples
 from edged.model import settings
 from edged.model.inspection import Inspection
 from edged.model.model import Model
-from edged.model.repository import Repository, plain_entry
+from edged.model.repair import Record, Wish
+from edged.model.repository import Repository, check_name, plain_entry
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
@@ -49,6 +53,25 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         help="Directory for engines; no daemon is asked then, whatever EDGED_TARGET says.",
+        show_default=False,
+    ),
+]
+
+Seconds = Annotated[
+    float | None,
+    typer.Option(
+        "--seconds",
+        envvar=admission_limits.SECONDS,
+        help="How long examining a model of up to 100 MiB may take; larger ones get more.",
+        show_default=False,
+    ),
+]
+MemoryMb = Annotated[
+    int | None,
+    typer.Option(
+        "--memory-mb",
+        envvar=admission_limits.MEMORY_MB,
+        help="MiB that examining a model may take, besides three times its own size.",
         show_default=False,
     ),
 ]
@@ -70,7 +93,7 @@ def daemon_is_meant(target: str | None, *folders: Path | None) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe_socket:
         probe_socket.settimeout(1.0)
         try:
-            probe_socket.connect(str(paths.default_socket()))
+            probe_socket.connect(str(paths.client_socket()))
         except OSError:
             return False
     return True
@@ -79,28 +102,89 @@ def daemon_is_meant(target: str | None, *folders: Path | None) -> bool:
 class Box:
     """The folders of this box, as a daemon with the same settings would use them."""
 
-    def __init__(self, state: Path | None = None, cache: Path | None = None) -> None:
+    def __init__(
+        self, state: Path | None = None, cache: Path | None = None, admission: AdmissionLimits | None = None
+    ) -> None:
+        """`admission` limits the examination of models; where it is not given the environment says."""
+        self._admission = admission or admission_limits.given()
         self.repository = Repository((state or paths.default_state_dir()) / "models")
         self._cache = cache or paths.default_cache_dir()
         self.fingerprint = probe()
 
-    def add(self, name: str, file: Path, settings: Mapping[str, str], samples: Sequence[Path] = ()) -> Inspection:
-        """Examines a model and takes it in with its external data. `samples` are pictures or folders of them.
+    def add(
+        self,
+        name: str,
+        file: Path,
+        settings: Mapping[str, str],
+        samples: Sequence[Path] = (),
+        wish: Wish | None = None,
+    ) -> tuple[Inspection, Record | None]:
+        """Examines a model and takes it in with its external data, after the repairs that are wished for; what was
+        taken in, and what was done to it. `samples` are pictures or folders of them.
 
         ModelRefused, or InvalidInput for a sample that cannot be used, leaves nothing behind.
         """
         pictures = model_samples.find(samples)
+        if wish is not None and wish.is_any:
+            return self._add_repaired(name, file, settings, pictures, wish)
         with self._examiner() as builder:
             admission = asyncio.run(admit(builder, file, settings, self.installed(), tuple(pictures.values())))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
         with _using(self.repository.root.parent):
             self.repository.add(name, files, settings, samples=pictures)
-        return admission.inspection
+        return admission.inspection, None
+
+    def _add_repaired(
+        self, name: str, file: Path, settings: Mapping[str, str], pictures: Mapping[str, Path], wish: Wish
+    ) -> tuple[Inspection, Record]:
+        check_name(name)
+        root = self.repository.root
+        with _using(root.parent):
+            root.mkdir(parents=True, exist_ok=True, mode=0o750)
+            # Beside the models, because that is where its bytes have to fit, and where a start removes what is left.
+            with tempfile.TemporaryDirectory(prefix=".adding-", dir=root) as folder, self._examiner() as builder:
+                repaired = self._repaired(file, Path(folder), settings, wish, tuple(pictures.values()), name)
+                record = repaired.record
+                examined = admit(builder, repaired.path, settings, self.installed(), tuple(pictures.values()))
+                admission = asyncio.run(examined)
+                kept = record if record.is_worth_keeping else None
+                self.repository.add(name, repaired.files, settings, samples=pictures, move=True, record=kept)
+        return admission.inspection, record
+
+    def _repaired(
+        self,
+        file: Path,
+        folder: Path,
+        settings: Mapping[str, str],
+        wish: Wish,
+        samples: tuple[Path, ...] = (),
+        name: str = "",
+    ) -> Repaired:
+        """A copy of the model in `folder`, repaired."""
+        with self._examiner() as builder:
+            inspection = asyncio.run(builder.inspect(file))
+        entry = self.repository.entries().get(name)
+        if entry is not None:
+            raise AlreadyExists(entry.already_there(inspection.digest))
+        place = folder / file.name
+        for relative in ("", *(each.path for each in inspection.external if not each.problem)):
+            target = folder / relative if relative else place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file.parent / relative if relative else file, target)
+        source = str(file.absolute())
+        return asyncio.run(repair(place, wish, settings, self.installed(), source=source, samples=samples))
 
     def examine(self, file: Path, settings: Mapping[str, str]) -> Admission:
         """Everything about a model file, and which backends take it."""
         with self._examiner() as builder:
             return asyncio.run(examine(builder, file, settings, self.installed()))
+
+    def examine_repaired(self, file: Path, settings: Mapping[str, str], wish: Wish) -> tuple[Admission, Record]:
+        """What the repairs would make of a model file, and which backends take that. The file stays as it is, and
+        nothing is kept."""
+        with tempfile.TemporaryDirectory(prefix="edged-") as folder:
+            repaired = self._repaired(file, Path(folder), settings, wish)
+            return self.examine(repaired.path, settings), repaired.record
 
     def remove(self, name: str) -> None:
         """Takes a model out of the folder of models."""
@@ -165,7 +249,7 @@ class Box:
     @functools.cached_property
     def _builder(self) -> Builder:
         with _using(self._cache):
-            return Builder(self._store, self._cache, _LIMITS)
+            return Builder(self._store, self._cache, _LIMITS, self._admission)
 
     @contextlib.contextmanager
     def _examiner(self) -> Iterator[Builder]:
@@ -174,7 +258,7 @@ class Box:
             builder = self._builder
         except EdgedError:
             with tempfile.TemporaryDirectory(prefix="edged-") as folder:
-                yield Builder(Store(Path(folder)), Path(folder), _LIMITS)
+                yield Builder(Store(Path(folder)), Path(folder), _LIMITS, self._admission)
         else:
             yield builder
 

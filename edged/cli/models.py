@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from rich.console import RenderableType
 from rich.table import Table
 
-from edged.cli import common, local
-from edged.client.operations import ModelInfo, TensorInfo
+from edged.cli import answers, common, local, repairs, words
+from edged.cli.answers import Question
+from edged.cli.reach import UNSAID, Reach, reaching
+from edged.client.operations import ModelInfo, ShapeRange, Shapes, TensorInfo
 from edged.control.plan import PlannedModel
+from edged.control.shape_report import shape_report
 from edged.errors import NotFound
+from edged.model.repair import Record, Wish
 
+if TYPE_CHECKING:
+    from edged.client.client import Client
+
+_UPLOAD_S = 600.0  # a model may be gigabytes
 _NAME = typer.Argument(help="The name it serves under: letters, digits and . _ - + @")
 
 
@@ -32,91 +42,132 @@ def add(
             help="JPEG or PNG pictures to verify its engines with, or a folder of them; repeatable, 32 at most.",
         ),
     ] = None,
-    target: common.Target = None,
+    convert: repairs.Convert = False,
+    convert_steps: repairs.Steps = None,
+    reach: Reach = UNSAID,
     state: local.State = None,
     json: common.Json = False,
 ) -> None:
     """Take a model in, if it can be served here: into a running daemon, or into the folder of models.
 
+    One that cannot be served as it is may be repaired: what comes out is compared with the original and only taken in
+    if it answers alike; the file that was given stays as it is. What was done is shown by edged models show.
+
+    edged models add yolo yolo.onnx --convert
+
+    edged models add yolo yolo.onnx --convert --convert-step simplify
+
     Settings: family, names, backends, threads, precisions, thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom}, decode.{anchors,boxes,scores,background}, and, for all
     precisions or as verify.PRECISION.FIGURE for one,
-    verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score}.
+    verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score}. Of a model with open dimensions:
+    profile.INPUT (the smallest, usual and largest shape that engines are built for), shapes.policy (any, refuse or
+    learn: what becomes of requests outside it) and, to learn, shapes.{quiet_s,most_mb,per_hour}.
     """
     from edged.model.settings import parse_assignments
 
-    settings = parse_assignments(setting or [])
-    with common.working(f"examining {file.name}"):
-        if local.daemon_is_meant(target, state):
-            from edged.client.client import Client
+    settings, wish = parse_assignments(setting or []), Wish.parse(convert, convert_steps or [])
+    doing = f"{'repairing' if wish.is_any else 'examining'} {file.name}"
 
-            with Client(target) as client:
-                digest = client.add_model(name, file, settings, samples=samples or ()).digest
-        else:
-            digest = local.Box(state).add(name, file, settings, samples or ()).digest
-    if json:
-        common.print_json(msgspec.json.encode({"name": name, "digest": digest, "settings": settings}))
+    def told(added: tuple[str, Record | None]) -> list[str]:
+        digest, record = added
+        lines = repairs.told(record) or (("nothing had to be repaired",) if wish.is_any else ())
+        return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in lines)]
+
+    def plain(added: tuple[str, Record | None]) -> dict[str, Any]:
+        digest, record = added
+        return {"name": name, "digest": digest, "settings": settings, "repair": record}
+
+    if local.daemon_is_meant(reach.named, state):
+        from edged.client.upload import Package
+
+        with common.working(f"reading {file.name}"):
+            package = Package.of(name, file, settings, samples or (), wish)
+
+        def upload(client: Client) -> tuple[str, Record | None]:
+            added = client.upload(package, timeout=reach.timeout or _UPLOAD_S)
+            return added.digest, added.repair
+
+        lasting = "an upload that was cut off leaves nothing behind; see: edged models list"
+        question = Question(upload, told, plain, lasting=lasting)
+        answers.put(question, reach, json, doing)
     else:
-        common.show(f"model {name} added, digest {digest[:12]}")
+        with common.working(doing):
+            inspection, record = local.Box(state).add(name, file, settings, samples or (), wish)
+        answers.show(told, plain, (inspection.digest, record), json)
 
 
-def list_(target: common.Target = None, state: local.State = None, json: common.Json = False) -> None:
+def list_(reach: Reach = UNSAID, state: local.State = None, json: common.Json = False) -> None:
     """Show the models, what serves them, and what is wrong with them."""
-    models = _all(target, state)
-    if json:
-        common.print_json(msgspec.json.encode({"models": [model.json() for model in models]}))
+    question = Question(
+        ask=lambda client: list(client.models()),
+        tell=lambda models: [_list([("", model) for model in models])],
+        plain=lambda models: {"models": [model.json() for model in models]},
+        table=lambda boxes: _list(answers.flat(boxes)),
+    )
+    if local.daemon_is_meant(reach.named, state):
+        answers.put(question, reach, json)
     else:
-        common.show(_table(models) if models else "no models yet; add one: edged models add NAME FILE.onnx")
+        answers.show(question.tell, question.plain, _stored(state), json)
 
 
 def show(
     name: Annotated[str, typer.Argument(help="The model's name, or NAME:VERSION.")],
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     state: local.State = None,
     json: common.Json = False,
 ) -> None:
-    """Show one model: its tensors, its settings, what serves it, and what of its config.pbtxt is not used."""
-    found = next((model for model in _all(target, state) if model.name == name), None)
-    if found is None:
-        raise NotFound(f"there is no model {name!r}; see: edged models list")
-    if json:
-        common.print_json(msgspec.json.encode(found.json()))
+    """Show one model: its tensors and their open dimensions with what requests had there, its settings, what serves it,
+    and what of its config.pbtxt is not used."""
+    question = Question(
+        ask=lambda client: _named(client.models(), name),
+        tell=lambda model: [_facts(model)],
+        plain=ModelInfo.json,
+    )
+    if local.daemon_is_meant(reach.named, state):
+        answers.put(question, reach, json)
     else:
-        common.show(_facts(found))
+        answers.show(question.tell, question.plain, _named(_stored(state), name), json)
 
 
 def remove(
     name: Annotated[str, typer.Argument(help="The model's name.")],
-    target: common.Target = None,
+    reach: Reach = UNSAID,
     state: local.State = None,
+    json: common.Json = False,
 ) -> None:
     """Take a model out; its engines stay in the store until space is needed."""
-    if local.daemon_is_meant(target, state):
-        from edged.client.client import Client
 
-        with Client(target) as client:
-            client.remove_model(name)
+    def ask(client: Client) -> str:
+        client.remove_model(name)
+        return name
+
+    question = Question(ask, tell=lambda _: [f"model {name} removed"], plain=lambda _: {"name": name})
+    if local.daemon_is_meant(reach.named, state):
+        answers.put(question, reach, json)
     else:
         local.Box(state).remove(name)
-    common.show(f"model {name} removed")
+        answers.show(question.tell, question.plain, name, json)
 
 
 def register(app: typer.Typer) -> None:
     models = typer.Typer(no_args_is_help=True, help="Which models there are; look at one, add one, remove one.")
-    models.command("add")(common.command(add))
-    models.command("list")(common.command(list_))
-    models.command("show")(common.command(show))
-    models.command("remove")(common.command(remove))
+    models.command("add")(common.command(reaching(add)))
+    models.command("list")(common.command(reaching(list_)))
+    models.command("show")(common.command(reaching(show)))
+    models.command("remove")(common.command(reaching(remove)))
     app.add_typer(models, name="models")
 
 
-def _all(target: str | None, state: Path | None) -> list[ModelInfo]:
-    """Those of a daemon, or of the folder of models."""
-    if local.daemon_is_meant(target, state):
-        from edged.client.client import Client
+def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
+    found = next((model for model in models if model.name == name), None)
+    if found is None:
+        raise NotFound(f"there is no model {name!r}; see: edged models list")
+    return found
 
-        with Client(target) as client:
-            return list(client.models())
+
+def _stored(state: Path | None) -> list[ModelInfo]:
+    """Those of the folder of models."""
     return [_offline(name, planned) for name, planned in sorted(local.Box(state).plans().items())]
 
 
@@ -138,22 +189,44 @@ def _offline(name: str, planned: PlannedModel) -> ModelInfo:
         settings=planned.entry.settings,
         swaps=0,
         notes=model.notes if model else (),
+        shapes=_offline_shapes(planned),
+        repair=model.repair if model else None,
     )
 
 
-def _table(models: list[ModelInfo]) -> Table:
+def _offline_shapes(planned: PlannedModel) -> Shapes | None:
+    report = shape_report(planned)
+    return None if report is None else msgspec.convert(_plain(msgspec.to_builtins(report)), Shapes)
+
+
+def _plain(report: dict[str, Any]) -> dict[str, Any]:
+    """A report in the words of the client library."""
+    for each in report["inputs"]:
+        for kind in ("serving", "wanted", "seen"):
+            if each[kind] is not None:
+                each[kind]["usual"] = each[kind]["optimum"]
+    return report
+
+
+def _list(models: Sequence[tuple[str, ModelInfo]]) -> RenderableType:
+    return _table(models) if models else "no models yet; add one: edged models add NAME FILE.onnx"
+
+
+def _table(models: Sequence[tuple[str, ModelInfo]]) -> Table:
+    """Each with the name of its box, empty where there is only one."""
     titles = ("model", "state", "family", "backend", "engine", "inputs")
-    alarming, noting = any(model.alarms for model in models), any(model.notes for model in models)
-    more = [*(["alarms"] if alarming else []), *(["config.pbtxt"] if noting else [])]
-    table = Table(*titles, *more, box=None, pad_edge=False)
-    for model in models:
+    alarming, noting = any(model.alarms for _, model in models), any(model.notes for _, model in models)
+    more = [*(["alarms"] if alarming else []), *(["notes"] if noting else [])]
+    table = Table(*answers.boxed(models), *titles, *more, box=None, pad_edge=False)
+    for box, model in models:
         inputs = ", ".join(f"{t.name} {t.datatype}{list(t.shape)}" for t in model.inputs)
         family = model.family or ("raw tensors" if model.digest else "")
         alarms = ["; ".join(alarm.message for alarm in model.alarms)] if alarming else []
         told = model.reason or inputs
         unused = f"{len(model.notes)} unused: edged models show {model.name}" if model.notes else ""
         notes = [unused] if noting else []
-        table.add_row(model.name, model.state, family, model.backend, model.engine[:12], told, *alarms, *notes)
+        about = (model.name, _state(model), family, model.backend, model.engine[:12], told)
+        table.add_row(*([box] if box else []), *about, *alarms, *notes)
     return table
 
 
@@ -162,21 +235,55 @@ def _facts(model: ModelInfo) -> Table:
     rows = {
         "model": model.name,
         "version": model.version,
-        "state": f"{model.state}: {model.reason}" if model.reason else model.state,
+        "state": f"{_state(model)}: {model.reason}" if model.reason else _state(model),
         "digest": model.digest or "none",
         "family": model.family or "raw tensors",
         "engine": f"{model.engine[:12]} ({model.backend}), swapped {model.swaps} times" if model.engine else "none",
         "inputs": _tensors(model.inputs),
         "outputs": _tensors(model.outputs),
+        **({} if model.shapes is None else _open_dimensions(model.shapes)),
         "settings": "\n".join(f"{key} = {value}" for key, value in sorted(model.settings.items())) or "none",
         "alarms": "\n".join(alarm.message for alarm in model.alarms) or "none",
     }
+    if model.repair is not None:
+        rows["repaired"] = "\n".join(model.repair.lines())
     if model.notes:
-        rows["config.pbtxt"] = "\n".join(model.notes)
+        rows["notes"] = "\n".join(model.notes)
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, "\n".join(map(words.shown, value.split("\n"))))
     return table
+
+
+def _state(model: ModelInfo) -> str:
+    """Its state, and whether it answers although something is wrong with it: the alarms say what."""
+    return f"{model.state}, degraded" if model.state == "ready" and model.alarms else model.state
 
 
 def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
     return "\n".join(f"{t.name} {t.datatype}{list(t.shape)}" for t in tensors) or "none"
+
+
+def _open_dimensions(shapes: Shapes) -> dict[str, str]:
+    lines = [f"{each.name}[{', '.join(each.dims)}]" for each in shapes.inputs]
+    lines += [f"one dimension: {tie}" for tie in shapes.ties]
+    wanted = [f"{each.name} {_range(each.wanted)}" for each in shapes.inputs if each.wanted is not None]
+    serving = [f"{each.name} {_range(each.serving)}" for each in shapes.inputs if each.serving is not None]
+    seen = [f"{each.name} {_range(each.seen)}" for each in shapes.inputs if each.seen is not None]
+    return {
+        "open": "\n".join(lines),
+        "  engines for": "\n".join(wanted) or _UNKNOWN.get(shapes.policy, _UNKNOWN["any"]),
+        "  serving": "\n".join(serving) or "any shape",
+        "  requests": "\n".join([f"{shapes.requests} answered", *seen]),
+        "  policy": shapes.policy + (f": {shapes.learning}" if shapes.learning else ""),
+    }
+
+
+_UNKNOWN = {
+    "any": "no range is known: set profile.INPUT, or shapes.policy = learn",
+    "learn": "no range is known until requests have come",
+}
+
+
+def _range(found: ShapeRange) -> str:
+    least, usual, most = ("x".join(map(str, shape)) for shape in (found.minimum, found.usual, found.maximum))
+    return least if least == usual == most else f"{least} to {most}, mostly {usual}"

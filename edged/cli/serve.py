@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
-import sys
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from edged.cli import common
 from edged.errors import ConfigError
 
+if TYPE_CHECKING:
+    from edged.config.reading import Options
+
+_LOG = logging.getLogger("edged")
+
 
 def serve(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Configuration file (TOML).", show_default=False)
+        Path | None,
+        typer.Option("--config", "-c", help="Configuration file (TOML); see edged config.", show_default=False),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -31,25 +37,37 @@ def serve(
 ) -> None:
     """Run the daemon: serve every model of the repository, and build, verify and swap engines beneath.
 
-    Options go before the configuration file. Stops on SIGTERM or Ctrl-C; a second one leaves at once.
+    Everything can be configured in a TOML file: edged config init prints one. Options go before the environment
+    (EDGED_STATE, EDGED_ENGINES_BUDGET_MB), which goes before the file. SIGHUP, or edged reload, has the file read
+    again; the environment stays as it was at the start. Stops on SIGTERM or Ctrl-C; a second one leaves at once.
     """
     import uvloop
 
     from edged import config as configuration
-    from edged import daemon
+    from edged import daemon, logs, paths
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", stream=sys.stderr
-    )
-    settings = configuration.load(config) if config else configuration.Config()
-    settings = msgspec.structs.replace(
-        settings,
-        listen=tuple(listen) if listen else settings.listen,
-        state=str(state) if state else settings.state,
-        cache=str(cache) if cache else settings.cache,
-        models={**settings.models, **_models(model or [])},
-    )
-    uvloop.run(daemon.serve(settings, _announce))
+    logs.start()
+    faulthandler.enable()  # a watchdog's SIGABRT leaves in the log where every thread was
+    file = config or paths.default_config()
+    environment = dict(os.environ)
+    options = _options(listen or [], state, cache, model or [])
+
+    def reading() -> configuration.Reading:
+        # A file that nobody named need not be there, and may come later.
+        is_there = file is not None and (config is not None or file.exists())
+        return configuration.read(file if is_there else None, environment, options)
+
+    first = reading()
+    settings = first.required()
+    logs.heed(settings.log)
+
+    def ready(addresses: list[str]) -> None:
+        for warning in first.warnings:
+            _LOG.warning("%s", warning)
+        _LOG.info("configuration: %s", first.told())
+        _announce(addresses)
+
+    uvloop.run(daemon.serve(settings, ready, (lambda: reading().required()) if file else None))
 
 
 def register(app: typer.Typer) -> None:
@@ -60,6 +78,17 @@ def _announce(addresses: list[str]) -> None:
     """Tells whoever started the daemon, on standard output, where it answers."""
     for address in addresses:
         print(f"listening on {address}", flush=True)
+
+
+def _options(listen: list[str], state: Path | None, cache: Path | None, model: list[str]) -> Options:
+    """What the command line says, by key."""
+    given: dict[str, tuple[str, object]] = {
+        "listen": ("--listen", listen),
+        "state": ("--state", str(state) if state else ""),
+        "cache": ("--cache", str(cache) if cache else ""),
+        "models": ("--model", _models(model)),
+    }
+    return {key: (option, value) for key, (option, value) in given.items() if value}
 
 
 def _models(words: list[str]) -> dict[str, str]:

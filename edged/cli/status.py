@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping
+
 import typer
 from rich.filesize import decimal
 from rich.table import Table
 
-from edged.cli import common, words
+from edged.cli import answers, common, words
+from edged.cli.answers import Question
+from edged.cli.reach import UNSAID, Reach, reaching
 from edged.client.commands import StatusInfo
 from edged.client.operations import AlarmInfo
 
 
-def status(target: common.Target = None, json: common.Json = False) -> None:
+def status(reach: Reach = UNSAID, json: common.Json = False) -> None:
     """Show the daemon at a glance: models that serve, engines and their room, what is being made, what is wrong.
 
     For scripts: the exit status is 0 when all is well, and 1 when an alarm is raised or no daemon answers.
     """
-    from edged.client.client import Client
-
-    with Client(target) as client:
-        found = client.status()
-    if json:
-        common.print_json(msgspec.json.encode(found.json()))
-    else:
-        common.show(_sheet(found))
-    if found.alarms:
-        raise typer.Exit(common.FAILED)
+    question = Question(
+        ask=lambda client: client.status(),
+        tell=lambda found: [_sheet(found)],
+        plain=StatusInfo.json,
+        wrong=_trouble,
+        table=_table,
+    )
+    answers.put(question, reach, json)
 
 
 def register(app: typer.Typer) -> None:
-    app.command("status")(common.command(status))
+    app.command("status")(common.command(reaching(status)))
+
+
+def _trouble(found: StatusInfo) -> str:
+    kinds = sorted({alarm.kind for alarm in found.alarms})
+    return f"{_count(len(found.alarms), 'alarm')}: {', '.join(kinds)}" if kinds else ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _table(boxes: Mapping[str, StatusInfo]) -> Table:
+    """A line for each of several boxes, and below it what is being made and what is wrong there."""
+    table = Table("BOX", "VERSION", "UP", "SERVING", "ENGINES", "MAKING", "ALARMS", box=None, pad_edge=False)
+    for name, found in boxes.items():
+        table.add_row(
+            name,
+            found.version,
+            words.span(found.uptime_s),
+            f"{found.serving} of {found.models}",
+            f"{found.engines}, {decimal(found.engine_bytes)}",
+            "\n".join(words.line(engine) for engine in found.building) or found.paused,
+            "\n".join(_alarm(alarm) for alarm in found.alarms),
+        )
+    return table
 
 
 def _sheet(found: StatusInfo) -> Table:

@@ -1,4 +1,4 @@
-"""Moments, durations and progress as one reads them."""
+"""Moments, durations, progress and names as one reads them."""
 
 from __future__ import annotations
 
@@ -61,6 +61,11 @@ def standing(engine: EngineProgress) -> str:
 def line(engine: EngineProgress) -> str:
     """Both, for a log."""
     return f"{name(engine)}: {standing(engine)}"
+
+
+def shown(text: str) -> str:
+    """A text out of a model's file as a terminal may have it: names may hold line breaks and escape sequences."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _local(unix_s: float) -> datetime.datetime:

@@ -5,27 +5,47 @@ from __future__ import annotations
 import os
 
 from edged.errors import InvalidInput
-from edged.paths import default_socket
+from edged.paths import client_socket
 
 DEFAULT_PORT = 8001  # Triton's gRPC port, which clients of the Open Inference Protocol expect
 _LONGEST_SOCKET = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
-_UNIX = "unix:"
+UNIX, TLS = "unix:", "tls:"
+_GRPCS = "grpcs://"  # the same as `tls:`, as other tools write it
 
 
 def resolve(target: str | os.PathLike[str] | None = None) -> str:
-    """The gRPC target for `unix:/path`, `/path`, `host:port`, `host` or `:port`.
+    """The gRPC target for `unix:/path`, `/path`, `host:port`, `host` or `:port`; behind `tls:`, as it stays, or
+    `grpcs://` where the connection is to be TLS.
 
-    None or an empty text is EDGED_TARGET, else the daemon's default socket. InvalidInput for anything else.
+    None or an empty text is EDGED_TARGET, else the daemon's default socket, the one for operators where it lets this
+    user in. InvalidInput for anything else.
     """
     text = os.fspath(target) if target is not None else ""
-    text = text.strip() or os.environ.get("EDGED_TARGET", "").strip() or str(default_socket())
-    if text.startswith(_UNIX):
-        return _socket(text.removeprefix(_UNIX))
+    text = text.strip() or os.environ.get("EDGED_TARGET", "").strip() or str(client_socket())
+    if text.startswith(UNIX):
+        return _socket(text.removeprefix(UNIX))
+    if text.startswith(_GRPCS):
+        text = TLS + text.removeprefix(_GRPCS).removesuffix("/")
     if "://" in text:
-        raise InvalidInput(f"{text!r} is a URL; give HOST:PORT or unix:/PATH of the daemon's gRPC port")
+        raise InvalidInput(f"{text!r} is a URL; give HOST:PORT, tls:HOST:PORT or unix:/PATH of the daemon's gRPC port")
+    if text.startswith(TLS):
+        return TLS + _tcp(_machine(text))
     if "/" in text:
         return _socket(text)
     return _tcp(text)
+
+
+def host_of(target: str) -> str:
+    """The host of a resolved target that is no socket, an IPv6 address without its brackets."""
+    return target.removeprefix(TLS).rpartition(":")[0].strip("[]")
+
+
+def _machine(text: str) -> str:
+    """What follows `tls:`. A port alone would mean localhost, where nobody needs TLS: the host was forgotten."""
+    rest = text.removeprefix(TLS)
+    if not rest or rest.startswith(":") or rest.isdecimal() or "/" in rest:
+        raise InvalidInput(f"{text!r} names no machine; TLS needs tls:HOST:PORT")
+    return rest
 
 
 def _socket(text: str) -> str:
@@ -35,7 +55,7 @@ def _socket(text: str) -> str:
         raise InvalidInput("the target 'unix:' names no socket; give unix:/PATH")
     if len(os.fsencode(path)) > _LONGEST_SOCKET:
         raise InvalidInput(f"the socket path {path!r} is longer than the {_LONGEST_SOCKET} bytes that Linux allows")
-    return _UNIX + path
+    return UNIX + path
 
 
 def _tcp(text: str) -> str:

@@ -8,23 +8,25 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
-from grpc import aio
 
 from edged.client import address, calls, commands, operations
 from edged.client.aio_status import Statuses
 from edged.client.aio_stream import AsyncStream
 from edged.client.aio_updates import AsyncUpdates
 from edged.client.cameras import CameraInfo
+from edged.client.credentials import Credentials, aio_channel
 from edged.client.events import EventInfo
 from edged.client.feed import Feed, FromAsyncIterable, FromIterable, Requests
 from edged.client.frames import Captured, FrameMaker, Picture
 from edged.client.ledger import Ledger
+from edged.client.load import LoadInfo
 from edged.client.options import Region, asked, stream_options
 from edged.client.outgoing import Outgoing
 from edged.client.result import Result
 from edged.client.sharing import in_loop, sharing
 from edged.client.status import from_rpc_error
-from edged.client.upload import Samples, Upload
+from edged.client.upload import Package, Samples, Upload
+from edged.model.repair import Wish
 from edged.proto import operations_pb2
 
 if TYPE_CHECKING:
@@ -41,14 +43,11 @@ class AsyncClient:
         target: str | os.PathLike[str] | None = None,
         *,
         timeout: float = 30.0,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Credentials | grpc.ChannelCredentials | None = None,
     ) -> None:
         self.target = address.resolve(target)
         self.timeout = timeout
-        if credentials is None:
-            self._channel = aio.insecure_channel(self.target, calls.CHANNEL_OPTIONS)
-        else:
-            self._channel = aio.secure_channel(self.target, credentials, calls.CHANNEL_OPTIONS)
+        self._channel = aio_channel(self.target, credentials, calls.CHANNEL_OPTIONS)
 
     async def infer(
         self,
@@ -142,6 +141,14 @@ class AsyncClient:
         """The whole box at a glance: what serves, what is being made, what is wrong."""
         return await self._ask(calls.status())
 
+    async def load(self) -> LoadInfo:
+        """What the box does right now: models, cameras, engine hosts, device. Rates follow from two of these."""
+        return await self._ask(calls.load())
+
+    async def reload(self) -> list[commands.ReloadedKey]:
+        """As `Client.reload`."""
+        return await self._ask(calls.reload())
+
     async def rebuild(
         self,
         model: str | None = None,
@@ -198,13 +205,15 @@ class AsyncClient:
         settings: Mapping[str, str] | None = None,
         *,
         samples: Samples = (),
+        repairs: Wish | None = None,
         timeout: float = 600.0,
     ) -> operations.ModelInfo:
         """Uploads an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
 
         `samples` are pictures that its engines are verified with: JPEG or PNG files or folders of them, 32 at most.
+        `repairs` are made first: `edged.model.repair.Wish(needed=True)` for those without which it cannot be served.
         """
-        upload = await asyncio.to_thread(Upload, name, path, settings, samples)
+        upload = Upload(await asyncio.to_thread(Package.of, name, path, settings, samples, repairs))
         send = self._channel.stream_unary(
             calls.ADD_MODEL,
             request_serializer=calls.serialize,

@@ -11,6 +11,7 @@ from edged.client import cameras, commands, operations, result
 from edged.client import events as happened
 from edged.client.cameras import CameraInfo
 from edged.client.frames import Picture, single
+from edged.client.load import LoadInfo, load_info
 from edged.client.options import Asked
 from edged.proto import cameras_pb2, operations_pb2
 
@@ -158,6 +159,24 @@ def status() -> Call[commands.StatusInfo]:
         operations_pb2.GetStatusRequest(),
         operations_pb2.GetStatusResponse.FromString,
         commands.status,
+    )
+
+
+def load() -> Call[LoadInfo]:
+    return Call(
+        "/edged.v1.Operations/GetLoad",
+        operations_pb2.GetLoadRequest(),
+        operations_pb2.GetLoadResponse.FromString,
+        load_info,
+    )
+
+
+def reload() -> Call[list[commands.ReloadedKey]]:
+    return Call(
+        "/edged.v1.Operations/Reload",
+        operations_pb2.ReloadRequest(),
+        operations_pb2.ReloadResponse.FromString,
+        lambda answer: [commands.ReloadedKey(each.key, each.told, each.problem) for each in answer.keys],
     )
 
 

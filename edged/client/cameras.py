@@ -38,10 +38,10 @@ class CameraInfo(Info, frozen=True):
 
 
 def camera_list(message: pb.ListCamerasResponse) -> list[CameraInfo]:
-    return [_camera(each) for each in message.cameras]
+    return [camera_info(each) for each in message.cameras]
 
 
-def _camera(message: pb.CameraStatus) -> CameraInfo:
+def camera_info(message: pb.CameraStatus) -> CameraInfo:
     return CameraInfo(
         camera=message.camera,
         model=message.model,

@@ -11,9 +11,11 @@ import grpc
 from edged.client import address, calls, commands, operations
 from edged.client.backoff import Backoff
 from edged.client.cameras import CameraInfo
+from edged.client.credentials import Credentials, channel
 from edged.client.events import EventInfo
 from edged.client.frames import Captured, FrameMaker, Picture
 from edged.client.ledger import Ledger
+from edged.client.load import LoadInfo
 from edged.client.options import Region, asked, stream_options
 from edged.client.outgoing import Outgoing
 from edged.client.result import Result
@@ -21,7 +23,8 @@ from edged.client.sharing import blocking, sharing
 from edged.client.status import from_rpc_error
 from edged.client.stream import Stream
 from edged.client.updates import Updates
-from edged.client.upload import Samples, Upload
+from edged.client.upload import Package, Samples, Upload
+from edged.model.repair import Wish
 from edged.proto import operations_pb2
 
 if TYPE_CHECKING:
@@ -33,9 +36,11 @@ Answer = TypeVar("Answer")
 class Client:
     """Talks to one daemon; may be shared by threads.
 
-    `target` is `unix:/path`, `/path`, `host:port` or `:port`; None is EDGED_TARGET, else the daemon's default socket.
+    `target` is `unix:/path`, `/path`, `host:port` or `:port`, behind `tls:` for TLS; None is EDGED_TARGET, else the
+    daemon's default socket.
     `timeout` is the longest that one call may take, in seconds; in a stream, the longest that frames may wait without
-    any answer. `credentials` (grpc.ssl_channel_credentials and its like) make the connection TLS.
+    any answer. `credentials` are a CA, a certificate or a token; None is what the environment says, see
+    `edged.client.credentials`. gRPC's own (grpc.ssl_channel_credentials and its like) are taken as they are.
 
     Every method raises an `edged.errors.EdgedError` with a one-line message: NotReady where no daemon answers.
     """
@@ -45,14 +50,11 @@ class Client:
         target: str | os.PathLike[str] | None = None,
         *,
         timeout: float = 30.0,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: Credentials | grpc.ChannelCredentials | None = None,
     ) -> None:
         self.target = address.resolve(target)
         self.timeout = timeout
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self.target, calls.CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(self.target, credentials, calls.CHANNEL_OPTIONS)
+        self._channel = channel(self.target, credentials, calls.CHANNEL_OPTIONS)
 
     def infer(
         self,
@@ -158,6 +160,15 @@ class Client:
         """The whole box at a glance: what serves, what is being made, what is wrong."""
         return self._ask(calls.status())
 
+    def load(self) -> LoadInfo:
+        """What the box does right now: models, cameras, engine hosts, device. Rates follow from two of these."""
+        return self._ask(calls.load())
+
+    def reload(self) -> list[commands.ReloadedKey]:
+        """Has the daemon read its configuration file again; what changed, in force or not. InvalidInput where the file
+        is wrong: then the daemon goes on as it was."""
+        return self._ask(calls.reload())
+
     def rebuild(
         self,
         model: str | None = None,
@@ -208,13 +219,19 @@ class Client:
         settings: Mapping[str, str] | None = None,
         *,
         samples: Samples = (),
+        repairs: Wish | None = None,
         timeout: float = 600.0,
     ) -> operations.ModelInfo:
         """Uploads an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
 
         `samples` are pictures that its engines are verified with: JPEG or PNG files or folders of them, 32 at most.
+        `repairs` are made first: `edged.model.repair.Wish(needed=True)` for those without which it cannot be served.
         """
-        upload = Upload(name, path, settings, samples)
+        return self.upload(Package.of(name, path, settings, samples, repairs), timeout=timeout)
+
+    def upload(self, package: Package, *, timeout: float = 600.0) -> operations.ModelInfo:
+        """As `add_model`, of a package that may go to several daemons, also at once."""
+        upload = Upload(package)
         send = self._channel.stream_unary(
             calls.ADD_MODEL,
             request_serializer=calls.serialize,

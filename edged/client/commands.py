@@ -48,6 +48,15 @@ class StatusInfo(Info, frozen=True):
     alarms: tuple[AlarmInfo, ...]
 
 
+class ReloadedKey(Info, frozen=True):
+    """A key of the daemon's configuration whose value is another than before: `told` says what changed, `problem` why
+    it is not in force and what to do; empty where it is."""
+
+    key: str
+    told: str
+    problem: str
+
+
 def selector(model: str | None, engine: str | None, everything: bool) -> pb.Selector:
     """Which engines are meant; the daemon refuses what makes no sense."""
     return pb.Selector(model=model or "", engine=engine or "", everything=everything)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from edged.model import repair
 from edged.proto import operations_pb2 as pb
 
 
@@ -32,13 +33,46 @@ class TensorInfo(Info, frozen=True):
 
 class AlarmInfo(Info, frozen=True):
     """Something that is wrong now, since `since_unix_s`: `kind` is slow, quarantined, builds_paused, reboot_pending,
-    unserved, untracked, fallback or no_candidate; `model` and `engine`, a key, are empty when it is not about one."""
+    unserved, untracked, fallback, not_finite or no_candidate; `model` and `engine`, a key, are empty when it is not
+    about one."""
 
     kind: str
     message: str
     model: str
     engine: str
     since_unix_s: float
+
+
+class ShapeRange(Info, frozen=True):
+    """Shapes of one input: the smallest, the usual one, the largest."""
+
+    minimum: tuple[int, ...]
+    usual: tuple[int, ...]
+    maximum: tuple[int, ...]
+
+
+class InputShapes(Info, frozen=True):
+    """An input with open dimensions: `dims` as the model declares them, by name where they are open; what the engine
+    that serves takes, None where it takes any shape; what engines that need a range are built for, None where nothing
+    tells it; what requests had, None where none came."""
+
+    name: str
+    dims: tuple[str, ...]
+    serving: ShapeRange | None = None
+    wanted: ShapeRange | None = None
+    seen: ShapeRange | None = None
+
+
+class Shapes(Info, frozen=True):
+    """The shapes of a model with open dimensions. `policy` is any, refuse or learn; `ties` are the dimensions that
+    several inputs have in common, a line each; `learning` says what is being learnt from `requests`, which were
+    answered."""
+
+    policy: str
+    inputs: tuple[InputShapes, ...]
+    ties: tuple[str, ...] = ()
+    learning: str = ""
+    requests: int = 0
 
 
 class ModelInfo(Info, frozen=True):
@@ -60,6 +94,8 @@ class ModelInfo(Info, frozen=True):
     swaps: int
     alarms: tuple[AlarmInfo, ...] = ()
     notes: tuple[str, ...] = ()
+    shapes: Shapes | None = None
+    repair: repair.Record | None = None
 
 
 class Verdict(Info, frozen=True):
@@ -170,7 +206,45 @@ def model_info(message: pb.ModelStatus) -> ModelInfo:
         swaps=message.swaps,
         alarms=tuple(alarm_info(alarm) for alarm in message.alarms),
         notes=tuple(message.notes),
+        shapes=_shapes(message.shapes) if message.HasField("shapes") else None,
+        repair=_repair(message.repair) if message.HasField("repair") else None,
     )
+
+
+def _repair(message: pb.RepairRecord) -> repair.Record:
+    return repair.Record(
+        digest=message.digest,
+        original=message.original,
+        source=message.source,
+        made=message.made,
+        steps=tuple(_repair_step(step) for step in message.steps),
+        left_out=tuple(message.left_out),
+        edged=message.edged,
+    )
+
+
+def _repair_step(message: pb.RepairStep) -> repair.Done:
+    told = message.proof
+    proof = repair.Proof(told.by, told.detail, told.questions, dict(sorted(told.figures.items())))
+    return repair.Done(message.step, message.before, message.after, proof, tuple(message.details))
+
+
+def _shapes(message: pb.Shapes) -> Shapes:
+    inputs = tuple(
+        InputShapes(
+            each.name,
+            tuple(each.dims),
+            _range(each.serving) if each.HasField("serving") else None,
+            _range(each.wanted) if each.HasField("wanted") else None,
+            _range(each.seen) if each.HasField("seen") else None,
+        )
+        for each in message.inputs
+    )
+    return Shapes(message.policy, inputs, tuple(message.ties), message.learning, message.requests)
+
+
+def _range(message: pb.ShapeRange) -> ShapeRange:
+    return ShapeRange(tuple(message.minimum), tuple(message.usual), tuple(message.maximum))
 
 
 def engine_info(message: pb.Engine) -> EngineInfo:

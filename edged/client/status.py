@@ -11,6 +11,7 @@ from edged.errors import (
     AlreadyExists,
     DeadlineExceeded,
     EdgedError,
+    Forbidden,
     InvalidInput,
     NotFound,
     NotReady,
@@ -18,6 +19,7 @@ from edged.errors import (
     Overloaded,
     Refused,
     TooLarge,
+    Unauthenticated,
     Unsupported,
 )
 
@@ -29,6 +31,8 @@ _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: Refused,
     grpc.StatusCode.UNAVAILABLE: NotReady,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: Unsupported,
 }
@@ -38,7 +42,28 @@ _NAMED: dict[str | bytes, type[EdgedError]] = {kind.__name__: kind for kind in (
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 # gRPC's own words, since UNAVAILABLE may also be the daemon's and nothing else in the status tells them apart.
-_NOBODY = ("failed to connect", "connections to all backends failing", "dns resolution failed", "name resolution")
+_NOBODY = (
+    "failed to connect",
+    "connections to all backends failing",
+    "dns resolution failed",
+    "name resolution",
+    "errors resolving",
+)
+# And of TLS's, the most particular first. A peer that wants TLS, or a certificate, hangs up and does not say so.
+_HANDSHAKE: tuple[tuple[str, str], ...] = (
+    ("certificate has expired", "the certificate of the daemon at {} has expired; renew it there"),
+    (
+        "certificate is not yet valid",
+        "the certificate of the daemon at {} is not valid yet; is the clock right?",
+    ),
+    (
+        "hostname verification",
+        "the certificate of the daemon at {} is another host's; give its name: EDGED_SERVER_NAME",
+    ),
+    ("certificate_verify_failed", "the certificate of the daemon at {} is not trusted here; give its CA: EDGED_CA"),
+    ("wrong_version_number", "what answers at {} does not speak TLS; leave tls: and the CA out, or ask another port"),
+)
+_HUNG_UP = ("socket closed", "connection reset", "recvmsg")
 _GONE = (
     "stream removed",
     "socket closed",
@@ -66,6 +91,9 @@ def to_edged(
     words = message.lower()
     if code is grpc.StatusCode.UNAVAILABLE:
         if any(sign in words for sign in _NOBODY):
+            refusal = _refusal(words, target)
+            if refusal:
+                return NotReady(refusal)
             return NotReady(f"no edged daemon answers at {target}{_reason(words)}; start one with: edged serve")
         if any(sign in words for sign in _GONE):
             return NotReady(f"the edged daemon at {target} went away; start it again or wait until it is back")
@@ -93,10 +121,18 @@ def late(target: str) -> DeadlineExceeded:
     return DeadlineExceeded(f"the edged daemon at {target} did not answer in time; its log may say why")
 
 
+def _refusal(words: str, target: str) -> str:
+    """Why somebody who is there does not talk to us; empty where nobody is there."""
+    told = next((told for sign, told in _HANDSHAKE if sign in words), "")
+    if not told and not target.startswith("unix:") and any(sign in words for sign in _HUNG_UP):
+        told = "what answers at {} hangs up; it may want TLS (EDGED_CA), or your certificate (EDGED_CERTIFICATE)"
+    return told.format(target)
+
+
 def _reason(words: str) -> str:
     """What the user can act on beside starting the daemon."""
     if "permission denied" in words:
         return " (permission denied: join the socket's group)"
-    if "resolution" in words:
+    if "resolution" in words or "errors resolving" in words:
         return " (no such host)"
     return ""

@@ -4,33 +4,62 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from edged.errors import InvalidInput, ModelRefused
+from edged.model.identity import model_digest
+from edged.model.repair import Wish
 from edged.model.samples import find
-from edged.proto.operations_pb2 import AddModelRequest, ModelFile, ModelHeader
+from edged.proto.operations_pb2 import AddModelRequest, ModelFile, ModelHeader, Repairs
 
 CHUNK = 1 << 20  # bytes of a file in one message, well below gRPC's default limit of 4 MiB
 
 Samples: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
+@dataclass(frozen=True)
+class Package:
+    """What is uploaded: the header, the model and its external data, pictures by name. Read from disk as it is sent."""
+
+    header: ModelHeader
+    files: tuple[tuple[str, Path], ...]
+    samples: Mapping[str, Path]
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        path: str | os.PathLike[str],
+        settings: Mapping[str, str] | None,
+        samples: Samples = (),
+        repairs: Wish | None = None,
+    ) -> Package:
+        """`samples` are picture files or folders of them, `repairs` what the daemon is to do to the model first.
+
+        ModelRefused for a file that is no ONNX model or lacks some of its external data, InvalidInput for samples that
+        are no pictures by their names, too many or too large.
+        """
+        header = ModelHeader(name=name, settings=dict(settings or {}))
+        files = _files(Path(path))
+        if repairs is not None and repairs.is_any:
+            header.repairs.CopyFrom(
+                Repairs(needed=repairs.needed, steps=repairs.words, source=str(Path(path).absolute()))
+            )
+            header.digest = model_digest(Path(path), [relative for relative, _ in files[1:]])
+        return cls(header, tuple(files), find(samples))
+
+
 class Upload:
     """Iterates over the messages of `AddModel`: the header, then every file followed by its chunks.
 
-    `samples` are picture files or folders of them. What goes wrong while it is sent is kept in `failure`, since gRPC
-    passes no exception on. When it is made: ModelRefused for a file that is no ONNX model or lacks some of its external
-    data, InvalidInput for samples that are no pictures by their names, too many or too large.
+    What goes wrong while it is sent is kept in `failure`, since gRPC passes no exception on.
     """
 
-    def __init__(
-        self, name: str, path: str | os.PathLike[str], settings: Mapping[str, str] | None, samples: Samples = ()
-    ) -> None:
+    def __init__(self, package: Package) -> None:
         self.failure: Exception | None = None
-        self._header = ModelHeader(name=name, settings=dict(settings or {}))
-        self._files = _files(Path(path))
-        self._samples = find(samples)
+        self._package = package
         self._parts = self._read()
 
     def __iter__(self) -> Iterator[AddModelRequest]:
@@ -40,11 +69,11 @@ class Upload:
         return next(self._parts)
 
     def _read(self) -> Iterator[AddModelRequest]:
-        yield AddModelRequest(header=self._header)
+        yield AddModelRequest(header=self._package.header)
         try:
-            for relative, path in self._files:
+            for relative, path in self._package.files:
                 yield from _file(ModelFile(path=relative), path)
-            for name, path in self._samples.items():
+            for name, path in self._package.samples.items():
                 yield from _file(ModelFile(path=name, sample=True), path)
         except OSError as error:
             self.failure = InvalidInput(f"the model cannot be read: {error.strerror}: {error.filename}")
@@ -61,11 +90,8 @@ def _file(announced: ModelFile, path: Path) -> Iterator[AddModelRequest]:
 
 def _files(path: Path) -> list[tuple[str, Path]]:
     try:
-        from edged.model.inspect import inspect  # brings onnx, which only an upload needs
+        from edged.model.inspect import external_files  # brings onnx, which only an upload needs
     except ImportError as error:
         raise ModelRefused(f"the model cannot be inspected here: {error}") from None
-    found = inspect(path)
-    if found.refusal:
-        raise ModelRefused(found.refusal)
-    external = [(file.path, path.parent / file.path) for file in found.external]
+    external = [(file.path, path.parent / file.path) for file in external_files(path)]
     return [(path.name, path), *external]

@@ -18,12 +18,17 @@ class AlarmKind(str, enum.Enum):
     """Everything that raises an alarm."""
 
     SLOW = "slow"  # an engine takes much longer than when it was measured
-    QUARANTINED = "quarantined"  # an engine failed too often and is no longer tried
+    QUARANTINED = "quarantined"  # an engine failed too often, or killed its host too often, and is no longer tried
+    NOT_FINITE = "not_finite"  # an output of a model held NaN or infinity
     BUILDS_PAUSED = "builds_paused"  # nothing can be stored
     REBOOT_PENDING = "reboot_pending"  # the driver's two halves differ
     UNSERVED = "unserved"  # a model that cannot be served
     NO_CANDIDATE = "no_candidate"  # a model's settings leave no engine that this box can make
     UNTRACKED = "untracked"  # cameras want their objects followed, and that does not work
+    FAILING = "failing"  # an engine that serves does not answer any more
+    CERTIFICATE = "certificate"  # the daemon's certificate cannot be used, or not for long
+    TOKENS = "tokens"  # the file of tokens cannot be used
+    AUDIT = "audit"  # what operators do cannot be written down
     FALLBACK = "fallback"  # a part of a model runs elsewhere than on the device that it is meant for
 
 
@@ -58,12 +63,18 @@ class Alarms:
         now = {alarm.subject: alarm for alarm in wrong}
         for subject in [subject for subject in self._active if subject not in now]:
             alarm = self._active.pop(subject)
-            _LOG.warning("over: %s", alarm.message)
+            _LOG.warning("over: %s", alarm.message, extra=_about(alarm, AlarmCleared))
             self._events.tell(AlarmCleared(alarm.kind.value, alarm.message), alarm.model, alarm.engine)
         for subject, alarm in now.items():
             known = self._active.get(subject)
             since = known.since_unix_s if known else time.time()
             self._active[subject] = msgspec.structs.replace(alarm, since_unix_s=since)
             if known is None:
-                _LOG.warning("%s", alarm.message)
+                _LOG.warning("%s", alarm.message, extra=_about(alarm, AlarmRaised))
                 self._events.tell(AlarmRaised(alarm.kind.value, alarm.message), alarm.model, alarm.engine)
+
+
+def _about(alarm: Alarm, event: type[AlarmRaised | AlarmCleared]) -> dict[str, str]:
+    """What the log says of it beside its message; the event is called as in the stream of events."""
+    named = {"event": str(event.__struct_config__.tag), "alarm": alarm.kind.value}
+    return {**named, "model": alarm.model, "engine": alarm.engine[:12]}

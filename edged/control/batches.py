@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edged.backend.contract import Recipe
-from edged.backend.profile import Profile
+from edged.backend.profile import parsed
 from edged.model import batching as settings
 from edged.model.model import Model
 from edged.model.triton_config import QueuePolicy as SaidPolicy
@@ -46,8 +46,7 @@ def _policy(said: SaidPolicy) -> QueuePolicy:
 
 def rows(recipe: Recipe) -> int:
     """The most rows of a tensor request that an engine takes, as far as its range of shapes says."""
-    ranges = Profile.parse(recipe.profile).ranges if recipe.profile else ()
-    return min((each.maximum[0] for each in ranges if each.maximum), default=ANY_NUMBER)
+    return min((each.maximum[0] for each in parsed(recipe.profile).ranges if each.maximum), default=ANY_NUMBER)
 
 
 def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
@@ -60,7 +59,7 @@ def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
         return min(batch, wanted or batch)
     if any(output.shape and output.shape[0] == 1 for output in signature.outputs):
         return 1  # whatever the input says, only one picture comes out
-    allowed = Profile.parse(recipe.profile).range(spec.name) if recipe.profile else None
+    allowed = parsed(recipe.profile).range(spec.name)
     if allowed is None:
         return wanted or 1
     return min(allowed.maximum[0], wanted or allowed.maximum[0])

@@ -5,26 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from edged.build.builder import Builder
 from edged.control.chores import Chores
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.planner import Planner
 from edged.control.warmup import require_data
-from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady
+from edged.errors import BuildFailed, EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady
+from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
+from edged.model.finding import Finding
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, plain_entry, split_name, versioned_name
-from edged.serving.slot import ServingSession, Slot
+from edged.serving.session import ServingSession
+from edged.serving.slot import Slot
 
 _LOG = logging.getLogger("edged.control")
 _DRAIN_SECONDS = 10.0  # for what waits for a model that is taken away
 _DRAIN_STEP = 0.02
 _READERS = 2  # children that inspect models at the same time
+# After these, what may have been the box's fault is tried again: a child that took too long or too much, or was killed.
+_AGAIN_SECONDS = (60.0, 600.0, 3600.0)
+_PASSING = ("timed_out", "too_much_memory")
+
+
+Prove: TypeAlias = Callable[[Model], Awaitable[tuple[Finding, ...]]]
 
 
 class Shelves(Protocol):
@@ -49,12 +58,20 @@ class Catalogue:
         events: EventLog,
         chores: Chores,
         retire: Callable[[ServingSession | None], None],
+        prove: Prove | None = None,
     ) -> None:
+        """`prove` raises ModelRefused for a model that was read and must not reach a host."""
         self.models: dict[str, PlannedModel] = {}
         self._shelf, self._named, self._builder = shelf, dict(named), builder
         self._planner, self._events, self._chores, self._retire = planner, events, chores, retire
         self._readers = asyncio.Semaphore(_READERS)
         self._told: dict[str, tuple[str, ...]] = {}  # what was said of each configuration
+        self._prove = prove
+        self._late: dict[str, tuple[ModelEntry, int]] = {}  # what was tried again already, and how often
+
+    def name(self, named: Mapping[str, Path]) -> None:
+        """The configuration names these models now; the next look sees them."""
+        self._named = dict(named)
 
     def is_configured(self, name: str) -> bool:
         """Whether a model comes from the configuration instead of the repository."""
@@ -137,6 +154,11 @@ class Catalogue:
             else:
                 self.read_again(planned)
 
+    def replan(self, planned: PlannedModel) -> None:
+        """What a model should have is not what it was."""
+        if planned.model is not None:
+            self._plan(planned, planned.model)
+
     def refuse_hopeless(self) -> None:
         """Models that nothing can serve: those who wait are told so."""
         for planned in self.models.values():
@@ -160,7 +182,10 @@ class Catalogue:
         try:
             async with self._readers:
                 inspection = await self._builder.inspect(Path(entry.path))
-            model = Model.of(entry, inspection)
+                model = Model.of(entry, inspection)
+                warnings = await self._prove(model) if self._prove is not None else ()
+            for warning in warnings:
+                _LOG.warning("model %s: %s", entry.name, warning.line())
             if model.triton.warmups:
                 await asyncio.to_thread(require_data, model)
             self._plan(planned, model)
@@ -171,17 +196,32 @@ class Catalogue:
             self._tell_notes(planned)
         except EdgedError as error:
             self._refuse(planned, error)
+            self._chores.start(self._once_more(planned, entry, error))
         except Exception as error:  # a bug, or a box in trouble: told, not left to wait for ever
             _LOG.exception("model %s could not be read", entry.name)
             self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); the log tells more"))
 
+    async def _once_more(self, planned: PlannedModel, entry: ModelEntry, error: EdgedError) -> None:
+        """Reads a model again later, where another time may end better."""
+        before, times = self._late.get(entry.name, (entry, 0))
+        times = times if before == entry else 0
+        is_passing = isinstance(error, BuildFailed) or (
+            isinstance(error, ModelRefusal) and error.finding.get("category") in _PASSING
+        )
+        if not is_passing or times == len(_AGAIN_SECONDS):
+            return
+        self._late[entry.name] = entry, times + 1
+        await asyncio.sleep(_AGAIN_SECONDS[times])
+        if planned.problem is error and self.models.get(entry.name) is planned:
+            self.read_again(planned)
+
     def _tell_notes(self, planned: PlannedModel) -> None:
-        """What its configuration says to no effect, once."""
+        """What its user said to no effect, once."""
         notes, name = planned.model.notes if planned.model is not None else (), planned.entry.model
         if notes and self._told.get(name) != notes:
             self._told[name] = notes
             for note in notes:
-                _LOG.warning("model %s: config.pbtxt: %s", name, note)
+                _LOG.warning("model %s: %s", name, note)
 
     def _plan(self, planned: PlannedModel, model: Model) -> None:
         self._planner.plan(planned, model, partial(self._moved, model.name))
@@ -191,13 +231,15 @@ class Catalogue:
 
     def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
         """A model that cannot be served as it is on disk now. What serves from before its change goes on serving."""
+        # The alarm that this raises tells of it in the log, but not of another reason while it lasts.
+        level = logging.DEBUG if planned.problem is None else logging.WARNING
         planned.problem, planned.engines = error, {}
         name = planned.entry.name
         self._events.tell(ModelRefused(str(error)), name)
         if planned.serving:
-            _LOG.warning("model %s was changed and cannot be served: %s; the one before it goes on", name, error)
+            _LOG.log(level, "model %s was changed and cannot be served: %s; the one before it goes on", name, error)
             return
-        _LOG.warning("model %s cannot be served: %s", name, error)
+        _LOG.log(level, "model %s cannot be served: %s", name, error)
         planned.model = planned.served = None
         planned.slot.refuse(NotReady(f"model {name!r} cannot be served: {error}"))
 
@@ -211,6 +253,7 @@ class Catalogue:
         if digest and all(other.model is None or other.model.digest != digest for other in self.models.values()):
             self._builder.forget(digest)
         self._told.pop(name, None)
+        self._late.pop(name, None)
         gone = NotFound(f"model {name!r} was removed")
         if planned.slot.waiting and planned.slot.current is not None:
             planned.slot.shut(gone)

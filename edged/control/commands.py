@@ -54,13 +54,21 @@ class Commands:
     nothing."""
 
     def __init__(
-        self, catalogue: Catalogue, store: Store, maker: Maker, events: EventLog, wake: Callable[[], None]
+        self,
+        catalogue: Catalogue,
+        store: Store,
+        maker: Maker,
+        events: EventLog,
+        wake: Callable[[], None],
+        forgive: Callable[[str, str], None] = lambda model, engine: None,
     ) -> None:
+        """`forgive` lets an engine of a model be opened again whose work killed its host."""
         self._catalogue, self._store, self._maker = catalogue, store, maker
-        self._events, self._wake = events, wake
+        self._events, self._wake, self._forgive = events, wake, forgive
 
     def rebuild(self, selection: Selection, force: bool) -> tuple[str, ...]:
-        """Builds engines: with `force` all that are selected, otherwise those that are not there, whatever kept them.
+        """Builds engines: with `force` all that are selected, otherwise those that are not there, whatever kept them;
+        those that are there and were quarantined for killing their hosts are opened again.
 
         What serves goes on until its successor is verified. Returns the keys of the engines that will be built.
         """
@@ -68,14 +76,20 @@ class Commands:
         chosen = [
             (planned, engine)
             for planned, engine in self._planned(selection)
-            if force or engine.state in _TRIABLE | MAKING or (engine.state is EngineState.REJECTED and selection.engine)
+            if force
+            or engine.barred
+            or engine.state in _TRIABLE | MAKING
+            or (engine.state is EngineState.REJECTED and selection.engine)
         ]
         hopeless = [engine for _, engine in chosen if engine.problem]
         if hopeless and len(hopeless) == len(chosen):
             raise Refused(f"engine {hopeless[0].digest[:12]} cannot be made: {hopeless[0].problem}")
         chosen = [(planned, engine) for planned, engine in chosen if not engine.problem]
+        kept = {id(e) for _, e in chosen if e.barred and not force and (e.is_usable or e.recipe.is_reference)}
+        for planned, engine in chosen:
+            self._forgive(planned.entry.name, engine.digest)
         for engine in _once(engine for _, engine in chosen):
-            if engine.state not in MAKING:
+            if engine.state not in MAKING and id(engine) not in kept:
                 self._maker.forgive(engine)
                 engine.wish, engine.trial = Wish.BUILD, "" if force else engine.trial
         return self._commanded("rebuild", chosen)

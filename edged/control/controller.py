@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from edged.backend import registry
-from edged.build.builder import Builder
-from edged.config import Engines
-from edged.control import health
+from edged.build.admission import prove
+from edged.build.builder import REFERENCE, Builder
+from edged.config import Engines, Health
+from edged.control import health, lowering
 from edged.control.actual import actual
-from edged.control.alarms import Alarms
+from edged.control.alarms import Alarm, Alarms
+from edged.control.beside import Beside
 from edged.control.calm import Calm, was_loaded
 from edged.control.catalogue import Catalogue
 from edged.control.chores import Chores
 from edged.control.commands import Commands
+from edged.control.learning import Learning
 from edged.control.loader import Loader
 from edged.control.maker import Maker
 from edged.control.opener import Opener
 from edged.control.plan import PlannedModel, Wish
 from edged.control.planner import Planner
+from edged.control.prober import Prober
+from edged.control.pulse import Pulse
+from edged.control.questioning import Questioner
+from edged.control.readiness import Readiness, readiness
 from edged.control.reconcile import Open, reconcile
 from edged.control.shelf import Shelf
 from edged.control.surveyor import Surveyor
+from edged.control.warden import Warden
 from edged.device.fingerprint import Change, Fingerprint
 from edged.events import EventLog, HostLost
+from edged.model.finding import Finding
+from edged.model.model import Model
 from edged.model.overrides import Overrides
 from edged.model.repository import Repository
 from edged.serving.hosts import Hosts
@@ -55,6 +66,7 @@ class Controller:
         limits: HostLimits,
         settings: Engines,
         shelf: Shelf | None = None,
+        health_settings: Health | None = None,
     ) -> None:
         """`shelf` says which of the repository's models there are to be; all of them where there is none."""
         self.repository, self.store, self.builder, self.settings = repository, store, builder, settings
@@ -66,29 +78,54 @@ class Controller:
         self._hosts = Hosts(limits, self._host_lost)
         self.tracking = Tracking()
         self._stopping = False
-        self.started = time.monotonic()
+        self.started = self._turned = time.monotonic()
         self._planner = Planner.of(store, fingerprint, settings)
-        self.opener = Opener(self._hosts, store, settings.attempts, self.events, self._chores, self._read_again)
+        self.health = health_settings or Health()
+        self.observers: list[Callable[[], None]] = []  # called after every look
+        self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # what others find wrong, asked at every look
+        questioner = Questioner(builder.recorded)
+        self.prober = Prober(questioner, self.health, self._chores)
+        self._warden = Warden(store.root)
+        self.opener = Opener(
+            self._hosts,
+            store,
+            settings.attempts,
+            self.events,
+            self._chores,
+            self._read_again,
+            questioner,
+            self._warden.is_suspect,
+        )
         self.shelf = shelf or Shelf(repository)
         self.catalogue = Catalogue(
-            self.shelf, named, builder, self._planner, self.events, self._chores, self.opener.retire
+            self.shelf, named, builder, self._planner, self.events, self._chores, self.opener.retire, self._prove
         )
         self.models = self.catalogue.models
         self.maker = Maker(
             builder, store, self.models, settings, self.events, self._chores, AttemptLog(store.root), self._read_again
         )
+        self.beside = Beside(self.opener, self._chores, self.wake)
+        self.learning = Learning(self._planner.book, self.catalogue.replan, self._chores)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
-        self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake)
+        self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._warden.forgive)
         self.overrides = Overrides(repository.root.parent / "overrides", repository)
-        self.loader = Loader(self.shelf, self.catalogue, self.overrides, builder, self._installed, self.wake)
+        self.loader = Loader(
+            self.shelf, self.catalogue, self.overrides, builder, self._installed, self.wake, self._readiness
+        )
         self._reviewed: dict[str, float] = {}
 
     async def run(self) -> None:
         """Reconciles until cancelled: at start, whenever something changed, and on a timer."""
         while True:
+            self._turned = time.monotonic()
             self._wake.clear()
-            self.catalogue.look()
-            self._act()
+            try:
+                self.catalogue.look()
+                self._act()
+            except OSError as error:  # nothing is lost by a turn that is made again
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                _LOG.error("the control loop goes on later: %s; are there too many connections?", error.strerror)
             try:
                 await asyncio.wait_for(self._wake.wait(), _LOOK_SECONDS)
             except asyncio.TimeoutError:
@@ -111,10 +148,43 @@ class Controller:
         """Something changed: look now instead of at the next tick."""
         self._wake.set()
 
+    def links(self) -> list[HostLink]:
+        """The hosts that live now."""
+        return self._hosts.links()
+
+    @property
+    def misses(self) -> Mapping[str, int]:
+        """Engines that were not in the store when they were planned, by what differs from the nearest that is."""
+        return self._planner.misses
+
+    def pulse(self) -> Pulse:
+        """Signs of life, for whoever watches over the daemon."""
+        hosts: dict[str, float] = {}
+        for link in self._hosts.links():  # of one backend there may be several
+            hosts[link.backend] = max(link.overdue, hosts.get(link.backend, 0.0))
+        return Pulse(time.monotonic() - self._turned, hosts)
+
+    def heed(self, engines: Engines, hosts: HostLimits, health: Health) -> None:
+        """Other settings, from now on; hosts that run keep their limits."""
+        self.settings = engines
+        self._planner.heed(engines)
+        self.opener.heed(engines.attempts)
+        self.maker.heed(engines)
+        self._hosts.heed(hosts)
+        self.health = health
+        self.prober.heed(health)
+        self.wake()
+
+    def accept_foreign(self, accepted: bool) -> None:
+        """Whether models, and engines that come from now on, are used that others may have put there."""
+        self.repository.accepts_foreign = self.store.accepts_foreign = accepted
+        self.wake()
+
     async def stop(self) -> None:
         """Ends builds and hosts."""
         self._stopping = True
         await self.loader.stop()
+        await self.learning.stop()
         await self._chores.stop()
         await asyncio.gather(self._hosts.stop(), self.tracking.close())
 
@@ -132,6 +202,7 @@ class Controller:
         loaded = self.shelf.held(name)
         self.shelf.drop(name)
         self.overrides.discard(loaded)
+        self._warden.forgive(name)
         self.wake()
 
     def is_configured(self, name: str) -> bool:
@@ -145,6 +216,10 @@ class Controller:
             name = named.pop() if len(named) == 1 else name
         return self.catalogue.find(name).slot
 
+    async def _prove(self, model: Model) -> tuple[Finding, ...]:
+        """Tries a model in a child before a host has it, where there is a runtime that decides."""
+        return await prove(self.builder, model) if REFERENCE.backend in self._installed() else ()
+
     def _installed(self) -> tuple[str, ...]:
         return registry.installed(self.fingerprint.facts)
 
@@ -155,6 +230,11 @@ class Controller:
         is_reboot_pending = self.surveyor.is_reboot_pending
         self.maker.abandon()
         self._review(now)
+        self.learning.look(self.models.values(), now)
+        for planned in self.models.values():
+            if lowering.is_due(planned):
+                self.catalogue.replan(planned)
+        self._warden.look(self.models.values())
         views = actual(self.store, self.models.values())
         for action in reconcile(views, now, self.maker.busy, paused=bool(paused) or is_reboot_pending):
             planned = self.models[action.model]
@@ -162,11 +242,16 @@ class Controller:
                 self.opener.start(planned, action.key)
             else:
                 self.maker.start(planned, action)
+        self.beside.look(self.models.values(), now)
         self.opener.tidy(self.models)
         self.catalogue.refuse_hopeless()
         models = self.models.values()
+        self.prober.look(models, now)
         box = health.Box(self.calm.busy, paused, is_reboot_pending, self.tracking.problem)
-        self.alarms.update(health.wrong(models, self.settings, now, box))
+        wrong = health.wrong(models, self.settings, now, box, self.health)
+        self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
+        for told in self.observers:
+            told()
 
     def _review(self, now: float) -> None:
         """Engines whose figures may be off are verified and timed again: when the box is calm, those that were timed
@@ -183,6 +268,9 @@ class Controller:
                     self._reviewed[key] = now
                     engine.wish = Wish.REVIEW
 
+    def _readiness(self, planned: PlannedModel) -> Readiness:
+        return readiness(planned, self.health)
+
     def _read_again(self, planned: PlannedModel) -> None:
         self.catalogue.read_again(planned)
 
@@ -192,9 +280,13 @@ class Controller:
         self.wake()
 
     def _host_lost(self, link: HostLink, why: str) -> None:
+        self.beside.host_lost(link)
         affected = [name for name, planned in self.models.items() if planned.slot.vacate(link)]
         if not link.stopping:
             self.events.tell(HostLost(link.backend, why))
+            self._warden.lost(link.loss)
         if affected and not self._stopping:
-            _LOG.warning("engine host %s (pid %d) %s; affected: %s", link.backend, link.pid, why, ", ".join(affected))
+            told = "engine host %s (pid %d) %s; affected: %s"
+            about = {"event": "host_lost", "backend": link.backend}
+            _LOG.warning(told, link.backend, link.pid, why, ", ".join(affected), extra=about)
         self.wake()

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from edged.config import Engines
+from edged.config import Engines, Health
 from edged.control.alarms import Alarm, AlarmKind
 from edged.control.plan import PlannedModel
+from edged.control.readiness import ReadyState, readiness
 from edged.control.states import EngineState
 from edged.model import settings as model_settings
 
 # Settings that may leave a box without a candidate.
 _NARROWING = (model_settings.BACKENDS, model_settings.PRECISIONS)
+_NOTICEABLE_MS = 1.0  # microseconds more are what a busy box costs, whatever multiple of the engine's own they are
 _REBOOT = "the driver's libraries are new and its kernel module is old; nothing is built until the box is rebooted"
 
 
@@ -27,8 +29,10 @@ class Box(msgspec.Struct, frozen=True):
     untracked: str = ""
 
 
-def wrong(models: Iterable[PlannedModel], settings: Engines, now: float, box: Box) -> Iterator[Alarm]:
-    """Everything that is wrong. `now` in monotonic seconds."""
+def wrong(
+    models: Iterable[PlannedModel], settings: Engines, now: float, box: Box, asking: Health | None = None
+) -> Iterator[Alarm]:
+    """Everything that is wrong. `now` in monotonic seconds; `asking` says how many probes must fail."""
     if box.paused:
         yield Alarm(AlarmKind.BUILDS_PAUSED, box.paused)
     if box.is_reboot_pending:
@@ -37,6 +41,11 @@ def wrong(models: Iterable[PlannedModel], settings: Engines, now: float, box: Bo
         yield Alarm(AlarmKind.UNTRACKED, f"cameras that ask for it get no tracker ids: {box.untracked}")
     for planned in models:
         yield from _model(planned, settings, now, box.busy)
+        yield from _placement(planned)
+        ready = readiness(planned, asking or Health())
+        if ready.state is ReadyState.FAILING:
+            message = f"model {planned.entry.name} is not ready: {ready.reason}; see: edged events"
+            yield Alarm(AlarmKind.FAILING, message, planned.entry.name, planned.serving or "")
 
 
 def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[float, float] | None:
@@ -46,7 +55,7 @@ def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[f
     baseline = engine.record.baseline_ms if engine is not None and engine.record is not None else None
     if current is None or not baseline:
         return None
-    lasted = current.pace.slow_for(now, baseline * settings.regression_factor)
+    lasted = current.pace.slow_for(now, max(baseline * settings.regression_factor, baseline + _NOTICEABLE_MS))
     median = current.pace.median(now)
     return (median or 0.0, baseline) if lasted >= settings.regression_seconds else None
 
@@ -64,17 +73,39 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
-    serving = planned.engines.get(planned.serving or "")
-    if serving is not None and serving.record is not None and serving.record.composition.fallback:
-        where = f"does not run wholly on {serving.recipe.device}: {'; '.join(serving.record.composition.fallback)}"
-        message = f"model {name}: engine {serving.digest[:12]} {where}; see: edged engines show {serving.digest[:12]}"
-        yield Alarm(AlarmKind.FALLBACK, message, name, serving.digest)
+        if engine.barred:
+            message = (
+                f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is not opened any more: {engine.barred}"
+            )
+            yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
+    if planned.quarantine:
+        yield Alarm(AlarmKind.QUARANTINED, f"model {name} is not served: none of its engines is opened any more", name)
+    spells = planned.slot.finite.spells(now)
+    if spells:
+        told = "; ".join(
+            f"output {each.output!r} in {each.bad} of {each.answers} answers, first {now - each.began:.0f} s ago and"
+            f" last {now - each.last:.0f} s ago"
+            for each in spells
+        )
+        yield Alarm(AlarmKind.NOT_FINITE, f"model {name} answers with NaN or infinity: {told}", name)
     slow = slow_engine(planned, settings, now)
     if slow is not None and planned.serving is not None:
         median, baseline = slow
-        now_ms = f"{median:.3g} ms" if median else "much longer"
-        message = (
-            f"model {name}: inference takes {now_ms} instead of {baseline:.3g} ms"
-            f" ({median / baseline:.1f}x; the processors are {busy:.0%} busy)"
-        )
-        yield Alarm(AlarmKind.SLOW, message, name, planned.serving)
+        told = f"took much longer than {baseline:.3g} ms, and there was none for a while"
+        if median:
+            times = f"{median / baseline:.1f}x; the processors are {busy:.0%} busy"
+            told = f"takes {median:.3g} ms instead of {baseline:.3g} ms ({times})"
+        yield Alarm(AlarmKind.SLOW, f"model {name}: inference {told}", name, planned.serving)
+
+
+def _placement(planned: PlannedModel) -> Iterator[Alarm]:
+    """Engines of which not all runs where it should: what serves, as it was built; any, as it came up when opened."""
+    for key, engine in planned.engines.items():
+        is_serving = key == planned.serving
+        built = engine.record.composition.fallback if engine.record is not None and is_serving else ()
+        if not built and not engine.astray:
+            continue
+        where = f"does not run wholly on {engine.recipe.device}: {'; '.join((*built, *engine.astray))}"
+        unused = "" if is_serving else "; it does not serve"
+        message = f"model {planned.entry.name}: engine {key[:12]} {where}{unused}; see: edged engines show {key[:12]}"
+        yield Alarm(AlarmKind.FALLBACK, message, planned.entry.name, key)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -15,6 +15,7 @@ from edged.build.admission import admit
 from edged.build.builder import Builder
 from edged.control.catalogue import Catalogue
 from edged.control.plan import PlannedModel
+from edged.control.readiness import Readiness, ReadyState, held_up
 from edged.control.shelf import Shelf
 from edged.control.warmup import require_data
 from edged.errors import EdgedError, NotFound, NotReady, Refused
@@ -26,12 +27,14 @@ _LOG = logging.getLogger("edged.control")
 _LOOK_SECONDS = 0.02
 _LOAD_SECONDS = 900.0  # a box that is busy may take minutes to read and open a model
 _MOST_TOLD = 1000  # models that are not loaded, and why
+_PATIENCE = 2  # times that there was no room to open it
 _DRAIN_SECONDS = 30.0  # until a command to unload is answered, at most
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One version of a model, and whether it answers. `version` is empty of a model that is not loaded."""
+    """One version of a model, and whether it answers, as it was last found to. `version` is empty of a model that is
+    not loaded."""
 
     name: str
     version: str
@@ -39,8 +42,12 @@ class Listed(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+_Rows: TypeAlias = tuple[Listed | None, Listed | None]  # the version that serves in a place, and the one to come
+
+
 class Loader:
-    """Carries out the commands, those about one model one after the other. `installed`: the backends of this box."""
+    """Carries out the commands, those about one model one after the other. `installed`: the backends of this box;
+    `readiness`: whether a model answers."""
 
     def __init__(
         self,
@@ -50,9 +57,10 @@ class Loader:
         builder: Builder,
         installed: Callable[[], tuple[str, ...]],
         wake: Callable[[], None],
+        readiness: Callable[[PlannedModel], Readiness],
     ) -> None:
         self._shelf, self._catalogue, self._overrides = shelf, catalogue, overrides
-        self._builder, self._installed, self._wake = builder, installed, wake
+        self._builder, self._installed, self._wake, self._readiness = builder, installed, wake, readiness
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._why: dict[str, str] = {}  # models are not loaded, as far as there is more to say
@@ -77,11 +85,22 @@ class Loader:
         """Every version of every model, by name, the one that answers for the model first."""
         catalogue = self._catalogue
         loaded = {planned.entry.model for planned in catalogue.models.values()}
-        found = {name: _once(row for each in catalogue.versions(name) for row in _rows(name, each)) for name in loaded}
+        found = {name: _once([self._rows(name, each) for each in catalogue.versions(name)]) for name in loaded}
         if self._shelf.mode == "explicit":
             for name in (self._shelf.on_disk().keys() | self._why.keys()) - loaded:
                 found[name] = [Listed(name, "", UNAVAILABLE, self._why.get(name, "it is not loaded"))]
         return [row for _, rows in sorted(found.items()) for row in rows]
+
+    def _rows(self, name: str, planned: PlannedModel) -> _Rows:
+        found, why = self._readiness(planned), str(planned.problem or "")
+        if planned.slot.current is None:
+            if found.state is ReadyState.LOADING:
+                return None, Listed(name, planned.entry.version, LOADING, held_up(planned))
+            return None, Listed(name, planned.entry.version, UNAVAILABLE, why or found.reason)
+        there = Listed(name, planned.version, READY if found.is_ready else UNAVAILABLE, found.reason)
+        if planned.entry.version == planned.version:
+            return there, None
+        return there, Listed(name, planned.entry.version, UNAVAILABLE if why else LOADING, why)
 
     async def stop(self) -> None:
         """Gives up what is under way."""
@@ -151,6 +170,8 @@ class Loader:
                     break
                 if planned.problem is not None and not planned.is_being_read:
                     raise NotReady(f"model {name!r} cannot be served: {planned.problem}")
+                if planned.reference is not None and planned.reference.refusals > _PATIENCE:
+                    raise NotReady(f"model {name!r} cannot be served: {held_up(planned)}")
                 if loop.time() > end:
                     raise NotReady(f"model {name!r} did not answer within {_LOAD_SECONDS:g} s; the log tells more")
                 await asyncio.sleep(_LOOK_SECONDS)
@@ -213,17 +234,13 @@ class Loader:
             raise Refused(f"model {name!r} is named by the daemon's configuration and always served; remove it there")
 
 
-def _once(rows: Iterable[Listed]) -> list[Listed]:
-    """Without versions that are to come in one place where they answer in another."""
-    found = list(rows)
-    ready = {row.version for row in found if row.state == READY}
-    return [row for row in found if row.state == READY or row.version not in ready]
-
-
-def _rows(name: str, planned: PlannedModel) -> list[Listed]:
-    why = str(planned.problem or "")
-    there = Listed(name, planned.version, READY)
-    if planned.entry.version == planned.version and planned.slot.current is not None:
-        return [there]
-    coming = Listed(name, planned.entry.version, UNAVAILABLE if why else LOADING, why)
-    return [there, coming] if planned.slot.current is not None else [coming]
+def _once(places: Sequence[_Rows]) -> list[Listed]:
+    """Without versions that are to come in one place where they are in another."""
+    versions = {there.version for there, _ in places if there is not None}
+    found: list[Listed] = []
+    for there, coming in places:
+        if there is not None:
+            found.append(there)
+        if coming is not None and coming.version not in versions:
+            found.append(coming)
+    return found

@@ -69,6 +69,11 @@ class Maker:
         self._attempts, self._read_again = attempts, read_again
         self._lanes: dict[str, _Lane] = {}
 
+    def heed(self, settings: Engines) -> None:
+        """Other settings, for what ends from now on."""
+        self._settings = settings
+        self.room.heed(settings)
+
     @property
     def busy(self) -> frozenset[str]:
         """Lanes in which something is being made."""

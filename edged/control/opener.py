@@ -10,23 +10,39 @@ from collections.abc import Callable, Mapping
 
 from edged.backend import registry
 from edged.backend.artefact import Artefact
+from edged.backend.profile import parsed
 from edged.control.batches import batching, rows
 from edged.control.chores import Chores
 from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.questioning import Questioner, Unaskable
 from edged.control.states import EngineState
 from edged.control.warmup import warm_up
-from edged.errors import EdgedError, EngineDamaged, HostLost, NotReady, OutOfMemory, Superseded, WarmupFailed
+from edged.errors import (
+    DeadlineExceeded,
+    EdgedError,
+    EngineDamaged,
+    EngineUnusable,
+    HostLost,
+    NotReady,
+    OutOfMemory,
+    Overloaded,
+    Superseded,
+    WarmupFailed,
+)
 from edged.events import EngineServes, EventLog
 from edged.model.identity import require_same
 from edged.model.model import Model
+from edged.serving.blame import Suspect
 from edged.serving.hosts import HostKind, Hosts
-from edged.serving.slot import ServingSession
+from edged.serving.link import Tenant
+from edged.serving.session import ServingSession
+from edged.serving.vitals import Vitals
 from edged.serving.work import EngineRef
 from edged.store.store import Store
 
 _LOG = logging.getLogger("edged.control")
 _REOPEN_SECONDS = 0.2  # after its host was lost
-_PATIENCE = 2  # refusals that an engine is forgiven; want of memory is forgiven for ever
+_PATIENCE = 2  # refusals that an engine is forgiven; want of room is forgiven for ever
 _REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the runtime refused to open it once, twice, and from then on
 _RETRY_SECONDS = 10.0  # after an error that nobody expected
 
@@ -42,15 +58,28 @@ class Opener:
         events: EventLog,
         chores: Chores,
         read_again: Callable[[PlannedModel], None],
+        questioner: Questioner | None = None,
+        is_suspect: Callable[[Suspect], bool] = lambda _: False,
     ) -> None:
+        """`questioner` asks every engine one question before it serves; without one none is asked. An engine that
+        `is_suspect` gets a host of its own."""
         self._hosts, self._store, self._attempts = hosts, store, attempts
         self._events, self._chores, self._read_again = events, chores, read_again
+        self._questioner, self._is_suspect = questioner, is_suspect
+
+    def heed(self, attempts: int) -> None:
+        """Other patience, from now on."""
+        self._attempts = attempts
 
     def start(self, planned: PlannedModel, key: str) -> None:
         """Begins to open an engine of a model."""
         planned.opening_key = key
         assert planned.model is not None  # nothing is decided for a model that could not be read
         planned.opening = self._chores.start(self._open(planned, planned.model, planned.engines[key]))
+
+    async def beside(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
+        """Opens an engine beside the one that serves, and leaves it to the caller."""
+        return await self._session(planned, model, engine)
 
     def retire(self, session: ServingSession | None) -> None:
         """Closes a session once it has finished what it has."""
@@ -59,7 +88,7 @@ class Opener:
 
     def tidy(self, models: Mapping[str, PlannedModel]) -> None:
         """Ends hosts that nothing of the device as it is now would be opened in."""
-        wanted = {_kind(engine) for planned in models.values() for engine in planned.engines.values()}
+        wanted = {self._kind(name, engine) for name, planned in models.items() for engine in planned.engines.values()}
         for link in self._hosts.empty(wanted):
             self._chores.start(link.stop())
 
@@ -73,17 +102,19 @@ class Opener:
         # Until it is known how this ends: an error that nobody expected must not be tried again at once.
         engine.open_at = time.monotonic() + _RETRY_SECONDS
         try:
-            session = await self._session(model, engine)
+            session = await self._session(planned, model, engine)
         except EngineDamaged as error:
-            _LOG.warning("engine %s of %s: %s", engine.digest[:12], model.name, error)
+            _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
             if engine.state is EngineState.READY:  # while it is being made anew, the outcome decides
                 engine.lose()
                 engine.reason, engine.open_at = str(error), 0.0
         except (HostLost, NotReady, Superseded) as error:
-            engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(engine)))
+            engine.open_at = time.monotonic() + max(
+                _REOPEN_SECONDS, self._hosts.retry_in(self._kind(model.name, engine))
+            )
             if isinstance(error, Superseded):
                 self._read_again(planned)
-            _LOG.warning("engine %s of %s cannot be opened now: %s", engine.digest[:12], model.name, error)
+            _LOG.warning("engine %s of model %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
             self._cannot_open(model, engine, error)
         else:
@@ -95,16 +126,19 @@ class Opener:
             planned.serve(model)
             previous = planned.slot.install(session)
             self._store.touch(engine.digest)
-            _LOG.info("model %s: engine %s (%s) serves", model.name, engine.digest[:12], engine.recipe.backend)
+            told = "model %s: engine %s (%s) serves"
+            about = {"event": "engine_serves", "backend": engine.recipe.backend}
+            _LOG.info(told, model.name, engine.digest[:12], engine.recipe.backend, extra=about)
             self._events.tell(EngineServes(engine.recipe.backend), model.name, engine.digest)
             self.retire(previous)
 
-    async def _session(self, model: Model, engine: PlannedEngine) -> ServingSession:
-        link = await self._hosts.get(_kind(engine))
+    async def _session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
+        link = await self._hosts.get(self._kind(model.name, engine))
+        tenant = Tenant(Suspect(model.name, engine.digest), model.limits)
         edition, artefact = engine.edition, self._artefact(engine)
         order, batches = model.order(engine.recipe, artefact), batching(model, engine.recipe)
         try:
-            number = await link.open(order, model.recognition, batches.limit)
+            number = await link.open(order, model.recognition, batches.limit, tenant)
         except EngineDamaged:
             if artefact is not None:
                 await asyncio.to_thread(self._store.damaged, artefact)
@@ -118,16 +152,43 @@ class Opener:
             is_static=model.is_static,
             batching=batches,
             rows=rows(engine.recipe),
+            profile=parsed(engine.recipe.profile),
+            limits=model.limits,
         )
         session = ServingSession(link, number, ref)
         try:
             if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
                 await asyncio.to_thread(require_same, order)
-            await warm_up(model, link, number)
+            engine.placed(link.nodes.get(number, {}))
+            if engine.astray and planned.has_other(engine):
+                raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.astray)}")
+            await warm_up(model, link, number, ref.profile)
+            session.vitals = await self._prove(planned, model, engine, session)
         except EdgedError:
             self.retire(session)
             raise
         return session
+
+    async def _prove(
+        self, planned: PlannedModel, model: Model, engine: PlannedEngine, session: ServingSession
+    ) -> Vitals:
+        """Has it answer once. Where the reference refuses every question the model needs others than edged can make up:
+        its engines serve, and it is ready once one of them has answered a request."""
+        if self._questioner is None or planned.model is not model:  # another model is on disk by now
+            return Vitals()
+        known, is_reference = planned.acquainted(), engine.recipe.is_reference
+        try:
+            await self._questioner.ask(known, session.link, session.number, is_reference=is_reference)
+        except Unaskable as error:
+            before = planned.slot.current if planned.fits() else None
+            is_proven = bool(model.triton.warmups) or (before is not None and not before.vitals.unproven)
+            return Vitals("" if is_proven else str(error))
+        return Vitals()
+
+    def _kind(self, model: str, engine: PlannedEngine) -> HostKind:
+        backend, suspect = engine.recipe.backend, Suspect(model, engine.digest)
+        alone = f"{model} {engine.digest}" if self._is_suspect(suspect) else ""
+        return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", alone)
 
     def _artefact(self, engine: PlannedEngine) -> Artefact | None:
         if engine.recipe.is_reference:
@@ -141,25 +202,31 @@ class Opener:
 
     def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
         """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again, but not the
-        first time: making it may take an hour. Want of memory says nothing against it, nor does a warm-up that fails,
-        which would fail again."""
-        _LOG.warning("engine %s of %s cannot be opened: %s", engine.digest[:12], model.name, error)
-        if engine.recipe.is_reference or isinstance(error, WarmupFailed):
-            engine.open_at, engine.reason = math.inf, str(error)
-        elif engine.state is EngineState.READY and (isinstance(error, OutOfMemory) or engine.refusals < _PATIENCE):
+        first time: making it may take an hour. Want of room says nothing against either, and a warm-up that fails
+        would fail again whatever is made."""
+        _LOG.warning("engine %s of model %s cannot be opened: %s", engine.digest[:12], model.name, error)
+        if _may_pass(engine, error):
             engine.open_at = time.monotonic() + _REFUSED_SECONDS[min(engine.refusals, len(_REFUSED_SECONDS) - 1)]
             engine.refusals += 1
             engine.reason = f"it cannot be opened now: {error}"
+        elif engine.recipe.is_reference or isinstance(error, WarmupFailed):
+            engine.open_at, engine.reason = math.inf, str(error)
         elif engine.state is EngineState.READY:
             self._store.remove(engine.digest, keep_pin=True)
             engine.record = None
             engine.fail(error, self._attempts)
 
 
+def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
+    """Whether opening it as it is makes sense once more, later. Room may come at any time. What took too long did so
+    on a box that may have been busy; of an engine that was built a runtime's own word is not final either."""
+    if isinstance(error, OutOfMemory | Overloaded):
+        return engine.recipe.is_reference or engine.state is EngineState.READY
+    if engine.recipe.is_reference:
+        return isinstance(error, DeadlineExceeded) and engine.refusals < _PATIENCE
+    is_final = isinstance(error, WarmupFailed)
+    return engine.state is EngineState.READY and not is_final and engine.refusals < _PATIENCE
+
+
 def _may_serve(engine: PlannedEngine) -> bool:
     return engine.recipe.is_reference or engine.is_usable
-
-
-def _kind(engine: PlannedEngine) -> HostKind:
-    backend = engine.recipe.backend
-    return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "")

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import functools
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edged.backend.contract import Recipe
-from edged.backend.profile import Profile
+from edged.backend.contract import Nodes, Recipe
 from edged.build.jobs import Progress
 from edged.control import states
 from edged.control.batches import tensor_batching
 from edged.control.desired import DesiredEngine
+from edged.control.placement import astray
+from edged.control.questioning import Acquaintance
 from edged.control.states import EngineState
 from edged.errors import EdgedError
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, stamp
+from edged.serving.extents import Traffic
 from edged.serving.slot import Slot
-from edged.serving.statistics import Statistics
+from edged.serving.work import EngineRef
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 
@@ -82,8 +83,11 @@ class PlannedEngine:
     retry_at: float = 0.0
     open_at: float = 0.0
     refusals: int = 0  # how often in a row its host would not open it
+    barred: str = ""  # why it is not opened any more although it could be: its work kept killing its host
     wish: Wish = Wish.NONE
     trial: str = ""  # key of an engine for another driver whose files may do
+    nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
+    astray: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
     making: Making | None = None
     told: Callable[[PlannedEngine], None] | None = None  # called after every step
 
@@ -111,7 +115,7 @@ class PlannedEngine:
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
         """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
         good one before it."""
-        self.wish, self.setback, self.refusals = Wish.NONE, False, 0
+        self.wish, self.setback, self.refusals, self.astray = Wish.NONE, False, 0, ()
         if self._is_outdated(record) and not record.verdict.accepted:
             self.lose()  # by today's standard it may do: it is built again
         elif record.verdict.accepted:
@@ -171,8 +175,15 @@ class PlannedEngine:
         else:
             self._settle(EngineState.REJECTED, record.verdict.reason)
 
+    def placed(self, nodes: Nodes) -> None:
+        """It was opened, and its nodes run there."""
+        recorded = self.record.composition.nodes if self.record is not None else {}
+        self.nodes, self.astray = nodes, astray(self.recipe, recorded, nodes)
+
     def opened(self) -> None:
         """It serves: what went wrong before is forgiven."""
+        if self.refusals:
+            self.reason = ""
         self.failures, self.refusals, self.open_at = 0, 0, 0.0
 
     def _settle(self, state: EngineState, reason: str = "") -> None:
@@ -191,7 +202,7 @@ class PlannedEngine:
 
     def lose(self) -> None:
         """Its files are gone or damaged: it has to be made again."""
-        self.record = None
+        self.record, self.nodes, self.astray = None, {}, ()
         self.move(EngineState.ABSENT)
 
 
@@ -204,11 +215,27 @@ class PlannedModel:
     model: Model | None = None
     served: Model | None = None
     problem: EdgedError | None = None
+    quarantine: str = ""  # why none of its engines is opened any more
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    beside: Slot = field(init=False)  # what answers requests outside the range of the engine in the slot
     opening: asyncio.Task[None] | None = None
     opening_key: str = ""
     reading: asyncio.Task[None] | None = None
     _weights: str = ""
+    _known: Acquaintance | None = None
+
+    def acquainted(self) -> Acquaintance:
+        """What is known of the answers of the model that the disk has now, which was read."""
+        assert self.model is not None
+        if self._known is None or not self._known.is_of(self.model):
+            self._known = Acquaintance(self.model)
+        self._known.model = self.model
+        return self._known
+
+    def __post_init__(self) -> None:
+        self.beside = self.slot.beside = Slot(self.entry.name)
+        self.beside.count_with(self.slot)
 
     @property
     def serving(self) -> str | None:
@@ -239,13 +266,6 @@ class PlannedModel:
         """The engine that needs no build; None while nothing is planned."""
         return next((engine for engine in self.engines.values() if engine.recipe.is_reference), None)
 
-    @property
-    def profile(self) -> Profile:
-        """The range of shapes that every engine which may serve must take; some are made for no other."""
-        never = (EngineState.UNSUITABLE, EngineState.REJECTED, EngineState.QUARANTINED)
-        able = (engine for engine in self.engines.values() if engine.state not in never)
-        return _profile(next((engine.recipe.profile for engine in able if engine.recipe.profile), ""))
-
     def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
         """Takes up a model and what it should have. Returns the engines that are new in the plan, all still absent."""
         self.model, self.problem = model, None
@@ -265,9 +285,10 @@ class PlannedModel:
     def serve(self, model: Model) -> None:
         """From now on this model is what the slot answers with, or waits for."""
         if self.served is not None and self.served.entry != model.entry:
-            self.slot.statistics = Statistics()
+            self.slot.count_anew()
         self.served = model
-        self.slot.batching_policy = tensor_batching(model)
+        self.slot.batching_policy = self.beside.batching_policy = tensor_batching(model)
+        self.beside.count_with(self.slot)
 
     @staticmethod
     def _hold_to(engine: PlannedEngine, standard: str) -> None:
@@ -292,20 +313,24 @@ class PlannedModel:
     def fits(self) -> bool:
         """Whether what serves is this model with these settings; after a change it is the one before."""
         current = self.slot.current
-        if current is None or self.model is None:
-            return False
-        return current.engine.model == self.model.digest and current.engine.recognition == self.model.recognition
+        return current is not None and self.model is not None and is_of(current.engine, self.model)
+
+    def has_other(self, engine: PlannedEngine) -> bool:
+        """Whether the model can be served without this engine, by one that is as it was verified."""
+        others = (other for other in self.engines.values() if other is not engine and not other.astray)
+        return any((other.is_usable or other.recipe.is_reference) and other.open_at < math.inf for other in others)
 
     def is_hopeless(self) -> bool:
         """Nothing that could be opened may ever be: the reference itself was refused, and no engine is there."""
         reference = self.reference
         if self.serving in self.engines or self.opening is not None or reference is None:
             return False
+        if any(engine.barred for engine in self.engines.values()):
+            return False
         ready = any(engine.is_usable and engine.open_at < math.inf for engine in self.engines.values())
         return reference.open_at == math.inf and not ready
 
 
-@functools.lru_cache(maxsize=256)
-def _profile(text: str) -> Profile:
-    """Asked for every request."""
-    return Profile.parse(text)
+def is_of(engine: EngineRef, model: Model) -> bool:
+    """Whether an engine was opened for this model with these settings."""
+    return (engine.model, engine.recognition, engine.limits) == (model.digest, model.recognition, model.limits)

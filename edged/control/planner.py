@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from edged.config import Engines
-from edged.control.desired import desired
+from edged.control.desired import DesiredEngine, desired
+from edged.control.lowering import lowered
 from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.shape_book import ShapeBook
 from edged.control.states import EngineState
 from edged.device.fingerprint import Fingerprint
 from edged.model.model import Model
 from edged.store.attempts import AttemptLog
-from edged.store.key import differ_by_driver, may_be_for
+from edged.store.key import changes, differ_by_driver, may_be_for, nearest
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
@@ -24,6 +27,8 @@ class Planner:
         self, store: Store, log: AttemptLog, fingerprint: Fingerprint, *, attempts: int, tries_drivers: bool
     ) -> None:
         self.fingerprint = fingerprint
+        self.book = ShapeBook(store.root)
+        self.misses: Counter[str] = Counter()  # engines that the store did not have when they were planned, by reason
         self._store, self._log, self._attempts, self._tries_drivers = store, log, attempts, tries_drivers
 
     @classmethod
@@ -32,17 +37,24 @@ class Planner:
         tries = settings.on_driver_change == "verify"
         return cls(store, AttemptLog(store.root), fingerprint, attempts=settings.attempts, tries_drivers=tries)
 
+    def heed(self, settings: Engines) -> None:
+        """As other settings want it, from the next plan on."""
+        self._attempts, self._tries_drivers = settings.attempts, settings.on_driver_change == "verify"
+
     def plan(self, planned: PlannedModel, model: Model, told: Callable[[PlannedEngine], None] | None = None) -> None:
         """Plans a model as it was just read, for the device as it is now. `told` hears of every step of its engines."""
-        name = planned.entry.name
+        name, model = planned.entry.name, self.book.applied(model)
         stored = self._store.records()
-        for engine in planned.plan(model, desired(self.fingerprint, {name: model})[name]):
+        wanted = desired(self.fingerprint, {name: model})[name]
+        for engine in planned.plan(model, lowered(wanted, lambda each: _is_rejected(each, planned, stored))):
             engine.told = told
             record = self._store.find(engine.digest)
             if engine.problem:
                 engine.move(EngineState.UNSUITABLE, engine.problem)
             elif record is not None:
                 engine.adopt(record)
+            else:
+                self.misses[missing(engine.key.parts, stored)] += 1
             if engine.state is EngineState.ABSENT:
                 self._recall(engine, stored)
 
@@ -59,6 +71,28 @@ class Planner:
         if engine.trial:
             how = "was built ahead" if stored[engine.trial].ahead else "differs only by the driver"
             engine.reason = f"engine {engine.trial[:12]} {how} and is tried first"
+
+
+def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str, EngineRecord]) -> bool:
+    """Whether an engine's answers were found wrong, just now or before, by the standard that it is held to."""
+    known = planned.engines.get(each.key.digest)
+    if known is not None and known.standard == each.standard and known.state is EngineState.REJECTED:
+        return True
+    record = stored.get(each.key.digest)
+    if record is None or record.is_unproven:
+        return False
+    return not record.verdict.accepted and record.standard == each.standard
+
+
+def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> str:
+    """Why an engine is not there, in a word: the kind of the parts in which the nearest of its model is another
+    (`recipe`, `runtime`, `cpu`, ...), `several` where there are several kinds, `new` where there is none."""
+    kin = {key: record.parts for key, record in stored.items() if record.parts.get("model") == wanted["model"]}
+    near = nearest(wanted, kin.items())
+    if near is None:
+        return "new"
+    kinds = {change.part.partition(".")[0] for change in changes(kin[near], wanted)}
+    return kinds.pop() if len(kinds) == 1 else "several"
 
 
 def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:

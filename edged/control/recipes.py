@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from edged.backend.contract import Recipe
-from edged.backend.profile import Profile
+from edged.backend.profile import PREFIX, Profile
 from edged.backend.trt import options as trt_options
 from edged.build import calibration
 from edged.errors import ConfigError, Unsuitable
@@ -15,6 +15,9 @@ from edged.model.model import Model
 
 # Backends that build for a range of shapes and take options of TensorRT's.
 _TENSORRT = frozenset({"tensorrt", "tensorrt_rtx"})
+# One that takes any shape, and keeps to a range where somebody asks for one: what is true of it is tested with it.
+_NULL = "null"
+RANGED = _TENSORRT | {_NULL}
 
 
 def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Recipe, str]:
@@ -34,11 +37,18 @@ def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
     if recipe.backend in _TENSORRT:
         settings = model.entry.settings
         options = trt_options.of(settings, _memory_mb(recipe, facts))
-        profile = Profile.of(model.inspection.signature, settings, model.picture)
         recipe = msgspec.structs.replace(
-            recipe, optimization=options.optimization, options=str(options), profile=str(profile)
+            recipe, optimization=options.optimization, options=str(options), profile=str(model.profile)
         )
+    elif recipe.backend == _NULL:
+        recipe = msgspec.structs.replace(recipe, profile=str(_asked_for(model)))
     return recipe
+
+
+def _asked_for(model: Model) -> Profile:
+    """The range that settings or traffic give a model; empty where they give none."""
+    is_told = any(name.startswith(PREFIX) for name in model.entry.settings)
+    return model.profile if model.learnt.ranges or is_told else Profile()
 
 
 def _memory_mb(recipe: Recipe, facts: Mapping[str, str]) -> int | None:

@@ -11,6 +11,7 @@ from edged.control.alarms import Alarm
 from edged.control.commands import Standing
 from edged.control.controller import Controller
 from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.readiness import readiness
 from edged.control.states import EngineState
 from edged.store.key import PartChange, changes, nearest
 from edged.store.record import EngineRecord, Verdict
@@ -79,8 +80,17 @@ class ExplanationReport(msgspec.Struct, frozen=True):
 def engines(models: dict[str, PlannedModel], store: Store, only: str) -> list[EngineReport]:
     """Every engine that a model should have, then those in the store that none wants any more."""
     reports = [
-        _report(
-            engine.digest, name, _state(engine, planned.serving), engine.reason, engine.key.parts, engine.record, store
+        _as_opened(
+            engine,
+            _report(
+                engine.digest,
+                name,
+                _state(engine, planned.serving),
+                engine.reason,
+                engine.key.parts,
+                engine.record,
+                store,
+            ),
         )
         for name, planned in models.items()
         if only in ("", name)
@@ -104,7 +114,7 @@ def status(controller: Controller) -> StatusReport:
         epoch=controller.events.epoch,
         uptime_s=round(time.monotonic() - controller.started, 1),
         models=len(models),
-        serving=sum(planned.serving is not None for planned in models),
+        serving=sum(readiness(planned, controller.health).is_ready for planned in models),
         engines=sum(bool(record.files) for record in controller.store.records().values()),
         engine_bytes=controller.store.size,
         budget_bytes=room.budget_bytes,
@@ -134,8 +144,19 @@ def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], tr
     return EngineState.STALE.value, record.verdict.reason
 
 
+def _as_opened(engine: PlannedEngine, found: EngineReport) -> EngineReport:
+    """Where its nodes run is told as it came up when it was last opened, by which everything else is judged."""
+    if not engine.nodes:
+        return found
+    made = found.composition
+    composition = msgspec.structs.replace(made, nodes=engine.nodes, fallback=(*made.fallback, *engine.astray))
+    return msgspec.structs.replace(found, composition=composition)
+
+
 def _state(engine: PlannedEngine, serving: str | None) -> str:
-    return SERVING if engine.digest == serving else engine.state.value
+    if engine.digest == serving:
+        return SERVING
+    return EngineState.QUARANTINED.value if engine.barred else engine.state.value
 
 
 def _report(

@@ -36,6 +36,10 @@ class Room:
         self._store, self._settings, self._models = store, settings, models
         self._events, self._busy = events, busy
 
+    def heed(self, settings: Engines) -> None:
+        """Other settings, from now on."""
+        self._settings = settings
+
     @property
     def free_bytes(self) -> int:
         """Bytes free on the store's disk for this user; 0 where that cannot be known."""
@@ -85,7 +89,8 @@ class Room:
         if record is None:  # it has just gone by another way
             return
         wanting = [planned.engines[key] for planned in self._models.values() if key in planned.engines]
-        _LOG.info("engine %s of %s is evicted %s: %d bytes", key[:12], record.model, reason, record.size)
+        told, about = "engine %s of model %s is evicted %s: %d bytes", {"event": "engine_evicted"}
+        _LOG.info(told, key[:12], record.model, reason, record.size, extra=about)
         for engine in (engine for engine in wanting if engine.state is EngineState.READY):
             # Before its files go, so that nobody opens it meanwhile.
             engine.record = _evicted(record)

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from edged.errors import ConfigError, EdgedError, HostLost, WarmupFailed
+from edged.backend.profile import Profile
+from edged.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EdgedError,
+    HostLost,
+    NotReady,
+    OutOfMemory,
+    Overloaded,
+    WarmupFailed,
+)
 from edged.files import read_regular
 from edged.model.model import Model
 from edged.model.triton_check import made_up_inputs
@@ -17,18 +27,27 @@ from edged.serving.parcel import order, pack
 from edged.serving.work import InputTensor, TensorWork, Work
 from edged.tensors import TensorSpec, byte_size, numpy_dtype
 
+_ANY = Profile()
+_PASSING = (OutOfMemory, Overloaded, NotReady, DeadlineExceeded)  # of the box and its load, not of the request
 
-async def warm_up(model: Model, link: HostLink, session: int) -> None:
-    """Makes them, on a session that serves nobody yet. WarmupFailed, naming the request, when one fails."""
+
+async def warm_up(model: Model, link: HostLink, session: int, profile: Profile = _ANY) -> None:
+    """Makes them, on a session that serves nobody yet; those alone that lie in the range of shapes that it takes.
+
+    WarmupFailed, naming the request, when one fails and would fail again; the error itself for what may pass.
+    """
     for warmup in model.triton.warmups:
         try:
             inputs = await asyncio.to_thread(inputs_of, warmup, model)
+            if not profile.takes({tensor.name: tensor.shape for tensor in inputs}):
+                continue
             for _ in range(warmup.count):
                 await _infer(inputs, link, session)
         except HostLost:
             raise
         except EdgedError as error:
-            raise WarmupFailed(f"its model_warmup {warmup.name!r} failed: {error}") from error
+            kind = next((kind for kind in _PASSING if isinstance(error, kind)), WarmupFailed)
+            raise kind(f"its model_warmup {warmup.name!r} failed: {error}") from error
 
 
 def require_data(model: Model) -> None:

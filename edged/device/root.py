@@ -57,6 +57,13 @@ class Root:
         """The NUL-separated strings of a device-tree property; empty when there are none."""
         return tuple(part for part in (self.read(rel) or "").split("\0") if part)
 
+    def status(self, rel: str) -> os.stat_result | None:
+        """Owner, mode and kind of what the path leads to; None where there is nothing, or nothing that may be seen."""
+        try:
+            return os.stat(self._locate(rel))
+        except _UNREADABLE:
+            return None
+
     def exists(self, rel: str) -> bool:
         """Whether the path, links followed, is there; what it is does not matter."""
         try:

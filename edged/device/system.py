@@ -38,6 +38,12 @@ def total_memory_mb(root: Root) -> int:
     return int(match[1]) // _KIB_PER_MIB if match else 0
 
 
+def cgroup_text(root: Root, controller: str, *names: str) -> str | None:
+    """The first of the files `names` that our cgroup has, or the nearest one above it; None where none has any."""
+    places = (f"{directory}/{name}" for directory in _directories(root, controller) for name in names)
+    return next((text for text in map(root.read, places) if text is not None), None)
+
+
 def _os(root: Root) -> dict[str, str]:
     text = root.read("etc/os-release") or root.read("usr/lib/os-release") or ""
     fields = dict(re.findall(r"""^([A-Z_]+)=["']?([^"'\n]*)["']?$""", text, re.MULTILINE))

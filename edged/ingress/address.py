@@ -21,8 +21,9 @@ def unix_path(address: str) -> Path:
     return path
 
 
-def tcp_address(address: str) -> tuple[str, int]:
-    """Host, an IPv6 address without brackets, and port of `HOST:PORT`. ConfigError where it is not on this machine."""
+def tcp_address(address: str, allow_remote: bool = False) -> tuple[str, int]:
+    """Host, an IPv6 address without brackets, and port of `HOST:PORT`. ConfigError where it is not on this machine, if
+    it has to be."""
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()):
         raise ConfigError(f"listen address {address!r} is neither unix:PATH nor HOST:PORT")
@@ -31,9 +32,14 @@ def tcp_address(address: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]") and ":" in host:
         host = host[1:-1]
     host = host or "localhost"
-    if not _is_loopback(host):
+    if not allow_remote and not _is_loopback(host):
         raise ConfigError(f"listen address {address!r} may be reachable from other machines; use localhost:{port}")
     return host, int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `HOST:PORT` can be reached from this machine alone. ConfigError where it is no address."""
+    return _is_loopback(tcp_address(address, allow_remote=True)[0])
 
 
 def _is_loopback(host: str) -> bool:

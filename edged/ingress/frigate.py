@@ -191,16 +191,18 @@ class FrigateEndpoint:
             _LOG.warning("Frigate sent the file of %.80r, which is not taken: [frigate] uploads is off", message.name)
             self._reply(peer, wire.saved_answer(False))
             return
-        saving = asyncio.ensure_future(self._take_in(message))
+        saving, is_answered = asyncio.ensure_future(self._take_in(message)), False
         try:
             await asyncio.wait([saving], timeout=_PATIENCE)
             if not saving.done() or saving.exception() is None:
                 self._remember(peer, wire.model_name(message.name))
                 self._reply(peer, wire.saved_answer(True))
+                is_answered = True
             await saving
         except EdgedError as error:
             _LOG.error("Frigate's model %.80r was not taken: %s", message.name, error)
-            self._reply(peer, wire.saved_answer(False))  # in vain where it was told yes
+            if not is_answered:  # otherwise it would take a second answer for that to its next picture
+                self._reply(peer, wire.saved_answer(False))
         finally:
             saving.cancel()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from edged.backend import registry
 from edged.build.admission import admit
 from edged.control.controller import Controller
-from edged.errors import InvalidInput
+from edged.files import not_stored
 
 
 async def take_in(controller: Controller, name: str, data: memoryview) -> None:
@@ -24,5 +24,5 @@ async def take_in(controller: Controller, name: str, data: memoryview) -> None:
             await admit(controller.builder, file, {}, registry.installed(controller.fingerprint.facts))
             await asyncio.to_thread(repository.add, name, {file.name: file}, {}, move=True)
     except OSError as error:
-        raise InvalidInput(f"it could not be stored: {error.strerror or error}") from error
+        raise not_stored("the model", error) from error
     controller.added(name)

@@ -93,7 +93,7 @@ def parse(frames: Sequence[memoryview]) -> Message:
         raise InvalidInput("the message has no header of Frigate's ZMQ detector")
     try:
         header = _decoder.decode(frames[0])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the header is not one of Frigate's ZMQ detector: {error}") from None
     if header.model_request:
         return ModelAsked(header.model_name)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from edged.backend.contract import Composition
+from edged.backend.profile import Range
+from edged.config import Health
 from edged.control import report
 from edged.control.alarms import Alarm
 from edged.control.commands import Selection, Standing
 from edged.control.plan import PlannedModel
+from edged.control.readiness import Readiness, ReadyState, held_up, readiness
+from edged.control.shape_report import ShapeReport
 from edged.events import Event
+from edged.model.repair import Record
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import CameraReport
 from edged.store.key import PartChange
@@ -20,15 +25,16 @@ def selection(selector: pb.Selector) -> Selection:
     return Selection(model=selector.model, engine=selector.engine, everything=selector.everything)
 
 
-def model_status(planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelStatus:
+def model_status(
+    planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shapes: ShapeReport | None
+) -> pb.ModelStatus:
     """A model with those of the alarms that are about it."""
-    model, slot = planned.model, planned.slot
-    state = "refused" if planned.problem else "ready" if planned.serving else "loading"
+    model, slot, stands = planned.model, planned.slot, model_stands(planned, asking)
     status = pb.ModelStatus(
         name=planned.entry.name,
         version=planned.version,
-        state=state,
-        reason=str(planned.problem or ""),
+        state=stands.state.value,
+        reason=stands.reason,
         settings=planned.entry.settings,
         swaps=slot.swaps,
         alarms=[alarm(each) for each in alarms if each.model == planned.entry.name],
@@ -38,10 +44,55 @@ def model_status(planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelSt
     if model is not None:
         status.notes.extend(model.notes)
         status.digest, status.family = model.digest, model.recognition.family or ""
+        if model.repair is not None:
+            status.repair.CopyFrom(repair(model.repair))
         signature = model.inspection.signature
         status.inputs.extend(pb.TensorInfo(name=s.name, datatype=s.datatype, shape=s.dims) for s in signature.inputs)
         status.outputs.extend(pb.TensorInfo(name=s.name, datatype=s.datatype, shape=s.dims) for s in signature.outputs)
+    if shapes is not None:
+        status.shapes.CopyFrom(_shapes(shapes))
     return status
+
+
+def model_stands(planned: PlannedModel, asking: Health) -> Readiness:
+    """Whether it answers, as operators are told. One that was changed into what cannot be served is refused, also while
+    the one before it answers; one that is being loaded needs no reason, unless something is in its way."""
+    if planned.problem:
+        return Readiness(ReadyState.REFUSED, str(planned.problem))
+    ready = readiness(planned, asking)
+    return Readiness(ready.state, held_up(planned)) if ready.state is ReadyState.LOADING else ready
+
+
+def _shapes(report: ShapeReport) -> pb.Shapes:
+    return pb.Shapes(
+        policy=report.policy,
+        inputs=[
+            pb.InputShapes(
+                name=each.name,
+                dims=each.dims,
+                serving=_range(each.serving),
+                wanted=_range(each.wanted),
+                seen=_range(each.seen),
+            )
+            for each in report.inputs
+        ],
+        ties=report.ties,
+        learning=report.learning,
+        requests=report.requests,
+    )
+
+
+def _range(found: Range | None) -> pb.ShapeRange | None:
+    if found is None:
+        return None
+    return pb.ShapeRange(minimum=found.minimum, usual=found.optimum, maximum=found.maximum)
+
+
+def repair(record: Record) -> pb.RepairRecord:
+    """A record and its message have the same fields, but for the format."""
+    plain = msgspec.to_builtins(record)
+    del plain["format"]
+    return pb.RepairRecord(**plain)
 
 
 def engine(engine: report.EngineReport) -> pb.Engine:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from edged.backend import registry
 from edged.build.admission import admit
+from edged.build.repair.repairer import Repaired, repair
 from edged.control import report
+from edged.control.alarms import Alarm
 from edged.control.controller import Controller
 from edged.control.plan import PlannedModel
-from edged.errors import AlreadyExists, InvalidInput
+from edged.control.reload import Outcome
+from edged.control.shape_report import shape_report
+from edged.errors import AlreadyExists, InvalidInput, Refused
+from edged.events import ModelRepaired
+from edged.files import not_stored
 from edged.ingress import messages
 from edged.ingress.engines import EngineHandlers
+from edged.ingress.load import LoadReader
 from edged.ingress.rpc import Context, Service
+from edged.metrics.tally import Tally
 from edged.model import samples as model_samples
+from edged.model.repair import Wish, short
 from edged.model.repository import check_name
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import Cameras
+
+Reload: TypeAlias = Callable[[], Awaitable[Sequence[Outcome]]]
 
 _READ_SECONDS = 10.0  # until the answer to an upload tells what was read, at most
 
@@ -30,8 +41,10 @@ _READ_SECONDS = 10.0  # until the answer to an upload tells what was read, at mo
 class OperationsService:
     """Reads the controller's plans; changes go through the repository, which the controller then sees."""
 
-    def __init__(self, controller: Controller, cameras: Cameras) -> None:
+    def __init__(self, controller: Controller, cameras: Cameras, tally: Tally) -> None:
         self._controller, self._cameras = controller, cameras
+        self._load = LoadReader(controller, cameras, tally)
+        self.reloads: Reload | None = None  # by which the configuration is read again, where it can be
 
     def service(self) -> Service:
         service = Service("edged.v1.Operations")
@@ -39,21 +52,24 @@ class OperationsService:
         service.upload("AddModel", pb.AddModelRequest, self.add_model)
         service.unary("RemoveModel", pb.RemoveModelRequest, self.remove_model)
         service.unary("GetStatus", pb.GetStatusRequest, self.get_status)
+        service.unary("GetLoad", pb.GetLoadRequest, self.get_load)
         service.unary("GetDevice", pb.GetDeviceRequest, self.get_device)
         service.unary("ListCameras", pb.ListCamerasRequest, self.list_cameras)
         service.feed("WatchEvents", pb.WatchEventsRequest, self.watch_events)
         service.unary("RefreshDevice", pb.RefreshDeviceRequest, self.refresh_device)
+        service.unary("Reload", pb.ReloadRequest, self.reload)
         EngineHandlers(self._controller).register(service)
         return service
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         models, alarms = self._controller.models, self._controller.alarms.active()
-        return pb.ListModelsResponse(
-            models=[messages.model_status(planned, alarms) for _, planned in sorted(models.items())]
-        )
+        return pb.ListModelsResponse(models=[self._status(planned, alarms) for _, planned in sorted(models.items())])
 
     async def get_status(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         return messages.status(report.status(self._controller))
+
+    async def get_load(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        return await self._load.read()
 
     async def get_device(self, request: pb.GetDeviceRequest, context: Context) -> pb.GetDeviceResponse:
         fingerprint = self._controller.fingerprint
@@ -66,6 +82,12 @@ class OperationsService:
         changed = await self._controller.refresh()
         parts = [pb.PartChange(part=c.name, old=c.old or "", new=c.new or "") for c in changed]
         return pb.RefreshDeviceResponse(changes=parts)
+
+    async def reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
+        if self.reloads is None:
+            raise Refused("this daemon has no configuration that could be read again; start it with --config")
+        outcomes = await self.reloads()
+        return pb.ReloadResponse(keys=[pb.ReloadedKey(key=o.key, told=o.told, problem=o.problem) for o in outcomes])
 
     async def watch_events(self, request: pb.WatchEventsRequest, context: Context) -> AsyncIterator[pb.Event]:
         log = self._controller.events
@@ -82,17 +104,26 @@ class OperationsService:
             try:
                 header, upload = await _receive(parts, Path(folder), self._controller.models)
             except OSError as error:
-                raise InvalidInput(f"the upload could not be stored: {error.strerror}") from error
-            settings = dict(header.settings)
-            files, samples = upload.files, upload.samples
+                raise not_stored("the upload", error) from error
+            settings, samples = dict(header.settings), upload.samples
+            pictures, installed = tuple(samples.values()), registry.installed(self._facts())
+            repaired = await _repaired(header, upload, settings, installed)
+            record = repaired.record if repaired is not None and repaired.record.is_worth_keeping else None
+            files = upload.files if repaired is None else repaired.files
             model = next(iter(files.values()))
-            installed = registry.installed(self._facts())
-            await admit(self._controller.builder, model, settings, installed, tuple(samples.values()))
-            await asyncio.to_thread(repository.add, header.name, files, settings, samples=samples, move=True)
+            await admit(self._controller.builder, model, settings, installed, pictures)
+            await asyncio.to_thread(
+                repository.add, header.name, files, settings, samples=samples, move=True, record=record
+            )
+        if record is not None and record.steps:
+            self._controller.events.tell(ModelRepaired(record.digest, record.original, short(record)), header.name)
         planned = self._controller.added(header.name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
-        return messages.model_status(planned, self._controller.alarms.active())
+        status = self._status(planned, self._controller.alarms.active())
+        if record is not None:  # also where reading it takes longer
+            status.repair.CopyFrom(messages.repair(record))
+        return status
 
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         if self._controller.is_configured(request.name):
@@ -101,8 +132,26 @@ class OperationsService:
         self._controller.removed(request.name)
         return pb.RemoveModelResponse()
 
+    def _status(self, planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelStatus:
+        shapes = shape_report(planned, self._controller.learning.state(planned.entry.name))
+        return messages.model_status(planned, alarms, self._controller.health, shapes)
+
     def _facts(self) -> Mapping[str, str]:
         return self._controller.fingerprint.facts
+
+
+async def _repaired(
+    header: pb.ModelHeader, upload: _Upload, settings: Mapping[str, str], installed: Sequence[str]
+) -> Repaired | None:
+    """The upload, repaired where it lies; None where that is not wished for."""
+    if not header.HasField("repairs"):
+        return None
+    wish = Wish.parse(header.repairs.needed, header.repairs.steps)
+    if not wish.is_any:
+        return None
+    model, pictures = next(iter(upload.files.values())), tuple(upload.samples.values())
+    source = header.repairs.source or model.name
+    return await repair(model, wish, settings, installed, source=source, samples=pictures)
 
 
 async def _receive(
@@ -117,7 +166,7 @@ async def _receive(
                 header = part.header
                 check_name(header.name)
                 if header.name in taken:
-                    raise AlreadyExists(f"model {header.name!r} is already there; remove it first")
+                    raise AlreadyExists(taken[header.name].entry.already_there(header.digest))
             elif kind == "file":
                 upload.begin(part.file)
             elif kind == "chunk":

@@ -34,6 +34,8 @@ class RepeatedWarning:
         if not self._since:
             return
         for reason, count in self._since.items():
-            self._log.warning("%s (%d times %s): %s", self._what, count, reason, self._last[reason])
+            # The log holds back what is alike: here each reason is a thing of its own, and counted already.
+            alike = {"alike": f"{self._what} {reason}"}
+            self._log.warning("%s (%d times %s): %s", self._what, count, reason, self._last[reason], extra=alike)
         self._since.clear()
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self._flush)

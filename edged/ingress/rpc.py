@@ -19,6 +19,8 @@ from edged.ingress.status import describe, named
 
 _LOG = logging.getLogger("edged.calls")  # says something only where it is asked to be verbose
 
+_PROPAGATED_SECONDS = 0.1  # after which an error has certainly left every handler
+
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -37,6 +39,7 @@ class Service:
         self.name = name
         self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._unary: dict[str, Callable[..., Awaitable[Any]]] = {}
+        self.requests: dict[str, type[Message]] = {}  # what comes as bytes, by the path of its method
 
     def unary(
         self,
@@ -47,6 +50,7 @@ class Service:
     ) -> None:
         """One message in, one out; `encoded` answers those that come by gRPC, from bytes to bytes."""
         self._unary[method] = handler
+        self.requests[f"/{self._path(method)}"] = request
         if encoded is not None:
             self._methods[method] = grpc.unary_unary_rpc_method_handler(_answering(self._path(method), encoded))
             return
@@ -67,6 +71,7 @@ class Service:
 
     def feed(self, method: str, request: type[Request], handler: Feed[Request, Response]) -> None:
         """One message in, many out."""
+        self.requests[f"/{self._path(method)}"] = request
         read = _reading(request)
 
         def answer(data: bytes, context: Context) -> AsyncIterator[Response]:
@@ -159,7 +164,20 @@ def _streaming(path: str, handler: Callable[..., AsyncIterator[Any]]) -> Callabl
 async def _refuse(path: str, began: float, error: Exception, context: Context) -> None:
     code, message = describe(error)
     _tell(path, began, code.name)
-    await context.abort(code, message, named(error))
+    try:
+        await context.abort(code, message, named(error))
+    except grpc.aio.AbortError as aborted:
+        # gRPC keeps it with the call, and the call is in its traceback, together with all that was sent: many megabytes
+        # that would stay until the garbage collector comes.
+        asyncio.get_running_loop().call_later(_PROPAGATED_SECONDS, _forget, aborted)
+        raise
+
+
+def _forget(error: BaseException | None) -> None:
+    """Takes the tracebacks from an error and from those that led to it."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def _tell(path: str, began: float, outcome: str) -> None:

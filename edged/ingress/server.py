@@ -1,30 +1,35 @@
-"""The gRPC server: which services there are, what they listen on, and their limits."""
+"""The gRPC services, and the addresses at which they answer."""
 
 from __future__ import annotations
 
-import socket
+import asyncio
+import logging
 from collections.abc import Iterable
-from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from edged.control.controller import Controller
-from edged.errors import ConfigError
-from edged.ingress.address import make_way, tcp_address, unix_path, why_not, why_not_tcp
+from edged.ingress.access import doors
+from edged.ingress.access.guard import Guard
+from edged.ingress.access.interceptor import Interceptor
 from edged.ingress.cameras import CameraService
+from edged.ingress.health import HealthService
 from edged.ingress.inference.service import InferenceService
-from edged.ingress.operations import OperationsService
+from edged.ingress.listener import Listener
+from edged.ingress.operations import OperationsService, Reload
 from edged.ingress.publisher import Publisher
+from edged.ingress.reflection import reflection_service
 from edged.ingress.rest.calls import Calls
+from edged.metrics.tally import Tally
 from edged.serving.camera import Cameras
 from edged.serving.stream import Follows
 from edged.serving.trace import Tracing
 
+_LOG = logging.getLogger("edged.access")
+
 
 class Ingress:
-    """The server with everything registered; listens once started."""
+    """Every service at every address; answers once started."""
 
     def __init__(
         self,
@@ -36,77 +41,81 @@ class Ingress:
         max_message_mb: int = 256,
         shared_memory_over_tcp: bool = False,
         publisher: Publisher | None = None,
+        *,
+        guard: Guard,
     ) -> None:
-        """Clients ask for messages up to INT32_MAX; what is accepted is bounded by the memory of a small box."""
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", max_message_mb << 20),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),  # a second daemon on the same port is an error, not a lottery
-                (
-                    "grpc.keepalive_time_ms",
-                    30_000,
-                ),  # a client whose network has gone does not keep its cameras for hours
-                ("grpc.keepalive_timeout_ms", 10_000),
-                # Whatever keepalive a client was given, it is no reason to hang up on it.
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 0),
-                ("grpc.http2.max_ping_strikes", 0),
-            ]
-        )
+        self._max_message_mb = max_message_mb
+        self.guard = guard
+        self.tally = Tally(controller.events)
         self.cameras = CameraService(controller, cameras, tracking, publisher)
-        inference = InferenceService(controller, tracing, shared_memory_over_tcp)
-        self._streaming = (self.cameras, inference)
-        self.calls = Calls(inference.service(), inference.inference)
-        services = [self.cameras.service(), self.calls.service, OperationsService(controller, cameras).service()]
-        for service in services:
-            service.register(self._server)
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [service.name for service in services]
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
-        self._names = ["", *names]
-        self._sockets: list[Path] = []
-        self.addresses = [self._bind(address) for address in listen]
+        self.inference = InferenceService(controller, tracing, shared_memory_over_tcp)
+        self._streaming = (self.cameras, self.inference)
+        self.calls = Calls(self.inference.service(), self.inference.inference)
+        self._operations = OperationsService(controller, cameras, self.tally)
+        self._services = [self.cameras.service(), self.calls.service, self._operations.service()]
+        self._health = HealthService(controller, [service.name for service in self._services])
+        self._services.append(self._health.service())
+        controller.observers.append(self._health.look)
+        controller.concerns.append(guard.alarms)
+        for service in self._services:
+            guard.knows(service.requests)
+        self._listeners = {address: self._listener(address) for address in dict.fromkeys(listen)}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, as clients name it."""
+        return [listener.address for listener in self._listeners.values()]
+
+    def offer_reload(self, reload: Reload) -> None:
+        """Operators may have the configuration read again, by this."""
+        self._operations.reloads = reload
 
     async def start(self) -> None:
         """Answers from now on."""
-        await self._server.start()
-        for path in self._sockets:
-            path.chmod(0o660)
-        for name in self._names:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        for listener in self._listeners.values():
+            await listener.start()
 
     async def stop(self, grace: float) -> None:
         """Refuses new calls, lets running ones end within `grace` seconds, then cancels them."""
-        await self._health.enter_graceful_shutdown()
+        self._health.stop()
         for each in self._streaming:
             each.stop()
-        await self._server.stop(grace)
-        for path in self._sockets:
-            path.unlink(missing_ok=True)
+        await asyncio.gather(*(listener.stop(grace) for listener in self._listeners.values()), *self._closing)
 
-    def _bind(self, address: str) -> str:
-        """Listens on `unix:PATH` or `HOST:PORT` (port 0: any free one); returns the address as clients name it."""
-        if address.startswith("unix:"):
-            return self._bind_unix(unix_path(address))
-        host, port = tcp_address(address)
-        target = f"[{host}]" if ":" in host else host
+    async def open(self, address: str) -> str:
+        """Answers at one more address; which it is. ConfigError where that is impossible."""
+        listener = self._listener(address)
         try:
-            bound = self._server.add_insecure_port(f"{target}:{port}")
-        except RuntimeError as error:  # whose words say nothing
-            raise ConfigError(f"cannot listen on {address}: {why_not_tcp(host, port)}") from error
-        return f"{target}:{bound}"
+            await listener.start()
+        except BaseException:
+            await listener.stop(0)
+            raise
+        self._listeners[address] = listener
+        return listener.address
 
-    def _bind_unix(self, path: Path) -> str:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            make_way(path)
-            self._server.add_insecure_port(f"unix:{path}")
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; choose another place") from error
-        except RuntimeError as error:
-            why = why_not(socket.AF_UNIX, str(path)) or "gRPC refused it"
-            raise ConfigError(f"cannot listen on {path}: {why}; choose another place") from error
-        self._sockets.append(path)
-        return f"unix:{path}"
+    def close(self, address: str, grace: float) -> None:
+        """Takes no more calls at an address. Those under way end within `grace` seconds, which nobody waits for: the
+        one that asked for this may be among them."""
+        closing = asyncio.get_running_loop().create_task(self._listeners.pop(address).stop(grace))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _listener(self, address: str) -> Listener:
+        interceptor = Interceptor(self.guard, address)
+        door, certificate = interceptor.door, self.guard.certificate
+        if warning := doors.warning(door):
+            _LOG.warning("%s", warning)
+        return Listener(
+            address,
+            self._max_message_mb,
+            self._register,
+            interceptors=[interceptor],
+            credentials=certificate.credentials(door.asks_certificates) if certificate and door.has_tls else None,
+            group=door.group,
+        )
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        for service in self._services:
+            service.register(server)
+        reflection_service(service.name for service in self._services).register(server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from http import HTTPStatus
 
 import grpc
@@ -18,17 +19,22 @@ ERROR_NAME = "edged-error"
 # The first class that fits decides, so the more particular come first.
 _CODES: tuple[tuple[type[EdgedError], grpc.StatusCode], ...] = (
     (errors.InvalidInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.Forbidden, grpc.StatusCode.PERMISSION_DENIED),
     (errors.NotFound, grpc.StatusCode.NOT_FOUND),
     (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
     (errors.Refused, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.SegmentUnusable, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.Quarantined, grpc.StatusCode.FAILED_PRECONDITION),  # trying again helps only after somebody did something
     (errors.NotReady, grpc.StatusCode.UNAVAILABLE),
     (errors.HostLost, grpc.StatusCode.UNAVAILABLE),
     (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.TooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.OutOfSpace, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.Unsupported, grpc.StatusCode.UNIMPLEMENTED),
+    (errors.FrameSkipped, grpc.StatusCode.ABORTED),  # one picture alone, whose place its client used again meanwhile
     # A runtime that cannot run these inputs: nearly always the values (an index out of range, a division by zero).
     (errors.EngineUnusable, grpc.StatusCode.INVALID_ARGUMENT),
 )
@@ -61,6 +67,8 @@ def http_of(code: grpc.StatusCode, error: Exception | None = None) -> HTTPStatus
     """The HTTP status of a gRPC code; `error` tells apart what shares one."""
     if isinstance(error, errors.TooLarge):
         return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    if isinstance(error, errors.ClientLimited):
+        return HTTPStatus.TOO_MANY_REQUESTS
     return _HTTP.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
@@ -74,4 +82,10 @@ def describe(error: Exception) -> tuple[grpc.StatusCode, str]:
 
 def named(error: Exception) -> tuple[tuple[str, str], ...]:
     """Trailing metadata for the status of an exception."""
-    return ((ERROR_NAME, type(error).__name__),) if isinstance(error, EdgedError) else ()
+    if not isinstance(error, EdgedError):
+        return ()
+    name = (ERROR_NAME, type(error).__name__)
+    if isinstance(error, errors.ClientLimited):
+        # When to come again, as gRPC's clients understand it (https://github.com/grpc/proposal/blob/master/A6-client-retries.md).
+        return (name, ("grpc-retry-pushback-ms", str(math.ceil(error.seconds * 1e3))))
+    return (name,)

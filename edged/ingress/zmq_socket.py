@@ -75,7 +75,12 @@ class BoundSocket:
     def send(self, frames: Sequence[bytes | memoryview]) -> bool | None:
         """True when the message is on its way, False when its peer has gone, None when the peer does not read."""
         try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.Again:
+                # What the peer has read meanwhile ZeroMQ learns rarely by itself, and always when it is asked this.
+                self._socket.getsockopt(zmq.EVENTS)
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             return None
         except zmq.ZMQError as error:

@@ -121,7 +121,7 @@ def parse(frames: Sequence[memoryview]) -> Message:
         )
     try:
         header = _decoder.decode(frames[0])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the frame's header cannot be used: {error}") from None
     data = frames[1] if len(frames) == 2 else None
     if (data is None) == (header.shared is None):

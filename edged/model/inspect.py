@@ -5,20 +5,24 @@ Format: https://github.com/onnx/onnx/blob/main/docs/IR.md (ModelProto).
 
 from __future__ import annotations
 
-import codecs
+import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import onnx
-import onnx.shape_inference
 
 from edged.backend.contract import Signature
 from edged.errors import ModelRefused
+from edged.files import read_regular
+from edged.model import external_data, graph_check, inference_check, onnx_walk, wire
+from edged.model.finding import Category, Finding, Stage
 from edged.model.identity import file_digest, model_digest
 from edged.model.inspection import ExternalFile, Inspection
+from edged.model.memory import footprint
+from edged.model.mistaken import mistake
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec
 
 # onnx.TensorProto.DataType -> Open Inference Protocol datatype
@@ -38,179 +42,230 @@ _DATATYPES = {
     onnx.TensorProto.UINT64: "UINT64",
     onnx.TensorProto.BFLOAT16: "BF16",
 }
-# What people hand over by mistake, by the first bytes of it.
-_MISTAKES = (
-    (b"PK\x03\x04", "a zip archive; unpack it first"),
-    (b"\x1f\x8b", "gzip-compressed; unpack it first"),
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself; run git lfs pull"),
-    (b"<", "a web page or XML, not an ONNX model; download the file itself"),
-)
+_LARGEST = (1 << 31) - 1  # bytes of a message of protobuf
 
-_TEXT = 4096  # bytes that tell a text from anything else
-
-# An input or output as far as it can be expressed, and why it cannot be served; empty where it can.
-_Value: TypeAlias = tuple[TensorSpec, str]
+# An input or output as far as it can be expressed, and why it cannot be served, if so.
+_Value: TypeAlias = tuple[TensorSpec, Finding | None]
+Told: TypeAlias = Callable[[Stage], None]
 
 
-def inspect(path: Path) -> Inspection:
-    """Parses a model without its weights' values. ModelRefused, in one line, when the file is none.
+def _untold(stage: Stage) -> None:
+    """Nobody watches."""
 
-    What parses is told in full; why it cannot be served all the same is then in `refusal`.
+
+def inspect(path: Path, told: Told = _untold) -> Inspection:
+    """Parses a model without its weights' values and checks whether it could be served by anything.
+
+    What parses is told in full; why it cannot be served all the same is then in `finding`. ModelRefused, with the
+    finding, when it is no model at all. `told` hears of every stage as it begins: a crash then has a place.
     """
-    _require_file(path)
+    told(Stage.FILE)
+    size = _require_file(path)
+    told(Stage.PARSE)
     proto = _parse(path)
-    external = tuple(_external(proto, path.parent))
+    told(Stage.GRAPH)
+    finding = graph_check.check(proto)
+    nodes = list(onnx_walk.all_nodes(proto))
+    graphs = list(onnx_walk.graphs(proto.graph))
+    parameters = sum(_elements(tensor) for graph in graphs for tensor in graph.initializer)
+    operators = Counter(onnx_walk.operator(node) for graph in graphs for node in graph.node)
+    first = _first_nodes(proto, nodes)
+    external, missing = external_data.files(proto, path.parent)
+    suspicion = None
+    if finding is None:  # what is known to be wrong is not given to code that trusts it
+        inferred = inference_check.with_shapes(inference_check.without_weights(proto))
+        suspicion = inference_check.suspicion(proto)
+    else:
+        inferred = proto
+    # What an exporter left away is told as it was worked out; what it said stays as it is.
+    inputs, outputs = _values(proto.graph, inferred.graph)
+    finding = finding or next((found for _, found in (*inputs, *outputs) if found is not None), None)
+    needs = footprint(inferred)
+    told(Stage.EXTERNAL_DATA)
     graph_digest = file_digest(path)
-    graphs = list(_graphs(proto.graph))
-    nodes = [node for graph in graphs for node in graph.node]
-    inputs, outputs = _values(_with_shapes(proto))
-    digest, damage = _digest(path, external, graph_digest)
-    refusals = [damage, *(refusal for _, refusal in (*inputs, *outputs))]
+    digest, damage = _digest(path, external, graph_digest, missing)
     return Inspection(
         digest=digest,
         graph_digest=graph_digest,
-        size=path.stat().st_size,
+        size=size,
         ir_version=proto.ir_version,
-        opsets={entry.domain or "ai.onnx": entry.version for entry in proto.opset_import},
-        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
-        metadata={entry.key: entry.value for entry in proto.metadata_props},
+        opsets={onnx_walk.domain(entry.domain): entry.version for entry in proto.opset_import},
+        producer=f"{onnx_walk.text(proto.producer_name)} {onnx_walk.text(proto.producer_version)}".strip(),
+        metadata={onnx_walk.text(entry.key): onnx_walk.text(entry.value) for entry in proto.metadata_props},
         signature=Signature(tuple(spec for spec, _ in inputs), tuple(spec for spec, _ in outputs)),
-        operators=dict(sorted(Counter(_operator(node) for node in nodes).items())),
+        operators=dict(sorted(operators.items())),
         subgraphs=len(graphs) - 1,
         functions=len(proto.functions),
-        parameters=sum(_elements(tensor) for graph in graphs for tensor in graph.initializer),
+        parameters=parameters,
         external=external,
-        refusal=next(filter(None, refusals), ""),
+        finding=finding or damage,
+        suspicion=suspicion,
+        nodes=first,
+        footprint=needs,
     )
 
 
-def _digest(path: Path, external: tuple[ExternalFile, ...], graph_digest: str) -> tuple[str, str]:
+def external_files(path: Path) -> tuple[ExternalFile, ...]:
+    """The files beside a model that belong to it, all of them whole.
+
+    ModelRefused for a file that is no model, or one of whose external data something is wrong. Only what a file says is
+    read, so that a program that has no child for it may ask: nothing is worked out of the graph.
+    """
+    _require_file(path)
+    external, missing = external_data.files(_parse(path), path.parent)
+    if missing is not None:
+        raise missing.refusal()
+    return external
+
+
+def _digest(
+    path: Path, external: tuple[ExternalFile, ...], graph_digest: str, missing: Finding | None
+) -> tuple[str, Finding | None]:
     """The model's identity; or none, and why its external data is not whole."""
-    for file in external:
-        if file.problem:
-            return "", file.problem
+    if missing is not None:
+        return "", missing
     try:
-        return model_digest(path, [file.path for file in external], graph_digest=graph_digest), ""
-    except ModelRefused as error:  # such as a file that is not ours to read
-        return "", str(error)
+        return model_digest(path, [file.path for file in external], graph_digest=graph_digest), None
+    except ModelRefused as error:  # such as one that went meanwhile
+        return "", Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, str(error), "put it beside the model")
 
 
-def _require_file(path: Path) -> None:
+# -- the file -------------------------------------------------------------------------------------------------------
+
+
+def _require_file(path: Path) -> int:
+    """Its size in bytes."""
     try:
         status = path.stat()
     except OSError as error:
-        raise ModelRefused(f"{path.name} cannot be opened: {error.strerror}") from error
+        is_missing = isinstance(error, FileNotFoundError)
+        category = Category.MISSING if is_missing else Category.UNREADABLE
+        message = f"{path.name} cannot be opened: {error.strerror}"
+        remedy = "name the .onnx file itself" if is_missing else "give edged leave to read it"
+        raise Finding(Stage.FILE, category, message, remedy).refusal() from error
     if not stat.S_ISREG(status.st_mode):  # opening a FIFO would hang
-        raise ModelRefused(f"{path.name} is not a regular file; name the .onnx file itself")
+        message = f"{path.name} is not a regular file"
+        raise Finding(Stage.FILE, Category.NOT_A_FILE, message, "name the .onnx file itself").refusal()
     if status.st_size == 0:
-        raise ModelRefused(f"{path.name} is empty; copy the model again")
+        raise Finding(Stage.FILE, Category.EMPTY, f"{path.name} is empty", "copy the model again").refusal()
+    if status.st_size > _LARGEST:
+        message = f"{path.name} has {status.st_size} bytes, and no message of protobuf has more than {_LARGEST}"
+        remedy = "export it with its weights as external data"
+        raise Finding(Stage.FILE, Category.TOO_LARGE, message, remedy).refusal()
+    if not os.access(path, os.R_OK):
+        message = f"{path.name} cannot be read: it belongs to somebody else"
+        raise Finding(Stage.FILE, Category.UNREADABLE, message, "give edged leave to read it").refusal()
+    return status.st_size
 
 
 def _parse(path: Path) -> onnx.ModelProto:
-    with path.open("rb") as file:
-        head = file.read(64)
-    for magic, meaning in _MISTAKES:
-        if head.lstrip().startswith(magic):
-            raise ModelRefused(f"{path.name} is {meaning}")
     try:
-        proto = onnx.load(str(path), load_external_data=False)
+        data = read_regular(path)
+    except OSError as error:
+        message = f"{path.name} cannot be read: {error.strerror}"
+        raise Finding(Stage.FILE, Category.UNREADABLE, message, "see whether its disk is well").refusal() from error
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
     except Exception as error:  # the parser's errors share no base
-        _refuse_text(path)
-        raise ModelRefused(f"{path.name} is not a whole ONNX model: it cannot be parsed (truncated?)") from error
-    if not proto.graph.node or not proto.graph.output or not proto.opset_import:
-        _refuse_text(path)
-        raise ModelRefused(f"{path.name} is not an ONNX model: it has no graph with outputs")
+        _require_no_mistake(path.name, data)
+        raise _unparsed(path.name, data) from error
+    # Bytes that happen to be a message, of which nothing or little is a model's.
+    if not proto.graph.node and not proto.graph.output and not proto.opset_import:
+        _require_no_mistake(path.name, data)
+        if not proto.HasField("graph"):
+            missing = f"{path.name} is not an ONNX model: it has no graph with outputs"
+            raise _no_model(Category.NO_GRAPH, missing, "name the .onnx file itself, or copy it again")
     return proto
 
 
-def _refuse_text(path: Path) -> None:
-    """ModelRefused when the file, which is no model, begins as text does."""
-    with path.open("rb") as file:
-        head = file.read(_TEXT)
-    try:
-        # The last character may be cut in two.
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(head, final=len(head) < _TEXT)
-    except UnicodeDecodeError:
-        return
-    if all(character.isprintable() or character.isspace() for character in text):
-        raise ModelRefused(f"{path.name} is a text file, not a whole ONNX model; name the .onnx file itself")
+def _unparsed(name: str, data: bytes) -> ModelRefused:
+    """Why bytes that protobuf refuses are no model."""
+    trouble = wire.trouble(data)
+    if trouble == "too deep":
+        message = f"{name} nests graphs or types deeper than protobuf allows"
+        return _no_model(
+            Category.TOO_DEEP, message, "export the model with fewer loops and branches inside one another"
+        )
+    said = "it was cut off" if trouble == "truncated" else "it is damaged, or no model"
+    return _no_model(
+        Category.DAMAGED, f"{name} is not a whole ONNX model: it cannot be parsed, {said}", "copy it again"
+    )
 
 
-def _with_shapes(proto: onnx.ModelProto) -> onnx.GraphProto:
-    """The graph, with output shapes worked out where the exporter left them away."""
-    if all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
-        return proto.graph
-    try:
-        return onnx.shape_inference.infer_shapes(proto).graph
-    except Exception:  # an aid only: whatever stops it says nothing about the model
-        return proto.graph
+def _no_model(category: Category, message: str, remedy: str = "name the .onnx file itself") -> ModelRefused:
+    return Finding(Stage.PARSE, category, message, remedy).refusal()
 
 
-def _values(graph: onnx.GraphProto) -> tuple[list[_Value], list[_Value]]:
-    """Inputs and outputs."""
+def _require_no_mistake(name: str, data: bytes) -> None:
+    """ModelRefused for what is known to be something else than ONNX."""
+    if (found := mistake(data)) is not None:
+        raise _no_model(Category.NOT_ONNX, f"{name} is {found.kind}", found.remedy)
+
+
+# -- what it holds --------------------------------------------------------------------------------------------------
+
+
+def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Value], list[_Value]]:
+    """Inputs and outputs; of those without a type or a shape, what was worked out."""
     # Before IR version 4 every initialiser was listed as an input as well.
     initialisers = {tensor.name for tensor in graph.initializer}
+    worked_out = {value.name: value for value in inferred.output}
     inputs = [_value(value) for value in graph.input if value.name not in initialisers]
-    return inputs, [_value(value) for value in graph.output]
+    outputs = [worked_out.get(value.name, value) if _is_open(value) else value for value in graph.output]
+    return inputs, [_value(value) for value in outputs]
+
+
+def _is_open(value: onnx.ValueInfoProto) -> bool:
+    """Whether the file leaves its type, the type of its elements or its shape to whoever reads it."""
+    kind, tensor = value.type.WhichOneof("value"), value.type.tensor_type
+    return kind is None or (kind == "tensor_type" and not (tensor.elem_type and tensor.HasField("shape")))
 
 
 def _value(value: onnx.ValueInfoProto) -> _Value:
-    name = _text(value.name)
+    name = onnx_walk.text(value.name)
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         what = (kind or "value without a type").removesuffix("_type")
         spec = TensorSpec(name, what.upper() if kind else "UNDEFINED", ANY_SHAPE)
-        return spec, f"{name!r} is a {what}: only tensors can be served"
+        remedy = "leave out the node that makes it" if kind else "export the model again"
+        return spec, _unservable(f"{name!r} is a {what}: only tensors can be served", remedy, name)
     tensor = value.type.tensor_type
-    datatype, refusal = _datatype(name, tensor.elem_type)
-    if name != value.name:
-        refusal = f"a tensor's name is not UTF-8: {value.name!r}"
+    datatype, finding = _datatype(name, tensor.elem_type)
     shape = tuple(_dim(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else ANY_SHAPE
-    return TensorSpec(name, datatype, shape), refusal
+    return TensorSpec(name, datatype, shape), finding
 
 
-def _datatype(name: str, element: int) -> tuple[str, str]:
+def _datatype(name: str, element: int) -> tuple[str, Finding | None]:
     """The protocol's datatype; or ONNX's own name of the type, and why it is refused."""
     datatype = _DATATYPES.get(element)  # type: ignore[call-overload]  # the stub wants the enum, the file holds an int
     if datatype is not None:
-        return datatype, ""
+        return datatype, None
     names = {number: name for name, number in onnx.TensorProto.DataType.items()}
     told = names.get(element, f"number {element}")
-    return told, f"{name!r} has elements of type {told}, which the inference protocol cannot carry"
+    message = f"{name!r} has elements of type {told}, which the inference protocol cannot carry"
+    return told, _unservable(message, "cast it inside the model", name)
 
 
-def _text(text: str | bytes) -> str:
-    """Protobuf hands out bytes for text that is not UTF-8."""
-    return text if isinstance(text, str) else text.decode(errors="replace")
+def _unservable(message: str, remedy: str, name: str) -> Finding:
+    return Finding(Stage.GRAPH, Category.UNSERVABLE_TYPE, message, remedy, name)
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     # Some exporters write -1 for a dynamic size instead of leaving it out.
     if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
         return int(dim.dim_value)
-    return str(dim.dim_param) or "?"
+    return onnx_walk.text(dim.dim_param) or "?"
 
 
-def _operator(node: onnx.NodeProto) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else str(node.op_type)
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and every graph inside its nodes, without recursion: nesting can be as deep as the file likes."""
-    waiting = [graph]
-    while waiting:
-        current = waiting.pop()
-        yield current
-        for node in current.node:
-            waiting.extend(_bodies(node))
-
-
-def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs that a node holds, such as the branches of an If."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+def _first_nodes(proto: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> dict[str, str]:
+    """For each operator that a runtime must have, the first node with it."""
+    local = {(function.domain, function.name) for function in proto.functions}
+    first: dict[str, str] = {}
+    for node in nodes:
+        if (node.domain, node.op_type) not in local:
+            first.setdefault(onnx_walk.operator(node), onnx_walk.label(node))
+    return first
 
 
 def _elements(tensor: onnx.TensorProto) -> int:
@@ -218,60 +273,3 @@ def _elements(tensor: onnx.TensorProto) -> int:
     for dim in tensor.dims:
         count *= dim
     return count
-
-
-def _tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    bodies = [inner for function in proto.functions for node in function.node for inner in _bodies(node)]
-    for graph in (inner for outer in (proto.graph, *bodies) for inner in _graphs(outer)):
-        yield from graph.initializer
-        for node in graph.node:
-            yield from _constants(node)
-    for function in proto.functions:
-        for node in function.node:
-            yield from _constants(node)
-
-
-def _constants(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-
-
-def _external(proto: onnx.ModelProto, folder: Path) -> Iterator[ExternalFile]:
-    """Every external file once. Usable is a regular file inside the model's folder, long enough for what it holds."""
-    needed: dict[str, int] = {}
-    damaged: dict[str, str] = {}
-    for tensor in _tensors(proto):
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            continue
-        entries = {entry.key: _text(entry.value) for entry in tensor.external_data}
-        location = entries.get("location", "")
-        try:
-            end = int(entries.get("offset", "0")) + int(entries.get("length", "0"))
-        except ValueError:
-            end = 0
-            damaged[location] = f"tensor {_text(tensor.name)!r} has a damaged reference to external data"
-        needed[location] = max(needed.get(location, 0), end)
-    for location, end in sorted(needed.items()):
-        size, problem = _external_size(folder, location, end)
-        yield ExternalFile(location, size, damaged.get(location, problem))
-
-
-def _external_size(folder: Path, location: str, end: int) -> tuple[int, str]:
-    """Bytes of an external file, and why it cannot be used; empty where it can."""
-    path, named = folder / location, f"external data {location!r}"
-    if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
-        return 0, f"{named} lies outside the model's folder; export it beside the model"
-    try:
-        status = path.lstat()
-        resolved, home = path.resolve(), folder.resolve()
-    except (OSError, RuntimeError):  # RuntimeError: links in a circle, before Python 3.13
-        return 0, f"{named} is missing; put it beside the model"
-    if not stat.S_ISREG(status.st_mode):
-        return 0, f"{named} is not a regular file; copy the file itself beside the model"
-    if not resolved.is_relative_to(home):
-        return 0, f"{named} leads outside the model's folder; copy the file itself"
-    if status.st_size < end:
-        return status.st_size, f"{named} is truncated: {status.st_size} bytes of at least {end}"
-    return status.st_size, ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from edged.backend.contract import Signature
+from edged.model.finding import Finding
+from edged.model.footprint import Footprint
 
 
 class ExternalFile(msgspec.Struct, frozen=True):
@@ -21,8 +23,10 @@ class ExternalFile(msgspec.Struct, frozen=True):
 class Inspection(msgspec.Struct, frozen=True):
     """What an ONNX file holds. Sizes in bytes; operator names carry their domain when it is not ONNX's own.
 
-    `refusal` says in one line why no runtime could be asked to serve it, empty where one can. With a refusal the rest
-    is for people to read: `digest` is empty where external data is not whole, datatypes may be ONNX's own names.
+    `finding` says why no runtime could be asked to serve it, None where one can. With one the rest is for people to
+    read: `digest` is empty where external data is not whole, datatypes may be ONNX's own names. `suspicion` is what
+    seems wrong with operators, types or shapes; a runtime has the last word. `nodes` names for each operator the first
+    node that has it, without local functions. `footprint` is what it takes at least.
     """
 
     digest: str
@@ -38,4 +42,12 @@ class Inspection(msgspec.Struct, frozen=True):
     functions: int
     parameters: int
     external: tuple[ExternalFile, ...]
-    refusal: str = ""
+    finding: Finding | None = None
+    suspicion: Finding | None = None
+    nodes: dict[str, str] = {}
+    footprint: Footprint = Footprint()
+
+    @property
+    def refusal(self) -> str:
+        """The finding in one line; empty where there is none."""
+        return self.finding.line() if self.finding is not None else ""

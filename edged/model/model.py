@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Effort, Order, Recipe, Signature
 from edged.backend.profile import Profile
 from edged.errors import ConfigError, ModelRefused, Unsuitable
-from edged.model import sequencing, triton_check
+from edged.model import limits, sequencing, shapes, triton_check, triton_config
 from edged.model.batching import most_rows
 from edged.model.inspection import Inspection
+from edged.model.repair import Record
 from edged.model.repository import ModelEntry
 from edged.model.triton_config import TritonConfig
 from edged.vision.family import Recognition, recognise
 
 
 class Model(msgspec.Struct, frozen=True):
-    """An inspected model with its settings applied."""
+    """An inspected model with its settings applied. `learnt` is the range of shapes that its traffic calls for, wider
+    than what settings and pictures tell; empty where none was learnt."""
 
     entry: ModelEntry
     inspection: Inspection
     recognition: Recognition
+    learnt: Profile = Profile()
 
     @classmethod
     def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
@@ -43,8 +44,11 @@ class Model(msgspec.Struct, frozen=True):
         )
         model = cls(entry, inspection, recognition)
         _ = model.sequencing  # which raises where its tensors do not fit
-        with contextlib.suppress(Unsuitable):  # only some engines need a range of shapes; it is for them to say
+        try:
             Profile.of(signature, entry.settings, model.picture)
+        except Unsuitable as error:  # only some engines need a range of shapes; it is for them to say
+            if model.shape_policy.kind == "refuse":
+                raise ConfigError(f"{shapes.POLICY} = refuse needs a range to go by: {error}") from error
         return model
 
     @property
@@ -81,15 +85,46 @@ class Model(msgspec.Struct, frozen=True):
         return sequencing.is_decoupled(self.entry.settings, self.triton.decoupled)
 
     @property
+    def repair(self) -> Record | None:
+        """What was done to it before it was taken in; None where it is as it was given, or was replaced since."""
+        record = self.entry.repair
+        return record if record is not None and record.digest == self.digest else None
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        """What its config.pbtxt says to no effect, a line each."""
-        return self.triton.unused
+        """What its user said to no effect, a line each: in config.pbtxt, or in files that are not read."""
+        return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread)
 
     @property
     def picture(self) -> tuple[int, int] | None:
         """Width and height of the pictures it takes, in pixels; None when it takes none."""
         preprocess = self.recognition.preprocess
         return (preprocess.width, preprocess.height) if preprocess else None
+
+    @property
+    def shape_policy(self) -> shapes.ShapePolicy:
+        """What becomes of requests outside the range that engines are built for."""
+        return shapes.policy(self.entry.settings)
+
+    @property
+    def told_profile(self) -> Profile:
+        """The range of shapes that settings and pictures tell; Unsuitable where they tell none."""
+        return Profile.of(self.inspection.signature, self.entry.settings, self.picture)
+
+    @property
+    def profile(self) -> Profile:
+        """The range of shapes that engines are built for; Unsuitable where nothing tells it."""
+        return self.learnt if self.learnt.ranges else self.told_profile
+
+    @property
+    def bounds(self) -> Profile:
+        """The range that requests must keep to, whatever engine serves; empty where the model alone decides."""
+        return self.profile if self.shape_policy.kind == "refuse" else Profile()
+
+    @property
+    def limits(self) -> limits.Bounds:
+        """What a request of it may take."""
+        return limits.bounds(self.name, self.entry.settings)
 
     @property
     def is_static(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from edged.errors import ConfigError, InvalidInput, TooLarge
+from edged.files import not_stored
 from edged.model import triton_config
 from edged.model.repository import ModelEntry, Repository, folder_entries
 
@@ -78,7 +79,7 @@ class Overrides:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         except OSError as error:
-            raise InvalidInput(f"the files of model {name!r} could not be stored: {error.strerror or error}") from error
+            raise not_stored(f"the files of model {name!r}", error) from error
         return folder
 
 

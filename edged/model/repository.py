@@ -12,6 +12,7 @@ wants to know what changed reads it again.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -22,10 +23,10 @@ from pathlib import Path
 import msgspec
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
-from edged.files import read_regular
+from edged.files import foreign, not_stored, read_regular
+from edged.model import repair, triton_config, triton_files, versions
 from edged.model import samples as model_samples
 from edged.model import settings as model_settings
-from edged.model import triton_config, triton_files, versions
 from edged.model.triton_config import TritonConfig
 from edged.model.versions import VersionPolicy
 from edged.store import atomic
@@ -55,18 +56,27 @@ class ModelEntry(msgspec.Struct, frozen=True):
     folder: str = ""
     triton: TritonConfig | None = None
     labels: dict[str, tuple[str, ...]] = {}
+    repair: repair.Record | None = None  # what was done to it before it was taken in, as the file beside it says
+    unread: tuple[str, ...] = ()  # files beside it that look like its settings and are not, a line each
 
     @property
     def model(self) -> str:
         """The model's name, whichever version this is."""
         return split_name(self.name)[0]
 
+    def already_there(self, digest: str) -> str:
+        """That its name is taken, for whoever wants to add a model of a digest under it."""
+        if digest and self.repair is not None and self.repair.original == digest:
+            made = self.repair.made[:10]
+            return f"model {self.name!r} is already there, repaired from this very file on {made}: nothing to do"
+        return f"model {self.name!r} is already there; remove it first: edged models remove {self.name}"
+
 
 class Repository:
-    """A directory of models; read anew at every call."""
+    """A directory of models; read anew at every call. `accepts_foreign`: also those that others may have put there."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
+    def __init__(self, root: Path, accepts_foreign: bool = True) -> None:
+        self.root, self.accepts_foreign = root.absolute(), accepts_foreign
 
     def entries(self) -> dict[str, ModelEntry]:
         """Every version that is to be served, by name. Unreadable or empty folders are passed over."""
@@ -89,7 +99,7 @@ class Repository:
             return [entry for entry in self.entries().values() if entry.model == name]
         try:
             if folder.is_dir():
-                return folder_entries(folder, name, triton)
+                return [self._judged(entry) for entry in folder_entries(folder, name, triton)]
         except OSError as error:
             raise InvalidInput(f"model {name!r} cannot be read: {error.strerror or error}") from error
         if not os.path.lexists(plain):
@@ -104,9 +114,10 @@ class Repository:
         *,
         samples: Mapping[str, Path] | None = None,
         move: bool = False,
+        record: repair.Record | None = None,
     ) -> Path:
         """Copies or moves a model in: the first file is the ONNX model, the others its external data by relative path.
-        `samples` are pictures by file name.
+        `samples` are pictures by file name, `record` is what was done to it before.
 
         Appears whole or not at all. AlreadyExists when the name is taken. Returns the path of the model.
         """
@@ -124,11 +135,18 @@ class Repository:
             for target, source in _targets(staged, files, samples or {}):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 take(source, target)
+            if record is not None:
+                place = staged / "1" / repair.FILE
+                if place.exists():
+                    raise InvalidInput(f"external data may not be called {repair.FILE}; export it under another name")
+                place.write_bytes(repair.write(record))
             if settings:
                 (staged / _SETTINGS).write_bytes(model_settings.write_toml(settings))
             atomic.publish(staged, final)
         except OSError as error:
-            raise InvalidInput(f"model {name!r} could not be stored: {error.strerror or error}") from error
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):  # added by somebody else meanwhile
+                raise AlreadyExists(f"model {name!r} is there since a moment ago") from error
+            raise not_stored(f"model {name!r}", error) from error
         finally:
             shutil.rmtree(staged, ignore_errors=True)
         return final / "1" / _MODEL
@@ -155,7 +173,7 @@ class Repository:
 
     def _look(self, path: Path) -> list[ModelEntry]:
         try:
-            entries = self._entries(path)
+            entries = [self._judged(entry) for entry in self._entries(path)]
             if not entries or _NAME.fullmatch(entries[0].name):
                 return entries
             # Told rather than served: it could be neither asked for nor removed by its name.
@@ -164,6 +182,16 @@ class Repository:
             return [msgspec.structs.replace(entries[0], name=name, problem=problem)]
         except OSError:  # it vanished while it was looked at, or is not ours to read
             return []
+
+    def _judged(self, entry: ModelEntry) -> ModelEntry:
+        """The entry, refused where somebody else may have made it, or may yet make it another."""
+        model = Path(entry.path)
+        if self.accepts_foreign or entry.problem or not model.exists():
+            return entry
+        inside = [model, *model.parents]
+        problem = foreign([*inside[: inside.index(self.root)], self.root])
+        hint = '; or set access.foreign_files = "accept"'
+        return msgspec.structs.replace(entry, problem=problem + hint) if problem else entry
 
     @staticmethod
     def _entries(path: Path) -> list[ModelEntry]:
@@ -214,6 +242,8 @@ def folder_entries(
                 str(path),
                 triton,
                 labels,
+                repair.read(present[number] / repair.FILE),
+                tuple(_unread(path, present[number])),
             )
         )
     return entries
@@ -232,13 +262,22 @@ def split_name(name: str) -> tuple[str, str]:
 
 def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntry:
     """An ONNX file that is served where it lies."""
-    return ModelEntry(name, "1", str(path), dict(settings), stamp([path]))
+    beside = path.with_suffix(".toml")
+    unread = f"{beside.name} is not read: a model with settings has a folder, {name}/1/{_MODEL} and {name}/{_SETTINGS}"
+    return ModelEntry(name, "1", str(path), dict(settings), stamp([path]), unread=(unread,) if beside.is_file() else ())
 
 
 def check_name(name: str) -> None:
     """A model's name is a file name: letters, digits, spaces and . _ + @ -, beginning with a letter or digit."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(f"{name[:80]!r} is not a model name: use letters, digits and . _ - + @, at most 128")
+
+
+def _unread(folder: Path, version: Path) -> Iterator[str]:
+    """What its user may have meant as settings."""
+    for path in sorted((*folder.glob("*.toml"), *version.glob("*.toml"))):
+        if path != folder / _SETTINGS:
+            yield f"{path.relative_to(folder)} is not read: settings are in {folder.name}/{_SETTINGS}"
 
 
 def _read_settings(path: Path) -> tuple[dict[str, str], str]:

@@ -12,7 +12,7 @@ import msgspec
 from edged.backend import profile, registry
 from edged.backend.trt import options as trt_options
 from edged.errors import ConfigError
-from edged.model import batching, sequencing, verification, versions
+from edged.model import batching, limits, sequencing, shapes, verification, versions
 
 Settings: TypeAlias = dict[str, str]
 
@@ -21,7 +21,10 @@ THREADS = "threads"
 PRECISIONS = "precisions"
 _OWN = (BACKENDS, sequencing.DECOUPLED, PRECISIONS, THREADS, versions.VERSIONS)
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
-_GROUPS = ("batch.*", "decode.*", "preprocess.*", "profile.*", "sequence.*", "tensorrt.*", "thresholds.*", "verify.*")
+_GROUPS = (
+    *("batch.*", "decode.*", "preprocess.*", "limits.*", "outputs.*", "profile.*", "sequence.*", "shapes.*"),
+    *("tensorrt.*", "thresholds.*", "verify.*"),
+)
 # Owned and checked by the vision room: how pictures become tensors and tensors become detections.
 _VISION = ("family", "names", "decode.", "preprocess.", "thresholds.")
 
@@ -40,9 +43,9 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
 def validate(settings: Mapping[str, str]) -> None:
     """Refuses unknown names and impossible values of this room; the vision room checks its own."""
     for key in settings:
-        if key in _OWN or key.startswith((batching.PREFIX, sequencing.PREFIX, verification.PREFIX)):
+        if key in _OWN or key.startswith((batching.PREFIX, sequencing.PREFIX, shapes.PREFIX, verification.PREFIX)):
             continue
-        if key.startswith((profile.PREFIX, trt_options.PREFIX)):
+        if key.startswith((*limits.PREFIXES, profile.PREFIX, trt_options.PREFIX)):
             continue
         if any(key == name or (name.endswith(".") and key.startswith(name)) for name in _VISION):
             continue
@@ -58,7 +61,9 @@ def validate(settings: Mapping[str, str]) -> None:
     threads(settings)
     versions.setting(settings)
     batching.check(settings)
+    limits.check(settings)
     sequencing.check(settings)
+    shapes.check(settings)
     verification.check(settings)
     profile.check(settings)
     trt_options.check(settings)

@@ -11,6 +11,7 @@ from collections import Counter, deque
 
 import msgspec
 
+from edged.serving.histogram import Histogram
 from edged.serving.options import StreamOptions
 from edged.serving.rate import Rate
 
@@ -36,6 +37,7 @@ class CameraRecord:
         self.tracked_by: object = None  # the connection whose frames its tracks are made of
         self.seen = time.monotonic()  # when it was last heard of
         self._ages: deque[float] = deque(maxlen=_AGES)
+        self.age_seconds = Histogram()
         self._arrivals, self._answers = Rate(), Rate()
 
     def receive(self, now: float, unix_ns: int) -> None:
@@ -50,6 +52,7 @@ class CameraRecord:
         self.answered += 1
         self._answers.add(now)
         self._ages.append(age_ms)
+        self.age_seconds.add(age_ms / 1e3)
         self.width, self.height = width, height
 
     def fail(self, message: str, unix_s: float) -> None:
@@ -134,6 +137,11 @@ class Cameras:
         """It sends no more."""
         record.connections -= 1
         record.seen = time.monotonic()
+
+    def records(self) -> list[CameraRecord]:
+        """The same as `reports` is about, in no order."""
+        self._forget(time.monotonic())
+        return list(self._records.values())
 
     def reports(self) -> list[CameraReport]:
         """All that send or did lately, by camera and model."""

@@ -6,6 +6,7 @@ next picture is decoded while the current one runs; and a slow model never holds
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import re
@@ -15,22 +16,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import zmq
 
 from edged import errors, process
 from edged.backend import registry
-from edged.backend.contract import Backend
+from edged.backend.contract import Backend, Placed, one_line
+from edged.errors import EdgedError, NotFinite, TooLarge
+from edged.model.limits import OUTPUT_MB
 from edged.raw_contents import to_array, to_bytes
 from edged.serving import messages as m
 from edged.serving.arena import SharedView, Span
 from edged.serving.pipeline import Inputs, Outcome, Pipeline, Prepared, Shot
+from edged.serving.stopping import Runs
 from edged.tensors import Array
 
 Say = Callable[[m.FromHost], None]
 # How CUDA, TensorRT, ONNX Runtime and OpenVINO say that a device has no memory left; none has a type for it.
-_NO_MEMORY = re.compile(r"out of (device )?memory|OUT_OF_MEMORY|failed to allocate memory|bad_alloc", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    r"out of (device )?memory|OUT_OF_MEMORY|failed to allocate memory|bad_alloc|smaller than requested bytes",
+    re.IGNORECASE,
+)
 
 
 class _SessionThreads:
@@ -42,22 +50,32 @@ class _SessionThreads:
         self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs, float] | None]
         self._prepared = queue.SimpleQueue()
         self._pipeline: Pipeline | None = None
+        self._runs: Runs | None = None
         threading.Thread(target=self._prepare_loop, name=f"prepare-{order.session}", daemon=True).start()
 
     def submit(self, job: m.Infer | m.Detect | None) -> None:
-        """Takes a job; None ends the session after what was taken before."""
+        """Takes a job, once the session is open; None ends the session after what was taken before."""
+        if job is not None and self._runs is not None:
+            self._runs.take(job.job)
         self._todo.put(job)
+
+    def stop(self, job: int) -> None:
+        """The job is not to run, or no longer."""
+        if self._runs is not None:
+            self._runs.stop(job)
 
     def _prepare_loop(self) -> None:
         try:
             session = self._backend.open(self._open.order)
+            nodes = session.nodes() if isinstance(session, Placed) else {}
             order = self._open
-            self._pipeline = Pipeline(session, order.order.signature, order.recognition, order.batch)
+            self._runs = runs = Runs(session)
+            self._pipeline = Pipeline(session, order.order.signature, order.recognition, order.batch, order.bounds)
         except Exception as error:
             self._say(m.OpenFailed(self._open.session, *_named(error)))
             return
         threading.Thread(target=self._infer_loop, name=f"infer-{self._open.session}", daemon=True).start()
-        self._say(m.Opened(self._open.session))
+        self._say(m.Opened(self._open.session, nodes))
         while (job := self._todo.get()) is not None:
             began = time.perf_counter()
             try:
@@ -65,18 +83,22 @@ class _SessionThreads:
                 self._prepared.put((job, prepared, (time.perf_counter() - began) * 1e3))
                 del prepared  # it is the other thread's now
             except Exception as error:
+                runs.leave(job.job)
                 self._say(m.JobFailed(job.job, *_named(error)))
         self._prepared.put(None)
 
     def _infer_loop(self) -> None:
         assert self._pipeline is not None
+        assert self._runs is not None
         while (item := self._prepared.get()) is not None:
             job, prepared, took = item
+            said: m.FromHost
             try:
-                self._say(self._run(self._pipeline, job, prepared, took))
+                said = self._run(self._pipeline, self._runs, job, prepared, took)
             except Exception as error:
-                self._say(m.JobFailed(job.job, *_named(error)))
-            del item, prepared  # a view into the arena must not outlive its job
+                said = m.JobFailed(job.job, *_named(error), error.outputs if isinstance(error, NotFinite) else ())
+            self._say(said)
+            del item, prepared, said  # a view into the arena must not outlive its job
         self._pipeline.close()
         self._say(m.Closed(self._open.session))
 
@@ -90,19 +112,21 @@ class _SessionThreads:
         return pipeline.stage(inputs)
 
     def _run(
-        self, pipeline: Pipeline, job: m.Infer | m.Detect, prepared: Prepared | Inputs, prepare_ms: float
+        self, pipeline: Pipeline, runs: Runs, job: m.Infer | m.Detect, prepared: Prepared | Inputs, prepare_ms: float
     ) -> m.Answer | m.Detected:
         datatypes = {spec.name: spec.datatype for spec in self._open.order.signature.outputs}
         if isinstance(job, m.Infer):
             assert not isinstance(prepared, Prepared)
-            outputs, times = pipeline.run(prepared, job.outputs)
+            outputs, times = runs.run(job.job, partial(pipeline.run, prepared, job.outputs))
             began = time.perf_counter()
-            refs = self._place(outputs, datatypes, job.reply)
+            bad = pipeline.finite.bad(outputs)
+            pipeline.finite.require(bad)
+            refs = self._place(outputs, datatypes, job.reply, job.parts)
             after_ms = (time.perf_counter() - began) * 1e3
             times = msgspec.structs.replace(times, prepare_ms=prepare_ms, postprocess_ms=after_ms)
-            return m.Answer(job.job, refs, times)
+            return m.Answer(job.job, refs, times, bad)
         assert isinstance(prepared, Prepared)
-        outcomes = pipeline.infer(prepared)
+        outcomes = runs.run(job.job, partial(pipeline.infer, prepared))
         return m.Detected(job.job, tuple(self._seen(outcome, datatypes, job.reply) for outcome in outcomes))
 
     def _shot(self, picture: m.Picture) -> Shot:
@@ -111,20 +135,32 @@ class _SessionThreads:
 
     def _seen(self, outcome: Outcome | Exception, datatypes: dict[str, str], reply: Span | None) -> m.Seen:
         if isinstance(outcome, Exception):
-            name, message = _named(outcome)
-            return m.Seen(error=name, message=message)
+            return _unanswered(outcome)
         found = None if outcome.detections is None else outcome.detections.pack()
         classes = None if outcome.classes is None else outcome.classes.pack()
-        refs = self._place(outcome.outputs, datatypes, reply)  # of a model without a family, which gets one at a time
-        return m.Seen(outcome.width, outcome.height, outcome.times, found, classes, refs)
+        try:
+            refs = self._place(outcome.outputs, datatypes, reply)  # of a model without a family: it gets one at a time
+        except EdgedError as error:
+            return _unanswered(error)
+        return m.Seen(outcome.width, outcome.height, outcome.times, found, classes, refs, not_finite=outcome.not_finite)
 
     def _place(
-        self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None
+        self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None, parts: int = 1
     ) -> tuple[m.TensorRef, ...]:
-        """Writes outputs one after the other into the reply's span; what does not fit goes into the message."""
-        position, refs = 0, []
+        """Writes outputs one after the other into the reply's span; what does not fit goes into the message.
+
+        TooLarge where they are more than so many requests of the model may have.
+        """
+        bounds, position, refs = self._open.bounds, 0, []
+        room = (bounds.output_mb << 20) * parts if bounds.output_mb else math.inf
         for name, array in outputs.items():
-            data = to_bytes(array)
+            data = to_bytes(array) if array.nbytes <= room else b""  # text is longer than its references
+            room -= max(array.nbytes, len(data))
+            if room < 0:
+                raise TooLarge(
+                    f"the outputs of model {bounds.model!r} are larger than {bounds.output_mb} MiB at {name!r}"
+                    f" {list(array.shape)}; ask for less, or raise {OUTPUT_MB} of the model"
+                )
             if reply is not None and position + len(data) <= reply.size:
                 span = Span(reply.offset + position, len(data))
                 self._shared.at(span)[:] = data
@@ -135,10 +171,17 @@ class _SessionThreads:
         return tuple(refs)
 
 
+def _unanswered(error: Exception) -> m.Seen:
+    name, message = _named(error)
+    return m.Seen(error=name, message=message, not_finite=error.outputs if isinstance(error, NotFinite) else ())
+
+
 def _named(error: Exception) -> tuple[str, str]:
     """The class of `edged.errors` and the one line that stand for an exception on the link."""
     if type(error) is errors.EngineUnusable and _NO_MEMORY.search(str(error)):
         return errors.OutOfMemory.__name__, str(error)
+    if isinstance(error, MemoryError):
+        return errors.OutOfMemory.__name__, f"the engine host has no memory for this: {one_line(error) or 'no details'}"
     if isinstance(error, errors.EdgedError):
         return type(error).__name__, str(error)
     return "EngineUnusable", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -174,17 +217,21 @@ def serve(backend_name: str, inbox: str, outbox: str, arena: int) -> None:
             sessions[order.session] = _SessionThreads(order, backend, shared, say)
         elif isinstance(order, m.Close):
             sessions.pop(order.session).submit(None)
+        elif isinstance(order, m.Stop):
+            if (asked := sessions.get(order.session)) is not None:
+                asked.stop(order.job)
         else:
             sessions[order.session].submit(order)
 
 
 def main() -> None:
-    """`python -m edged.serving.host PARENT_PID BACKEND INBOX OUTBOX ARENA_FD`"""
+    """`python -m edged.serving.host PARENT_PID BACKEND INBOX OUTBOX ARENA_FD MEMORY_MB`"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which stops its hosts
-    parent, backend, inbox, outbox, arena = sys.argv[1:]
+    parent, backend, inbox, outbox, arena, memory_mb = sys.argv[1:]
     if not process.die_with_parent(int(parent)):
         shutil.rmtree(os.path.dirname(inbox.removeprefix("ipc://")), ignore_errors=True)
         sys.exit(1)
+    process.go_before_the_daemon(int(memory_mb))
     serve(backend, inbox, outbox, int(arena))
 
 

@@ -21,11 +21,13 @@ _IDLE_SECONDS = 60.0  # an empty host may be wanted again soon; after this its m
 
 
 class HostKind(msgspec.Struct, frozen=True):
-    """What a host is: its backend, the generation of facts, and the runtime version that it must load ("" for any)."""
+    """What a host is: its backend, the generation of facts, the runtime version that it must load ("" for any), and
+    whose alone it is ("" for anybody's)."""
 
     backend: str
     generation: str = ""
     version: str = ""
+    solitary: str = ""
 
 
 class _Record(msgspec.Struct):
@@ -43,6 +45,10 @@ class Hosts:
         self._links: dict[HostKind, HostLink] = {}
         self._starting: dict[HostKind, asyncio.Task[HostLink]] = {}
         self._records: dict[HostKind, _Record] = {}
+
+    def heed(self, limits: HostLimits) -> None:
+        """Other limits, for hosts that start from now on."""
+        self._limits = limits
 
     async def get(self, kind: HostKind) -> HostLink:
         """A living host, started if need be. NotReady while it may not be started again yet.

@@ -1,44 +1,81 @@
-"""The daemon's end of one engine host: starts the process, talks to it, and notices when it dies or hangs."""
+"""The daemon's end of one engine host: talks to it, and notices when it dies or hangs. Bytes go by `sockets`, the
+process is started and ended by `host_process`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import os
-import shutil
-import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator
 from typing import Annotated
 
 import msgspec
 import zmq
 
-from edged import errors, process
-from edged.backend.contract import Order
-from edged.errors import EdgedError, EngineUnusable, HostLost
+from edged import errors
+from edged.backend.contract import Nodes, Order
+from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite
+from edged.model.limits import SECONDS, Bounds
+from edged.serving import memory
 from edged.serving import messages as m
 from edged.serving.arena import Arena
+from edged.serving.blame import Suspect
+from edged.serving.host_process import HostProcess
+from edged.serving.sockets import Sockets
+from edged.serving.turns import Turns
 from edged.vision.family import Recognition
 
 _START_SECONDS = 60.0
-_LONGEST_PARENT = 70
-_STOP_SECONDS = 3.0
+_LOOK_SECONDS = 0.2  # memory can be used up in a few seconds
 
 
 class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Mebibytes of shared memory a host gets; seconds after which it counts as hanging: without an answer to a job
-    whose turn it is, and while opening or closing an engine."""
+    """What an engine host, and a request in it, may take where a model says nothing else."""
 
-    arena_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 20)] = 512
-    job_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 120.0
-    open_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
+    arena_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 20, description="Mebibytes of a host's shared memory.")] = 512
+    job_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            gt=0,
+            le=86400,
+            description="Seconds of an engine's time that a request may take; then it is stopped.",
+        ),
+    ] = 120.0
+    open_seconds: Annotated[
+        float, msgspec.Meta(gt=0, le=86400, description="Seconds for opening or closing an engine.")
+    ] = 600.0
+    output_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 20, description="Mebibytes of a request's outputs.")] = 512
+    memory_mb: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=1 << 30,
+            description="Mebibytes of a host's own memory; 0 for all but what the rest of the box needs.",
+        ),
+    ] = 0
 
 
 Reply = m.Answer | m.Detected
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """Whose engine is opened in a host, and what its requests may take."""
+
+    suspect: Suspect = Suspect("", "")
+    bounds: Bounds = Bounds()
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """How a host was lost: why; who had something to do in it, each with whether it had answered anything there before;
+    and whether it was killed by a signal that anybody may send."""
+
+    why: str = ""
+    suspects: tuple[tuple[Suspect, bool], ...] = ()
+    is_outside: bool = False
+
+
+_NOBODY = Tenant()
 
 
 class HostLink:
@@ -49,48 +86,37 @@ class HostLink:
         self.pid = 0
         self.version = ""  # of the runtime that it loaded
         self.sessions: set[int] = set()
+        self.nodes: dict[int, Nodes] = {}  # of each, where they run, as far as its runtime tells
         self.lost = ""  # why, once it is
+        self.loss = Loss()  # and what else is known of it then
+        self.memory_mb = limits.memory_mb or memory.derived_mb(memory.box_mb())
+        self._tenants: dict[int, Tenant] = {}  # of the sessions, also of those that are opening
+        self._answered: set[int] = set()  # sessions that have answered something
+        self._turns = Turns()
         self._limits, self._on_lost = limits, on_lost
         self._loop = asyncio.get_running_loop()
         self.arena = Arena(limits.arena_mb << 20)
         self._numbers = itertools.count(1)
         self._jobs: dict[int, tuple[asyncio.Future[Reply], int]] = {}  # with the session that has it
-        self._turn: dict[int, float] = {}  # since when a session has been busy with the job it is at
         self._opening: dict[int, asyncio.Future[None]] = {}
         self._closing: dict[int, asyncio.Future[None]] = {}
         self._asked: dict[int, float] = {}  # since when a session has been opening or closing
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(m.FromHost)
         self.stopping = False
-        self._process: asyncio.subprocess.Process | None = None
+        self._sockets: Sockets | None = None
+        self._process: HostProcess | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Starts the process and waits until it has imported its backend. HostLost when it does not."""
-        # The sockets have names only until the host has connected: nothing is left behind by a killed daemon.
-        folder = _socket_folder()
         try:
-            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-            self._orders = context.socket(zmq.PUSH)
-            self._orders.set_hwm(0)  # what is in flight is bounded by the slots
-            self._orders.linger = 0
-            self._answers = context.socket(zmq.PULL)
-            self._answers.linger = 0
-            self._orders.bind(f"ipc://{folder}/orders")
-            self._answers.bind(f"ipc://{folder}/answers")
-            self._descriptor = int(self._answers.getsockopt(zmq.FD))
-            self._loop.add_reader(self._descriptor, self._drain)
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "edged.serving.host", str(os.getpid()), self.backend),
-                *(f"ipc://{folder}/orders", f"ipc://{folder}/answers", str(self.arena.handle)),
-                pass_fds=(self.arena.handle,),
-                stdin=asyncio.subprocess.DEVNULL,
-                **process.ISOLATED,
-            )
-            self.pid = self._process.pid
-            self._watch = asyncio.create_task(self._watch_process(self._process))
-            await asyncio.wait_for(self._connected(), _START_SECONDS)
+            sockets = self._sockets = Sockets(self._hear)
+            allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
+            host = self._process = await HostProcess.start(self.backend, sockets, self.arena, allowed_mb)
+            self.pid = host.pid
+            self._watch = asyncio.create_task(self._watch_process(host))
+            await asyncio.wait_for(self._connected(sockets), _START_SECONDS)
         except asyncio.TimeoutError:
             self.kill(f"did not start within {_START_SECONDS:g} s")
             raise HostLost(f"engine host {self.backend} {self.lost}") from None
@@ -98,28 +124,34 @@ class HostLink:
             self._lose(f"could not be started: {error.strerror or error}")
             raise HostLost(f"engine host {self.backend} {self.lost}") from error
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if self._sockets is not None:
+                self._sockets.forget_names()
 
-    async def _connected(self) -> None:
+    async def _connected(self, sockets: Sockets) -> None:
         """Until the host has spoken, and can be spoken to: the two sockets connect at their own pace."""
         await asyncio.shield(self._ready)
-        while not int(self._orders.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+        while not sockets.is_connected:
             await asyncio.sleep(0.002)
             self._require_alive()
 
-    async def open(self, order: Order, recognition: Recognition, batch: int = 1) -> int:
+    async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _NOBODY) -> int:
         """Opens an engine for up to `batch` pictures at a time; its number within this host. The backend's error when
         it cannot be opened."""
         self._require_alive()
         number = next(self._numbers)
+        seconds = tenant.bounds.seconds or self._limits.job_seconds
+        output_mb = tenant.bounds.output_mb or self._limits.output_mb
+        bounds = msgspec.structs.replace(tenant.bounds, seconds=seconds, output_mb=output_mb)
+        self._tenants[number] = msgspec.structs.replace(tenant, bounds=bounds)
+        self._turns.open(number, seconds)
         opened: asyncio.Future[None] = self._loop.create_future()
         self._opening[number], self._asked[number] = opened, time.monotonic()
-        self._send(m.Open(number, order, recognition, batch))
+        self._send(m.Open(number, order, recognition, batch, bounds))
         self.sessions.add(number)
         try:
             await opened
         except EdgedError:
-            self.sessions.discard(number)
+            self._forget(number)
             raise
         return number
 
@@ -131,7 +163,7 @@ class HostLink:
         self._closing[number], self._asked[number] = closed, time.monotonic()
         self._send(m.Close(number))
         await closed
-        self.sessions.discard(number)
+        self._forget(number)
 
     def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
         """Sends a job; the future ends with the answer, the job's error, or HostLost."""
@@ -140,57 +172,63 @@ class HostLink:
         future: asyncio.Future[Reply] = self._loop.create_future()
         message = make(number)
         self._send(message)
-        if not any(session == message.session for _, session in self._jobs.values()):
-            self._turn[message.session] = time.monotonic()
+        self._turns.give(message.session, number, time.monotonic())
         self._jobs[number] = (future, message.session)
         return future
+
+    def abandon(self, future: asyncio.Future[Reply]) -> None:
+        """Nobody waits for a job any more: it is stopped, where its runtime can do that. It is still answered."""
+        for job, (waiting, session) in self._jobs.items():
+            if waiting is future:
+                with contextlib.suppress(HostLost):
+                    self._send(m.Stop(job, session))
+                return
 
     async def stop(self) -> None:
         """Ends the process; what it still held fails with HostLost."""
         self.stopping = True
-        process = self._process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+        if self._process is not None:
+            await self._process.stop()
         self.kill("was stopped")
         if self._watch is not None:
             await asyncio.gather(self._watch, return_exceptions=True)
 
-    def kill(self, why: str) -> None:
-        """Ends the process at once."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        self._lose(why)
+    def kill(self, why: str, suspects: Collection[int] | None = None) -> None:
+        """Ends the process at once. `suspects` are sessions that are known to be why; otherwise all that are busy."""
+        if self._process is not None:
+            self._process.kill()
+        self._lose(why, suspects)
+
+    def _forget(self, number: int) -> None:
+        """A session is no more."""
+        self.sessions.discard(number)
+        self.nodes.pop(number, None)
+        self._asked.pop(number, None)
+        self._tenants.pop(number, None)
+        self._answered.discard(number)
+        self._turns.close(number)
 
     def _require_alive(self) -> None:
         if self.lost:
             raise HostLost(f"engine host {self.backend} {self.lost}")
 
     def _send(self, message: m.ToHost) -> None:
-        try:
-            self._orders.send(self._encoder.encode(message), zmq.NOBLOCK)
-        except zmq.Again:  # nobody reads any more, which is noticed here before the process's end is
+        assert self._sockets is not None  # it was started
+        if not self._sockets.send(self._encoder.encode(message)):  # which is noticed here before the process's end is
             self.kill("no longer answers")
             self._require_alive()
 
-    def _drain(self) -> None:
-        """Reads until nothing is left: the descriptor signals once for any number of messages."""
-        while not self.lost:
-            try:
-                data = self._answers.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._take(self._decoder.decode(data))
+    def _hear(self, data: bytes) -> None:
+        self._take(self._decoder.decode(data))
 
     def _take(self, message: m.FromHost) -> None:
         if isinstance(message, m.Answer | m.Detected):
+            self._answered.add(self._jobs[message.job][1])
             _settle(self._pop(message.job), message)
         elif isinstance(message, m.JobFailed):
-            _fail(self._pop(message.job), rebuild(message.error, message.message))
+            self._fail_job(message)
         elif isinstance(message, m.Opened):
+            self.nodes[message.session] = message.nodes
             _settle(self._opening.pop(message.session), None)
         elif isinstance(message, m.OpenFailed):
             _fail(self._opening.pop(message.session), rebuild(message.error, message.message))
@@ -204,33 +242,70 @@ class HostLink:
 
     def _pop(self, job: int) -> asyncio.Future[Reply]:
         future, session = self._jobs.pop(job)
-        self._turn[session] = time.monotonic()  # the session's next job has its turn now
+        self._turns.end(session, job, time.monotonic())  # the session's next job has its turn now
         return future
 
-    def _is_hanging(self) -> bool:
-        now = time.monotonic()
-        busy = {session for _, session in self._jobs.values()}
-        waiting = {*self._opening, *self._closing}
-        return any(now - self._turn[session] > self._limits.job_seconds for session in busy) or any(
-            now - self._asked[session] > self._limits.open_seconds for session in waiting
+    def _fail_job(self, failed: m.JobFailed) -> None:
+        future, session = self._jobs.pop(failed.job)
+        if self._turns.end(session, failed.job, time.monotonic()):
+            _fail(future, self._too_long(session))
+        else:
+            self._answered.add(session)  # a runtime that says no is alive
+            _fail(future, rebuild(failed.error, failed.message, failed.not_finite))
+
+    def _too_long(self, session: int) -> DeadlineExceeded:
+        bounds = self._tenants[session].bounds
+        return DeadlineExceeded(
+            f"a request of model {bounds.model!r} may take {bounds.seconds:g} s of its engine and took longer;"
+            f" send less at a time, or raise {SECONDS} of the model"
         )
 
-    async def _watch_process(self, process: asyncio.subprocess.Process) -> None:
-        """Notices the end of the process, and a job that is never answered."""
-        ended = asyncio.ensure_future(process.wait())
-        period = min(1.0, self._limits.job_seconds / 4, self._limits.open_seconds / 4)
-        while not ended.done():
-            await asyncio.wait([ended], timeout=period)
-            if self._is_hanging():
-                self.kill("hung: no answer within its limit")
-        self._lose("was stopped" if self.stopping else f"died (exit status {process.returncode})")
+    @property
+    def overdue(self) -> float:
+        """Seconds for which it has been hanging beyond its limits; 0 while it is within them."""
+        now = time.monotonic()
+        return max([0.0, self._turns.late(now), *(late for _, late in self._waits(now))])
 
-    def _lose(self, why: str) -> None:
+    def _waits(self, now: float) -> Iterator[tuple[int, float]]:
+        """Sessions that are opening or closing, and the seconds for which they should have been done with it."""
+        for session in (*self._opening, *self._closing):
+            yield session, now - self._asked[session] - self._limits.open_seconds
+
+    def _look(self) -> None:
+        """Stops jobs at their limit; ends the host when one does not stop, or it has taken too much memory."""
+        now = time.monotonic()
+        for overdue in self._turns.overdue(now):
+            if not overdue.is_hopeless:
+                self._send(m.Stop(overdue.job, overdue.session))
+                continue
+            _fail(self._pop(overdue.job), self._too_long(overdue.session))
+            return self.kill("hung: a request did not stop at its limit", (overdue.session,))
+        hanging = [session for session, late in self._waits(now) if late > 0]
+        if hanging:
+            return self.kill("hung: an engine was not opened or closed within its limit", hanging)
+        if self.memory_mb and (used := memory.used_mb(self.pid)) > self.memory_mb:
+            self.kill(f"used {used:.0f} MiB of memory, more than the {self.memory_mb} MiB of hosts.memory_mb")
+        return None
+
+    async def _watch_process(self, host: HostProcess) -> None:
+        """Notices the end of the process, and what goes beyond its limits."""
+        while not host.ended.done():
+            period = min(_LOOK_SECONDS, self._turns.shortest / 8, self._limits.open_seconds / 4)
+            await asyncio.wait([host.ended], timeout=period)
+            if not host.ended.done() and not self.lost:
+                with contextlib.suppress(HostLost):
+                    self._look()
+        why = "was stopped" if self.stopping else f"died (exit status {host.status})"
+        self._lose(why, is_outside=host.was_ended_from_outside)
+
+    def _lose(self, why: str, suspects: Collection[int] | None = None, *, is_outside: bool = False) -> None:
         if self.lost:
             return
-        if hasattr(self, "_answers"):
-            self._drain()  # what it answered before it went still counts
+        if self._sockets is not None:
+            self._sockets.drain()  # what it answered before it went still counts
         self.lost = why
+        busy = self._turns.busy | self._opening.keys() if suspects is None else suspects
+        self.loss = Loss(why, tuple((self._tenants[n].suspect, n in self._answered) for n in sorted(busy)), is_outside)
         error = HostLost(f"engine host {self.backend} {why}")
         for job, _ in self._jobs.values():
             _fail(job, error)
@@ -245,10 +320,10 @@ class HostLink:
         self._on_lost(self, why)
 
     def _release(self) -> None:
-        if hasattr(self, "_answers"):
-            self._loop.remove_reader(self._descriptor)
-            self._answers.close()
-            self._orders.close()
+        if self._sockets is not None:
+            self._sockets.close()
+        if self._process is not None:
+            self._process.hear_out()
         # Answers that were just settled may still be read from the arena by tasks that are due to run.
         self._loop.call_later(1.0, self._close_arena)
 
@@ -257,28 +332,6 @@ class HostLink:
             self.arena.close()
         except BufferError:
             self._loop.call_later(1.0, self._close_arena)
-
-
-def sweep_socket_folders() -> None:
-    """Removes folders that a daemon left which was killed while a host of its own was starting."""
-    for parent in _socket_parents():
-        for folder in parent.glob("edged-*-*"):
-            owner = folder.name.split("-")[1]
-            if owner.isdecimal() and not os.path.exists(f"/proc/{owner}") and folder.lstat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _socket_folder() -> Path:
-    """A new private folder, named after the daemon's process."""
-    for parent in _socket_parents():
-        return Path(tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-", dir=parent))
-    raise HostLost("no folder can hold a host's sockets; make /tmp writable")
-
-
-def _socket_parents() -> list[Path]:
-    """Folders whose path leaves room for a socket's name in the 108 bytes that Linux allows."""
-    wanted = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")  # noqa: S108 - mkdtemp is safe there
-    return [Path(p) for p in wanted if p and len(os.fsencode(p)) <= _LONGEST_PARENT and os.access(p, os.W_OK)]
 
 
 def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None], value: Reply | None) -> None:
@@ -292,8 +345,10 @@ def _fail(future: asyncio.Future[Reply] | asyncio.Future[None], error: EdgedErro
         future.exception()  # nobody may be left to ask for it, which is no reason to complain at the end
 
 
-def rebuild(name: str, message: str) -> EdgedError:
+def rebuild(name: str, message: str, not_finite: tuple[str, ...] = ()) -> EdgedError:
     """The error that a host named."""
+    if name == NotFinite.__name__:
+        return NotFinite(message, not_finite)
     kind = getattr(errors, name, EngineUnusable)
     error: EdgedError = kind(message)
     return error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from edged.backend.contract import Order
+from edged.backend.contract import Nodes, Order
+from edged.model.limits import Bounds
 from edged.serving.arena import Span
 from edged.vision.family import Recognition, Thresholds
 from edged.vision.view import View
@@ -50,7 +51,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     """What became of one picture of `width` x `height` pixels.
 
     Detections or classes, packed as `edged.vision.detections` and `edged.vision.classifications` do; or the outputs of
-    a model of no family; or the name and line of the error that is its answer.
+    a model of no family; or the name and line of the error that is its answer. `not_finite` names outputs that
+    held NaN or infinity.
     """
 
     width: int = 0
@@ -61,18 +63,20 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     outputs: tuple[TensorRef, ...] = ()
     error: str = ""
     message: str = ""
+    not_finite: tuple[str, ...] = ()
 
 
 # -- to the host ----------------------------------------------------------------------------------------------------
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
-    """`batch` is the largest number of pictures that will be sent together."""
+    """`batch` is the largest number of pictures that will be sent together, `bounds` what each request may take."""
 
     session: int
     order: Order
     recognition: Recognition
     batch: int = 1
+    bounds: Bounds = Bounds()
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
@@ -80,13 +84,15 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Infer(msgspec.Struct, frozen=True, tag=True):
-    """A tensor request. `reply` is where outputs go as far as they fit."""
+    """A tensor request, or several that go together as so many `parts`. `reply` is where outputs go as far as they
+    fit."""
 
     job: int
     session: int
     inputs: tuple[TensorRef, ...]
     outputs: tuple[str, ...] | None
     reply: Span | None
+    parts: int = 1
 
 
 class Detect(msgspec.Struct, frozen=True, tag=True):
@@ -98,7 +104,14 @@ class Detect(msgspec.Struct, frozen=True, tag=True):
     reply: Span | None
 
 
-ToHost = Open | Close | Infer | Detect
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """A job is not to run, or no longer, where the runtime can be stopped. It is answered all the same."""
+
+    job: int
+    session: int
+
+
+ToHost = Open | Close | Infer | Detect | Stop
 
 # -- from the host --------------------------------------------------------------------------------------------------
 
@@ -117,7 +130,10 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
+    """`nodes`: where the session's nodes run, as far as its runtime tells."""
+
     session: int
+    nodes: Nodes = {}
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):
@@ -131,11 +147,12 @@ class OpenFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """Outputs of a tensor request."""
+    """Outputs of a tensor request. `not_finite` names those that hold NaN or infinity."""
 
     job: int
     outputs: tuple[TensorRef, ...]
     times: Times
+    not_finite: tuple[str, ...] = ()
 
 
 class Detected(msgspec.Struct, frozen=True, tag=True):
@@ -149,6 +166,7 @@ class JobFailed(msgspec.Struct, frozen=True, tag=True):
     job: int
     error: str
     message: str
+    not_finite: tuple[str, ...] = ()
 
 
 FromHost = Ready | Unfit | Opened | Closed | OpenFailed | Answer | Detected | JobFailed

@@ -9,7 +9,7 @@ from edged.errors import EdgedError, EngineUnusable, Overloaded
 from edged.serving import messages as m
 from edged.serving.arena import Arena, Span
 from edged.serving.link import Reply, rebuild
-from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputView, Source, TensorWork, Work
+from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputView, TensorWork, Work
 
 _ALIGNED = 64  # bytes: the host places each output at a multiple
 
@@ -77,9 +77,11 @@ def _pack_rows(chosen: list[TensorWork], arena: Arena, refuse: Callable[[Work, E
                 half = len(works) // 2
                 works, left = works[:half], works[half:] + left
                 continue
-            for work in works if at is None else [at]:
-                refuse(work, error)
-            works = [] if at is None else [work for work in works if work is not at]
+            culprit = works[0] if at is None else at
+            refuse(culprit, error)
+            works = [work for work in works if work is not culprit]
+            if not works and not isinstance(error, Overloaded):  # it was the only one that stood in the way
+                works, left = left, []
         except BaseException:
             _release(arena, spans)
             raise
@@ -91,14 +93,14 @@ def _pack_rows(chosen: list[TensorWork], arena: Arena, refuse: Callable[[Work, E
 
 
 def _size(blob: Blob) -> int:
-    return blob.size if isinstance(blob, Source) else len(blob)
+    return len(blob) if isinstance(blob, bytes | memoryview) else blob.size
 
 
 def _fill(place: memoryview, blob: Blob) -> None:
-    if isinstance(blob, Source):
-        blob.read_into(place)
-    else:
+    if isinstance(blob, bytes | memoryview):
         place[:] = blob
+    else:
+        blob.read_into(place)
 
 
 def _release(arena: Arena, spans: list[Span]) -> None:
@@ -113,7 +115,7 @@ def order(parcels: Sequence[Parcel], session: int, reply: Span | None) -> Callab
         first = parcels[0]
         if isinstance(first.work, TensorWork):
             rows = sum(parcel.work.rows for parcel in parcels) if len(parcels) > 1 else 0
-            return first.work.message(job, session, first.spans, reply, rows)
+            return first.work.message(job, session, first.spans, reply, rows, len(parcels))
         pictures = [p.work.picture(p.spans[0]) for p in parcels if isinstance(p.work, FrameWork)]
         return m.Detect(job, session, tuple(pictures), reply)
 

@@ -18,19 +18,22 @@ import msgspec
 import numpy as np
 
 from edged.backend.contract import Session, Signature, Staging
-from edged.errors import InvalidInput
+from edged.errors import InvalidInput, NotFinite
+from edged.model.limits import Bounds
+from edged.serving.finite import FiniteCheck
 from edged.serving.messages import Times
 from edged.tensors import Array, numpy_dtype
 from edged.vision import image as pictures
 from edged.vision.classifications import Classes
 from edged.vision.detections import Detections
-from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
+from edged.vision.family import Classifier, Recognition, Thresholds, open_family
 from edged.vision.image import Decoded, Image
 from edged.vision.placement import Placement
 from edged.vision.prepare import Preparer
 from edged.vision.view import View
 
 _BUFFERS = 3  # one being prepared, one being inferred, one waiting between the two
+_UNWATCHED = Bounds(finite="ignore")
 _DECODERS = 4  # threads that decode the pictures of a batch; OpenCV lets go of the interpreter meanwhile
 
 
@@ -72,10 +75,12 @@ class Prepared(msgspec.Struct, frozen=True):
 
     inputs: Inputs | None
     pictures: tuple[_Fitted | Exception, ...]
+    rows: int = 0  # of the tensor
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came out of a picture: detections, or classes, or the raw outputs of a model without a family."""
+    """What came out of a picture: detections, or classes, or the raw outputs of a model without a family. `not_finite`
+    names the outputs that held NaN or infinity."""
 
     width: int
     height: int
@@ -83,19 +88,31 @@ class Outcome(msgspec.Struct, frozen=True):
     classes: Classes | None
     outputs: dict[str, Array]
     times: Times
+    not_finite: tuple[str, ...] = ()
 
 
 class Pipeline:
-    """Owns a session, from the start, and the buffers in front of it. `batch` is the most pictures at a time."""
+    """Owns a session, from the start, and the buffers in front of it. `batch` is the most pictures at a time. `bounds`
+    says what is done about outputs that are not finite."""
 
-    def __init__(self, session: Session, signature: Signature, recognition: Recognition, batch: int = 1) -> None:
+    def __init__(
+        self,
+        session: Session,
+        signature: Signature,
+        recognition: Recognition,
+        batch: int = 1,
+        bounds: Bounds = _UNWATCHED,
+    ) -> None:
         self._session = session
         self._staging = session if isinstance(session, Staging) else None
         self.recognition = recognition
         self._turn = 0
+        self.finite = FiniteCheck(bounds, signature.outputs)
         self._decoders: ThreadPoolExecutor | None = None
         try:
-            self._family: Family | Classifier | None = open_family(recognition) if recognition.family else None
+            opened = open_family(recognition) if recognition.family else None
+            self._classifier = opened if isinstance(opened, Classifier) else None  # asked once: it takes a while
+            self._detector = None if isinstance(opened, Classifier) else opened
             self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
             self._fixed, self._buffers = _input_buffers(signature, recognition, self._staging, batch)
             self._datatypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.inputs}
@@ -124,7 +141,7 @@ class Pipeline:
             return Prepared(None, tuple(fitted))
         filled = tensor if self._fixed else tensor[:rows]
         inputs = {self.recognition.input: filled, **self._companions(fitted, len(filled))}
-        return Prepared(self.stage(inputs), tuple(fitted))
+        return Prepared(self.stage(inputs), tuple(fitted), len(filled))
 
     def stage(self, inputs: Mapping[str, Array]) -> Inputs:
         """Has inputs taken to the device where the session does that beside inferring; may wait for an inference."""
@@ -141,9 +158,10 @@ class Pipeline:
         started = time.perf_counter()
         outputs = self._infer(prepared.inputs, None)
         took = (time.perf_counter() - started) * 1e3
+        bad = self.finite.bad(outputs)
         try:
             return [
-                each if isinstance(each, Exception) else self._outcome(outputs, each, took)
+                each if isinstance(each, Exception) else self._checked(outputs, each, took, bad, prepared.rows)
                 for each in prepared.pictures
             ]
         except Exception as error:
@@ -171,11 +189,12 @@ class Pipeline:
 
     def _companions(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
         """What the model wants to know of the pictures besides; rows that no picture fills repeat the last."""
-        if self._family is None:
+        family = self._detector or self._classifier
+        if family is None:
             return {}
         placements = [each.placement for each in pictures if isinstance(each, _Fitted)]
         placements += [placements[-1]] * (rows - len(placements))
-        found = self._family.companions(placements)
+        found = family.companions(placements)
         return {name: np.ascontiguousarray(array, self._datatypes[name]) for name, array in found.items()}
 
     def _fit(
@@ -186,17 +205,31 @@ class Pipeline:
         thresholds = shot.thresholds or self.recognition.thresholds
         return _Fitted(row, placement, thresholds, decode_ms, (time.perf_counter() - started) * 1e3)
 
+    def _checked(
+        self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float, bad: tuple[str, ...], rows: int
+    ) -> Outcome | Exception:
+        """The outcome of one of several, of whose outputs those in `bad` are not finite in some row."""
+        if not bad:
+            return self._outcome(outputs, picture, infer_ms)
+        own = self.finite.bad({name: outputs[name] for name in bad}, picture.row, rows)
+        try:
+            self.finite.require(own)
+        except NotFinite as error:
+            return error
+        return msgspec.structs.replace(self._outcome(outputs, picture, infer_ms), not_finite=own)
+
     def _outcome(self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float) -> Outcome:
         started = time.perf_counter()
         detections = classes = None
-        if isinstance(self._family, Classifier):
-            classes = self._family.classify(outputs, picture.row, picture.thresholds)
-        elif self._family is not None:
-            detections = self._family.decode(outputs, picture.row, picture.placement, picture.thresholds)
+        if self._detector is not None:
+            detections = self._detector.decode(outputs, picture.row, picture.placement, picture.thresholds)
+        elif self._classifier is not None:
+            classes = self._classifier.classify(outputs, picture.row, picture.thresholds)
         ended = (time.perf_counter() - started) * 1e3
         times = Times(picture.decode_ms, picture.prepare_ms, infer_ms, ended)
         width, height = picture.placement.width, picture.placement.height
-        return Outcome(width, height, detections, classes, outputs if self._family is None else {}, times)
+        raw = outputs if detections is None and classes is None else {}  # of a model without a family
+        return Outcome(width, height, detections, classes, raw, times)
 
     def _infer(self, inputs: Inputs, outputs: Sequence[str] | None) -> dict[str, Array]:
         if isinstance(inputs, Staged):

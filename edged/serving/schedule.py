@@ -118,6 +118,10 @@ class Schedule(Generic[Work]):
     def __len__(self) -> int:
         return sum(len(lane.work) for lane in self._lanes.values()) + len(self._again)
 
+    def __bool__(self) -> bool:
+        """Whether anything waits; asked after every request, so it counts nothing."""
+        return bool(self._lanes or self._again)
+
     def offer(self, lane: Hashable, work: Work, share: Share = _EQUAL) -> Work | None:
         """Puts a camera's newest frame into its lane; returns the frame it overtook, if one was waiting."""
         waiting = self._lanes.get(lane)

@@ -1,5 +1,5 @@
 """What serves a model now. Work is offered to the slot; whichever engine is installed takes it, two orders at a time:
-tensor requests or frames, some of which go together.
+tensor requests or frames, some of which go together. What comes back is `delivery`'s.
 
 Swapping is installing another engine: new work goes to it, the old one finishes what it has and is closed. Work that
 was lost with its host is tried once more, on whatever serves by then.
@@ -9,54 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import msgspec
 
-from edged.errors import EdgedError, FrameSkipped, HostLost, Overloaded
-from edged.serving.arena import Arena, Span
+from edged.errors import EdgedError, NotReady, Overloaded
+from edged.serving.delivery import Delivery
+from edged.serving.finite import Finiteness
+from edged.serving.flight import Flight
 from edged.serving.link import HostLink, Reply
-from edged.serving.pace import Pace
-from edged.serving.parcel import Parcel, answers, infer_ms, order, pack, room_for, times_of
+from edged.serving.parcel import Parcel, pack
 from edged.serving.queueing import TensorBatching
 from edged.serving.schedule import Batching, Schedule, Share
+from edged.serving.session import ServingSession
 from edged.serving.statistics import Statistics
-from edged.serving.taken_apart import TakenApart
-from edged.serving.work import Answered, EngineRef, TensorWork, Work
+from edged.serving.work import EngineRef, TensorWork, Work
 
 IN_FLIGHT = 2  # one is prepared while one is inferred; more would only wait inside the host
 _WAITING = 64  # requests
 _EQUAL = Share()
 _LAST = -(1 << 31)  # the priority of what was too late and goes all the same
-_LOG = logging.getLogger("edged.serving")
-
-
-class ServingSession:
-    """An engine opened in a host, as its slot sees it."""
-
-    def __init__(self, link: HostLink, number: int, engine: EngineRef) -> None:
-        self.link, self.number, self.engine = link, number, engine
-        self.in_flight = 0
-        self.is_on_trial = False  # what is in flight may be what killed a host before
-        self.batching, self.rows = engine.batching, engine.rows
-        self.pace = Pace()
-        self.reply_bytes = 0  # the largest answer so far, so that the next finds room in the arena
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-    @property
-    def edition(self) -> str:
-        """Which build of its key it is."""
-        return self.engine.edition
-
-    async def retire(self) -> None:
-        """Finishes what it has, then closes the engine."""
-        await self.idle.wait()
-        await self.link.close_session(self.number)
 
 
 class Slot:
@@ -66,14 +41,14 @@ class Slot:
         self.model = model
         self.current: ServingSession | None = None
         self.batching_policy = TensorBatching()
-        self.statistics = Statistics()
         self.swaps = 0
-        self.answered = 0
-        self.failed = 0
+        self._delivery = Delivery(model, self._retry)
         self._schedule: Schedule[Work] = Schedule(_WAITING)
         self._refusal: EdgedError | None = None
         self._room = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None  # while frames wait for others to go with
+        self.beside: Slot | None = None  # of an engine that takes what the one here was not built for
+        self.awaited: Callable[[], None] | None = None  # told of a request that nothing serves yet
 
     def offer(self, lane: Hashable, frame: Work, share: Share = _EQUAL) -> Work | None:
         """Puts a camera's frame in; returns the frame that it overtook. Raises when the model cannot serve at all."""
@@ -90,12 +65,17 @@ class Slot:
 
     def push(self, request: Work) -> None:
         """Queues a request. Overloaded when too many wait; raises when the model cannot serve at all."""
+        if (place := self._place(request)) is not self:
+            place.push(request)
+            return
         self._require_open()
         level = self.batching_policy.level(request.priority) if isinstance(request, TensorWork) else 0
         policy = self.batching_policy.of(level)
         if policy.timeout:
             request.expires = min(request.expires, request.received + policy.timeout)
         self._schedule.push(request, self.batching_policy.default_level - level, policy.size)
+        if self.current is None and self.awaited is not None:
+            self.awaited()
         self._pump()
 
     async def push_when_room(self, request: Work) -> None:
@@ -104,8 +84,9 @@ class Slot:
             try:
                 return self.push(request)
             except Overloaded:
-                self._room.clear()
-                await self._room.wait()
+                place = self._place(request)
+                place._room.clear()
+                await place._room.wait()
 
     def withdraw(self, lane: Hashable, frame: Work) -> bool:
         """Takes back a frame unless it has been chosen; whether it was not."""
@@ -131,7 +112,7 @@ class Slot:
         previous, self.current = self.current, None
         self._refusal = error
         for work in self._schedule.drain():
-            self._answer_with(work, self._refused())
+            self._delivery.refuse(work, self._refused())
         self._room.set()
         return previous
 
@@ -147,6 +128,32 @@ class Slot:
     def waiting(self) -> int:
         return len(self._schedule)
 
+    @property
+    def statistics(self) -> Statistics:
+        return self._delivery.statistics
+
+    @property
+    def finite(self) -> Finiteness:
+        return self._delivery.finite
+
+    @property
+    def answered(self) -> int:
+        """Requests and frames that got an answer."""
+        return self._delivery.answered
+
+    @property
+    def failed(self) -> int:
+        """Requests and frames that got an error."""
+        return self._delivery.failed
+
+    def count_anew(self) -> None:
+        """The model is another one from now on, and so are its figures."""
+        self._delivery.statistics, self._delivery.finite = Statistics(), Finiteness()
+
+    def count_with(self, other: Slot) -> None:
+        """What is counted of requests is counted together with another slot's."""
+        self._delivery.statistics, self._delivery.finite = other.statistics, other.finite
+
     def _require_open(self) -> None:
         if self._refusal is not None:
             raise self._refused()
@@ -156,12 +163,32 @@ class Slot:
         assert self._refusal is not None
         return type(self._refusal)(str(self._refusal))
 
+    def _place(self, request: Work) -> Slot:
+        """Where a request is answered: an engine with a range of shapes never sees one outside it."""
+        current = self.current
+        return self if current is None or self.beside is None or current.engine.takes(request) else self.beside
+
+    def _divert(self, engine: EngineRef, chosen: Sequence[Work]) -> list[Work]:
+        """What the engine takes of work that was accepted while another served; the rest goes beside."""
+        taken = []
+        for work in chosen:
+            if engine.takes(work):
+                taken.append(work)
+                continue
+            try:
+                if self.beside is None:
+                    raise NotReady(outside(engine))
+                self.beside.push(work)
+            except EdgedError as error:
+                self._delivery.fail(work, error)
+        return taken
+
     def _pump(self) -> None:
         """Hands work to the session as long as it takes some."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        while (session := self.current) is not None and self._has_room(session):
+        while self._schedule and (session := self.current) is not None and self._has_room(session):
             choice = self._schedule.choose(time.monotonic(), session.batching, self._rows(session))
             self._room.set()
             for work in choice.late:
@@ -174,7 +201,8 @@ class Slot:
                         max(0.0, choice.again_at - time.monotonic()), self._pump
                     )
                 return
-            if not self._dispatch(session, choice.work):
+            chosen = self._divert(session.engine, choice.work)
+            if chosen and not self._dispatch(session, chosen):
                 return
 
     def _has_room(self, session: ServingSession) -> bool:
@@ -193,128 +221,43 @@ class Slot:
             if isinstance(error, Overloaded):
                 crowded.append((work, error.with_traceback(None)))
             else:
-                self._fail(work, error)
+                self._delivery.fail(work, error)
 
         self._submit(session, pack(chosen, arena, refuse))
         for work, error in crowded:
             if session.in_flight:
                 self._retry(work)
             else:
-                self._fail(work, error)
+                self._delivery.fail(work, error)
         return not (crowded and session.in_flight)
 
     def _submit(self, session: ServingSession, parcels: list[Parcel]) -> None:
         if not parcels:
             return
-        arena = session.link.arena
-        reply = _room(arena, session.reply_bytes)
         try:
-            future = session.link.submit(order(parcels, session.number, reply))
+            flight = Flight(session.link, session.number, parcels, session.reply_bytes)
         except EdgedError as error:
-            _release(arena, parcels, reply)
             for parcel in parcels:
-                self._fail(parcel.work, error)
+                parcel.release()
+                self._delivery.fail(parcel.work, error)
             return
         session.in_flight += 1
         session.is_on_trial = parcels[0].work.retried
         session.idle.clear()
-        future.add_done_callback(partial(self._finish, session, parcels, reply))
+        flight.future.add_done_callback(partial(self._finish, session, parcels, flight))
 
     def _finish(
-        self, session: ServingSession, parcels: list[Parcel], reply: Span | None, future: asyncio.Future[Reply]
+        self, session: ServingSession, parcels: list[Parcel], flight: Flight, future: asyncio.Future[Reply]
     ) -> None:
         try:
-            self._conclude(session, parcels, future)
+            self._delivery.conclude(session, parcels, future)
         finally:  # whatever goes wrong, the engine serves on
-            _release(session.link.arena, parcels, reply)
+            flight.land()
             session.in_flight -= 1
             session.is_on_trial = False
             if not session.in_flight:
                 session.idle.set()
             self._pump()
-
-    def _conclude(self, session: ServingSession, parcels: list[Parcel], future: asyncio.Future[Reply]) -> None:
-        error = future.exception()
-        if error is None:
-            try:
-                self._settle(session, parcels, future.result())
-            except EdgedError as unsettled:
-                self._take_apart(session, parcels, unsettled)
-        elif isinstance(error, HostLost) or len(parcels) == 1:
-            for parcel in parcels:
-                self._fail(parcel.work, _known(error))
-        else:
-            self._take_apart(session, parcels, error)
-
-    def _settle(self, session: ServingSession, parcels: list[Parcel], reply: Reply) -> None:
-        results = answers(parcels, session.engine, reply, session.link.arena)
-        took = infer_ms(reply)
-        if took is not None and (parcels[0].work.is_frame or session.engine.is_static):
-            session.pace.add(took)
-        session.reply_bytes = max(session.reply_bytes, room_for(reply))
-        self._count(parcels, results, reply)
-        for parcel, result in zip(parcels, results, strict=True):
-            if isinstance(result, EdgedError):
-                self._fail(parcel.work, result)
-            elif parcel.work.is_wanted:
-                parcel.work.future.set_result(result)
-                self.answered += 1
-
-    def _count(self, parcels: list[Parcel], results: Sequence[Answered | EdgedError], reply: Reply) -> None:
-        """In the model's statistics: one execution, and the requests that it answered."""
-        took = times_of(reply)
-        if not took:
-            return
-        input_ms = sum(times.decode_ms + times.prepare_ms for times in took)
-        rows = sum(parcel.work.rows for parcel in parcels)
-        self.statistics.executed(rows, input_ms, took[0].infer_ms, sum(times.postprocess_ms for times in took))
-        good = [(p, r.times) for p, r in zip(parcels, results, strict=True) if isinstance(r, Answered)]
-        now = time.monotonic()
-        for parcel, times in good:
-            if parcel.work.is_wanted:
-                self.statistics.succeeded(
-                    parcel.work.rows,
-                    (now - parcel.work.received) * 1e3,
-                    parcel.queue_ms,
-                    times.decode_ms + times.prepare_ms,
-                    times.infer_ms,
-                    times.postprocess_ms,
-                )
-
-    def _take_apart(self, session: ServingSession, parcels: list[Parcel], error: BaseException) -> None:
-        """A batch failed, so each part of it is tried alone. If all go well the engine does not take so many at a
-        time, whatever its model declares, and from then on they go one by one."""
-        wanted = [parcel.work for parcel in parcels if parcel.work.is_wanted]
-        if not wanted:
-            return
-        parts = TakenApart(len(wanted), partial(self._go_one_by_one, session, wanted[0].is_frame, str(error)))
-        for work in wanted:
-            work.future.add_done_callback(parts.heed)
-            self._retry(work)
-
-    def _go_one_by_one(self, session: ServingSession, are_frames: bool, why: str) -> None:
-        what = "frames" if are_frames else "requests"
-        _LOG.warning("model %s: %s go one by one, since they fail together: %s", self.model, what, why)
-        if are_frames:
-            session.batching = Batching()
-        else:
-            session.rows = 1
-
-    def _fail(self, work: Work, error: EdgedError) -> None:
-        """Tries once more what was lost with its host; anything else is told to whoever waits."""
-        if not work.is_wanted:
-            return
-        if isinstance(error, HostLost) and not work.retried:
-            work.retried = True
-            self._retry(work)
-        else:
-            self._answer_with(work, error)
-
-    def _answer_with(self, work: Work, error: EdgedError) -> None:
-        if not isinstance(error, FrameSkipped):
-            self.failed += 1
-            self.statistics.failed((time.monotonic() - work.received) * 1e3)
-        work.future.set_exception(error.with_traceback(None))  # it would keep the work's bytes
 
     def _be_late(self, work: Work) -> None:
         """Its time has passed: it is refused, or waits until there is nothing else to do, if not too many do."""
@@ -325,7 +268,7 @@ class Slot:
                     self._schedule.push(work, _LAST, policy.size)
                     work.expires = math.inf
                     return
-        self._fail(work, work.too_late())
+        self._delivery.fail(work, work.too_late())
 
     def _rows(self, session: ServingSession) -> Batching:
         """How many rows of tensor requests go to an engine together."""
@@ -334,28 +277,12 @@ class Slot:
 
     def _retry(self, work: Work) -> None:
         if self._refusal is not None:
-            self._answer_with(work, self._refused())
+            self._delivery.refuse(work, self._refused())
         else:
             self._schedule.retry(work)
 
 
-def _room(arena: Arena, size: int) -> Span | None:
-    """Where the answer goes if there is room; otherwise it comes in the message, which is slower and always works."""
-    try:
-        return arena.reserve(size) if size else None
-    except EdgedError:
-        return None
-
-
-def _release(arena: Arena, parcels: Sequence[Parcel], reply: Span | None) -> None:
-    for parcel in parcels:
-        parcel.release()
-    if reply is not None:
-        arena.release(reply)
-
-
-def _known(error: BaseException) -> EdgedError:
-    """Links fail jobs with errors of ours only; anything else is a mistake that must not pass for one."""
-    if isinstance(error, EdgedError):
-        return error
-    raise error
+def outside(engine: EngineRef) -> str:
+    """What a request is told that the engine was not built for where no other can be had."""
+    ranges = ", ".join(f"{each.name} {list(each.minimum)} to {list(each.maximum)}" for each in engine.profile.ranges)
+    return f"the engine that serves takes {ranges}, and no other is there for other shapes"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+
+from edged.serving.histogram import Histogram
 
 
 class Duration:
@@ -15,7 +18,8 @@ class Duration:
 
     def add(self, milliseconds: float) -> None:
         self.count += 1
-        self.ns += max(0, round(milliseconds * 1e6))
+        if milliseconds > 0:
+            self.ns += round(milliseconds * 1e6)
 
 
 class BatchDuration:
@@ -47,6 +51,8 @@ class Statistics:
     computing those that succeeded. `inference_count` counts rows of batches, a frame being one, and `execution_count`
     how often an engine ran. `batches` is by the number of rows. `last_inference_ms` is since the epoch, 0 for never.
     `responses` is of models that give several to a request, by their place; what is far behind counts as the last.
+    `failures` are those of `fail` by the class of their error. `infer_seconds` is of every execution, `request_seconds`
+    of requests that succeeded, from their arrival.
     """
 
     def __init__(self) -> None:
@@ -56,6 +62,8 @@ class Statistics:
         self.compute_input, self.compute_infer, self.compute_output = Duration(), Duration(), Duration()
         self.batches: dict[int, BatchDuration] = {}
         self.responses: dict[int, ResponseDuration] = {}
+        self.failures: Counter[str] = Counter()
+        self.infer_seconds, self.request_seconds = Histogram(), Histogram()
 
     def executed(self, rows: int, input_ms: float, infer_ms: float, output_ms: float) -> None:
         """An engine ran once, for so many rows."""
@@ -65,6 +73,7 @@ class Statistics:
         batch.compute_input.add(input_ms)
         batch.compute_infer.add(infer_ms)
         batch.compute_output.add(output_ms)
+        self.infer_seconds.add(infer_ms / 1e3)
 
     def succeeded(
         self, rows: int, total_ms: float, queue_ms: float, input_ms: float, infer_ms: float, output_ms: float
@@ -72,6 +81,7 @@ class Statistics:
         """A request of so many rows was answered."""
         self.inference_count += rows
         self.success.add(total_ms)
+        self.request_seconds.add(total_ms / 1e3)
         self.queue.add(queue_ms)
         self.compute_input.add(input_ms)
         self.compute_infer.add(infer_ms)
@@ -97,6 +107,7 @@ class Statistics:
             response = self.responses[place] = ResponseDuration()
         return response
 
-    def failed(self, total_ms: float) -> None:
-        """A request was answered by an error."""
+    def failed(self, total_ms: float, error: str = "EdgedError") -> None:
+        """A request was answered by an error, of the class of that name."""
         self.fail.add(total_ms)
+        self.failures[error] += 1

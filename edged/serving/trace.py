@@ -15,7 +15,7 @@ import msgspec
 from edged.serving import trace_settings
 from edged.serving.trace_file import Tensor, TraceFiles, TraceRecord
 from edged.serving.trace_settings import Changes, TraceSettings
-from edged.serving.work import Answered, InputTensor, OutputTensor, Source, TensorWork
+from edged.serving.work import Answered, InputTensor, OutputTensor, TensorWork
 
 _LOG = logging.getLogger("edged.trace")
 _WRITE_SECONDS = 0.2  # traces are written together
@@ -174,6 +174,6 @@ def _steps(work: TensorWork, answer: Answered | None) -> list[tuple[str, int]]:
 
 def _tensor(activity: str, tensor: InputTensor | OutputTensor) -> Tensor:
     """A tensor with the start of its data. What is read from elsewhere is gone by now."""
-    data = b"" if isinstance(tensor.data, Source) else bytes(memoryview(tensor.data)[:_KEPT])
+    data = bytes(memoryview(tensor.data)[:_KEPT]) if isinstance(tensor.data, bytes | memoryview) else b""
     shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
     return Tensor(activity, tensor.name, tensor.datatype, shape, data)

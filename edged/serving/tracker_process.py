@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from edged import process
+from edged.logs.overheard import Overheard, Pipe
 from edged.serving import track_messages as m
 
 Ids = tuple[int, ...]
@@ -53,7 +54,7 @@ class Garbled(Exception):
 class TrackerProcess:
     """`ready`: it can be asked. `silence`: seconds for which something was expected of it and nothing came."""
 
-    def __init__(self, started: Process) -> None:
+    def __init__(self, started: Process, printed: Pipe) -> None:
         self.pid = started.pid
         self.started = time.monotonic()
         self.ready = False
@@ -64,17 +65,25 @@ class TrackerProcess:
         assert started.stdin is not None
         assert started.stdout is not None
         self._process, self._questions, self._answers = started, started.stdin, started.stdout
+        self._printed = printed
 
     @classmethod
     async def start(cls) -> TrackerProcess:
         """OSError when the box has no process or descriptor left for it."""
-        started = await asyncio.create_subprocess_exec(
-            *_command(),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            **process.ISOLATED,
-        )
-        return cls(started)
+        printed = Pipe(Overheard("tracker"))
+        try:
+            started = await asyncio.create_subprocess_exec(
+                *_command(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=printed.child,
+                **process.ISOLATED,
+            )
+        except OSError:
+            printed.close()
+            raise
+        printed.started()
+        return cls(started, printed)
 
     def ask(self, question: Question) -> None:
         camera = question.camera
@@ -122,7 +131,9 @@ class TrackerProcess:
         """The exit status, once it is gone and nothing of it is left, such as pipes that nobody read to their end."""
         self._questions.close()
         await self._process.communicate()
-        return await self._process.wait()
+        status = await self._process.wait()
+        self._printed.close()
+        return status
 
     def _send(self, message: m.ToTracker) -> None:
         self._questions.write(m.pack(message))

@@ -7,11 +7,13 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 import msgspec
 
+from edged.backend.profile import Profile
 from edged.errors import DeadlineExceeded, EdgedError, Stale
+from edged.model.limits import Bounds
 from edged.serving import messages as m
 from edged.serving.arena import Span
 from edged.serving.schedule import Batching
@@ -20,9 +22,9 @@ from edged.vision.family import Recognition, Thresholds
 from edged.vision.view import View
 
 
-@runtime_checkable
 class Source(Protocol):
-    """Bulk bytes that are not in the daemon's memory: they are read once, when the work is chosen."""
+    """Bulk bytes that are not in the daemon's memory: they are read once, when the work is chosen. Told from those that
+    are by being neither bytes nor a view: to ask whether something is a protocol takes longer than to answer for it."""
 
     @property
     def size(self) -> int: ...
@@ -41,7 +43,8 @@ class EngineRef(msgspec.Struct, frozen=True):
     """Which engine answers: its key, its backend, the digest of its model, how its pictures and outputs are read.
 
     `edition` tells one build of the key from another. `is_static` says that every inference is of one size, so that
-    their times can be compared. `batching` is how many frames it takes at a time, `rows` how many of a tensor request.
+    their times can be compared. `batching` is how many frames it takes at a time, `rows` how many of a tensor request,
+    `profile` the range of shapes that it was built for, empty where it takes any. `limits` is what a request may take.
     """
 
     key: str
@@ -52,6 +55,12 @@ class EngineRef(msgspec.Struct, frozen=True):
     is_static: bool = False
     batching: Batching = Batching()
     rows: int = ANY_NUMBER
+    limits: Bounds = Bounds()
+    profile: Profile = Profile()
+
+    def takes(self, work: Work) -> bool:
+        """Whether work lies in its range of shapes. Frames do: ranges are made so that they have room for pictures."""
+        return not (self.profile.ranges and isinstance(work, TensorWork)) or self.profile.takes(work.named_shapes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -217,6 +226,11 @@ class TensorWork(Work):
     def rows(self) -> int:
         return self.batch or 1
 
+    @property
+    def named_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of its inputs by name."""
+        return {tensor.name: tensor.shape for tensor in self.inputs}
+
     def blobs(self) -> tuple[Blob, ...]:
         return tuple(tensor.data for tensor in self.inputs)
 
@@ -228,10 +242,13 @@ class TensorWork(Work):
             self.sink(outputs)
         return ()
 
-    def message(self, job: int, session: int, spans: list[Span], reply: Span | None, rows: int = 0) -> m.Infer:
-        """The order for the host, with the inputs where they were placed, and `rows` of them where others are there."""
+    def message(
+        self, job: int, session: int, spans: list[Span], reply: Span | None, rows: int = 0, parts: int = 1
+    ) -> m.Infer:
+        """The order for the host, with the inputs where they were placed, and `rows` of them where others are there,
+        `parts` requests in all."""
         refs = tuple(
             m.TensorRef(tensor.name, tensor.datatype, (rows, *tensor.shape[1:]) if rows else tensor.shape, span)
             for tensor, span in zip(self.inputs, spans, strict=True)
         )
-        return m.Infer(job, session, refs, self.outputs, reply)
+        return m.Infer(job, session, refs, self.outputs, reply, parts)

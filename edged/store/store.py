@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from edged.backend.artefact import Artefact
-from edged.files import read_regular
+from edged.files import foreign, read_regular
 from edged.store import atomic
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
@@ -48,8 +48,10 @@ class Store:
     it holds goes on being served. `problem` says what is wrong with it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, accepts_foreign: bool = True) -> None:
+        """`accepts_foreign`: also engines that other users may have put there, with a record to match."""
         self.root = root.absolute()  # children work in another folder
+        self.accepts_foreign = accepts_foreign
         self._engines, self._pins = self.root / "engines", self.root / "pins"
         self._staging = Staging(self.root / "staging")
         self.counts = Counts()
@@ -92,7 +94,11 @@ class Store:
         for folder in _entries(self._engines):
             try:
                 record = _read(folder) or _read(folder)  # another process may have exchanged it in between
-                if record is not None:
+                why = "" if record is None or self.accepts_foreign else _foreign(folder, record)
+                if why:  # left where it is, for whoever looks into it
+                    self.counts.damaged += 1
+                    _LOG.warning('an engine is not used: %s; or set access.foreign_files = "accept"', why)
+                elif record is not None:
                     used[folder.name], index[folder.name] = folder.stat().st_mtime, record
                 elif os.path.lexists(folder):  # and nobody removed it just now
                     self.counts.damaged += 1
@@ -274,6 +280,11 @@ def _read(folder: Path) -> EngineRecord | None:
     intact = all(sizes[name] == file.size for name, file in record.files.items())
     named = EngineKey(record.parts).digest == folder.name
     return record if intact and named else None
+
+
+def _foreign(folder: Path, record: EngineRecord) -> str:
+    """Why an entry may be somebody else's doing; empty where it is not. OSError."""
+    return foreign([folder.parent, folder, folder / _RECORD, *(folder / name for name in record.files)])
 
 
 def _set_time(folder: Path, seconds: float) -> None:

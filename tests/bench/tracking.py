@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable
 
 from edged.backend.contract import Order, Recipe, Signature
 from edged.serving.link import HostLimits, HostLink
-from edged.serving.slot import ServingSession, Slot
+from edged.serving.session import ServingSession
+from edged.serving.slot import Slot
 from edged.serving.tracking import Tracking
 from edged.serving.work import InputTensor, TensorWork
 from edged.tensors import TensorSpec

@@ -17,6 +17,8 @@ from typing import TypeVar
 import edged
 
 T = TypeVar("T")
+# For a model to be read, examined and opened, on a box where much else goes on.
+_READY_SECONDS = 180.0
 
 
 def wait_for(what: str, probe: Callable[[], T], seconds: float = 60.0) -> T:
@@ -88,10 +90,12 @@ class Daemon:
         """Waits until a model is served."""
         with self.client() as client:
             wait_for(
-                f"model {model} is ready", lambda: any(m.name == model and m.state == "ready" for m in client.models())
+                f"model {model} is ready",
+                lambda: any(m.name == model and m.state == "ready" for m in client.models()),
+                _READY_SECONDS,
             )
 
-    def settled(self, model: str, seconds: float = 90.0) -> list[edged.client.operations.EngineInfo]:
+    def settled(self, model: str, seconds: float = 180.0) -> list[edged.client.operations.EngineInfo]:
         """Waits until every engine of a model has its outcome and the fastest serves; returns them."""
         ends = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale")
         with self.client() as client:

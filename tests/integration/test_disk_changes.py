@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -173,8 +172,7 @@ def test_a_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> Non
         assert not list(Path(tempfile.gettempdir()).glob(f"edged-{killed}-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_stopping_with_open_streams_ends_them_at_once(number: signal.Signals, tmp_path: Path) -> None:
+def test_stopping_with_open_streams_ends_them_at_once(tmp_path: Path) -> None:
     config = tmp_path / "edged.toml"
     config.write_text("stop_seconds = 600.0\n")  # far more than any machine needs to end two streams
     with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config)) as daemon:
@@ -182,7 +180,6 @@ def test_stopping_with_open_streams_ends_them_at_once(number: signal.Signals, tm
         with Cameras(daemon, 2):
             time.sleep(0.5)
             began = time.monotonic()
-            os.kill(daemon.pid, number)
             assert daemon.stop(400) == 0
             took = time.monotonic() - began
         assert took < 300, "it waited for the cameras to stop by themselves"

@@ -1,6 +1,6 @@
 """Frigate's own ZMQ detector plugin against a real daemon, for whoever has its file:
 
-EDGED_FRIGATE_PLUGIN=frigate/detectors/plugins/zmq_ipc.py python -m pytest tests/integration/test_frigate_plugin.py
+EDGED_TEST_FRIGATE_PLUGIN=frigate/detectors/plugins/zmq_ipc.py python -m pytest tests/integration/test_frigate_plugin.py
 
 What the plugin imports of Frigate and pydantic is replaced by stand-ins; the plugin itself runs as it is.
 """
@@ -21,8 +21,10 @@ import pytest
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration.daemon import Daemon
 
-_PLUGIN = os.environ.get("EDGED_FRIGATE_PLUGIN", "")
-pytestmark = pytest.mark.skipif(not _PLUGIN, reason="EDGED_FRIGATE_PLUGIN does not name the file of Frigate's plugin")
+_PLUGIN = os.environ.get("EDGED_TEST_FRIGATE_PLUGIN", "")
+pytestmark = pytest.mark.skipif(
+    not _PLUGIN, reason="EDGED_TEST_FRIGATE_PLUGIN does not name the file of Frigate's plugin"
+)
 
 _SIDE = 320
 

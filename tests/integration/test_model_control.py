@@ -250,7 +250,10 @@ def test_a_configuration_is_heeded_and_what_is_not_used_of_it_is_told() -> None:
         assert [list(tensor.shape) for tensor in (*metadata.inputs, *metadata.outputs)] == [[-1, 4], [-1, 4]]
         with daemon.client() as client:
             (model,) = [model for model in client.models() if model.name == "m"]
-        assert [note.partition(":")[0] for note in model.notes] == ["line 7", "optimization.cuda.graphs"]
+        assert [note.split(": ")[:2] for note in model.notes] == [
+            ["config.pbtxt", "line 7"],
+            ["config.pbtxt", "optimization.cuda.graphs"],
+        ]
         log = daemon.log.read_text()
         assert log.count("something_new") == log.count("optimization.cuda.graphs") == 1
 

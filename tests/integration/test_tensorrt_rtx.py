@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edged.backend import registry
 from edged.build.builder import Builder
+from edged.control.widening import widened
+from edged.serving.extents import Kind, Seen
 from edged.shapes import MODEL_PATH
 from edged.store.store import Store
 from tests import models
@@ -80,6 +83,22 @@ def test_a_profile_is_in_the_key_and_in_the_engine(builder: Builder, store: Stor
     wide, _, _ = make(builder, read(path, profile__x="1x3x8x8 1x3x16x16 2x3x64x64"))
     assert wide.parts["recipe.profile"] == "x=1x3x8x8:1x3x16x16:2x3x64x64"
     assert narrow.files != wide.files
+
+
+def test_an_engine_is_built_for_the_range_that_requests_taught(builder: Builder, store: Store, tmp_path: Path) -> None:
+    path = models.save(models.dynamic(), tmp_path / "model.onnx")
+    model = read(path, preprocess__width="48", preprocess__height="32")
+    shapes = {"x": (3, 3, 40, 48)}
+    seen = Seen(1, (Kind(shapes, 1),), shapes, shapes)
+    told = model.profile
+    wider = widened(told, model.inspection.signature, seen, 1 << 20, usual=model.picture is None)
+    before, first, _ = make(builder, model)
+    record, key, _ = make(builder, msgspec.structs.replace(model, learnt=wider))
+    assert (before.parts["recipe.profile"], record.parts["recipe.profile"]) == (str(told), str(wider))
+    assert key != first
+    assert wider.contains("x", shapes["x"])
+    assert not told.contains("x", shapes["x"])
+    assert header(store, key)[1] != header(store, first)[1]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16"])

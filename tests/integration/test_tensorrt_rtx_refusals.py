@@ -9,7 +9,10 @@ import onnx
 import pytest
 
 from edged.backend import registry
+from edged.backend.contract import Order, Recipe, Signature
 from edged.backend.trt import plan
+from edged.build import jobs
+from edged.build.admission import AdmissionLimits, children
 from edged.build.builder import Builder
 from edged.control import ahead
 from edged.device.fingerprint import Fingerprint
@@ -36,6 +39,13 @@ def refusal(builder: Builder, model: Model, **more: str) -> EdgedError:
     return raised.value
 
 
+def check(model: Path) -> str:
+    """Why it does not take a model; empty when it does."""
+    job = jobs.Check(Order(str(model), Signature((), ()), Recipe("tensorrt_rtx")), {}, 7, {}, None)
+    found = run(children.attempt(job, AdmissionLimits(), 0.0), 60)
+    return found.finding.message if found.finding is not None else ""
+
+
 def unknown_operators(folder: Path) -> Path:
     """A chain with an operator of another runtime twice, and one that nobody has."""
     make_node = onnx.helper.make_node
@@ -52,7 +62,7 @@ def unknown_operators(folder: Path) -> Path:
 def test_operators_that_it_lacks_are_counted_and_named_and_not_tried_again(
     builder: Builder, store: Store, tmp_path: Path
 ) -> None:
-    said = run(builder.check("tensorrt_rtx", unknown_operators(tmp_path)), 60)
+    said = check(unknown_operators(tmp_path))
     assert said == (
         "TensorRT-RTX does not take 3 nodes of model.onnx: "
         "Frobnicate 2x (first, third): no such operator; Bogus (second): no such operator"
@@ -70,11 +80,9 @@ def test_operators_that_it_lacks_are_counted_and_named_and_not_tried_again(
         (b"\x08\x0a" * 50, "refuses model.onnx|finds no output"),
     ],
 )
-def test_a_file_that_is_no_model_is_refused_in_one_line(
-    builder: Builder, tmp_path: Path, content: bytes, words: str
-) -> None:
+def test_a_file_that_is_no_model_is_refused_in_one_line(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "model.onnx").write_bytes(content)
-    said = run(builder.check("tensorrt_rtx", tmp_path / "model.onnx"), 60)
+    said = check(tmp_path / "model.onnx")
     assert any(word in said for word in words.split("|")), said
     assert "\n" not in said
 
@@ -97,9 +105,9 @@ for length in range(0, len(whole), 7):
     assert int(str(answer["refused"])) > 40
 
 
-def test_a_model_that_passes_is_said_to(builder: Builder, tmp_path: Path) -> None:
-    assert run(builder.check("tensorrt_rtx", conv(tmp_path)), 60) == ""
-    assert run(builder.check("tensorrt_rtx", MODEL_PATH), 60) == ""
+def test_a_model_that_passes_is_said_to(tmp_path: Path) -> None:
+    assert check(conv(tmp_path)) == ""
+    assert check(MODEL_PATH) == ""
 
 
 @pytest.mark.parametrize("datatype", ["FP64", "INT16", "UINT64", "BYTES"])

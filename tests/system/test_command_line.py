@@ -16,7 +16,10 @@ from tests import models
 pytestmark = pytest.mark.timeout(120)
 
 NOWHERE = "/proc/nowhere"  # where not even root can make a folder
-COMMANDS = ["demo", "serve", "models", "inspect", "infer", "stream", "cameras", "status", "engines", "events", "device"]
+COMMANDS = [
+    *("demo", "serve", "config", "models", "inspect", "infer", "stream", "cameras", "status", "top", "engines"),
+    *("events", "inventory", "device", "doctor", "reload", "tokens"),
+]
 
 
 class Shell:
@@ -94,6 +97,7 @@ def test_inspect_needs_no_cache(edged: Shell) -> None:
 
 def test_inspect_tells_everything_about_a_model_that_cannot_be_served(edged: Shell) -> None:
     proto = models.identity()
+    proto.graph.node[0].CopyFrom(helper.make_node("SequenceConstruct", ["x"], ["many"]))
     proto.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("many", TensorProto.FLOAT, [1]))
     models.save(proto, edged.home / "bad.onnx")
     whole, ended = edged("inspect", "good.onnx", "--json"), edged("inspect", "bad.onnx", "--json")
@@ -101,16 +105,20 @@ def test_inspect_tells_everything_about_a_model_that_cannot_be_served(edged: She
     good, bad = json.loads(whole.stdout), json.loads(ended.stdout)
     assert list(bad) == list(good)
     assert bad["ok"] is False
+    assert (bad["stage"], bad["category"], bad["node"]) == ("graph", "unservable_type", "many")
     assert bad["message"] == "'many' is a sequence: only tensors can be served"
+    assert bad["remedy"] == "leave out the node that makes it"
     assert bad["opsets"] == {"ai.onnx": models.OPSET}
-    assert bad["operators"] == {"Identity": 1}
+    assert bad["operators"] == {"SequenceConstruct": 1}
     assert bad["inputs"][0]["name"] == "x"
     assert bad["outputs"][0]["datatype"] == "SEQUENCE"
     assert set(bad["backends"]) == set(good["backends"])
     assert not any(backend["ok"] for backend in bad["backends"].values())
     table = edged("inspect", "bad.onnx")
     assert table.returncode == 2
-    assert table.stdout.splitlines()[-1].split(maxsplit=1)[1] == f"cannot be served here: {bad['message']}"
+    verdict, stage, remedy = (line.split(maxsplit=1)[1] for line in table.stdout.splitlines()[-3:])
+    assert verdict == f"cannot be served here: {bad['message']}"
+    assert (stage, remedy) == ("graph: unservable type", bad["remedy"])
 
 
 def test_inspect_lists_external_data_that_is_missing(edged: Shell) -> None:
@@ -118,9 +126,9 @@ def test_inspect_lists_external_data_that_is_missing(edged: Shell) -> None:
     ended = edged("inspect", "m/model.onnx", "--json")
     assert ended.returncode == 2
     found = json.loads(ended.stdout)
-    why = "external data 'weights.bin' is missing; put it beside the model"
-    assert found["message"] == why
-    assert found["external"] == [{"path": "weights.bin", "size": 0, "problem": why}]
+    why, remedy = "external data 'weights.bin' is missing", "put it beside the model"
+    assert (found["category"], found["message"], found["remedy"]) == ("external_missing", why, remedy)
+    assert found["external"] == [{"path": "weights.bin", "size": 0, "problem": f"{why}; {remedy}"}]
 
 
 def test_a_folder_that_is_named_is_used_whatever_the_environment_says(edged: Shell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -83,6 +84,14 @@ class Commands:
             alarms=self.alarms,
         )
 
+    async def load(self, *_: Any) -> ops.GetLoadResponse:
+        """A model that is asked 50 times a second, by the clock of this machine."""
+        now = time.monotonic()
+        doors = ops.ModelLoad(
+            name="doors", state="ready", backend="openvino", precision="fp32", answered=int(now * 50), infer_ms=4.2
+        )
+        return ops.GetLoadResponse(status=await self.status(), mono_s=now, models=[doors])
+
     async def events(self, request: ops.WatchEventsRequest, context: Any) -> AsyncIterator[ops.Event]:
         self.given.append(request)
         self.watching += 1
@@ -102,6 +111,7 @@ class Commands:
             "Verify": (many, self.rebuild, ops.VerifyRequest),
             "WatchEvents": (many, self.events, ops.WatchEventsRequest),
             "GetStatus": (one, self.status, ops.GetStatusRequest),
+            "GetLoad": (one, self.load, ops.GetLoadRequest),
             **dict.fromkeys(("Cancel", "Pin", "Unpin", "Evict"), (one, self.select, ops.SelectEngines)),
         }
 

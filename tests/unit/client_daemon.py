@@ -52,6 +52,8 @@ class Daemon:
         self.ended = 0
         self.removed: list[str] = []
         self.commands = Commands()
+        self.shown: list[tuple[str, str]] = []  # the call, and whom the client said to be
+        self.token = ""  # without which calls are refused; empty for none
 
     async def detect(self, frames: AsyncIterator[cam.Frame], context: Any) -> AsyncIterator[cam.Result]:
         waiting: dict[str, tuple[cam.Frame, int]] = {}
@@ -188,11 +190,15 @@ def answer(frame: cam.Frame, skipped: int) -> cam.Result:
 
 
 class Running:
-    """The daemon in a thread, listening on `target`, or on a free port of the loopback for None."""
+    """The daemon in a thread, listening on `target`, or on a free port of the loopback for None; `secured` for TLS,
+    `guarded` to have it look at who calls."""
 
-    def __init__(self, target: str | None) -> None:
+    def __init__(
+        self, target: str | None, secured: grpc.ServerCredentials | None = None, *, guarded: bool = False
+    ) -> None:
         self.daemon = Daemon()
         self.target = target or ""
+        self._secured, self._guarded = secured, guarded
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
@@ -208,7 +214,7 @@ class Running:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        made, port = server(self.daemon, self.target or "127.0.0.1:0")
+        made, port = server(self.daemon, self.target or "127.0.0.1:0", self._secured, self._guarded)
         self.target = self.target or f"127.0.0.1:{port}"
         await made.start()
         self._ready.set()
@@ -216,11 +222,32 @@ class Running:
         await made.stop(0)
 
 
-def server(daemon: Daemon, target: str) -> tuple[aio.Server, int]:
+def server(
+    daemon: Daemon, target: str, secured: grpc.ServerCredentials | None = None, guarded: bool = False
+) -> tuple[aio.Server, int]:
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    made = aio.server(options=unlimited)
+    made = aio.server(options=unlimited, interceptors=[_Guard(daemon)] if guarded else [])
     made.add_generic_rpc_handlers(tuple(daemon.handlers()))
-    return made, made.add_insecure_port(target)
+    return made, made.add_secure_port(target, secured) if secured else made.add_insecure_port(target)
+
+
+class _Guard(aio.ServerInterceptor):
+    """Notes who calls, and lets nobody in without the token."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    async def intercept_service(self, following: Any, call: Any) -> Any:
+        shown = dict(call.invocation_metadata).get("authorization", "")
+        self._daemon.shown.append((call.method, shown))
+        handler = await following(call)
+        if not self._daemon.token or shown == f"Bearer {self._daemon.token}":
+            return handler
+
+        async def refuse(_: Any, context: Any) -> None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not known here; show one that is")
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 def _service(name: str, methods: dict[str, tuple[Any, Any, Any]]) -> grpc.GenericRpcHandler:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from edged.backend.artefact import FileRecord
-from edged.backend.contract import Order, Recipe, Signature
+from edged.backend.contract import Nodes, Order, Recipe, Signature
 from edged.build.builder import MakeRoom, Task, Tell
 from edged.build.jobs import Progress
 from edged.build.standard import Standard
@@ -28,7 +28,8 @@ from edged.model.inspection import ExternalFile, Inspection
 from edged.model.model import Model
 from edged.model.repository import ModelEntry
 from edged.serving.hosts import HostKind
-from edged.serving.slot import ServingSession, Slot
+from edged.serving.session import ServingSession
+from edged.serving.slot import Slot
 from edged.serving.work import EngineRef
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
@@ -218,10 +219,11 @@ class FakeHost:
         self.outcomes: deque[Exception | None] = deque()
         self.opened: list[Order] = []
         self.closed: list[int] = []
+        self.nodes: dict[int, Nodes] = {}
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def open(self, order: Order, recognition: Recognition, batch: int = 1) -> int:
+    async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: object = None) -> int:
         self.opened.append(order)
         await self.gate.wait()
         outcome = self.outcomes.popleft() if self.outcomes else None
@@ -263,7 +265,8 @@ def serve(planned: PlannedModel, key: str, *, edition: str = "", backend: str = 
     """Lets an engine serve a model, as if it had been opened. Returns its host."""
     assert planned.model is not None
     host: Any = FakeHost(backend)
-    ref = EngineRef(key, backend, planned.model.digest, planned.model.recognition, edition)
+    known = planned.model
+    ref = EngineRef(key, backend, known.digest, known.recognition, edition, limits=known.limits)
     planned.slot.install(ServingSession(host, 1, ref))
     return host  # type: ignore[no-any-return]
 

@@ -55,7 +55,7 @@ from edged.model.inspection import Inspection
 from edged.model.model import Model
 from edged.model.repository import ModelEntry
 from edged.serving.hosts import HostKind
-from edged.serving.slot import ServingSession
+from edged.serving.session import ServingSession
 from edged.store.attempts import AttemptLog, Attempts
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
@@ -314,8 +314,9 @@ class Link:
 
     def __init__(self, box: Box, kind: HostKind) -> None:
         self.box, self.backend, self.lost = box, kind.backend, ""
+        self.nodes: dict[int, dict[str, dict[str, int]]] = {}
 
-    async def open(self, order: Order, recognition: object, batch: int = 1) -> int:
+    async def open(self, order: Order, recognition: object, batch: int = 1, tenant: object = None) -> int:
         box = self.box
         key = Path(order.artefact.root).name if order.artefact is not None else f"reference of {order.digest}"
         record = box.store.records().get(key)

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
-from edged.config import Http
+from edged.config import Access, Http, Tls
+from edged.ingress.access.guard import Guard
 from edged.ingress.inference.wire import Request
 from edged.ingress.rest.calls import Calls
 from edged.ingress.rest.listener import HttpListener
@@ -77,7 +78,10 @@ async def world(body_mb: int = 1) -> AsyncIterator[World]:
     service.unary("ServerMetadata", pb.ServerMetadataRequest, broken)
     path = folder / "http.sock"
     listener = HttpListener(
-        Http(listen=f"unix:{path}", body_mb=body_mb), Calls(service, cast(Any, echo)), cast(Any, None)
+        Http(listen=f"unix:{path}", body_mb=body_mb),
+        Calls(service, cast(Any, echo)),
+        cast(Any, None),
+        Guard(Access(), Tls(), folder),
     )
     await listener.start()
     try:

@@ -22,7 +22,7 @@ from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
 from edged.model.inspection import Inspection
 from edged.model.repository import ModelEntry
-from edged.serving.slot import ServingSession
+from edged.serving.session import ServingSession
 from edged.serving.work import FrameWork
 from edged.store.store import Store
 from tests.unit.control_room import Clock, Unexpected, box, entry, inspection, serve, settle, stop_time, told
@@ -327,6 +327,20 @@ def test_who_asks_for_a_model_that_is_not_there_is_told_which_are(tmp_path: Path
 
 
 # -- models that cannot be served -----------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_left_to_the_alarm_to_tell_and_another_reason_is_told_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        await house.holds("m", NotReady("it is no model"), "1")
+        assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+        await house.holds("m", NotReady("it is truncated"), "2")
+        assert [r.getMessage() for r in caplog.records] == ["model m cannot be served: it is truncated"]
+
+    with caplog.at_level(logging.INFO, "edged.control"):
+        run(story())
 
 
 def test_a_model_that_cannot_be_read_is_refused_and_whoever_waits_is_told(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_what_a_runtime_prints_does_not_reach_the_answer(tmp_path: Path) -> None
     ("error", "words"),
     [
         (ModelRefused, "gone.onnx cannot be opened"),
-        (EngineUnusable, "is not a file"),
+        (EngineUnusable, "NoSuchExecutionProvider"),
         (EngineDamaged, "engine.null"),
         (Unsupported, "no backend"),
         (BuildFailed, "golden answers"),
@@ -148,9 +148,9 @@ def test_the_childs_error_comes_through_as_what_it_is(tmp_path: Path, error: typ
     altered = Artefact(str(tmp_path), {"engine.null": FileRecord("0" * 64, 5)})
     work: dict[type[EdgedError], tuple[jobs.Job, type[msgspec.Struct]]] = {
         ModelRefused: (jobs.Inspect(str(tmp_path / "gone.onnx")), Inspection),
-        EngineUnusable: (jobs.Check("null", str(tmp_path / "gone.onnx")), jobs.Done),
+        EngineUnusable: (jobs.TryProvider("NoSuchExecutionProvider"), jobs.Done),
         EngineDamaged: (verification(tmp_path, artefact=altered), jobs.Timed),
-        Unsupported: (jobs.Check("tensorflow", "model"), jobs.Done),
+        Unsupported: (jobs.LoadRuntime("tensorflow"), jobs.LoadedRuntime),
         BuildFailed: (checking(order(tmp_path), tmp_path / "no-golden", order(tmp_path)), jobs.Timed),
     }
     with pytest.raises(error, match=words) as raised:

@@ -230,14 +230,14 @@ def test_what_is_not_used_of_a_configuration_is_counted_in_the_list_and_told_of_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = dict.fromkeys(("digest", "reason", "family", "engine", "backend"), "")
-    notes = ("line 3: frobnicate: unknown to edged", "optimization.cuda.graphs: not used")
+    notes = ("config.pbtxt: line 3: frobnicate: unknown to edged", "config.pbtxt: optimization.cuda.graphs: not used")
     model = ModelInfo(
         name="m:2", version="2", state="ready", inputs=(), outputs=(), settings={"versions": "all"}, swaps=0, **fields
     )
     found = [model]
     monkeypatch.setattr(Client, "models", lambda _: found)
-    assert "config.pbtxt" not in call("box:1", "models", "list").stdout
-    assert "config.pbtxt" not in call("box:1", "models", "show", "m:2").stdout
+    assert "notes" not in call("box:1", "models", "list").stdout
+    assert "notes" not in call("box:1", "models", "show", "m:2").stdout
     found[0] = msgspec.structs.replace(model, notes=notes)
     assert "2 unused: edged models show m:2" in call("box:1", "models", "list").stdout
     shown = call("box:1", "models", "show", "m:2").stdout
@@ -303,3 +303,7 @@ def test_spans(seconds: float, told: str) -> None:
 )
 def test_how_long_it_took_and_may_take(elapsed: float, estimate: float | None, told: str) -> None:
     assert words.times(elapsed, estimate) == told
+
+
+def test_names_out_of_a_file_cannot_steer_a_terminal() -> None:
+    assert words.shown("größe a\nb\x1b[31m\u202e") == "größe a\\nb\\x1b[31m\\u202e"

@@ -23,6 +23,7 @@ from edged.errors import (
     AlreadyExists,
     DeadlineExceeded,
     EdgedError,
+    Forbidden,
     InvalidInput,
     ModelRefused,
     NotFound,
@@ -229,7 +230,7 @@ def test_a_deadline(running: Running) -> None:
         ("RESOURCE_EXHAUSTED", "the queue is full", Overloaded, "queue"),
         ("FAILED_PRECONDITION", "it serves", Refused, "it serves"),
         ("INTERNAL", "two\nlines", EdgedError, "two lines"),
-        ("PERMISSION_DENIED", None, EdgedError, "PERMISSION_DENIED without a reason"),
+        ("PERMISSION_DENIED", None, Forbidden, "PERMISSION_DENIED without a reason"),
     ],
 )
 def test_one_line_for_every_status(code: str, details: str | None, kind: type, words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,20 @@ def test_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert paths.default_socket() == tmp_path / "run" / "edged.sock"
     assert paths.default_state_dir() == Path("/var/lib/edged")
     assert paths.default_cache_dir() == Path("/var/cache/edged")
+
+
+def test_a_client_takes_the_operators_socket_where_it_is_let_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    assert paths.client_socket() == tmp_path / "edged.sock"
+    operate = paths.operate_socket()
+    assert operate == tmp_path / "operate.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(operate))
+        assert paths.client_socket() == tmp_path / "edged.sock"  # nobody listens, as after a crash
+        listening.listen()
+        assert paths.client_socket() == operate
 
 
 def test_edgeds_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:

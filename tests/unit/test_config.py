@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edged.build.child import Limits
 from edged.config import Config, Frigate, Http, Zmq, load
+from edged.config.checking import contradictions, faults
+from edged.config.keys import dotted, tables
+from edged.config.listing import disclosed
 from edged.errors import ConfigError
 from edged.serving.link import HostLimits
 
@@ -145,6 +151,57 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path: Path, what: str) -> None:
 def test_a_value_out_of_range_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
         load(written(tmp_path, text))
+
+
+class Login(msgspec.Struct, forbid_unknown_fields=True):
+    """A table with secrets."""
+
+    password: Annotated[str, msgspec.Meta(min_length=9, extra={"secret": True})] = ""
+    tokens: Annotated[dict[str, int], msgspec.Meta(extra={"secret": True})] = {}
+    ports: tuple[Annotated[int, msgspec.Meta(le=9)], ...] = ()
+
+
+def test_a_secret_is_neither_repeated_nor_shown() -> None:
+    root = tables(Login)
+    found = {fault.path: fault.message for fault in faults({"password": "hunter2", "tokens": {"a": "xyz"}}, root)}
+    assert set(found) == {("password",), ("tokens", "a")}
+    assert "hunter2" not in found["password",]
+    assert "xyz" not in found["tokens", "a"]
+    password, _, ports = root.keys
+    assert disclosed(password, "hunter2") == "(hidden)"
+    assert disclosed(password, "") == ""
+    assert disclosed(ports, (1,)) == (1,)
+
+
+def test_everything_that_is_wrong_in_a_list_is_told_with_its_place() -> None:
+    found = [(dotted(fault.path), fault.message) for fault in faults({"ports": [1, "x", 3, 10]}, tables(Login))]
+    assert found == [
+        ("ports[1]", 'expected a whole number, at most 9, got "x"'),
+        ("ports[3]", "expected a whole number, at most 9, got 10"),
+    ]
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from([*Config.__struct_fields__, "budget_mb", "unix", "x[0]", ""]), inner)
+        ),
+        max_leaves=20,
+    )
+)
+def test_whatever_a_file_says_what_has_no_faults_can_be_used(tree: object) -> None:
+    """Checking and converting agree, apart from keys that contradict each other."""
+    if not isinstance(tree, dict):
+        return
+    wrong = [*faults(tree, tables()), *contradictions(tree, tables())]
+    try:
+        msgspec.convert(tree, Config)
+    except msgspec.ValidationError:
+        assert wrong
+    else:
+        assert not wrong
 
 
 def test_every_part_refuses_unknown_names() -> None:

@@ -36,6 +36,11 @@ def test_a_handshake_is_told_from_an_upload() -> None:
     assert (sent.name, bytes(sent.data)) == ("a.onnx", b"onnx")
 
 
+def test_a_header_that_is_nested_too_deeply_is_none() -> None:
+    with pytest.raises(InvalidInput, match="not one of Frigate"):
+        parse(b'{"newer":' + b"[" * 4000, b"x")
+
+
 @pytest.mark.parametrize(
     ("shape", "planar", "size", "channels"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -47,9 +48,40 @@ class Echo:
         pass
 
 
+class Counter(Echo):
+    """Counts as far as it is told, until it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopped, self.stops = threading.Event(), 0
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        if abs(int(inputs["x0"])) > 1000:
+            assert self._stopped.wait(30)
+            raise EngineUnusable("stopped")
+        assert not self._stopped.is_set(), "what stopped the one before must not stop this one"
+        return super().infer(inputs, outputs)
+
+    def stop(self) -> None:
+        self.stops += 1
+        self._stopped.set()
+
+    def go_on(self) -> None:
+        self._stopped.clear()
+
+
 def signature(*inputs: tuple[str, tuple[int | str, ...]]) -> Signature:
     specs = tuple(TensorSpec(f"x{index}", datatype, shape) for index, (datatype, shape) in enumerate(inputs))
     return Signature(specs, specs)
+
+
+def test_a_number_that_keeps_the_reference_busy_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(golden, "_LEAST_SECONDS", 0.05)
+    counter = Counter()
+    asked = ask(counter, signature(("INT64", ())))
+    assert [sample.kind for sample in asked] == ["unit", "normal"]
+    assert counter.stops == 1
+    assert counter.infer({"x0": np.int64(3)})  # it goes on
 
 
 def ask(session: Session, signature: Signature) -> list[Sample]:
@@ -233,11 +265,12 @@ def asked(
     ("shape", "text", "wanted"),
     [
         (("batch", "seq"), "1x128", [(1, 128)]),
-        (("n", "seq"), "2x16 4x128 4x512", [(4, 128)]),
+        (("n", "seq"), "2x16 4x128 4x512", [(4, 128), (2, 16), (4, 512)]),
         ((4, "mel", "time"), "4x80x3000", [(4, 80, 3000)]),
         (("n", 4), "1x4 1x4 16x4", [(1, 4), (16, 4)]),
         (ANY_SHAPE, "1x3x5", [(1, 3, 5)]),
-        (("n", 4), "1x4 2x4 4194304x4", [(2, 4)]),  # that batch would take 64 MiB
+        (("n", 4), "0x4 2x4 16x4", [(2, 4), (16, 4)]),  # nothing can be asked with no elements
+        (("n", 4), "1x4 2x4 4194304x4", [(2, 4), (1, 4)]),  # that batch would take 64 MiB
         ((2, 3), "2x3", [(2, 3)]),
     ],
 )
@@ -250,7 +283,7 @@ def test_a_setting_for_shapes_says_what_is_asked(
 
 def test_what_the_reference_refuses_is_asked_with_other_shapes_of_the_range() -> None:
     found = asked(signature(("FP32", ("n", "m"))), {"profile.x0": "1x4 1x48 4x48"}, lambda i: i["x0"].shape != (1, 8))
-    assert [each["x0"] for each in found] == [(1, 48), (1, 32), (1, 16), (1, 8), (4, 48)]
+    assert [each["x0"] for each in found] == [(1, 48), (1, 32), (1, 16), (1, 8), (4, 48), (1, 4)]
 
 
 def test_a_reference_that_takes_nothing_of_the_range_is_asked_beyond_it() -> None:
@@ -265,7 +298,10 @@ def test_inputs_that_share_dimensions_are_asked_together_and_grow_together() -> 
     given = signature(("FP32", ("n", "seq")), ("FP32", ("n", "seq")), ("FP32", (1, "n")), ("FP32", (7,)))
     found = asked(given, {"profile.x0": "1x8 1x96 3x128"})
     one = {"x0": (1, 96), "x1": (1, 96), "x2": (1, 1), "x3": (7,)}
-    assert found == [one, {"x0": (3, 96), "x1": (3, 96), "x2": (1, 3), "x3": (7,)}]
+    batch = {"x0": (3, 96), "x1": (3, 96), "x2": (1, 3), "x3": (7,)}
+    least = {"x0": (1, 8), "x1": (1, 8), "x2": (1, 1), "x3": (7,)}
+    most = {"x0": (3, 128), "x1": (3, 128), "x2": (1, 3), "x3": (7,)}
+    assert found == [one, batch, least, most]
 
 
 def test_a_batch_that_no_setting_wants_is_not_asked_with() -> None:
@@ -279,7 +315,7 @@ def test_a_model_whose_range_nothing_tells_is_asked_as_without() -> None:
 
 def test_pictures_and_tensors_of_a_model_of_pictures_are_in_its_range() -> None:
     found = asked(RGB, {"profile.x0": "1x3x32x32 2x3x64x128 4x3x64x128"}, known=pictures_of(RGB, 96, 48))
-    assert [each["x0"] for each in found] == [(2, 3, 64, 128), (4, 3, 64, 128), (1, 3, 48, 96)]
+    assert [each["x0"] for each in found] == [(2, 3, 64, 128), (4, 3, 64, 128), (1, 3, 32, 32), (1, 3, 48, 96)]
     assert [each["x0"] for each in asked(RGB, {}, known=pictures_of(RGB, 96, 48))] == [(1, 3, 48, 96)]
 
 

@@ -12,8 +12,9 @@ from edged.control.alarms import Alarm, AlarmKind
 from edged.control.health import Box, slow_engine, wrong
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
-from edged.errors import BuildFailed, NotReady
+from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.serving import pace as pace_module
+from edged.serving.finite import QUIET_SECONDS
 from tests.unit.control_room import Clock, key_of, model, planned_model, record_of, serve
 
 SETTINGS = Engines(regression_factor=3.0, regression_seconds=30.0)
@@ -89,11 +90,17 @@ def test_an_engine_that_takes_less_than_the_factor_more_is_not_slow(served: Serv
     assert AlarmKind.SLOW in served.infer(37, 120)
 
 
+def test_a_tiny_engine_is_not_slow_by_the_microseconds_that_a_busy_box_costs(served: Served) -> None:
+    served.engine.record = record_of(served.engine.key, RECIPE, cost=0.005)
+    assert served.infer(0.11, 120) == []
+    assert AlarmKind.SLOW in served.infer(1.2, 120)
+
+
 def test_the_alarm_stays_while_nothing_is_inferred(served: Served) -> None:
     served.infer(340, 90)
     served.clock.now += 600
     (alarm,) = served.look()
-    assert "much longer instead of 12 ms" in alarm.message
+    assert alarm.message.endswith("inference took much longer than 12 ms, and there was none for a while")
 
 
 def test_a_few_slow_answers_and_then_silence_are_nothing_to_tell_of(served: Served) -> None:
@@ -219,3 +226,46 @@ def test_settings_that_leave_this_box_nothing_to_make_are_told_of(settings: dict
     assert f"{name}={value} leaves nothing that this box can use" in alarm.message
     planned.entry = msgspec.structs.replace(planned.entry, settings={})
     assert list(wrong([planned], SETTINGS, 0.0, Box())) == []
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_that_are_not_finite_are_told_of_until_they_were_finite_for_a_while(served: Served) -> None:
+    finite = served.planned.slot.finite
+    finite.answered((), served.clock.now)
+    assert served.look() == []
+    finite.answered(("y",), served.clock.now)
+    finite.answered(("h", "y"), served.clock.now)
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.NOT_FINITE, "m", "")
+    assert "output 'y' in 2 of 2 answers" in alarm.message
+    assert "output 'h' in 1 of 1 answers" in alarm.message
+    served.clock.now += QUIET_SECONDS + 1
+    assert served.look() == []
+
+
+def test_engines_and_models_that_kill_their_hosts_are_told_of(served: Served) -> None:
+    served.engine.barred = "its work ended its engine host 3 times, which at last died"
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.engine) == (AlarmKind.QUARANTINED, served.engine.digest)
+    assert "3 times" in alarm.message
+    assert "edged engines rebuild" in alarm.message
+    served.planned.quarantine = served.engine.barred
+    assert [each.engine for each in served.look()] == [served.engine.digest, ""]
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_does_not_answer_any_more_is_told_of_until_it_does(served: Served) -> None:
+    assert served.planned.slot.current is not None
+    vitals = served.planned.slot.current.vitals
+    for _ in range(3):
+        assert served.look() == []
+        vitals.missed(EngineUnusable("inference failed"))
+    (alarm,) = served.look()
+    assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.FAILING, "m", served.engine.digest)
+    assert "model m is not ready: its engine does not answer any more: inference failed" in alarm.message
+    vitals.answered(served.clock.now)
+    assert served.look() == []

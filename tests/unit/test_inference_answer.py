@@ -21,9 +21,11 @@ from edged.ingress.inference.regions import Regions
 from edged.ingress.inference.wire import Contents, Request
 from edged.model.triton_config import TritonConfig
 from edged.proto import open_inference_pb2 as pb
+from edged.serving.extents import Traffic
 from edged.serving.queueing import QueuePolicy, TensorBatching
 from edged.serving.schedule import Batching
-from edged.serving.slot import ServingSession, Slot
+from edged.serving.session import ServingSession
+from edged.serving.slot import Slot
 from edged.serving.trace import Tracing
 from edged.tensors import TensorSpec
 from tests.fake_link import FakeLink, engine_ref
@@ -47,6 +49,8 @@ class World:
             name="m",
             digest="d",
             entry=entry,
+            inspection=SimpleNamespace(signature=Signature((spec,), ())),
+            bounds=Profile(),
             declared=Signature((spec,), (TensorSpec("x", gives or datatype, spec.shape),)),
             sequencing=None,
             is_decoupled=False,
@@ -56,7 +60,7 @@ class World:
             recognition=SimpleNamespace(names=()),
         )
         planned = SimpleNamespace(
-            answering=model, reading=None, problem="", entry=entry, slot=self.slot, profile=Profile()
+            answering=model, reading=None, problem="", entry=entry, slot=self.slot, model=None, traffic=Traffic()
         )
         controller = SimpleNamespace(find=lambda name, version="": planned, models={"m": planned})
         access = Access(Regions())

@@ -12,7 +12,6 @@ from edged.errors import AlreadyExists, InvalidInput, NotFound, Refused
 from edged.ingress.inference.access import Access
 from edged.ingress.inference.parameters import Place
 from edged.ingress.inference.regions import Regions
-from edged.serving.work import Source
 
 
 @pytest.fixture
@@ -38,7 +37,6 @@ def made(folder: Path, name: str, size: int) -> Path:
 
 def read(regions: Regions, place: Place) -> bytes:
     source = regions.source(place, "input 'x'")
-    assert isinstance(source, Source)
     memory = bytearray(source.size)
     source.read_into(memoryview(memory))
     return bytes(memory)

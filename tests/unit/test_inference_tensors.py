@@ -17,12 +17,13 @@ from edged.backend.contract import Signature
 from edged.backend.profile import Profile, Range
 from edged.errors import InvalidInput
 from edged.ingress.inference import wire
+from edged.ingress.inference.bounds import Bounds
 from edged.ingress.inference.parameters import Place, Wanted
 from edged.ingress.inference.tensors import inputs_of as checked
 from edged.ingress.inference.tensors import outputs_of
 from edged.proto import open_inference_pb2 as pb
 from edged.raw_contents import to_array, to_bytes
-from edged.serving.work import InputTensor, Source
+from edged.serving.work import InputTensor
 from edged.tensors import DATATYPES, Array, TensorSpec, numpy_dtype
 
 TYPED = {
@@ -52,7 +53,7 @@ def inputs_of(
     profile: Profile = Profile(),  # noqa: B008 - it is frozen
 ) -> tuple[InputTensor, ...]:
     """What a request holds, however it was read."""
-    return checked(wire.Request.of(request), signature, profile)
+    return checked(wire.Request.of(request), signature, Bounds(profile))
 
 
 def one(datatype: str, *shape: int | str) -> Signature:
@@ -83,7 +84,7 @@ def two() -> pb.ModelInferRequest:
 
 def all_arrays(request: pb.ModelInferRequest, signature: Signature) -> list[Array]:
     tensors = inputs_of(request, signature)
-    assert not any(isinstance(tensor.data, Source) for tensor in tensors)
+    assert all(isinstance(tensor.data, bytes | memoryview) for tensor in tensors)
     return [to_array(t.name, t.datatype, t.shape, t.data) for t in tensors]
 
 
@@ -344,7 +345,7 @@ def test_a_shape_within_what_engines_are_made_for_comes_through(batch: int) -> N
 @pytest.mark.parametrize("batch", [0, 9])
 def test_a_shape_beyond_it_is_refused_with_what_to_set(batch: int) -> None:
     request = raw_request("FP32", (batch, 4), bytes(16 * batch))
-    with pytest.raises(InvalidInput, match=r"\[1, 4\] to \[8, 4\]; set the model's profile\.x"):
+    with pytest.raises(InvalidInput, match=r"takes \[1, 4\] to \[8, 4\] here; its setting profile\.x widens that"):
         inputs_of(request, one("FP32", "n", 4), PROFILE)
     assert inputs_of(request, one("FP32", "n", 4))  # where no engine needs a range, none is asked for
 

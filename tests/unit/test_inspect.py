@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import os
+import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,9 @@ from onnx import TensorProto, helper, numpy_helper
 from edged.build.admission import admit, examine
 from edged.build.builder import Builder
 from edged.build.child import Limits
-from edged.client.upload import Upload
+from edged.client.upload import Package
 from edged.errors import ModelRefused
+from edged.model.finding import Category, Finding, Stage
 from edged.model.inspect import inspect
 from edged.model.inspection import ExternalFile, Inspection
 from edged.model.model import Model
@@ -160,6 +162,11 @@ def _fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def _checkpoint(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("yolo/data.pkl", b"\x80\x02}.")
+
+
 NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda p: None, "cannot be opened"),
     "empty": (lambda p: p.write_bytes(b""), "is empty"),
@@ -174,6 +181,17 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
         "git lfs pull",
     ),
     "web page": (lambda p: p.write_text("\n  <!DOCTYPE html><html>Not found</html>"), "web page"),
+    "PyTorch checkpoint": (_checkpoint, "PyTorch checkpoint; export it"),
+    "pickle": (lambda p: p.write_bytes(pickle.dumps({"w": 1}, 2)), "pickle"),
+    "TensorFlow Lite": (lambda p: p.write_bytes(b"\x1c\0\0\0TFL3" + bytes(64)), "Lite model; convert it"),
+    "ONNX Runtime's format": (lambda p: p.write_bytes(b"\x18\0\0\0ORTM" + bytes(64)), "own format"),
+    "Keras": (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(64)), "HDF5"),
+    "OpenVINO's format": (lambda p: p.write_text('<?xml version="1.0"?>\n<net name="m"></net>\n'), "OpenVINO's own"),
+    "safetensors whose length is an angle bracket": (
+        lambda p: p.write_bytes(b"<" + bytes(7) + b'{"w":{}}'.ljust(60) + bytes(8)),
+        "safetensors",
+    ),
+    "text of two bytes to a letter": (lambda p: p.write_text("not a model", encoding="utf-16"), "text file"),
     "folder": (lambda p: p.mkdir(), "regular file"),
     "FIFO": (_fifo, "regular file"),
     "dangling link": (lambda p: p.symlink_to("nowhere"), "cannot be opened"),
@@ -233,7 +251,13 @@ def test_a_model_that_cannot_be_served_is_told_in_full(tmp_path: Path) -> None:
     assert whole.refusal == ""
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.COMPLEX64
     found = refused(saved(tmp_path, proto))
-    assert found.refusal == "'y' has elements of type COMPLEX64, which the inference protocol cannot carry"
+    assert found.finding == Finding(
+        Stage.GRAPH,
+        Category.UNSERVABLE_TYPE,
+        "'y' has elements of type COMPLEX64, which the inference protocol cannot carry",
+        "cast it inside the model",
+        "y",
+    )
     assert found.digest == found.graph_digest
     assert found.signature.inputs == whole.signature.inputs
     first, *others = whole.signature.outputs
@@ -244,13 +268,24 @@ def test_a_model_that_cannot_be_served_is_told_in_full(tmp_path: Path) -> None:
 
 def test_values_that_are_no_tensors_are_refused_by_name(tmp_path: Path) -> None:
     proto = models.identity()
+    proto.graph.node[0].CopyFrom(helper.make_node("SequenceConstruct", ["x"], ["many"]))
     proto.graph.output[0].CopyFrom(helper.make_tensor_sequence_value_info("many", TensorProto.FLOAT, [1]))
     found = refused(saved(tmp_path, proto))
-    assert found.refusal == "'many' is a sequence: only tensors can be served"
+    assert found.refusal.startswith("'many' is a sequence: only tensors can be served")
     assert found.signature.outputs == (TensorSpec("many", "SEQUENCE", ANY_SHAPE),)
+    proto.graph.output[0].ClearField("type")  # which follows from the node
+    assert refused(saved(tmp_path, proto)).refusal.startswith("'many' is a sequence: only tensors can be served")
+
+
+def test_the_type_of_an_output_is_worked_out_where_it_is_left_away(tmp_path: Path) -> None:
+    proto = models.identity()
+    whole = inspect(saved(tmp_path, proto)).signature
     proto.graph.output[0].ClearField("type")
+    assert inspect(saved(tmp_path, proto)).signature == whole
+    proto.graph.node[0].domain = "somebody"  # of whose operators nothing is known
+    proto.opset_import.add(domain="somebody", version=1)
     found = refused(saved(tmp_path, proto))
-    assert "'many' is a value without a type" in found.refusal
+    assert found.refusal.startswith(f"{whole.outputs[0].name!r} is a value without a type")
     assert found.signature.outputs[0].datatype == "UNDEFINED"
 
 
@@ -280,7 +315,7 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_an_upload_of_what_cannot_be_served_is_refused_before_it_begins(tmp_path: Path) -> None:
     path = models.external(tmp_path, write=False)
     with pytest.raises(ModelRefused, match=r"weights\.bin.*missing"):
-        Upload("mine", path, None)
+        Package.of("mine", path, None)
 
 
 def test_no_model_is_made_of_what_cannot_be_served(tmp_path: Path) -> None:
@@ -321,7 +356,7 @@ def test_external_data_may_lie_in_a_folder_below(tmp_path: Path) -> None:
     assert inspect(models.external(tmp_path, "data/weights.bin")).external[0].path == "data/weights.bin"
 
 
-@pytest.mark.parametrize("location", ["/etc/passwd", "../weights.bin", "data/../../weights.bin", ""])
+@pytest.mark.parametrize("location", ["/etc/passwd", "../weights.bin", "data/../../weights.bin"])
 def test_external_data_outside_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
     (tmp_path / "weights.bin").write_bytes(bytes(48))
     (tmp_path / "m" / "data").mkdir(parents=True)
@@ -348,7 +383,7 @@ def test_external_data_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(48))
     path = models.external(tmp_path / "m", write=False)
     (tmp_path / "m" / "weights.bin").symlink_to(tmp_path / "secret")
-    assert "regular file" in refused(path).refusal
+    assert "a link" in refused(path).refusal
 
 
 def test_external_data_behind_a_linked_folder_is_refused(tmp_path: Path) -> None:
@@ -431,3 +466,25 @@ def test_bytes_changed_anywhere_are_read_or_refused(tmp_path: Path, data: st.Dat
     with contextlib.suppress(ModelRefused):
         found = inspect(path)
         assert found.digest or found.refusal
+
+
+def test_external_data_without_the_name_of_a_file_is_told_as_such(tmp_path: Path) -> None:
+    proto = onnx.load_from_string(WHOLE)
+    tensor = proto.graph.initializer[0]
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.ClearField("raw_data")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    found = inspect(path).finding
+    assert found is not None
+    assert found.category is Category.EXTERNAL_DAMAGED
+    assert "not named" in found.message
+
+
+def test_a_domain_that_is_spelled_out_by_a_node_alone_raises_no_suspicion(tmp_path: Path) -> None:
+    proto = onnx.load_from_string(WHOLE)
+    for node in proto.graph.node:
+        node.domain = "ai.onnx"
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    assert inspect(path).suspicion is None

@@ -13,15 +13,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
 from edged.backend.artefact import Artefact, FileRecord
 from edged.backend.contract import Order, Recipe, Signature
-from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, InvalidInput, NotReady
+from edged.errors import (
+    DeadlineExceeded,
+    EdgedError,
+    EngineDamaged,
+    EngineUnusable,
+    HostLost,
+    InvalidInput,
+    NotReady,
+)
+from edged.model.limits import Bounds
 from edged.raw_contents import to_bytes
+from edged.serving import messages as m
+from edged.serving.blame import Suspect
 from edged.serving.hosts import HostKind, Hosts
-from edged.serving.link import HostLimits, HostLink
-from edged.serving.slot import ServingSession, Slot
+from edged.serving.link import HostLimits, HostLink, Tenant
+from edged.serving.session import ServingSession
+from edged.serving.slot import Slot
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
 from edged.tensors import TensorSpec
 from edged.vision.family import Recognition, recognise
@@ -32,6 +43,7 @@ from tests.waiting import children, descriptors, is_running, run, until, wait
 VECTOR = Signature((TensorSpec("x", "UINT8", ("n",)),), (TensorSpec("y", "FP32", (1, 2)),))
 PICTURE = Signature((TensorSpec("image", "FP32", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 4)),))
 LIMITS = HostLimits(arena_mb=4, job_seconds=30)
+BYTE = m.TensorRef("x", "UINT8", (1,), None, b"1")
 
 
 def recognition(signature: Signature) -> Recognition:
@@ -48,7 +60,8 @@ def request(*values: int) -> TensorWork:
 
 
 def sockets() -> set[str]:
-    return set(glob.glob(f"{tempfile.gettempdir()}/edged-*"))
+    """Folders of this process's hosts: others may start some meanwhile."""
+    return set(glob.glob(f"{tempfile.gettempdir()}/edged-{os.getpid()}-*"))
 
 
 class Box:
@@ -240,18 +253,77 @@ def test_work_that_kills_two_hosts_is_answered_with_the_loss() -> None:
     with_box(work)
 
 
-def test_a_host_that_hangs_is_killed_and_its_work_is_done_by_the_next_one() -> None:
+def test_a_host_that_hangs_is_killed_and_what_waited_behind_is_done_by_the_next_one() -> None:
     async def work(box: Box) -> None:
         link = await box.serve(order(milliseconds=60_000))
-        pid, stuck = link.pid, request(3)
+        pid, stuck, behind = link.pid, request(3), request(4)
         box.slot.push(stuck)
+        box.slot.push(behind)
         await until(lambda: bool(link.lost), "the end of the hanging host")
         assert "hung" in link.lost
         await until(lambda: not is_running(pid), "the end of the process")
+        with pytest.raises(DeadlineExceeded, match=r"may take 1 s .* raise limits\.seconds"):
+            await asyncio.wait_for(stuck.future, 20)
+        assert not behind.future.done()
         await box.serve(order())
-        assert mean(await asyncio.wait_for(stuck.future, 20)) == 3
+        assert mean(await asyncio.wait_for(behind.future, 20)) == 4
 
     with_box(work, HostLimits(arena_mb=4, job_seconds=1))
+
+
+def test_who_was_at_work_in_a_host_is_known_when_it_is_lost() -> None:
+    async def work(box: Box) -> None:
+        link = await box.host()
+        idle, busy = Suspect("idle", "1"), Suspect("busy", "2")
+        await link.open(order(), recognition(VECTOR), 1, Tenant(idle))
+        number = await link.open(order(milliseconds=60_000), recognition(VECTOR), 1, Tenant(busy))
+        lost = link.submit(lambda job: m.Infer(job, number, (BYTE,), None, None))
+        os.kill(link.pid, signal.SIGSEGV)
+        await until(lambda: bool(link.lost), "the loss")
+        with pytest.raises(HostLost):
+            await lost
+        assert link.loss.why == "died (exit status -11)"
+        assert link.loss.suspects == ((busy, False),)
+        assert not link.loss.is_outside
+
+    with_box(work)
+
+
+def test_a_model_has_a_time_limit_of_its_own_and_is_alone_to_blame_at_it() -> None:
+    async def work(box: Box) -> None:
+        link = await box.host()
+        slow, other = Suspect("slow", "1"), Suspect("other", "2")
+        hung = await link.open(
+            order(milliseconds=60_000), recognition(VECTOR), 1, Tenant(slow, Bounds("slow", seconds=0.2))
+        )
+        patient = await link.open(order(milliseconds=60_000), recognition(VECTOR), 1, Tenant(other))
+        jobs = [link.submit(lambda job, n=n: m.Infer(job, n, (BYTE,), None, None)) for n in (hung, patient)]
+        with pytest.raises(DeadlineExceeded, match=r"model 'slow' may take 0\.2 s"):
+            await asyncio.wait_for(jobs[0], 20)
+        with pytest.raises(HostLost):
+            await asyncio.wait_for(jobs[1], 20)
+        assert link.loss.suspects == ((slow, False),)
+
+    with_box(work)
+
+
+def test_a_host_that_takes_too_much_memory_is_ended_before_the_box_is() -> None:
+    async def work(box: Box) -> None:
+        link = await box.host()
+        link.memory_mb = 1  # Python and NumPy alone are more; to be limited to it the host would have to start with it
+        await until(lambda: bool(link.lost), "the end of the host")
+        assert "more than the 1 MiB of hosts.memory_mb" in link.lost
+
+    with_box(work, HostLimits(arena_mb=4))
+
+
+def test_a_host_goes_before_the_daemon_when_memory_runs_out() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order())
+        await box.ask(request(1))
+        assert int(Path(f"/proc/{link.pid}/oom_score_adj").read_text()) == 500
+
+    with_box(work)
 
 
 def test_a_host_without_work_is_not_taken_for_a_hanging_one() -> None:
@@ -284,7 +356,9 @@ def test_work_that_comes_between_a_hosts_death_and_its_notice_is_not_lost() -> N
         os.kill(link.pid, signal.SIGKILL)
         # The loop does not run meanwhile, as when it is busy with something else: it cannot notice yet.
         wait(lambda: not is_running(link.pid), "the end of the process")
-        wait(lambda: not link._orders.getsockopt(zmq.EVENTS) & zmq.POLLOUT, "the end of the connection")
+        sockets = link._sockets
+        assert sockets is not None
+        wait(lambda: not sockets.is_connected, "the end of the connection")
         late = request(6)
         box.slot.push(late)
         await until(lambda: bool(link.lost), "the loss")

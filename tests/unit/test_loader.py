@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from edged.build.admission import Admission
+from edged.config import Health
 from edged.control import loader as loading
-from edged.control.loader import Loader
+from edged.control.loader import Listed, Loader
+from edged.control.plan import PlannedModel
+from edged.control.readiness import Readiness, readiness
 from edged.control.shelf import Shelf
-from edged.errors import InvalidInput, OutOfMemory
-from tests.unit.control_room import entry, inspection, serve, settle
+from edged.errors import EngineUnusable, InvalidInput, NotReady, OutOfMemory
+from tests.unit.control_room import entry, inspection, planned_model, serve, settle
 from tests.unit.test_catalogue import House
 from tests.waiting import run, until
 
@@ -41,6 +46,81 @@ class Overrides:
         pass
 
 
+def ready(planned: PlannedModel) -> Readiness:
+    return readiness(planned, Health(probe_failures=1))
+
+
+def listing(house: House) -> Loader:
+    """A loader that is only asked what there is."""
+    nothing: Any = None
+    shelf: Any = SimpleNamespace(mode="poll")
+    return Loader(shelf, house.catalogue, nothing, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+
+
+def test_a_model_is_listed_as_ready_only_while_it_answers(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        loader = listing(house)
+        assert loader.listed() == [Listed("m", "1", "LOADING")]
+        serve(planned, next(iter(planned.engines)))
+        assert loader.listed() == [Listed("m", "1", "READY")]
+        current = planned.slot.current
+        assert current is not None
+        current.vitals.unproven = "nothing that edged can make up is answered"
+        assert loader.listed() == [Listed("m", "1", "UNAVAILABLE", current.vitals.unproven)]
+        current.vitals.answered(0.0)
+        current.vitals.missed(EngineUnusable("inference failed"))
+        (row,) = loader.listed()
+        assert row.state == "UNAVAILABLE"
+        assert "does not answer any more: inference failed" in row.reason
+        current.vitals.answered(0.0)
+        assert loader.listed() == [Listed("m", "1", "READY")]
+
+    run(story())
+
+
+def test_a_model_whose_engines_are_all_barred_is_listed_with_the_reason(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        planned.quarantine = "it killed its host three times"
+        (row,) = listing(house).listed()
+        assert (row.state, row.reason) == ("UNAVAILABLE", "it is quarantined: it killed its host three times")
+
+    run(story())
+
+
+def test_a_model_whose_engine_cannot_be_opened_now_is_loading_and_it_is_told_why(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        reference = planned.reference
+        assert reference is not None
+        reference.refusals, reference.reason = 1, "it cannot be opened now: bad_alloc"
+        assert listing(house).listed() == [Listed("m", "1", "LOADING", "it cannot be opened now: bad_alloc")]
+
+    run(story())
+
+
+def test_a_version_that_does_not_answer_any_more_is_listed_once(tmp_path: Path) -> None:
+    """Its successor is being read in its place, and it has another place of its own by now."""
+
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        serve(planned, next(iter(planned.engines)))
+        assert planned.slot.current is not None
+        planned.slot.current.vitals.missed(EngineUnusable("inference failed"))
+        planned.entry = msgspec.structs.replace(planned.entry, version="2")
+        again = planned_model("m")
+        house.catalogue.versions = lambda name: [planned, again]  # type: ignore[method-assign, assignment]
+        rows = listing(house).listed()
+        assert [(row.version, row.state) for row in rows] == [("1", "UNAVAILABLE"), ("2", "LOADING")]
+
+    run(story())
+
+
 def test_what_could_not_be_served_is_tried_again_by_command_though_the_disk_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,7 +140,7 @@ def test_what_could_not_be_served_is_tried_again_by_command_though_the_disk_is_t
         assert planned.problem is not None
         made = Overrides(repository)
         nothing: Any = None
-        loader = Loader(house.shelf, house.catalogue, made, nothing, lambda: (), lambda: None)  # type: ignore[arg-type]
+        loader = Loader(house.shelf, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput):
             await loader.load("../m")
 
@@ -72,5 +152,37 @@ def test_what_could_not_be_served_is_tried_again_by_command_though_the_disk_is_t
         serve(planned, next(iter(planned.engines)))
         await task
         assert [row.state for row in loader.listed()] == ["READY"]
+
+    run(story())
+
+
+def test_a_command_to_load_does_not_wait_for_room_that_may_never_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def admit(*_: object) -> Admission:
+        return Admission(inspection("m"), None, {})
+
+    monkeypatch.setattr(loading, "admit", admit)
+
+    async def story() -> None:
+        repository, nothing = Repository(), None
+        house = House(tmp_path)
+        house.shelf = Shelf(repository, "explicit", [])  # type: ignore[assignment, arg-type]
+        house.catalogue._shelf = house.shelf
+        house.readers.files["m"] = inspection("m")
+        made = Overrides(repository)
+        loader = Loader(house.shelf, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(loader.load("m"))
+        await until(lambda: "m" in house.catalogue.models and bool(house.catalogue.models["m"].engines), "it is read")
+        reference = house.catalogue.models["m"].reference
+        assert reference is not None
+        reference.reason = "it cannot be opened now: bad_alloc"
+        for reference.refusals in (1, 2):
+            await asyncio.sleep(0.1)
+            assert not task.done()
+        reference.refusals = 3
+        with pytest.raises(NotReady, match="model 'm' cannot be served: it cannot be opened now: bad_alloc"):
+            await task
+        assert loader.listed() == [Listed("m", "", "UNAVAILABLE", "model 'm' cannot be served: " + reference.reason)]
 
     run(story())

@@ -18,7 +18,18 @@ from edged.control.desired import desired
 from edged.control.opener import Opener
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.states import EngineState
-from edged.errors import EdgedError, EngineDamaged, EngineUnusable, HostLost, NotReady, OutOfMemory, Superseded
+from edged.errors import (
+    DeadlineExceeded,
+    EdgedError,
+    EngineDamaged,
+    EngineUnusable,
+    HostLost,
+    NotReady,
+    OutOfMemory,
+    Overloaded,
+    Superseded,
+    WarmupFailed,
+)
 from edged.events import EngineServes, EventLog
 from edged.serving.hosts import HostKind
 from edged.store.store import Store
@@ -243,6 +254,46 @@ def test_a_reference_that_is_refused_stays_refused(tmp_path: Path, clock: Clock)
     run(story())
 
 
+@pytest.mark.parametrize("error", [OutOfMemory("bad_alloc"), Overloaded("the shared memory is full")])
+def test_a_reference_that_only_lacked_room_is_opened_again_however_often(
+    tmp_path: Path, clock: Clock, error: EdgedError
+) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        gate.planned.engines = {gate.reference.digest: gate.reference}
+        for wait in (2.0, 10.0, 60.0, 60.0):
+            await gate.open(error, gate.reference)
+            assert gate.reference.open_at == clock.now + wait
+            assert not gate.planned.is_hopeless()
+            assert str(error) in gate.reference.reason
+        await gate.open(engine=gate.reference)
+        assert (gate.serving, gate.reference.refusals) == (gate.reference.digest, 0)
+
+    run(story())
+
+
+def test_a_reference_that_took_too_long_is_forgiven_twice(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        gate.planned.engines = {gate.reference.digest: gate.reference}
+        for wait in (2.0, 10.0):
+            await gate.open(DeadlineExceeded("it took longer"), gate.reference)
+            assert gate.reference.open_at == clock.now + wait
+        await gate.open(DeadlineExceeded("it took longer"), gate.reference)
+        assert gate.planned.is_hopeless()
+
+    run(story())
+
+
+def test_an_engine_whose_warm_up_fails_is_kept_and_not_opened_again(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        engine = await gate.open(WarmupFailed("its model_warmup 'w' failed"))
+        assert (engine.open_at, engine.is_usable) == (math.inf, True)
+
+    run(story())
+
+
 def test_an_engine_that_is_refused_is_thrown_away_and_built_later_and_in_the_end_no_more(
     tmp_path: Path, clock: Clock
 ) -> None:
@@ -279,7 +330,7 @@ def test_an_engine_that_is_refused_is_kept_and_opened_again_before_anything_is_b
             assert gate.engine.open_at == clock.now + wait
             assert "out of memory" in gate.engine.reason
         await gate.open()
-        assert gate.engine.refusals == 0
+        assert (gate.engine.refusals, gate.engine.reason) == (0, "")
         await gate.open(EngineUnusable("the device is out of memory"))
         assert gate.engine.is_usable
 

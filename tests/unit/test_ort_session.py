@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from edged.backend.contract import Stoppable
 from edged.backend.ort.runtime import create, session_options
 from edged.backend.ort.session import DeviceSession
 from edged.errors import EngineUnusable
 from edged.tensors import numpy_dtype
 from tests import models
+from tests.integration import bounded_models
 
 
 def bound(folder: Path, proto: onnx.ModelProto) -> DeviceSession:
@@ -83,3 +88,44 @@ def test_a_failing_device_is_told_from_a_failing_model(tmp_path: Path) -> None:
     error = RuntimeError("x" * 900 + " CUDA failure 700: an illegal memory access was encountered ; GPU=0 ;")
     assert str(session._failure(error)).startswith("cpu:0 cannot be used: an illegal memory access")
     assert str(session._failure(RuntimeError("wrong\nshape"))) == "inference failed: wrong shape"
+
+
+def test_a_run_is_stopped_from_another_thread_and_the_next_one_runs(tmp_path: Path) -> None:
+    session = bound(tmp_path, bounded_models.endless())
+    assert isinstance(session, Stoppable)
+    session.infer({"x": np.float32([3])})
+    stopper = threading.Timer(0.2, session.stop)
+    stopper.start()
+    with pytest.raises(EngineUnusable, match="terminate"):
+        session.infer({"x": np.float32([1e15])})
+    stopper.join()
+    session.go_on()
+    assert session.infer({"x": np.float32([3])})["y"] == [3]
+    session.stop()  # before it begins
+    with pytest.raises(EngineUnusable, match="terminate"):
+        session.infer({"x": np.float32([1e15])})
+    session.close()
+
+
+_STARVED = """
+import resource, sys
+import numpy as np
+from edged.backend.ort.runtime import create, session_options
+resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
+session = create(sys.argv[1], session_options("all", 1))
+for elements in (5e9, 1e6, 5e9, 1e6):
+    try:
+        session.run(None, {"x": np.float32([1e6 + elements])})
+    except Exception as error:
+        assert "memory" in str(error), error
+        assert elements == 5e9
+    else:
+        assert elements == 1e6
+assert np.empty(900 << 20, np.uint8).size  # what the arena was refused it has not taken from others either
+"""
+
+
+def test_a_request_for_more_memory_than_there_may_be_leaves_the_rest_to_others(tmp_path: Path) -> None:
+    path = models.save(bounded_models.greedy(), tmp_path / "model.onnx")
+    ran = subprocess.run([sys.executable, "-c", _STARVED, str(path)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr

@@ -12,7 +12,7 @@ from edged.config import Engines
 from edged.control.actual import actual
 from edged.control.desired import desired
 from edged.control.plan import PlannedEngine, PlannedModel, Wish
-from edged.control.planner import Planner, trial
+from edged.control.planner import Planner, missing, trial
 from edged.control.states import EngineState
 from edged.store.attempts import AttemptLog
 from edged.store.key import EngineKey
@@ -274,3 +274,29 @@ def test_an_engine_that_cannot_be_made_says_why_and_an_attempt_that_took_the_box
     key = put(store, built_ahead())
     log.failed(key, "the box went down")
     assert last(planned(store)).trial == ""
+
+
+# -- why an engine is not there -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "recipe", "reason"),
+    [
+        ({"runtime__openvino": "3"}, {}, "runtime"),
+        ({"cpu__isa": "avx512"}, {}, "cpu"),
+        ({}, {"threads": 7}, "recipe"),
+        ({"runtime__openvino": "3"}, {"threads": 7}, "several"),
+    ],
+)
+def test_a_miss_is_told_by_the_kind_of_what_differs(facts: dict[str, str], recipe: dict[str, int], reason: str) -> None:
+    of = model()
+    stored = key_of(of, Recipe("openvino"))
+    wanted = key_of(of, Recipe("openvino", **recipe), **facts)
+    assert missing(wanted.parts, {stored.digest: record_of(stored, Recipe("openvino"))}) == reason
+
+
+def test_engines_of_other_models_and_backends_explain_no_miss() -> None:
+    of, recipe = model(), Recipe("openvino")
+    other, backend = key_of(model(content="other"), recipe), key_of(of, Recipe("onnxruntime"))
+    stored = {key.digest: record_of(key, recipe) for key in (other, backend)}
+    assert missing(key_of(of, recipe).parts, stored) == "new"

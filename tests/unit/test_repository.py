@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, OutOfSpace
+from edged.model import repair
 from edged.model.repository import Repository, check_name, plain_entry
+from edged.store import atomic
 from tests.waiting import ends_despite_fifo
 
 
@@ -257,7 +259,7 @@ def test_an_add_that_fails_leaves_nothing(root: Path, source: Path, tmp_path: Pa
 def test_an_add_onto_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(2 << 20))
-    with pytest.raises(InvalidInput, match="No space"):
+    with pytest.raises(OutOfSpace, match="No space"):
         Repository(small_disk / "models").add("yolo", {"m": large}, {})
     assert list((small_disk / "models").iterdir()) == []
 
@@ -297,3 +299,58 @@ def test_what_an_interrupted_add_or_remove_left_is_swept_and_nothing_else(root: 
     Repository(root).sweep()
     assert sorted(p.name for p in root.iterdir()) == [".other", "yolo"]
     Repository(root / "none").sweep()
+
+
+def test_a_record_of_repairs_is_kept_beside_the_model(tmp_path: Path) -> None:
+    repository, source = Repository(tmp_path / "models"), tmp_path / "m.onnx"
+    source.write_bytes(b"model")
+    record = repair.Record("a" * 64, "b" * 64, "/home/me/m.onnx", "2026-01-02T03:04:05+00:00", ())
+    repository.add("m", {"m.onnx": source}, {}, record=record)
+    entry = repository.entries()["m"]
+    assert entry.repair == record
+    assert (tmp_path / "models" / "m" / "1" / repair.FILE).is_file()
+    assert "repaired from this very file on 2026-01-02" in entry.already_there("b" * 64)
+    assert "remove it first" in entry.already_there("c" * 64)
+    assert "remove it first" in entry.already_there("")
+
+
+def test_external_data_may_not_take_the_place_of_the_record(tmp_path: Path) -> None:
+    repository, source = Repository(tmp_path / "models"), tmp_path / "m.onnx"
+    source.write_bytes(b"model")
+    record = repair.Record("a" * 64, "b" * 64, "m.onnx", "2026-01-02T03:04:05+00:00", ())
+    with pytest.raises(InvalidInput, match=r"may not be called repair\.json"):
+        repository.add("m", {"m.onnx": source, repair.FILE: source}, {}, record=record)
+    assert repository.entries() == {}
+
+
+def test_files_that_look_like_settings_and_are_not_are_told(root: Path) -> None:
+    version = lay(root, "m", "1")
+    folder = version.parent if version.name == "1" else version
+    (folder / "edged.toml").write_text("threads = 2")
+    assert Repository(root).entries()["m"].unread == ()
+    (folder / "settings.toml").touch()
+    (folder / "1" / "edged.toml").touch()
+    assert Repository(root).entries()["m"].unread == (
+        "1/edged.toml is not read: settings are in m/edged.toml",
+        "settings.toml is not read: settings are in m/edged.toml",
+    )
+    (root / "plain.onnx").touch()
+    (root / "plain.toml").touch()
+    (note,) = Repository(root).entries()["plain"].unread
+    assert note == "plain.toml is not read: a model with settings has a folder, plain/1/model.onnx and plain/edged.toml"
+
+
+def test_of_two_adds_of_one_name_at_once_one_is_told_that_it_is_taken(
+    root: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = atomic.publish
+
+    def beaten(staged: Path, final: Path) -> None:
+        monkeypatch.setattr(atomic, "publish", publish)
+        Repository(root).add("yolo", {"m": source}, {})
+        publish(staged, final)
+
+    monkeypatch.setattr(atomic, "publish", beaten)
+    with pytest.raises(AlreadyExists, match="yolo"):
+        Repository(root).add("yolo", {"m": source}, {})
+    assert [path.name for path in root.iterdir()] == ["yolo"]

@@ -305,7 +305,7 @@ def test_a_place_that_cannot_be_listened_on_is_one_line(monkeypatch: pytest.Monk
                 ("unix:/tmp/" + "x" * 120, "107 bytes"),
             ):
                 with pytest.raises(ConfigError) as caught:
-                    await listener.HttpListener(Http(listen=address), None, None).start()  # type: ignore[arg-type]
+                    await listener.HttpListener(Http(listen=address), None, None, None).start()  # type: ignore[arg-type]
                 assert words in str(caught.value)
 
     run(scene())
@@ -319,7 +319,7 @@ def test_a_missing_server_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scene() -> None:
         with pytest.raises(ConfigError, match=r"pip install 'edged\[http\]'"):
-            await listener.HttpListener(Http(listen="127.0.0.1:0"), None, None).start()  # type: ignore[arg-type]
+            await listener.HttpListener(Http(listen="127.0.0.1:0"), None, None, None).start()  # type: ignore[arg-type]
 
     run(scene())
 

@@ -8,23 +8,21 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from edged.errors import ConfigError
 from edged.ingress.address import tcp_address
-from edged.ingress.server import Ingress
-from edged.serving.camera import Cameras
+from edged.ingress.listener import Listener
 
 
 def bound(address: str) -> list[str]:
     """The addresses of a server that was made for `address`, and never started."""
 
     async def make() -> list[str]:
-        ingress = Ingress(Mock(), [address], Cameras(), Mock())
-        await ingress.stop(0.0)
-        return ingress.addresses
+        listener = Listener(address, 1, lambda server: None)
+        await listener.stop(0.0)
+        return [listener.address]
 
     return asyncio.run(make())
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from edged.errors import EngineUnusable, HostLost, NotReady, Overloaded, TooLarge
+from edged.errors import EngineUnusable, HostLost, NotReady, OutOfMemory, Overloaded, TooLarge
 from edged.serving.slot import IN_FLIGHT, Slot
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
 from tests.fake_link import FakeLink
@@ -310,5 +310,47 @@ def test_a_frame_that_waits_is_overtaken_or_withdrawn_and_one_in_flight_is_not()
         assert slot.withdraw("c", frames[4])
         assert not slot.withdraw("c", frames[4])
         assert link.sent() == [b"\0", b"\1"]
+
+    run(work())
+
+
+def test_a_job_is_given_up_when_nobody_waits_for_any_part_of_it_and_not_before() -> None:
+    async def work() -> None:
+        slot, link = Slot("m"), FakeLink()
+        slot.install(link.session())
+        first, second = request(b"1"), request(b"2")
+        slot.push(first)
+        slot.push(second)
+        (_, future), _ = link.jobs.values()
+        second.future.add_done_callback(lambda _: None)
+        first.future.cancel()
+        await turn()
+        assert link.abandoned == [future]
+        link.fail(EngineUnusable("it was told to stop"))
+        link.answer()
+        await quick(second.future)
+        await turn()
+        assert link.abandoned == [future]
+        assert link.arena.taken == 0
+
+    run(work())
+
+
+def test_what_found_no_memory_is_tried_once_more_alone() -> None:
+    async def work() -> None:
+        slot, link = Slot("m"), FakeLink()
+        slot.install(link.session())
+        unlucky, greedy = request(b"1"), request(b"2")
+        slot.push(unlucky)
+        link.fail(OutOfMemory("no memory"))
+        await turn()
+        link.answer()
+        assert (await quick(unlucky.future)).outputs[0].data == b"1"
+        slot.push(greedy)
+        for _ in range(2):
+            link.fail(OutOfMemory("no memory"))
+            await turn()
+        with pytest.raises(OutOfMemory):
+            await quick(greedy.future)
 
     run(work())

@@ -11,7 +11,8 @@ import pytest
 from edged.errors import EngineUnusable, HostLost, InvalidInput, Overwritten
 from edged.serving import messages as m
 from edged.serving.schedule import Batching
-from edged.serving.slot import IN_FLIGHT, ServingSession, Slot
+from edged.serving.session import ServingSession
+from edged.serving.slot import IN_FLIGHT, Slot
 from edged.serving.work import FrameWork, InputTensor, TensorWork
 from tests.fake_link import FakeLink, engine_ref
 from tests.waiting import run

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.errors import DeadlineExceeded, EngineUnusable, InvalidInput, Overloaded
+from edged.errors import DeadlineExceeded, EngineUnusable, InvalidInput, NotFinite, Overloaded, TooLarge
 from edged.serving import messages as m
 from edged.serving.queueing import QueuePolicy, TensorBatching
 from edged.serving.schedule import Batching
-from edged.serving.slot import ServingSession, Slot
+from edged.serving.session import ServingSession
+from edged.serving.slot import Slot
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
 from tests.fake_link import FakeLink, engine_ref
 from tests.waiting import run
@@ -352,5 +354,45 @@ def test_what_does_not_fit_into_the_memory_together_goes_in_parts() -> None:
         assert await drain(link) == [(2, 400), (1, 400), (1, 400), (1, 400)]
         assert [rows_of(each)[:1] for each in works] == [b"A", b"B", b"C", b"D", b"E"]
         assert link.arena.taken == 0
+
+    run(work())
+
+
+def test_one_that_could_never_fit_does_not_keep_the_others_of_its_batch_waiting() -> None:
+    async def work() -> None:
+        slot, link = slot_with(limit=1 << 20), FakeLink(capacity=4096)
+        works = [request(bytes(5000)), request(b"ab"), request(b"cd")]
+        for each in works:
+            slot.push(each)
+        slot.install(session(link))
+        await drain(link)
+        with pytest.raises(TooLarge):
+            await works[0].future
+        assert [rows_of(each) for each in works[1:]] == [b"ab", b"cd"]
+        assert link.arena.taken == 0
+
+    run(work())
+
+
+def test_answers_that_are_not_finite_are_counted_served_or_refused() -> None:
+    async def work() -> None:
+        slot, link = Slot("m"), FakeLink()
+        slot.install(session(link))
+        for outcome in (("y",), (), NotFinite("y is not finite", ("y",))):
+            each = request(b"a")
+            slot.push(each)
+            number = min(link.jobs)
+            if isinstance(outcome, NotFinite):
+                link.fail(outcome)
+                with pytest.raises(NotFinite):
+                    await each.future
+            else:
+                job, future = link.jobs.pop(number)
+                assert isinstance(job, m.Infer)
+                future.set_result(m.Answer(number, (), m.Times(), outcome))
+                await each.future
+            await turn()
+        (spell,) = slot.finite.spells(time.monotonic())
+        assert (spell.output, spell.bad, spell.answers) == ("y", 2, 3)
 
     run(work())

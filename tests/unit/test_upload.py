@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.client.upload import Upload
+from edged.client.upload import Package, Upload
 from edged.errors import InvalidInput
 from tests import models
 
@@ -34,7 +34,7 @@ def test_samples_come_after_the_model_and_are_marked(tmp_path: Path) -> None:
     folder.mkdir()
     for name in ("b.jpg", "a.png", "notes.txt"):
         (folder / name).write_bytes(name.encode() * 3)
-    files = told(Upload("m", model, None, [folder]))
+    files = told(Upload(Package.of("m", model, None, [folder])))
     assert [(name, sample) for name, sample, _ in files] == [
         ("model.onnx", False),
         ("weights.bin", False),
@@ -46,10 +46,10 @@ def test_samples_come_after_the_model_and_are_marked(tmp_path: Path) -> None:
 
 def test_without_samples_nothing_is_marked(tmp_path: Path) -> None:
     model = models.save(models.matmul(), tmp_path / "model.onnx")
-    assert [(name, sample) for name, sample, _ in told(Upload("m", model, None))] == [("model.onnx", False)]
+    assert [(name, sample) for name, sample, _ in told(Upload(Package.of("m", model, None)))] == [("model.onnx", False)]
 
 
 def test_samples_that_are_none_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
     model = models.save(models.matmul(), tmp_path / "model.onnx")
     with pytest.raises(InvalidInput, match=r"film\.mp4"):
-        Upload("m", model, None, [tmp_path / "film.mp4"])
+        Package.of("m", model, None, [tmp_path / "film.mp4"])

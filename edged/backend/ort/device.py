@@ -84,7 +84,9 @@ def open(order: Order, artefact: Artefact, where: Provider) -> DeviceSession:
         raise EngineUnusable(f"{error}, which ran all when this engine was built") from error
     _require_unmoved(placed, before, where)
     kind, _, index = where.device.partition(":")
-    return DeviceSession(session, order.signature, kind, int(index or 0))
+    # Before 1.24 nothing is told of a session in which the CPU is forbidden, which says enough.
+    nodes = placement.counts(placed) or {where.name: {}}
+    return DeviceSession(session, order.signature, kind, int(index or 0), nodes)
 
 
 def _try(

@@ -19,6 +19,7 @@ from typing import BinaryIO, TypeAlias
 import msgspec
 import onnxruntime as ort
 
+from edged.backend.contract import Nodes
 from edged.backend.ort.runtime import CPU_PROVIDER
 
 # Whether sessions keep it.
@@ -76,7 +77,15 @@ def from_log(lines: Iterable[str]) -> Placement:
     return tuple(found)
 
 
-def counts(placement: Placement) -> dict[str, dict[str, int]]:
+def opened(
+    options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession]
+) -> tuple[ort.InferenceSession, Nodes]:
+    """As `made`, for a session whose providers leave no choice: where nothing else is told, these are."""
+    session, placed = made(options, make, matters=False)
+    return session, counts(placed) or {name: {} for name in session.get_providers()}
+
+
+def counts(placement: Placement) -> Nodes:
     """Of nodes by operator, for each provider, as a Composition has them."""
     providers = sorted({node.provider for node in placement})
     return {provider: dict(sorted(on(placement, provider).items())) for provider in providers}

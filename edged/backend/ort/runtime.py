@@ -6,6 +6,9 @@ CPU. Here such a session is an error with the reason.
 
 from __future__ import annotations
 
+import functools
+import resource
+
 import msgspec
 import onnxruntime as ort
 
@@ -15,12 +18,17 @@ from edged.errors import EngineUnusable, Unsuitable
 
 ort.set_default_logger_severity(4)
 
+_LAYOUT = getattr(ort.GraphOptimizationLevel, "ORT_ENABLE_LAYOUT", None)
 LEVELS = {
     UNOPTIMISED: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    # Since 1.22 what changes the layout of tensors can be had without what comes after it.
+    **({"layout": _LAYOUT} if _LAYOUT is not None else {}),
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 CPU_PROVIDER = "CPUExecutionProvider"
+_ARENA_SHARE = 0.75  # of the memory that a process may have; weights, pictures and threads are beside it
 # What ONNX Runtime answers when a node would run on the CPU and the options forbid it.
 _FORBIDDEN = "fallback to CPU EP has been explicitly disabled"
 
@@ -89,6 +97,10 @@ def create(source: str | bytes, options: ort.SessionOptions, where: Provider = C
     if is_cuda:
         cuda.prepare(where.device)
     try:
+        if where.is_cpu and _is_arena_shared():
+            options.add_session_config_entry("session.use_env_allocators", "1")
+            # Weights go with their session; what is in the arena stays for the sessions that come.
+            options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         wanted = [(where.name, where.options)]
         session = ort.InferenceSession(source, options, providers=wanted, enable_fallback=0)
     except Exception as error:  # the runtime's errors have no common base of their own
@@ -102,3 +114,25 @@ def create(source: str | bytes, options: ort.SessionOptions, where: Provider = C
     if where.name not in session.get_providers():
         raise cuda.refusal(where.device, f"{where.name} was not loaded")
     return session
+
+
+@functools.cache
+def _is_arena_shared() -> bool:
+    """Whether the sessions of this process share an arena, which they do where its memory is limited.
+
+    An arena that has grown asks for twice as much each time, and when it did not get that for all that is left: one
+    request that is too large would leave nothing for anything else. This one knows how much there is.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == resource.RLIM_INFINITY:
+        return False
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    most = int(limit * _ARENA_SHARE)
+    arena = {
+        "max_mem": most,
+        "arena_extend_strategy": 0,
+        "initial_chunk_size_bytes": -1,
+        "max_dead_bytes_per_chunk": -1,
+    }
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg(arena))
+    return True

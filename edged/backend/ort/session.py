@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime as ort
 
-from edged.backend.contract import Signature, one_line
+from edged.backend.contract import Nodes, Signature, one_line
 from edged.backend.ort import cuda
 from edged.errors import EngineUnusable, InvalidInput
 from edged.tensors import Array
@@ -17,16 +17,21 @@ _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 
 
 class OrtSession:
-    """On the CPU, whose memory the runtime reads and writes in place."""
+    """On the CPU, whose memory the runtime reads and writes in place. `nodes`: see `contract.Placed`; `stop`, `go_on`:
+    `contract.Stoppable`."""
 
-    def __init__(self, session: ort.InferenceSession, signature: Signature) -> None:
-        self._session = session
+    def __init__(self, session: ort.InferenceSession, signature: Signature, nodes: Nodes | None = None) -> None:
+        self._session, self._nodes = session, nodes or {}
+        self._options = ort.RunOptions()
         self._outputs = [spec.name for spec in signature.outputs]
         self._text_inputs = frozenset(spec.name for spec in signature.inputs if spec.datatype == "BYTES")
         self._text_outputs = frozenset(spec.name for spec in signature.outputs if spec.datatype == "BYTES")
         self._bfloat = frozenset(
             spec.name for spec in (*signature.inputs, *signature.outputs) if spec.datatype == "BF16"
         )
+
+    def nodes(self) -> Nodes:
+        return self._nodes
 
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         names = self._outputs if outputs is None else list(outputs)
@@ -42,6 +47,12 @@ class OrtSession:
             answer[name] = _to_bytes(answer[name])
         return answer
 
+    def stop(self) -> None:
+        self._options.terminate = True
+
+    def go_on(self) -> None:
+        self._options = ort.RunOptions()
+
     def close(self) -> None:
         del self._session
 
@@ -49,13 +60,13 @@ class OrtSession:
         return EngineUnusable(f"inference failed: {one_line(error)}")
 
     def _run(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
-        values: list[Array] = self._session.run(names, feeds)
+        values: list[Array] = self._session.run(names, feeds, self._options)
         return values
 
     def _run_bfloat(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
         """numpy has no bfloat16: such tensors go in and out as uint16 through the runtime's own values."""
         values = {name: self._to_value(name, array) for name, array in feeds.items()}
-        return [_from_value(value) for value in self._session.run_with_ort_values(names, values)]
+        return [_from_value(value) for value in self._session.run_with_ort_values(names, values, self._options)]
 
     def _to_value(self, name: str, array: Array) -> ort.OrtValue:
         if name in self._bfloat:
@@ -72,8 +83,10 @@ class DeviceSession(OrtSession):
     first node runs when it is bound, so that a node on the CPU would go on seeing the first frame.
     """
 
-    def __init__(self, session: ort.InferenceSession, signature: Signature, kind: str, index: int) -> None:
-        super().__init__(session, signature)
+    def __init__(
+        self, session: ort.InferenceSession, signature: Signature, kind: str, index: int, nodes: Nodes | None = None
+    ) -> None:
+        super().__init__(session, signature, nodes)
         self._kind, self._index = kind, index
         self._binding = session.io_binding()
         self._has_text = bool(self._text_inputs or self._text_outputs)
@@ -93,7 +106,7 @@ class DeviceSession(OrtSession):
                 binding.bind_ortvalue_input(name, value)
             for name in names:
                 binding.bind_output(name, self._kind, self._index)
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, self._options)
             answer: list[Array] = binding.copy_outputs_to_cpu()
             return answer
         finally:  # nothing may hold the caller's memory after the call, nor the device's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 
-from edged.backend.contract import Order
+from edged.backend.contract import Nodes, Order
 from edged.backend.cuda.contract import Device
 from edged.backend.trt import load
 from edged.backend.trt.api import Trt
@@ -19,6 +19,10 @@ class OpenedSession(TensorRtSession):
         self._owned: Device | None = None  # the caller's until all has gone well
         super().__init__(loaded.engine, order.signature, device, loaded.log.reason)
         self._owned = device
+
+    def nodes(self) -> Nodes:
+        """TensorRT runs an engine wholly or not at all; what a build for DLA left to the GPU its record says."""
+        return {"TensorRT": {}}
 
     def close(self) -> None:
         with self._device.current():

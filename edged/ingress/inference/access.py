@@ -17,13 +17,13 @@ class Access:
     """
 
     def __init__(self, regions: Regions, over_tcp: bool = False) -> None:
-        self._regions, self._over_tcp = regions, over_tcp
+        self._regions, self.over_tcp = regions, over_tcp
 
     def regions(self, peer: str) -> Regions:
         """Refused for a client that may not use them."""
-        if peer.startswith("unix:") or (self._over_tcp and is_local(peer)):
+        if peer.startswith("unix:") or (self.over_tcp and is_local(peer)):
             return self._regions
-        hint = "use the unix socket" if self._over_tcp else "use it, or set allow_shared_memory_over_tcp = true"
+        hint = "use the unix socket" if self.over_tcp else "use it, or set allow_shared_memory_over_tcp = true"
         raise Refused(f"shared memory is for clients on the daemon's unix socket; {hint}")
 
     def locate(self, peer: str) -> Locate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edged.control.controller import Controller
+from edged.control.readiness import readiness
 from edged.errors import NotReady
 from edged.ingress.inference import model_config
 from edged.ingress.inference.models import find, loaded
@@ -43,11 +44,13 @@ class ConfigurationHandlers:
         service.unary("ModelConfig", pb.ModelConfigRequest, self.model_config)
 
     async def model_ready(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """False while it loads. A model that cannot serve is an error: some clients look at the status alone."""
+        """False while requests would wait, as in Triton. NotReady where sending them makes no sense: there are clients
+        that look at the status alone."""
         planned = find(self._controller, request.name, request.version)
-        if planned.serving is None and planned.problem is not None:
-            raise NotReady(f"model {request.name!r} cannot be served: {planned.problem}")
-        return pb.ModelReadyResponse(ready=planned.serving is not None)
+        found = readiness(planned, self._controller.health)
+        if not found.can_serve:
+            raise NotReady(f"model {request.name!r} is not ready: {found.reason}")
+        return pb.ModelReadyResponse(ready=found.is_ready)
 
     async def server_metadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(name="edged", version=__version__, extensions=EXTENSIONS)

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 
 from edged.backend.contract import Signature
-from edged.backend.profile import Profile
 from edged.control.controller import Controller
 from edged.control.plan import PlannedModel
 from edged.errors import InvalidInput, Unsupported
 from edged.ingress.inference import stateful, tensors
 from edged.ingress.inference.access import Access
+from edged.ingress.inference.bounds import Bounds
 from edged.ingress.inference.models import find, loaded
 from edged.ingress.inference.parameters import Options, Wanted, options
 from edged.ingress.inference.regions import Region
@@ -48,6 +48,7 @@ class _Served(msgspec.Struct, frozen=True):
     is_batched: bool
     hidden: frozenset[str]
     labels: Mapping[str, tuple[str, ...]]
+    bounds: Bounds
 
     @classmethod
     def of(cls, model: Model) -> _Served:
@@ -57,7 +58,7 @@ class _Served(msgspec.Struct, frozen=True):
         is_batched = model.max_batch_size > 0 and plan is None and not model.is_decoupled and not has_strings
         shown = {output.name for output in model.triton.outputs}
         hidden = plan.outputs - shown if plan is not None else frozenset[str]()
-        return cls(model, signature, plan, model.is_decoupled, is_batched, hidden, model.entry.labels)
+        return cls(model, signature, plan, model.is_decoupled, is_batched, hidden, model.entry.labels, Bounds.of(model))
 
 
 class Inference:
@@ -89,7 +90,7 @@ class Inference:
         inputs = tensors.inputs_of(
             request,
             served.signature,
-            Profile() if served.model.is_static else planned.profile,
+            served.bounds,
             self._access.locate(caller.peer),
             filled,
         )
@@ -97,21 +98,28 @@ class Inference:
         rows, alone = _rows(served, inputs), not served.is_batched
         if kept is None:
             work = TensorWork(inputs, _names(form), expires, said.priority, rows, alone=alone)
-            return (await self._infer(planned, work, form, caller, write)).responses()
+            return (await self._infer(planned, work, form, served.bounds, caller, write)).responses()
         model = served.model
         async with self._sequences.turn((model.name, model.digest), said, kept.idle, expires) as turn:
             folder = Path(model.entry.folder)
             more = stateful.filled(kept, served.signature, folder, said, inputs, turn.state)
             work = TensorWork((*inputs, *more), _names(form), expires, said.priority, rows, alone=alone)
-            collector = await self._infer(planned, work, form, caller, write)
+            collector = await self._infer(planned, work, form, served.bounds, caller, write)
             responses = collector.responses()
             turn.commit(collector.state)
         return responses
 
     async def _infer(
-        self, planned: PlannedModel, work: TensorWork, form: Form, caller: Caller, write: Write[Written]
+        self,
+        planned: PlannedModel,
+        work: TensorWork,
+        form: Form,
+        bounds: Bounds,
+        caller: Caller,
+        write: Write[Written],
     ) -> Collector[Written]:
         trace = self._tracing.begin(form.name, form.version, form.id)
+        shapes = bounds.combination(work.inputs)
         work.sink = collector = Collector(form, write, copies=trace is not None)
         answer = None
         try:
@@ -120,6 +128,8 @@ class Inference:
             else:
                 planned.slot.push(work)
             answer = await work.future
+            if shapes and planned.model is not None and planned.model.digest == answer.engine.model:
+                planned.traffic.note(shapes)
         finally:
             work.future.cancel()  # a client that has gone is not worth an inference
             if trace is not None:

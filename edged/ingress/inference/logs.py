@@ -65,12 +65,17 @@ class LogHandlers:
         """What logging asks of each record."""
         return self._settings.admits(record.levelno)
 
+    def again(self) -> None:
+        """The configuration changed the log beneath: what clients have set is set anew, on top of that."""
+        self._levels.clear()
+        self._apply()
+
     def _apply(self) -> None:
         for handler in logging.getLogger().handlers:
-            if handler not in self._before:
+            handler.addFilter(self.filter)  # which counts once, however often
+            if not isinstance(handler.formatter, _Iso):
                 self._before[handler] = handler.formatter
-                handler.addFilter(self.filter)
-            handler.setFormatter(_Iso() if self._settings.format == _ISO else self._before[handler])
+            handler.setFormatter(_Iso() if self._settings.format == _ISO else self._before.get(handler))
         for name, needed in ((_OURS, 1), ("", 2)):
             logger = logging.getLogger(name)
             usual = self._levels.setdefault(name, logger.level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edged.control.controller import Controller
+from edged.control.readiness import all_ready
 from edged.ingress.inference.access import Access
 from edged.ingress.inference.configuration import ConfigurationHandlers
 from edged.ingress.inference.control import ControlHandlers
@@ -26,6 +27,15 @@ class InferenceService:
         self._access = Access(Regions(), shared_memory_over_tcp)
         self.inference = Inference(controller, tracing, self._access)
         self._inferring = InferHandlers(self.inference)
+        self._logs = LogHandlers()
+
+    def log_again(self) -> None:
+        """The configuration of the log changed: what clients have set of it goes on top."""
+        self._logs.again()
+
+    def allow_shared_memory_over_tcp(self, allowed: bool) -> None:
+        """Whether clients that come by TCP may register shared memory, from now on."""
+        self._access.over_tcp = allowed
 
     def stop(self) -> None:
         """Takes no more requests on streams: each ends once what it sent is answered."""
@@ -42,13 +52,12 @@ class InferenceService:
         ControlHandlers(self._controller).register(service)
         StatisticsHandlers(self._controller).register(service)
         TraceHandlers(self._controller, self._tracing).register(service)
-        LogHandlers().register(service)
+        self._logs.register(service)
         return service
 
     async def server_live(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
-        """Ready once every model that can serve does; a refused model does not hold the others back."""
-        models = self._controller.models.values()
-        return pb.ServerReadyResponse(ready=all(m.serving is not None or m.problem is not None for m in models))
+        """Ready once every model is that can be served; with strict_readiness = false as soon as there is a daemon."""
+        return pb.ServerReadyResponse(ready=all_ready(self._controller.models.values(), self._controller.health))

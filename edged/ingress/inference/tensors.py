@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 
 from edged.backend.contract import Signature
-from edged.backend.profile import Profile, Range
 from edged.errors import InvalidInput
+from edged.ingress.inference.bounds import Bounds
 from edged.ingress.inference.parameters import Place, Wanted, place, wanted
 from edged.ingress.inference.wire import Request
 from edged.proto import open_inference_pb2 as pb
@@ -37,7 +37,7 @@ _TYPED = {
 _MAX_ELEMENTS = 1 << 40
 _MAX_RANK = 32
 _MOST_NAMED = 16  # tensors of a model in one message, which has to fit into a status
-_ANY = Profile()
+_ANY = Bounds()
 
 # Finds a tensor, named as in messages, in shared memory.
 Locate: TypeAlias = Callable[[Place, str], Source]
@@ -46,14 +46,14 @@ Locate: TypeAlias = Callable[[Place, str], Source]
 def inputs_of(
     request: Request,
     signature: Signature,
-    profile: Profile = _ANY,
+    bounds: Bounds = _ANY,
     locate: Locate | None = None,
     filled: Collection[str] = (),
 ) -> tuple[InputTensor, ...]:
     """The request's inputs in the signature's terms; InvalidInput, naming the tensor, for everything that is wrong.
 
-    `profile` is the range of shapes that every engine of the model must be able to take. `locate` finds what lies in
-    shared memory, and raises what keeps it from that. `filled` are inputs that somebody else gives.
+    `bounds` are the shapes that the model takes. `locate` finds what lies in shared memory, and raises what keeps it
+    from that. `filled` are inputs that somebody else gives.
     """
     message = request.message
     specs = {spec.name: spec for spec in signature.inputs}
@@ -65,11 +65,11 @@ def inputs_of(
         raise InvalidInput(
             f"{carried} inputs{where} but {len(request.raw)} raw contents; send one raw entry for each of them"
         )
+    shapes = {tensor.name: _shape(tensor, specs[tensor.name]) for tensor in message.inputs}
+    bounds.check(shapes)
     tensors = []
     for tensor, found in zip(message.inputs, places, strict=True):
-        spec = specs[tensor.name]
-        shape = _shape(tensor, spec)
-        _require_within(profile.range(spec.name), shape)
+        spec, shape = specs[tensor.name], shapes[tensor.name]
         if (request.raw or found) and tensor.HasField("contents"):
             what = "raw and typed contents" if found is None else "contents and a place in shared memory"
             raise InvalidInput(f"input {spec.name!r} has {what}; send one of them")
@@ -127,16 +127,6 @@ def _shape(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec) -> t
     if not spec.admits(shape):
         raise InvalidInput(f"input {spec.name!r} is {list(spec.dims)}, the request says {list(shape)[:16]}")
     return shape
-
-
-def _require_within(allowed: Range | None, shape: tuple[int, ...]) -> None:
-    """Whatever engine serves at the moment: a client must not be refused from the next swap on."""
-    if allowed is not None and not allowed.contains(shape):
-        least, most = list(allowed.minimum), list(allowed.maximum)
-        raise InvalidInput(
-            f"input {allowed.name!r} is {list(shape)}, engines of this model are made for {least} to {most}; "
-            f"set the model's profile.{allowed.name} to have them take more"
-        )
 
 
 def _require_size(spec: TensorSpec, shape: tuple[int, ...], size: int) -> None:

@@ -1,17 +1,104 @@
-"""Who may ask. The one place where a request's access is decided, before anything of it is looked at.
+"""Who may ask. The one place where a request's access is decided, before anything of it but its head is looked at.
 
-The listener is for this machine, and so are its users; but a browser on this machine carries requests of any web page.
-Such a page says where it is from (`Origin`), or has its own name lead here (`Host`).
+Roles, tokens and limits are those of gRPC: every address means one of its methods. What is HTTP's alone are browsers:
+one on this machine carries requests of any web page. Such a page says where it is from (`Origin`), or has its own name
+lead here (`Host`).
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from edged.errors import ClientLimited, EdgedError, Unauthenticated
+from edged.ingress.access import policy
+from edged.ingress.access.callers import Caller
+from edged.ingress.access.guard import Guard
+from edged.ingress.rest.exchange import Answer, Ask, Headers, failed
+from edged.ingress.rest.routes import Route
+from edged.ingress.status import code_of, describe, http_of
+
+_CAMERAS = "/edged.v1.Cameras/"
+_LONGEST = 200  # of a name that is written down
+# The method of gRPC that each route means.
+METHODS: dict[str, str] = {
+    "server": policy.INFERENCE + "ServerMetadata",
+    "live": policy.INFERENCE + "ServerLive",
+    "ready": policy.INFERENCE + "ServerReady",
+    "statistics": policy.INFERENCE + "ModelStatistics",
+    "model": policy.INFERENCE + "ModelMetadata",
+    "model_ready": policy.INFERENCE + "ModelReady",
+    "config": policy.INFERENCE + "ModelConfig",
+    "infer": policy.INFERENCE + "ModelInfer",
+    "trace": policy.INFERENCE + "TraceSetting",
+    "logging": policy.INFERENCE + "LogSettings",
+    "index": policy.INFERENCE + "RepositoryIndex",
+    "load": policy.INFERENCE + "RepositoryModelLoad",
+    "unload": policy.INFERENCE + "RepositoryModelUnload",
+    "system_regions": policy.INFERENCE + "SystemSharedMemoryStatus",
+    "register_system": policy.INFERENCE + "SystemSharedMemoryRegister",
+    "unregister_system": policy.INFERENCE + "SystemSharedMemoryUnregister",
+    "cuda_regions": policy.INFERENCE + "CudaSharedMemoryStatus",
+    "register_cuda": policy.INFERENCE + "CudaSharedMemoryRegister",
+    "unregister_cuda": policy.INFERENCE + "CudaSharedMemoryUnregister",
+    "detect": _CAMERAS + "DetectOne",
+}
+
+
+class HttpGuard:
+    """The guard before the requests of one listener."""
+
+    def __init__(self, guard: Guard, address: str) -> None:
+        self._guard, self._address = guard, address
+
+    def admit(self, route: Route, ask: Ask) -> Caller:
+        """Who asks. Unauthenticated or Forbidden where it may not."""
+        method = METHODS[route.what]
+        door = self._guard.door(self._address, has_tls=False)
+        who = self._guard.caller(door, ask.headers.get("authorization"), ask.peer)
+        error = policy.refusal(method, who)
+        if error is not None:
+            self._guard.turn_away(method, who, ask.peer, error)
+            raise error
+        return who
+
+    async def carry(self, route: Route, ask: Ask, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Does what is asked for, within the limits of who asks; written down where it is a command. Raises what
+        `admit` and the work do, and ClientLimited."""
+        who, guard, method = self.admit(route, ask), self._guard, METHODS[route.what]
+        usage, size = guard.limits.usage(who.key, who.name, time.monotonic()), len(ask.body)
+        guard.limits.request(usage, size, time.monotonic())
+        began, outcome, message = time.perf_counter(), "CANCELLED", ""
+        try:
+            answer = await work()
+            outcome = "OK"
+            return answer
+        except Exception as error:
+            code, message = describe(error)
+            outcome = code.name
+            raise
+        finally:
+            guard.limits.end(usage, size)
+            if policy.is_audited(method):
+                names = {name: value[:_LONGEST] for name, value in route.names.items()}
+                guard.record(method, who, ask.peer, names, outcome, message, began)
+
+
+def refused(error: EdgedError) -> Answer:
+    """The answer to whoever is not let in, or asks too much."""
+    headers: Headers = ()
+    if isinstance(error, Unauthenticated):
+        headers = (("www-authenticate", 'Bearer realm="edged"'),)
+    elif isinstance(error, ClientLimited):
+        headers = (("retry-after", str(math.ceil(error.seconds))),)
+    return failed(http_of(code_of(error), error), str(error), headers)
 
 
 def refusal(headers: Mapping[str, str], peer: str) -> str | None:
-    """Why a request is refused, in one line; None where it is not. `peer` is the client as gRPC names it."""
+    """Why a request of a web page is refused, in one line; None where it is not, or is none. `peer` is the client as
+    gRPC names it."""
     host = headers.get("host", "")
     if not peer.startswith("unix:") and host and not _is_here(host):
         return f"host {host[:80]!r} is not a name of this machine's loopback; ask localhost"

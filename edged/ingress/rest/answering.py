@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-from edged.errors import InvalidInput
+from edged.errors import ClientLimited, EdgedError, Forbidden, InvalidInput, Unauthenticated
 from edged.ingress.cameras import CameraService
 from edged.ingress.rest import access, administration, models, pictures, routes, tensors
+from edged.ingress.rest.access import HttpGuard
 from edged.ingress.rest.aside import aside
 from edged.ingress.rest.calls import Aborted, Calls
 from edged.ingress.rest.exchange import Answer, Ask, failed
@@ -19,8 +20,8 @@ from edged.proto import open_inference_pb2 as pb
 class Answering:
     """Answers requests by the handlers of the inference service and of the cameras'."""
 
-    def __init__(self, calls: Calls, cameras: CameraService) -> None:
-        self._calls, self._cameras = calls, cameras
+    def __init__(self, calls: Calls, cameras: CameraService, guard: HttpGuard) -> None:
+        self._calls, self._cameras, self._guard = calls, cameras, guard
 
     def refusal(self, ask: Ask) -> Answer | None:
         """The answer to what goes nowhere or may not be asked, from its head alone; None for the rest."""
@@ -28,13 +29,23 @@ class Answering:
         if why is not None:
             return failed(HTTPStatus.FORBIDDEN, why)
         route = routes.find(ask.method, ask.path)
-        return route if isinstance(route, Answer) else None
+        if isinstance(route, Answer):
+            return route
+        try:
+            self._guard.admit(route, ask)
+        except EdgedError as error:
+            return access.refused(error)
+        return None
 
     async def answer(self, ask: Ask) -> Answer:
         """The answer to a request that is not refused, also where that is an error."""
         try:
             route = routes.find(ask.method, ask.path)
-            return route if isinstance(route, Answer) else await self._ask(route, ask)
+            if isinstance(route, Answer):
+                return route
+            return await self._guard.carry(route, ask, lambda: self._ask(route, ask))
+        except (Unauthenticated, Forbidden, ClientLimited) as error:
+            return access.refused(error)
         except Aborted as ended:
             return failed(http_of(ended.code), str(ended))
         except Exception as error:

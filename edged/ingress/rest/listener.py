@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from edged.config import Http
 from edged.errors import ConfigError
+from edged.ingress.access.guard import Guard
 from edged.ingress.address import make_way, tcp_address, unix_path
 from edged.ingress.cameras import CameraService
+from edged.ingress.rest.access import HttpGuard
 from edged.ingress.rest.answering import Answering
 from edged.ingress.rest.app import App
 from edged.ingress.rest.bodies import Bodies
@@ -28,10 +30,10 @@ _BACKLOG = 128
 class HttpListener:
     """Listens where the configuration says; nowhere, and with nothing loaded, where that is nowhere."""
 
-    def __init__(self, http: Http, calls: Calls, cameras: CameraService) -> None:
+    def __init__(self, http: Http, calls: Calls, cameras: CameraService, guard: Guard) -> None:
         self._address = http.listen
         self._limit = http.body_mb * _MIB
-        self._answering = Answering(calls, cameras)
+        self._answering = Answering(calls, cameras, HttpGuard(guard, http.listen))
         self._server: Server | None = None
         self._path: Path | None = None
         self.addresses: list[str] = []

@@ -1,0 +1,42 @@
+"""The smallest model there is, y = Relu(x), for asking a runtime what it takes. Written by hand, since the onnx package
+stamps what it knows itself and most children do without it (format: onnx.proto, protobuf's wire encoding)."""
+
+from __future__ import annotations
+
+_VARINT, _BYTES = 0, 2
+_FLOAT = 1  # onnx.TensorProto.FLOAT
+NAMES = ("x", "y")
+SHAPE = (1, 4)
+
+
+def relu(opset: int, ir_version: int) -> bytes:
+    """x FP32[1, 4] to y, stamped with that opset of ONNX's own domain and that IR version."""
+    node = _field(1, NAMES[0]) + _field(2, NAMES[1]) + _field(3, "relu") + _field(4, "Relu")
+    graph = _field(1, node) + _field(2, "graph") + _field(11, _tensor(NAMES[0])) + _field(12, _tensor(NAMES[1]))
+    return _field(1, ir_version) + _field(7, graph) + _field(8, _field(1, "") + _field(2, opset))
+
+
+def importing(model: bytes, domain: str, version: int) -> bytes:
+    """The model, which says that it uses that version of another domain's operators as well, without using any."""
+    return model + _field(8, _field(1, domain) + _field(2, version))
+
+
+def _tensor(name: str) -> bytes:
+    shape = b"".join(_field(1, _field(1, size)) for size in SHAPE)
+    return _field(1, name) + _field(2, _field(1, _field(1, _FLOAT) + _field(2, shape)))
+
+
+def _field(number: int, value: int | str | bytes) -> bytes:
+    if isinstance(value, int):
+        return _varint(number << 3 | _VARINT) + _varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | _BYTES) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,100 @@
+"""What was found of models on runtimes, kept on disk: a restart examines nothing again.
+
+CACHE/admissions/DIGEST-KEY.json, where the key is of everything that the outcome depends on besides the model: edged,
+the runtime's version, the limits, and what it is asked with. CACHE/runtimes/BACKEND.json is how far a runtime goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from edged.backend import registry
+from edged.build.admission import judgement
+from edged.build.admission.limits import AdmissionLimits
+from edged.build.jobs import Check, Checked
+from edged.build.reach import Reach
+from edged.device import runtimes
+from edged.device.root import Root
+from edged.errors import EdgedError
+from edged.files import read_regular
+from edged.store import atomic
+from edged.version import __version__
+
+_FORMAT = 3  # of these files, and of what the stages look at
+_MOST = 1000  # outcomes of models that were refused and never came back
+_UNREADABLE = (OSError, msgspec.MsgspecError, RecursionError, EdgedError)
+
+
+class Outcomes:
+    """Reads and writes files; what cannot be read is found out again, what cannot be written as well."""
+
+    def __init__(self, cache: Path) -> None:
+        self._outcomes, self._runtimes = cache / "admissions", cache / "runtimes"
+        for folder in (self._outcomes, self._runtimes):
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+                atomic.sweep(folder)
+
+    def known(self, job: Check, limits: AdmissionLimits) -> Checked | None:
+        """What was found of this very model and question before."""
+        place = self._place(job, limits)
+        if place is None:
+            return None
+        with contextlib.suppress(*_UNREADABLE):
+            return msgspec.json.decode(read_regular(place), type=Checked)
+        return None
+
+    def keep(self, job: Check, limits: AdmissionLimits, found: Checked) -> None:
+        """Keeps an outcome that would be the same again, and how far the runtime goes."""
+        backend = job.order.recipe.backend
+        if found.reach.version:
+            self._write(self._runtimes / f"{backend}.json", msgspec.json.encode(found.reach))
+        place = self._place(job, limits)
+        if place is None or not judgement.is_lasting(found.finding):
+            return
+        if registry.agree(found.reach.version, _version(backend) or ""):
+            self._write(place, msgspec.json.encode(found))
+            self._prune()
+
+    def reach(self, backend: str) -> Reach | None:
+        """What was found out of some version of a runtime."""
+        with contextlib.suppress(*_UNREADABLE):
+            return msgspec.json.decode(read_regular(self._runtimes / f"{backend}.json"), type=Reach)
+        return None
+
+    def forget(self, digest: str) -> None:
+        """Of a model that has gone."""
+        for place in self._outcomes.glob(f"{digest}-*.json"):
+            with contextlib.suppress(OSError):
+                place.unlink()
+
+    def _place(self, job: Check, limits: AdmissionLimits) -> Path | None:
+        """None where something is not known that the outcome depends on."""
+        version = _version(job.order.recipe.backend)
+        if not job.order.digest or version is None:
+            return None
+        asked = msgspec.structs.replace(job, reach=None, order=msgspec.structs.replace(job.order, model=""))
+        parts = [str(_FORMAT), __version__, version, *(msgspec.json.encode(part).decode() for part in (limits, asked))]
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return self._outcomes / f"{job.order.digest}-{key[:16]}.json"
+
+    def _prune(self) -> None:
+        with contextlib.suppress(OSError):
+            places = sorted(self._outcomes.glob("*.json"), key=lambda place: place.stat().st_mtime)
+            for place in places[: max(0, len(places) - _MOST)]:
+                place.unlink(missing_ok=True)
+
+    @staticmethod
+    def _write(place: Path, content: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
+            if not place.exists() or place.read_bytes() != content:
+                atomic.write_file(place, content)
+
+
+def _version(backend: str) -> str | None:
+    """Of the runtime as it is installed now; None where that cannot be told."""
+    return registry.version(backend, runtimes.probe(Root()))

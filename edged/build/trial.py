@@ -1,0 +1,217 @@
+"""A model on one runtime, stage by stage, as the child does it that may crash or never end instead of a host.
+
+    opset -> operators -> session -> inference
+
+What it is asked are the golden inputs (`questions.py`) except those that no camera gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from edged.backend.contract import Backend, Session
+from edged.build import jobs, reach
+from edged.build.questions import WIDE, Pictures, Question, one_by_one
+from edged.build.reach import Reach
+from edged.errors import EngineUnusable, InvalidInput, NotTaken
+from edged.model.finding import Category, Finding, Stage
+from edged.tensors import Array
+from edged.vision.family import Recognition
+
+Tell: TypeAlias = Callable[[jobs.Progress], None]
+
+TITLES = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "tensorrt": "TensorRT",
+    "tensorrt_rtx": "TensorRT-RTX",
+}
+_CONVERT = "or have it changed: edged models add NAME FILE --convert"
+_PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
+_MOST_BYTES = 256 << 20  # of one question
+_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory", "Available memory of")
+
+
+def attempt(job: jobs.Check, backend: Backend, tell: Tell) -> jobs.Checked:
+    """Up to the first stage that the model does not pass."""
+    known = job.reach if job.reach is not None and job.reach.version == backend.version() else reach.find(backend)
+    title = f"{TITLES.get(backend.name, backend.name)} {known.version}"
+    tell(jobs.Progress(Stage.OPSET.value))
+    finding = opset(job, backend, known, title)
+    if finding is None:
+        tell(jobs.Progress(Stage.OPERATORS.value))
+        finding = operators(job, backend, title)
+    if finding is not None or job.through is Stage.OPERATORS:
+        return jobs.Checked(known, finding)
+    tell(jobs.Progress(Stage.SESSION.value))
+    try:
+        session = backend.trial(job.order)
+    except MemoryError:
+        return jobs.Checked(known, _no_memory(Stage.SESSION, f"{title} found no memory to open the model"))
+    except EngineUnusable as error:
+        return jobs.Checked(known, refused(job, error, title))
+    if session is None or job.through is Stage.SESSION or job.recognition is None:
+        return jobs.Checked(known)
+    tell(jobs.Progress(Stage.INFERENCE.value))
+    finding, warnings = inference(job, job.recognition, session)
+    return jobs.Checked(known, finding, warnings)
+
+
+# -- opset ----------------------------------------------------------------------------------------------------------
+
+
+def opset(job: jobs.Check, backend: Backend, known: Reach, title: str) -> Finding | None:
+    """Versions, against what the runtime takes."""
+    if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > reach.MOST:
+        message = f"IR version {job.ir_version} is newer than {title} here takes ({known.newest_ir or 'any real one'})"
+        remedy = f"write it with ir_version {known.newest_ir or 10} or older, {_CONVERT}"
+        return Finding(Stage.OPSET, Category.IR_TOO_NEW, message, remedy)
+    for domain, version in job.opsets.items():
+        own = domain == "ai.onnx"
+        newest = known.newest if own else _newest_of(backend, domain, version)
+        named = f"opset {version}" if own else f"opset {version} of domain {domain[:100]!r}"
+        if (newest and version > newest) or version > reach.MOST:
+            message = f"{named} is newer than {title} here takes ({newest or 'any real one'})"
+            remedy = f"export it with opset {newest or 20} or older, {_CONVERT}"
+            return Finding(Stage.OPSET, Category.OPSET_TOO_NEW, message, remedy)
+        if version < (known.oldest if own else 1):
+            least = known.oldest if own else 1
+            message = f"{named} is older than {title} here takes ({least})"
+            return Finding(Stage.OPSET, Category.OPSET_TOO_OLD, message, "export it with a newer opset")
+    return None
+
+
+def _newest_of(backend: Backend, domain: str, version: int) -> int:
+    """0 where the version is taken."""
+    if not 1 <= version <= reach.MOST:
+        return 0
+    return reach.newest_of(backend, domain)
+
+
+# -- operators ------------------------------------------------------------------------------------------------------
+
+
+def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
+    """Operators and domains, where the runtime has a list of its own."""
+    known = backend.operators()
+    if known is None:
+        return None
+    for operator, node in job.nodes.items():
+        domain, _, name = operator.rpartition(".")
+        domain = domain or "ai.onnx"
+        if domain not in known:
+            return _unknown_domain(domain, name, node, title)
+        since = known[domain].get(name)
+        if since is None:
+            return _unknown_operator(operator, node, title)
+        version = job.opsets.get(domain)
+        if version is not None and domain == "ai.onnx" and since > version:
+            message = f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model says {version}"
+            remedy = f"export it with opset {since} or newer"
+            return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
+    return None
+
+
+def _called(node: str) -> str:
+    """A runtime may not say which node it was, and calls of the model's own functions are not kept."""
+    return f"node {node[:100]!r}" if node else "the model"
+
+
+def _unknown_domain(domain: str, name: str, node: str, title: str) -> Finding:
+    message = f"{_called(node)} uses {name[:100]} of domain {domain[:100]!r}, which {title} does not have"
+    remedy = "export it with operators of ONNX's own"
+    return Finding(Stage.OPERATORS, Category.UNKNOWN_DOMAIN, message, remedy, node)
+
+
+def _unknown_operator(operator: str, node: str, title: str) -> Finding:
+    message = f"{_called(node)} uses {operator[:100]}, an operator that {title} does not have"
+    remedy = "export it with operators of ONNX's own"
+    return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
+
+
+# -- session --------------------------------------------------------------------------------------------------------
+
+
+def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
+    """What a runtime said when it was to open the model, told by what it is about."""
+    if not isinstance(error, NotTaken):
+        return Finding(Stage.SESSION, Category.REFUSED, str(error))
+    node = error.node or job.nodes.get(error.operator, "")
+    domain, _, name = error.operator.rpartition(".")
+    if error.why == "unknown_domain" or (error.why == "unknown_operator" and domain):
+        return _unknown_domain(domain, name, node, title)
+    if error.why == "unknown_operator":
+        return _unknown_operator(error.operator, node, title)
+    if error.why == "not_implemented":
+        where = f"{_called(node)}: " if node else ""
+        message = f"{where}{title} has no {error.operator[:100]} for these types or this opset"
+        remedy = "cast to FP32 around it, or export it with another opset"
+        if error.operator.endswith(_PLUGIN):
+            remedy = "it is a plugin of TensorRT's: export it without, as edged does what comes after a detector itself"
+        return Finding(Stage.OPERATORS, Category.NOT_IMPLEMENTED, message, remedy, node)
+    if error.why == "too_much_memory":
+        return _no_memory(Stage.SESSION, str(error), node)
+    return Finding(Stage.SESSION, Category.REFUSED, str(error), "", node)
+
+
+def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
+    return Finding(stage, Category.TOO_MUCH_MEMORY, message, "", node)
+
+
+# -- inference ------------------------------------------------------------------------------------------------------
+
+
+def inference(
+    job: jobs.Check, recognition: Recognition, session: Session
+) -> tuple[Finding | None, tuple[Finding, ...]]:
+    """Asks until every ordinary kind of input was answered once, in whichever shapes the model takes."""
+    answered: set[str] = set()
+    warnings: tuple[Finding, ...] = ()
+    first: Exception | None = None
+    for question in _questions(job, recognition):
+        if question.kind in answered:
+            break  # the next shapes, where these would do
+        try:
+            answer = session.infer(question.inputs)
+        except (EngineUnusable, InvalidInput, MemoryError) as error:
+            first = first or error
+            continue
+        warnings = warnings or _not_finite(answer)
+        answered.add(question.kind)
+    if answered:
+        return None, warnings
+    if first is None:
+        message = "no golden input fits the model's declared shapes"
+        remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
+        return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
+    said = " ".join(str(first).split()) or type(first).__name__
+    whole = str(first.__cause__ or first)  # the runtime's own words, of which the error has the beginning
+    if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
+        return _no_memory(Stage.INFERENCE, f"running it takes more memory than it may: {said[:300]}"), ()
+    remedy = "if it takes only some sizes or values, say which: settings preprocess.* and profile.INPUT"
+    return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {said[:300]}", remedy), ()
+
+
+def _questions(job: jobs.Check, recognition: Recognition) -> Iterator[Question]:
+    signature = job.order.signature
+    for make in one_by_one(signature, recognition, job.extent, _MOST_BYTES):
+        question = make()
+        if question.kind != WIDE:
+            yield question
+    if recognition.preprocess is not None:
+        yield from Pictures(signature, recognition).drawn()
+
+
+def _not_finite(answer: dict[str, Array]) -> tuple[Finding, ...]:
+    for name, array in answer.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            count = int(array.size - np.isfinite(array).sum())
+            message = (
+                f"output {name[:100]!r} has {count} values of {array.size} that are not finite for ordinary inputs"
+            )
+            remedy = "see whether it is meant to: divisions by zero, logarithms, overflow in FP16"
+            return (Finding(Stage.INFERENCE, Category.NOT_FINITE, message, remedy, name),)
+    return ()

@@ -1,0 +1,166 @@
+"""`edged config`: the configuration file: a commented one to begin with, what is wrong with one, what is in force."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from edged import paths
+from edged.cli import common
+from edged.errors import AlreadyExists
+
+if TYPE_CHECKING:
+    from edged.config import Reading
+    from edged.config.listing import Row
+
+_MODE = 0o640  # who may use the daemon need not know how it is set up
+_GROUP = "edged"  # the service's, which has to read what root writes
+
+group = typer.Typer(no_args_is_help=True, help="The configuration file: write one, check one, show what is in force.")
+
+_File = Annotated[
+    Path | None,
+    typer.Argument(help="The file; otherwise the one that edged serve, or the service, reads.", show_default=False),
+]
+
+
+def init(
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file.", show_default=False)] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Print a configuration file with every key: what it means, its default, commented out, and its name in the
+    environment. With --out it is written, for its owner and group to read; what is there stays as it is without
+    --force."""
+    from edged.config.template import template
+
+    if out is None:
+        typer.echo(template(), nl=False)
+        return
+    _write(out, template().encode(), force)
+    common.err.print(f"written: {out}", soft_wrap=True)
+
+
+def check(file: _File = None) -> None:
+    """Say everything that is wrong with a configuration, a line each, or that it is fine.
+
+    Beside the file that is what the environment of this command says, and whether the user who asks could use the
+    paths and addresses. For scripts: the exit status is 0 where nothing is wrong, otherwise 2.
+    """
+    from edged.config.keys import dotted
+    from edged.config.origin import Problem
+    from edged.preflight import preflight
+
+    reading, name = _read(file)
+    problems = list(reading.problems)
+    problems += [Problem(reading.origin(path), dotted(path), why) for path, why in preflight(reading.config)]
+    _warn(reading)
+    for problem in sorted(problems, key=lambda each: (each.origin.kind != "file", each.origin.line)):
+        typer.echo(str(problem))
+    if problems:
+        raise typer.Exit(common.USAGE)
+    typer.echo(f"{name}: ok")
+
+
+def show(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="The file; otherwise the one that edged serve, or the service, reads.",
+            show_default=False,
+        ),
+    ] = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Add where each value comes from.")] = False,
+    json: common.Json = False,
+) -> None:
+    """Print the configuration that a daemon would have with a file and the environment of this command, every key.
+
+    Options of edged serve, which go before both, are not known here.
+    """
+    from edged.config import listing
+
+    reading, name = _read(config)
+    _warn(reading)
+    reading.required()
+    if json:
+        common.print_json(msgspec.json.encode({"file": name, "keys": [_fields(row) for row in listing.rows(reading)]}))
+        return
+    for line in listing.lines(reading, origin):
+        typer.echo(line)
+
+
+def register(app: typer.Typer) -> None:
+    for function in (init, check, show):
+        group.command(function.__name__)(common.command(function))
+    app.add_typer(group, name="config")
+
+
+def _read(file: Path | None) -> tuple[Reading, str]:
+    """What a file and the environment say, and what to call that. A file that nobody named need not be there."""
+    from edged import config as configuration
+
+    usual = paths.default_config() or paths.SERVICE_CONFIG
+    found = file or (usual if os.path.lexists(usual) else None)
+    return configuration.read(found, os.environ), str(found) if found else f"the defaults, as there is no {usual}"
+
+
+def _warn(reading: Reading) -> None:
+    for warning in reading.warnings:
+        typer.echo(f"edged: {warning}", err=True)
+
+
+def _fields(row: Row) -> dict[str, object]:
+    return {
+        "key": row.key,
+        "value": row.value,
+        "origin": row.origin.kind,
+        "name": row.origin.name,
+        "line": row.origin.line or None,
+        "variable": row.variable,
+    }
+
+
+def _write(path: Path, data: bytes, force: bool) -> None:
+    """For its owner and group to read. AlreadyExists for a file that is there, without `force`."""
+    from edged.store import atomic
+
+    before = path.stat() if path.exists() else None
+    if force:
+        atomic.write_file(path, data, _MODE)
+    else:
+        _write_new(path, data)
+    if os.geteuid() == 0:
+        # The service is not root; one who replaces a file leaves it whose it was.
+        owner, members = (before.st_uid, before.st_gid) if before is not None else (0, _group())
+        os.chown(path, owner, members)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    except FileExistsError as error:
+        raise AlreadyExists(f"{path} is there already; --force replaces it") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), _MODE)  # whatever the umask
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+def _group() -> int:
+    try:
+        return grp.getgrnam(_GROUP).gr_gid
+    except KeyError:
+        return os.getegid()

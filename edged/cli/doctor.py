@@ -1,0 +1,134 @@
+"""`edged doctor`: everything about this box and its models that makes deployments go wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from edged import paths
+from edged.cli import common
+from edged.doctor.check import Check, Result
+from edged.doctor.examination import Step
+from edged.doctor.report import Report
+from edged.doctor.visit import Wanted, examine
+from edged.errors import InvalidInput
+
+_STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Argument(help="One model, by its name or file; otherwise every one.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="The daemon's configuration, for its folders.", show_default=False),
+    ] = None,
+    state: Annotated[Path | None, typer.Option("--state", help="Directory for models.", show_default=False)] = None,
+    cache: Annotated[Path | None, typer.Option("--cache", help="Directory for engines.", show_default=False)] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", help="Look at a recorded device below this directory.", show_default=False),
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Longest that all of it may take.")] = 300.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as something wrong.")] = False,
+    target: common.Target = None,
+    json: common.Json = False,
+) -> None:
+    """Look for everything that makes deployments go wrong: runtimes that do not load, drivers that do not fit, folders,
+    memory, clock, heat; models that are refused, engines that are stale or drift. Each finding has a remedy.
+
+    It changes nothing, and works with a daemon and without. For one MODEL every level of optimisation is compared with
+    the unoptimised model, too.
+
+    Exit status: 0 nothing is wrong, 1 something is, 2 the arguments are.
+    """
+    wanted = _wanted(model, config, state, cache, root, seconds, target)
+    with _telling() as tell:
+        report = asyncio.run(examine(wanted, tell))
+    is_ok = report.is_ok(strict=strict)
+    if json:
+        common.print_json(msgspec.json.encode({"ok": is_ok, "checks": report.checks, "left_out": report.left_out}))
+    else:
+        common.show(_table(report.checks))
+        for line in report.left_out:
+            common.show(f"left out: {line}")
+        common.show(_summary(report))
+    if not is_ok:
+        raise typer.Exit(common.FAILED)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(common.command(doctor))
+
+
+def _wanted(
+    model: str | None,
+    config: Path | None,
+    state: Path | None,
+    cache: Path | None,
+    root: Path | None,
+    seconds: float,
+    target: str | None,
+) -> Wanted:
+    """What the options mean. InvalidInput where they cannot be, ConfigError for a configuration that cannot be read."""
+    from edged import config as configuration
+    from edged.doctor import daemon
+
+    if root is not None and not root.is_dir():
+        raise InvalidInput(f"there is no directory {root}")
+    if root is not None and model is not None:
+        raise InvalidInput("a recorded device has no models; give MODEL or --root, not both")
+    settings = configuration.load(config, os.environ)
+    is_named = bool(target or os.environ.get("EDGED_TARGET", "").strip())
+    # Folders without a daemon mean those folders, as for every other command.
+    asks = bool(target) or not (state or cache)
+    listened = next((each for each in settings.listen if each.startswith("unix:")), None)
+    return Wanted(
+        state=state or _folder(settings.state, paths.default_state_dir()),
+        cache=cache or _folder(settings.cache, paths.default_cache_dir()),
+        target=daemon.resolve(target or (None if is_named else listened)) if asks else "",
+        is_named=is_named,
+        model=model or "",
+        root=root or Path("/"),
+        seconds=seconds,
+        engines=settings.engines,
+        arena_mb=settings.hosts.arena_mb,
+        models={name: Path(path).absolute() for name, path in settings.models.items()},
+    )
+
+
+def _folder(named: str, default: Path) -> Path:
+    return Path(named).expanduser().absolute() if named else default
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[Callable[[Step], None]]:
+    """Tells a terminal what is being looked at; a log or a pipe is told nothing."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=common.err, transient=True, disable=not common.err.is_terminal) as progress:
+        shown = progress.add_task("looking at this box")
+        yield lambda step: progress.update(shown, description=f"{step.name.value} {step.subject}".strip())
+
+
+def _table(checks: tuple[Check, ...]) -> Table:
+    table = Table("result", "check", "about", "found", box=None, pad_edge=False)
+    for check in checks:
+        found = f"{check.message}\n→ {check.remedy}" if check.remedy else check.message
+        style = _STYLES[check.result]
+        table.add_row(check.result.value, check.name.value, check.subject, found, style=style)
+    return table
+
+
+def _summary(report: Report) -> str:
+    counts = report.counts()
+    return ", ".join(f"{counts[result.value]} {result.value}" for result in Result)

@@ -1,0 +1,171 @@
+"""An inventory: the boxes that commands go to, by name and group, from one TOML file.
+
+    [defaults]
+    ca = "ca.pem"                     # paths are relative to the file
+    token_file = "token"
+
+    [boxes.dock1]
+    target = "tls:dock1.example:8001"
+    groups = ["dock", "north"]
+
+Secrets stand in files of their own. What neither a box nor the defaults say comes from the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+
+from edged.client import address
+from edged.errors import ConfigError, EdgedError, InvalidInput
+
+if TYPE_CHECKING:
+    from edged.client.credentials import Credentials
+
+_FILES = ("ca", "certificate", "key", "token_file")
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+
+
+class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What holds for every box that says nothing else: paths of PEM files and of a file with a token, whom the
+    daemon's certificate is for, how long a call may take."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    token_file: str = ""
+    server_name: str = ""
+    timeout_s: _Seconds | None = None
+
+
+class _Entry(Defaults, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    target: str
+    groups: tuple[str, ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    defaults: dict[str, Any] = {}
+    boxes: dict[str, dict[str, Any]] = {}
+
+
+class Box(msgspec.Struct, frozen=True):
+    """One daemon: what it is called, where it is, how it is reached. `target` is as it was written."""
+
+    name: str
+    target: str
+    groups: tuple[str, ...] = ()
+    settings: Defaults = Defaults()
+
+    def credentials(self, environment: Mapping[str, str] | None = None) -> Credentials:
+        """Read from the files that are named, now. InvalidInput where one cannot be used."""
+        from edged.client.credentials import Credentials
+
+        given = os.environ if environment is None else environment
+        own = self.settings
+        found = {name: getattr(own, name) for name in (*_FILES, "server_name")} | {"token": ""}
+        for together in (("ca",), ("certificate", "key"), ("token_file", "token"), ("server_name",)):
+            if not any(found[name] for name in together):  # half a pair is not completed from elsewhere
+                found |= {name: given.get(f"EDGED_{name.upper()}", "").strip() for name in together}
+        return Credentials.of(**found)
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """The boxes, in the file's order."""
+
+    boxes: tuple[Box, ...]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(sorted({group for box in self.boxes for group in box.groups}))
+
+    def select(self, groups: Sequence[str] = (), names: Sequence[str] = ()) -> tuple[Box, ...]:
+        """Those of any of the groups, or of these names; all where neither is given. InvalidInput for what is not
+        there."""
+        for group in groups:
+            _require_known(group, self.groups, "group")
+        for name in names:
+            _require_known(name, [box.name for box in self.boxes], "box")
+        chosen = tuple(box for box in self.boxes if box.name in names or set(groups) & set(box.groups))
+        return chosen if groups or names else self.boxes
+
+
+def load(path: Path) -> Inventory:
+    """Reads an inventory. ConfigError, in one line, for anything wrong with it."""
+    try:
+        plain = msgspec.toml.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"inventory {path} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"inventory {path} is not valid TOML: {error}") from error
+    try:
+        return parse(plain, path.absolute().parent)
+    except EdgedError as error:
+        raise ConfigError(f"inventory {path}: {error}") from error
+
+
+def parse(plain: object, folder: Path) -> Inventory:
+    """An inventory from plain values; `folder` is what relative paths start from. ConfigError where it is wrong."""
+    file = _typed(plain, _File, "the file")
+    defaults = _typed(file.defaults, Defaults, "[defaults]")
+    boxes = tuple(_box(name, given, defaults, folder) for name, given in file.boxes.items())
+    if not boxes:
+        raise ConfigError('there is no box in it; add one: [boxes.NAME] with target = "tls:HOST:PORT"')
+    seen: dict[str, str] = {}
+    for box in boxes:
+        where = address.resolve(box.target)
+        if where in seen:
+            raise ConfigError(f"boxes {seen[where]} and {box.name} have the same target, {where}; leave one out")
+        seen[where] = box.name
+    return Inventory(boxes)
+
+
+def _box(name: str, given: dict[str, Any], defaults: Defaults, folder: Path) -> Box:
+    where = f"[boxes.{name}]"
+    if not name.strip() or not name.isprintable():
+        raise ConfigError(f"{name!r} is no name for a box; take letters and digits")
+    entry = _typed(given, _Entry, where)
+    if not entry.target.strip():
+        raise ConfigError(f"{where} has an empty target; give tls:HOST:PORT or unix:/PATH")
+    try:
+        address.resolve(entry.target)
+    except InvalidInput as error:
+        raise ConfigError(f"{where}: {error}") from error
+    merged = {name: getattr(entry, name) or getattr(defaults, name) for name in Defaults.__struct_fields__}
+    if entry.certificate or entry.key:  # a pair is one thing
+        merged |= {"certificate": entry.certificate, "key": entry.key}
+    paths = {name: str(folder / Path(merged[name]).expanduser()) for name in _FILES if merged[name]}
+    return Box(name, entry.target.strip(), entry.groups, Defaults(**{**merged, **paths}))
+
+
+_Known = TypeVar("_Known", bound=msgspec.Struct)
+
+
+def _typed(plain: object, kind: type[_Known], where: str) -> _Known:
+    try:
+        return msgspec.convert(plain, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_explain(str(error), kind.__struct_fields__)}") from error
+
+
+def _explain(message: str, names: Sequence[str]) -> str:
+    """msgspec's words, with the nearest name that there is for one that there is not."""
+    unknown = re.search(r"unknown field `(.*)`", message)
+    if unknown is None:
+        return message
+    close = difflib.get_close_matches(unknown[1], names, n=1)
+    meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+    return f"there is no key {unknown[1]!r}; {meant}"
+
+
+def _require_known(name: str, known: Sequence[str], what: str) -> None:
+    if name in known:
+        return
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known) or 'none'}"
+    raise InvalidInput(f"the inventory has no {what} {name!r}; {meant}")

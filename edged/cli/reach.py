@@ -1,0 +1,135 @@
+"""Which daemons a command goes to: none in particular, one, or several; and the options that say so."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from edged.cli import common
+from edged.cli.inventory import Box, load
+from edged.client import address
+from edged.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from edged.client.client import Client
+
+_TIMEOUT_S = 30.0
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Option("--target", "-t", metavar="ADDRESS", help=common.TARGET_HELP, show_default=False),
+]
+Inventory = Annotated[
+    Path | None,
+    typer.Option(
+        "--inventory",
+        metavar="FILE",
+        help="Ask the boxes of this file; --target names some of them.",
+        show_default=False,
+    ),
+]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option("--group", metavar="NAME", help="Only boxes of this group; repeatable.", show_default=False),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0.001,
+        help=f"Longest that one box may take to answer; {_TIMEOUT_S:g}, or as the inventory says.",
+        show_default=False,
+    ),
+]
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """What the options say. `targets` are addresses, or names of boxes where there is an `inventory`."""
+
+    targets: tuple[str, ...] = ()
+    inventory: Path | None = None
+    groups: tuple[str, ...] = ()
+    timeout: float | None = None
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether answers are told by box: several were meant, however many they turn out to be."""
+        return self.inventory is not None or len(self.targets) > 1
+
+    @property
+    def target(self) -> str | None:
+        """The one daemon; None for that of the environment or the default socket, and for a fleet."""
+        return None if self.is_fleet else next(iter(self.targets), None)
+
+    @property
+    def named(self) -> str | None:
+        """What the user named, as one text; None where that is nothing."""
+        return str(self.inventory) if self.inventory is not None else ", ".join(self.targets) or None
+
+    def boxes(self) -> tuple[Box, ...]:
+        """Of a fleet. ConfigError for an inventory that cannot be read, InvalidInput for what is not in it."""
+        if self.inventory is not None:
+            chosen = load(self.inventory).select(self.groups, self.targets)
+            return tuple(self.hurried(box) for box in chosen)
+        unlike = {address.resolve(target): target for target in reversed(self.targets)}
+        return tuple(self.hurried(Box(target, target)) for target in reversed(unlike.values()))
+
+    def client(self) -> Client:
+        """To the one daemon."""
+        from edged.client.client import Client
+
+        return Client(self.target, timeout=self.timeout or _TIMEOUT_S)
+
+    def hurried(self, box: Box) -> Box:
+        """The box with the time that the options give it, where they do."""
+        if self.timeout is None:
+            return box
+        return msgspec.structs.replace(box, settings=msgspec.structs.replace(box.settings, timeout_s=self.timeout))
+
+
+UNSAID = Reach()
+
+
+def client_of(box: Box) -> Client:
+    """Reads the box's credentials first. InvalidInput where they cannot be used."""
+    from edged.client.client import Client
+
+    return Client(box.target, timeout=box.settings.timeout_s or _TIMEOUT_S, credentials=box.credentials())
+
+
+def reaching(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose argument `reach` is made of the options above. InvalidInput where they do not go together."""
+    known = inspect.signature(function, eval_str=True)
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in (("target", Targets), ("inventory", Inventory), ("group", Groups), ("timeout", Timeout))
+    ]
+
+    @functools.wraps(function)
+    def wrapped(
+        *args: Any,
+        target: list[str] | None = None,
+        inventory: Path | None = None,
+        group: list[str] | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if group and inventory is None:
+            raise InvalidInput("--group chooses from an inventory; give --inventory FILE")
+        function(*args, reach=Reach(tuple(target or ()), inventory, tuple(group or ()), timeout), **kwargs)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in known.parameters.values():
+        as_option = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        parameters += options if parameter.name == "reach" else [as_option]
+    # typer reads both: the signature for what there is, the annotations for its types.
+    wrapped.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped

@@ -1,0 +1,94 @@
+"""`edged top`: what boxes do right now, drawn again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from edged.cli import common
+from edged.cli.reach import UNSAID, Reach, reaching
+from edged.errors import NotReady
+
+if TYPE_CHECKING:
+    from edged.cli.top.seen import Seen
+    from edged.cli.top.watch import Watch
+
+_APART_S = 1.0  # two looks, from which a single picture has its rates
+_PATIENCE_S = 10.0
+_UNFOLDED = 1 << 20  # columns where no terminal limits them
+
+
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", min=0.2, max=3600, help="Seconds from one look to the next.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and leave, as without a terminal.")] = False,
+    reach: Reach = UNSAID,
+    json: common.Json = False,
+) -> None:
+    """Show what a box does right now, over and over: models and their engines, cameras, engine hosts, the device, what
+    is being made and what is wrong. Of several boxes together.
+
+    INFER is the median of one inference lately, BEST what the engine has shown to be able to do; ages are from capture
+    to answer. Keys: q quits, s sorts by name, by load or by what is slowest; j and k or the arrows scroll.
+
+    A box that goes away is waited for. With --json each look is a line for each box. With --once the exit status is 1
+    when a box does not answer.
+    """
+    from edged.cli.inventory import Box
+    from edged.cli.top.watch import Watch
+    from edged.client.address import resolve
+
+    if reach.is_fleet:
+        boxes = reach.boxes()
+    else:
+        place = resolve(reach.target)
+        boxes = (reach.hurried(Box(place, place)),)
+    is_drawn = common.out.is_terminal and not common.out.is_dumb_terminal and not json
+    single = once or not (json or is_drawn)
+    with contextlib.closing(Watch(boxes, _APART_S if single else interval)) as watch:
+        if single:
+            _print_once(watch, json)
+        elif json:
+            _print_again(watch, interval)
+        else:
+            from edged.cli.top.screen import Screen  # needs a terminal's system
+
+            Screen(common.out, watch).run()
+
+
+def register(app: typer.Typer) -> None:
+    app.command("top")(common.command(reaching(top)))
+
+
+def _print_once(watch: Watch, json: bool) -> None:
+    from edged.cli.top.picture import Order, picture
+
+    seen = watch.wait(lambda box: box.looks > 1 or bool(box.error), _PATIENCE_S)
+    if json:
+        _print_json(seen)
+    elif len(seen) == 1 and seen[0].load is None:
+        raise NotReady(seen[0].error or f"no answer from {seen[0].name}")
+    else:
+        width = common.out.width if common.out.is_terminal else _UNFOLDED
+        for line in picture(seen, width, Order.NAME, time.time()):
+            common.show(line if common.out.is_terminal else line.plain)
+    if any(box.error or box.load is None for box in seen):
+        raise typer.Exit(common.FAILED)
+
+
+def _print_again(watch: Watch, interval: float) -> None:
+    watch.wait(lambda box: bool(box.tried), _PATIENCE_S)
+    while True:
+        _print_json(watch.seen())
+        time.sleep(interval)
+
+
+def _print_json(seen: list[Seen]) -> None:
+    for box in seen:
+        line = {"box": box.name, "ok": not box.error and box.load is not None, "error": box.error, "result": box.json()}
+        common.print_json(msgspec.json.encode(line))

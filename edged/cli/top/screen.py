@@ -1,0 +1,114 @@
+"""The terminal that the live picture is drawn on: keys in, lines out, and everything as it was at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from edged.cli.top.picture import Order, picture
+from edged.cli.top.watch import Watch
+
+_TICK_S = 0.1  # until a key or news are looked for again
+_STALE_S = 1.0  # until the picture is drawn anew although nothing came: clocks in it go on
+_HELP = "q quit   s sort: {order}   j k scroll"
+_ARROWS = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b[5~": "b", "\x1b[6~": " "}
+
+
+class Screen:
+    """Draws what a watch sees until somebody presses q, or the process is told to end."""
+
+    def __init__(self, console: Console, watch: Watch) -> None:
+        self._console, self._watch = console, watch
+        self._order, self._offset = Order.NAME, 0
+        self._lines: list[Text] = []
+
+    def run(self) -> None:
+        """Returns on q; KeyboardInterrupt on Ctrl-C, SystemExit when it is told to end."""
+        live = Live(
+            console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
+        with _ending_orderly(), _keyboard() as keys, live:
+            drawn = 0.0
+            while True:
+                pressed = _pressed(keys, _TICK_S)
+                if any(key in ("q", "Q", "\x04") for key in pressed):
+                    return
+                for key in pressed:
+                    self._heed(key)
+                if pressed or self._watch.changed.is_set() or time.monotonic() - drawn > _STALE_S:
+                    self._watch.changed.clear()
+                    live.update(self._picture(), refresh=True)
+                    drawn = time.monotonic()
+
+    def _heed(self, key: str) -> None:
+        page = max(1, self._console.height - 2)
+        steps = {"j": 1, "k": -1, " ": page, "b": -page, "g": -len(self._lines), "G": len(self._lines)}
+        if key in ("s", "S"):
+            self._order, self._offset = self._order.next(), 0
+        self._offset += steps.get(key, 0)
+
+    def _picture(self) -> Group:
+        width, height = self._console.size
+        self._lines = picture(self._watch.seen(), width, self._order, time.time())
+        room = max(1, height - 1)
+        self._offset = max(0, min(self._offset, len(self._lines) - room))
+        shown = self._lines[self._offset : self._offset + room]
+        below = len(self._lines) - self._offset - len(shown)
+        told = _HELP.format(order=self._order.value) + (f"   {below} more lines" if below else "")
+        filler = [Text("")] * (room - len(shown))
+        return Group(*shown, *filler, Text(told[:width], "dim", no_wrap=True, end=""))
+
+
+@contextlib.contextmanager
+def _ending_orderly() -> Iterator[None]:
+    """What would end the process at once unwinds it instead, so that the terminal is given back."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _keyboard() -> Iterator[int | None]:
+    """Standard input, a key at a time and not shown; None where it is no terminal."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+    try:
+        tty.setcbreak(handle)
+        yield handle
+    finally:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+
+
+def _pressed(handle: int | None, seconds: float) -> list[str]:
+    """The keys that were pressed within so many seconds; arrows as the letters that do the same."""
+    if handle is None:
+        time.sleep(seconds)
+        return []
+    if not select.select([handle], [], [], seconds)[0]:
+        return []
+    read = os.read(handle, 64)
+    text = read.decode(errors="ignore") if read else "\x04"  # the terminal has gone
+    for sequence, letter in _ARROWS.items():
+        text = text.replace(sequence, letter)
+    return list(text)

@@ -1,0 +1,225 @@
+"""Who a client is and whom it trusts: a CA, a certificate of its own, a token. And the channels that go with that.
+
+TLS protects what leaves the machine; a unix socket and loopback need none. A token is sent with every call as the HTTP
+header `authorization: Bearer TOKEN` (RFC 6750), and never in the clear to another machine. It goes as plain metadata
+since gRPC's own call credentials refuse connections without TLS, also those of a unix socket, and cost a thread a call.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import grpc
+import msgspec
+from grpc import aio
+
+from edged.client.address import TLS, UNIX, host_of
+from edged.errors import InvalidInput
+
+Options: TypeAlias = Sequence[tuple[str, Any]]
+Path_: TypeAlias = str | os.PathLike[str] | None
+
+_LOG = logging.getLogger(__name__)
+# A machine that lost its power hangs up on nobody: whoever follows what happens there would wait for ever.
+_ALIVE: Options = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
+_LONGEST_TOKEN = 4096  # bytes: servers bound the headers of a call, 8 KiB by default
+
+
+class Credentials(msgspec.Struct, frozen=True):
+    """Paths of PEM files, empty for none: `ca`, the authorities that the daemon's certificate must come from (without
+    it those that gRPC brings along); `certificate` with its chain and `key`, what the client shows. `token` is a
+    secret: never printed. `server_name` is whom the daemon's certificate is for, where that is not the host in the
+    address."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    token: str = ""
+    server_name: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        ca: Path_ = None,
+        certificate: Path_ = None,
+        key: Path_ = None,
+        token: str = "",
+        token_file: Path_ = None,
+        server_name: str = "",
+    ) -> Credentials:
+        """From paths, relative ones to the working directory; `token_file` has one line. InvalidInput where something
+        is missing or cannot be read."""
+        if bool(certificate) != bool(key):
+            raise InvalidInput("a client's certificate and its key go together; give both or neither")
+        if token and token_file:
+            raise InvalidInput("a token and a token file are both given; leave out one of them")
+        secret = read_token(token_file) if token_file else checked_token(token, "the token")
+        return cls(_path(ca), _path(certificate), _path(key), secret, server_name.strip())
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Credentials:
+        """EDGED_CA, EDGED_CERTIFICATE, EDGED_KEY, EDGED_TOKEN or EDGED_TOKEN_FILE, EDGED_SERVER_NAME."""
+        given = os.environ if environment is None else environment
+        names = ("ca", "certificate", "key", "token", "token_file", "server_name")
+        return cls.of(**{name: given.get(f"EDGED_{name.upper()}", "").strip() for name in names})
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={getattr(self, name)!r}" for name in ("ca", "certificate", "key", "server_name")]
+        return f"Credentials({', '.join(shown)}, token={'...' if self.token else ''!r})"
+
+    __str__ = __repr__
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether there is something here that only TLS has a use for."""
+        return bool(self.ca or self.certificate)
+
+
+def read_token(path: str | os.PathLike[str]) -> str:
+    """A token from its file. One that others may read is told to the log: it is no secret any more."""
+    place = Path(path).expanduser()
+    try:
+        text, mode = place.read_text(), place.stat().st_mode
+    except OSError as error:
+        raise InvalidInput(f"the token file {place} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"the token file {place} is no text; a token is one line of printable ASCII") from error
+    if not text.strip():
+        raise InvalidInput(f"the token file {place} is empty; write the token into it")
+    if is_exposed(mode):
+        _LOG.warning("the token file %s can be read by everybody; chmod 600 %s", place, place)
+    return checked_token(text, f"the token in {place}")
+
+
+def is_exposed(mode: int) -> bool:
+    """Whether users beside the owner and the group may read a file of that mode."""
+    return bool(mode & stat.S_IROTH)
+
+
+def checked_token(text: str, what: str) -> str:
+    """What can be a header's value; InvalidInput, which does not tell the token, for anything else."""
+    token = text.strip()
+    if not token.isascii() or any(not "!" <= character <= "~" for character in token):
+        raise InvalidInput(f"{what} is no token; a token is one line of printable ASCII without spaces")
+    if len(token) > _LONGEST_TOKEN:
+        raise InvalidInput(f"{what} is longer than {_LONGEST_TOKEN} characters; is it the right file?")
+    return token
+
+
+def is_local(target: str) -> bool:
+    """Whether what is sent to a target stays on this machine: it is a unix socket, or loopback by its name."""
+    if target.startswith(UNIX):
+        return True
+    host = host_of(target)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_secured(target: str, credentials: Credentials) -> bool:
+    """Whether the connection to a target of `address.resolve` is TLS. InvalidInput where a token would leave the
+    machine without."""
+    if target.startswith(UNIX):
+        return False
+    if target.startswith(TLS) or credentials.wants_tls:
+        return True
+    if credentials.token and not is_local(target):
+        raise InvalidInput(f"the token is not sent to {target} in the clear; give a CA (EDGED_CA), or {TLS}{target}")
+    return False
+
+
+def channel(target: str, credentials: Credentials | grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
+    """To a target of `address.resolve`. None is what the environment says; gRPC's own credentials are taken as they
+    are. InvalidInput where a file cannot be used or a token would be sent in the clear."""
+    opened = _open(target, credentials, options, grpc.insecure_channel, grpc.secure_channel)
+    return cast("grpc.Channel", opened)
+
+
+def aio_channel(
+    target: str, credentials: Credentials | grpc.ChannelCredentials | None, options: Options
+) -> aio.Channel:
+    """The same for an event loop."""
+    opened = _open(target, credentials, options, aio.insecure_channel, aio.secure_channel)
+    return cast("aio.Channel", opened)
+
+
+class _Authorized:
+    """A channel whose every call carries some metadata; what is no way to call is the channel's own."""
+
+    _WAYS = frozenset(("unary_unary", "unary_stream", "stream_unary", "stream_stream"))
+
+    def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._channel, self._metadata = channel, metadata
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._channel, name)
+        if name not in self._WAYS:
+            return found
+        return lambda *args, **kwargs: functools.partial(found(*args, **kwargs), metadata=self._metadata)
+
+
+def _open(
+    target: str,
+    credentials: Credentials | grpc.ChannelCredentials | None,
+    options: Options,
+    insecure: Callable[[str, Any], Any],
+    secure: Callable[[str, Any, Any], Any],
+) -> Any:
+    place = target.removeprefix(TLS)
+    if not is_local(target):
+        options = [*options, *_ALIVE]
+    if isinstance(credentials, grpc.ChannelCredentials):
+        return secure(place, credentials, options)
+    known = Credentials.from_environment() if credentials is None else credentials
+    if is_secured(target, known):
+        override = [("grpc.ssl_target_name_override", known.server_name)] if known.server_name else []
+        opened = secure(place, _tls(known), [*options, *override])
+    else:
+        opened = insecure(place, options)
+    return _Authorized(opened, (("authorization", f"Bearer {known.token}"),)) if known.token else opened
+
+
+def _tls(credentials: Credentials) -> grpc.ChannelCredentials:
+    require_usable(credentials)
+    ca, key, certificate = (
+        Path(path).read_bytes() if path else None for path in (credentials.ca, credentials.key, credentials.certificate)
+    )
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def require_usable(credentials: Credentials) -> None:
+    """InvalidInput for files that TLS cannot use. gRPC says of such only that no connection comes about; the ssl module
+    says what is wrong."""
+    import ssl  # here, since few clients need it
+
+    def attempt(what: str, path: str, load: Callable[[], None]) -> None:
+        try:
+            load()
+        except ssl.SSLError as error:
+            why = (error.reason or str(error)).lower().replace("_", " ")
+            raise InvalidInput(f"the {what} {path} cannot be used: {why}; give a PEM file") from error
+        except OSError as error:
+            raise InvalidInput(f"the {what} {error.filename or path} cannot be read: {error.strerror}") from error
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if credentials.ca:
+        attempt("CA", credentials.ca, lambda: context.load_verify_locations(credentials.ca))
+    if credentials.certificate:
+        chain, key = credentials.certificate, credentials.key
+        # A key with a passphrase would ask at the terminal; gRPC takes none.
+        attempt("certificate", f"{chain} with its key {key}", lambda: context.load_cert_chain(chain, key, lambda: ""))
+
+
+def _path(path: Path_) -> str:
+    return str(Path(path).expanduser()) if path else ""

@@ -1,0 +1,123 @@
+"""The configuration in the environment: `EDGED_` and a key's names in capitals, `EDGED_ENGINES_BUDGET_MB`.
+
+A text is given as it is, a number and true or false as in TOML, a list with commas or as TOML, a table as a TOML inline
+table: EDGED_MODELS='{ door = "/srv/door.onnx" }'. An empty variable counts as none; an empty text is `""`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from edged.config.checking import faults
+from edged.config.hints import choices, core, item_of
+from edged.config.keys import Path, Table, dotted, tables, variable
+from edged.config.nearest import nearest
+from edged.config.origin import Origin, Problem, Source
+
+_PREFIX = "EDGED_"
+# What other parts of edged, clients above all, read under these names. A test holds it against the sources.
+OTHERS = frozenset(
+    {
+        "EDGED_CA",
+        "EDGED_CERTIFICATE",
+        "EDGED_CUDA_VISIBLE_DEVICES",
+        "EDGED_KEY",
+        "EDGED_MQTT_PASSWORD",
+        "EDGED_MQTT_PASSWORD_FILE",
+        "EDGED_SERVER_NAME",
+        "EDGED_TARGET",
+        "EDGED_TOKEN",
+        "EDGED_TOKEN_FILE",
+    }
+)
+
+
+def variables(root: Table | None = None) -> dict[str, Path]:
+    """Every variable there is, with the key or optional table that it sets."""
+    names: dict[str, Path] = {}
+    for table in (root or tables()).walk():
+        if table.is_optional:
+            names[variable(table.path)] = table.path
+        names.update({key.variable: key.path for key in table.keys})
+    return names
+
+
+def read(environment: Mapping[str, str], root: Table | None = None) -> tuple[Source, list[Problem], list[str]]:
+    """What the environment says, what is wrong with it, and warnings of names that there are not.
+
+    Such a name is a warning, since everybody shares the environment, but wrong where it begins as a table's do.
+    """
+    root = root or tables()
+    known, hints = variables(root), _hints(root)
+    tree: dict[str, object] = {}
+    places: dict[Path, Origin] = {}
+    # Shorter ones first: a table as a whole before its keys.
+    for name in sorted(known, key=len):
+        text = environment.get(name, "").strip()
+        if text:
+            _put(tree, known[name], parsed(text, hints[name]))
+            places[known[name]] = Origin("environment", name)
+    source = Source(tree, places, Origin("environment"))
+    problems = [Problem(source.origin(fault.path), dotted(fault.path), fault.message) for fault in faults(tree, root)]
+    strangers = [name for name in environment if name.startswith(_PREFIX) and name not in known.keys() | OTHERS]
+    warnings: list[str] = []
+    for name in sorted(strangers):
+        close = nearest(name, sorted(known))
+        meant = f"; did you mean {close}?" if close else ""
+        if any(name.startswith(f"{prefix}_") for prefix in _prefixes(root)):
+            problems.append(Problem(Origin("environment", name), "", f"there is no such variable{meant}"))
+        else:
+            warnings.append(f"{name} in the environment means nothing to edged{meant}")
+    return source, problems, warnings
+
+
+def parsed(text: str, hint: object) -> object:
+    """What a variable's text means for a key of a type; the text itself where it is not what that takes."""
+    if text[0] in "\"'":
+        quoted = _toml(text)
+        return quoted if isinstance(quoted, str) else text
+    if core(hint) is str or choices(hint):
+        return text
+    if core(item_of(hint)) is str or choices(item_of(hint)):
+        # An IPv6 address begins with a bracket as well.
+        listed = _toml(text) if text.startswith(('["', "['", "[]")) else None
+        return listed if isinstance(listed, list) else [each.strip() for each in text.split(",") if each.strip()]
+    value = _toml(text)
+    return text if value is None else value
+
+
+def _toml(text: str) -> object:
+    """One TOML value; None where it is none, or more than one."""
+    try:
+        tree = msgspec.toml.decode(f"value = {text}")
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return tree["value"] if set(tree) == {"value"} else None
+
+
+def _put(tree: dict[str, object], path: Path, value: object) -> None:
+    *outer, last = path
+    for name in outer:
+        inner = tree.setdefault(name, {})
+        if not isinstance(inner, dict):  # the table as a whole is wrong already, and that is told
+            return
+        tree = inner
+    tree[last] = value
+
+
+def _hints(root: Table) -> dict[str, object]:
+    hints: dict[str, object] = {}
+    for table in root.walk():
+        hints[variable(table.path)] = table.kind
+        hints.update({key.variable: key.hint for key in table.keys})
+    return hints
+
+
+def _prefixes(root: Table) -> Iterator[str]:
+    """What variables of tables begin with."""
+    for table in root.walk():
+        if table.path:
+            yield variable(table.path)
+        yield from (key.variable for key in table.keys if key.is_table)

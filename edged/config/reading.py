@@ -1,0 +1,144 @@
+"""The configuration in force: the command line before the environment before the file before the defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path as File
+from typing import TypeAlias
+
+import msgspec
+
+from edged.config import environment as variables
+from edged.config.checking import Fault, contradictions, faults
+from edged.config.keys import Path, dotted, tables, without_index
+from edged.config.lines import key_lines
+from edged.config.origin import DEFAULT, Origin, Problem, Source
+from edged.config.schema import Config
+from edged.errors import ConfigError
+from edged.files import read_regular
+
+Options: TypeAlias = Mapping[str, tuple[str, object]]  # by key of the first level: the option's name, and what it says
+
+_NOTHING: Mapping[str, str] = {}
+_NO_OPTIONS: Options = {}
+_LINE = re.compile(r" \(at line (\d+), column \d+\)")
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What was read. Where there are problems `config` is what is right of it; the lowest of `sources` is first."""
+
+    config: Config
+    problems: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+    sources: tuple[Source, ...]
+
+    def origin(self, path: Path) -> Origin:
+        """Where the value of a key comes from."""
+        return next((source.origin(path) for source in reversed(self.sources) if source.has(path)), DEFAULT)
+
+    def told(self) -> str:
+        """In a line, for a log: the file, and the names of what goes before it."""
+        file, *above = self.sources
+        named = [
+            f"{source.whole}: {', '.join(sorted(map(str, source.places.values())))}" for source in above if source.tree
+        ]
+        return "; ".join([str(file.whole) if file.whole != DEFAULT else "the defaults", *named])
+
+    def required(self) -> Config:
+        """The configuration. ConfigError, which tells the first problem and how many more there are."""
+        if not self.problems:
+            return self.config
+        first, *more = self.problems
+        file = first.origin.name if first.origin.kind == "file" else ""
+        rest = f" (and {len(more)} more: edged config check {file}".rstrip() + ")" if more else ""
+        raise ConfigError(f"configuration {first}{rest}")
+
+
+def load(file: File | None, environment: Mapping[str, str] = _NOTHING) -> Config:
+    """The configuration of a file and of variables. ConfigError, in one line, for anything wrong with them."""
+    return read(file, environment).required()
+
+
+def read(
+    file: File | None,
+    environment: Mapping[str, str] = _NOTHING,
+    options: Options = _NO_OPTIONS,
+) -> Reading:
+    """Everything that is said, and everything that is wrong with it."""
+    told, problems = read_file(file) if file is not None else (Source(), list[Problem]())
+    exported, wrong, warnings = variables.read(environment)
+    given = Source(
+        {name: value for name, (_, value) in options.items()},
+        {(name,): Origin("command line", option) for name, (option, _) in options.items()},
+        Origin("command line"),
+    )
+    problems += wrong
+    problems += _problems(given, faults(given.tree, tables()))
+    sources = (told, exported, given)
+    merged: dict[str, object] = {}
+    for source in sources:
+        merged = _over(merged, source.tree)
+    if not problems:
+        reading = Reading(Config(), (), (), sources)
+        problems = [
+            Problem(reading.origin(fault.path), dotted(fault.path), fault.message)
+            for fault in contradictions(merged, tables())
+        ]
+    return Reading(_config(merged), tuple(problems), tuple(warnings), sources)
+
+
+def _config(tree: Mapping[str, object]) -> Config:
+    """What is right of a tree."""
+    pruned = dict(tree)
+    for fault in faults(tree, tables()):
+        pruned = _without(pruned, fault.path)
+    try:
+        return msgspec.convert(pruned, Config)
+    except msgspec.ValidationError:  # keys that contradict each other
+        return Config()
+
+
+def _without(tree: Mapping[str, object], path: Path) -> dict[str, object]:
+    """A tree without a key, or without the whole list that something is wrong in."""
+    first = path[0] if path[0] in tree else without_index(path[0])
+    inner = tree.get(first)
+    rest = {name: value for name, value in tree.items() if name != first}
+    return {**rest, first: _without(inner, path[1:])} if len(path) > 1 and isinstance(inner, dict) else rest
+
+
+def read_file(file: File) -> tuple[Source, list[Problem]]:
+    """What a file says, and what is wrong with that."""
+    whole = Origin("file", str(file))
+    try:
+        text = read_regular(file).decode()
+        tree = msgspec.toml.decode(text)
+    except OSError as error:
+        return Source(whole=whole), [Problem(whole, "", f"it cannot be read: {error.strerror or error}")]
+    except RecursionError:
+        return Source(whole=whole), [Problem(whole, "", "it is not valid TOML: its brackets are nested too deep")]
+    except (msgspec.DecodeError, ValueError) as error:
+        return Source(whole=whole), [_not_toml(file, str(error))]
+    places = {path: Origin("file", str(file), line) for path, line in key_lines(text).items()}
+    source = Source(tree, places, whole)
+    return source, _problems(source, faults(tree, tables()))
+
+
+def _not_toml(file: File, message: str) -> Problem:
+    """The parser tells the line within its message, unless the file ended too early."""
+    found = _LINE.search(message)
+    origin = Origin("file", str(file), int(found[1]) if found else 0)
+    return Problem(origin, "", f"it is not valid TOML: {_LINE.sub('', message)}")
+
+
+def _problems(source: Source, found: Iterable[Fault]) -> list[Problem]:
+    return [Problem(source.origin(fault.path), dotted(fault.path), fault.message) for fault in found]
+
+
+def _over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    """One tree laid over another: tables are laid over each other key by key, other values are replaced."""
+    merged = dict(below)
+    for name, value in above.items():
+        under = merged.get(name)
+        merged[name] = _over(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged

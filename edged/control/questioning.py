@@ -1,0 +1,186 @@
+"""Asks an opened engine one question of the kind that engines are verified with, and looks at what it answers.
+
+Questions are made here, in the daemon, which needs no runtime for that. The shapes that a model takes are found by
+asking: the first engine that answers says them, and from then on one question is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from edged.backend.contract import Signature
+from edged.build.extent import Extent
+from edged.build.golden import Sample
+from edged.build.questions import PICTURE, WIDE, Question, one_by_one
+from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotReady, Overloaded, WrongAnswers
+from edged.model.model import Model
+from edged.raw_contents import to_array, to_bytes
+from edged.serving import messages as m
+from edged.serving.arena import Arena
+from edged.serving.link import HostLink
+from edged.serving.parcel import order, pack
+from edged.serving.work import InputTensor, TensorWork, Work
+from edged.tensors import Array
+
+_MOST_BYTES = 64 << 20  # of one question: it takes room from requests
+
+
+class Form(msgspec.Struct, frozen=True):
+    """What one output looks like."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    is_finite: bool
+
+    @classmethod
+    def of(cls, datatype: str, array: Array) -> Form:
+        return cls(datatype, array.shape, _is_finite(datatype, array))
+
+
+Forms = Mapping[str, Form]
+
+
+class Unaskable(EngineUnusable):
+    """An engine that refused every question, as far as is known like the reference: the model needs others."""
+
+
+@dataclass
+class Acquaintance:
+    """What is known of a model's answers: which question it takes, and what the reference's look like, once it was
+    asked. Of one content and one reading of it only."""
+
+    model: Model
+    place: int | None = None  # of the question that was answered among those there are
+    reference: Forms = field(default_factory=dict)
+
+    def is_of(self, model: Model) -> bool:
+        same = self.model.digest == model.digest and self.model.recognition == model.recognition
+        return same and self.model.learnt == model.learnt  # other shapes are asked first then
+
+
+class Questioner:
+    """`recorded` reads from disk what the reference was asked and answered when engines were verified."""
+
+    def __init__(self, recorded: Callable[[Model], Sequence[Sample]]) -> None:
+        self._recorded = recorded
+
+    async def ask(self, known: Acquaintance, link: HostLink, session: int, *, is_reference: bool) -> None:
+        """Asks an engine that serves nobody yet, or has nothing to do.
+
+        WrongAnswers where an answer is not of the declared form, nor of the reference's; EngineUnusable where it
+        refuses what the reference answers, Unaskable where that refuses it, too; HostLost; NotReady where there is no
+        room for a question now.
+        """
+        first: EdgedError | None = None
+        for place, question in await asyncio.to_thread(_questions, known):
+            try:
+                forms = await _infer(known.model, await asyncio.to_thread(question), link, session)
+            except (EngineUnusable, InvalidInput) as error:
+                first = first or error
+                continue
+            except Overloaded as error:
+                raise NotReady(f"it could not be asked anything: {error}") from error
+            if is_reference:
+                known.reference = forms
+            elif (fault := await self._fault(known, question, forms)) != "":
+                raise WrongAnswers(fault)
+            known.place = place
+            return
+        why = first or "a question would be too large"
+        if first is not None and not is_reference and await self._is_answered(known):
+            raise EngineUnusable(f"it refuses what the reference answers: {first}")
+        raise Unaskable(f"no question that edged can make up is answered: {why}")
+
+    async def _fault(self, known: Acquaintance, question: Callable[[], Question], forms: Forms) -> str:
+        """What is wrong with an answer; empty where nothing is. The reference's is looked up only where it matters."""
+        signature = known.model.inspection.signature
+        found = fault(signature, forms, known.reference)
+        if not found or known.reference:
+            return found
+        asked, samples = await asyncio.to_thread(lambda: (question(), self._recorded(known.model)))
+        answers = next((sample.outputs for sample in samples if _is_same(sample, asked)), {})
+        datatypes = {spec.name: spec.datatype for spec in signature.outputs}
+        recorded = {name: Form.of(datatypes[name], array) for name, array in answers.items()}
+        return fault(signature, forms, recorded)
+
+    async def _is_answered(self, known: Acquaintance) -> bool:
+        """Whether the reference answers any question of those that are asked here."""
+        if known.reference:
+            return True
+        samples = await asyncio.to_thread(self._recorded, known.model)
+        return any(sample.kind not in (PICTURE, WIDE) for sample in samples)
+
+
+def fault(signature: Signature, forms: Forms, reference: Forms) -> str:
+    """What of an answer is neither as the model declares it nor as the reference has it; empty where nothing is.
+
+    Shapes that a file declares are often wrong, and what is no number may be right: the reference decides.
+    """
+    for spec in signature.outputs:
+        form, right = forms.get(spec.name), reference.get(spec.name)
+        if form is None:
+            return f"it answers without output {spec.name!r}"
+        if form.datatype != spec.datatype:
+            return f"its output {spec.name!r} is {form.datatype}, the model declares {spec.datatype}"
+        if not spec.admits(form.shape) and not (right is not None and right.shape == form.shape):
+            return f"its output {spec.name!r} is {list(form.shape)}, the model declares {list(spec.dims)}"
+        if not form.is_finite and (right is None or right.is_finite):
+            return f"its output {spec.name!r} holds values that are no numbers or infinite"
+    return ""
+
+
+def _questions(known: Acquaintance) -> list[tuple[int, Callable[[], Question]]]:
+    """Questions to try, each to be made when its turn comes: the one that was answered before, or all."""
+    model = known.model
+    every = enumerate(one_by_one(model.inspection.signature, model.recognition, Extent.of(model), _MOST_BYTES))
+    return [each for each in every if known.place in (None, each[0])]
+
+
+async def _infer(model: Model, question: Question, link: HostLink, session: int) -> Forms:
+    work = TensorWork(tuple(_inputs(model.inspection.signature, question)), None)
+    work.future.cancel()  # nobody waits for it
+    refused: list[EdgedError] = []
+
+    def refuse(_: Work, error: EdgedError) -> None:
+        refused.append(error)
+
+    parcels = pack([work], link.arena, refuse)
+    try:
+        if refused:
+            raise refused[0]
+        reply = await link.submit(order(parcels, session, None))
+        assert isinstance(reply, m.Answer)  # tensors are answered so
+        return await asyncio.to_thread(_forms, reply, link.arena)
+    finally:
+        for parcel in parcels:
+            parcel.release()
+
+
+def _is_same(sample: Sample, question: Question) -> bool:
+    shapes = {name: array.shape for name, array in question.inputs.items()}
+    return sample.kind == question.kind and shapes == {name: array.shape for name, array in sample.inputs.items()}
+
+
+def _inputs(signature: Signature, question: Question) -> Iterator[InputTensor]:
+    for spec in signature.inputs:
+        array = question.inputs[spec.name]
+        yield InputTensor(spec.name, spec.datatype, array.shape, memoryview(to_bytes(array)))
+
+
+def _forms(reply: m.Answer, arena: Arena) -> Forms:
+    forms = {}
+    for ref in reply.outputs:
+        data = ref.data if ref.span is None else arena.read(ref.span)
+        forms[ref.name] = Form.of(ref.datatype, to_array(ref.name, ref.datatype, ref.shape, data))
+    return forms
+
+
+def _is_finite(datatype: str, array: Array) -> bool:
+    if datatype == "BF16":  # the exponent is all ones where a value is none
+        return not bool(np.any((array.view(np.uint16) & 0x7F80) == 0x7F80)) if array.size else True
+    return bool(np.isfinite(array).all()) if array.dtype.kind == "f" else True

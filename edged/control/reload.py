@@ -1,0 +1,133 @@
+"""What a changed configuration means for a running daemon: what is touched, and what has to wait. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+import msgspec
+
+from edged.config import Config
+
+
+class Part(enum.Enum):
+    """What of a running daemon a key is about. Only the parts whose keys changed are touched."""
+
+    TLS = "tls"  # files are read by the next handshake; the rest is heeded when the daemon starts
+    ACCESS = "access"  # heeded from the next call on; streams by tokens that are gone end
+    LISTENERS = "listeners"  # addresses for gRPC: those that are new open, those that are gone close, others go on
+    MODELS = "models"  # models that the configuration names: they come and go
+    ENGINES = "engines"  # room, patience and alarms: heeded from the next look on
+    BUILDS = "builds"  # limits of children: heeded from the next one on
+    HOSTS = "hosts"  # limits of hosts: heeded by those that start from now on
+    HEALTH = "health"  # probes and readiness: heeded from the next look on
+    FRIGATE = "frigate"  # its endpoint is opened anew
+    FRAMES = "frames"  # the lane for frames is opened anew
+    PUBLISH = "publish"  # the publisher is opened anew
+    HTTP = "http"  # the listener is opened anew
+    METRICS = "metrics"  # the listener is opened anew
+    LOG = "log"  # heeded from the next line on
+    STOPPING = "stopping"  # heeded when the daemon stops
+    SHARED_MEMORY = "shared_memory"  # heeded from the next registration on
+    START = "start"  # heeded when the daemon starts
+
+
+# Every key of the configuration. What is heeded at the start alone is what the daemon stands on (its folders and the
+# lock on them), what would take models from clients that loaded them, and what ends every call that is under way.
+PARTS: dict[str, Part] = {
+    "tls": Part.TLS,
+    "access": Part.ACCESS,
+    "listen": Part.LISTENERS,
+    "state": Part.START,
+    "cache": Part.START,
+    "models": Part.MODELS,
+    "model_control": Part.START,
+    "startup_models": Part.START,
+    "engines": Part.ENGINES,
+    "admission": Part.BUILDS,
+    "build": Part.BUILDS,
+    "hosts": Part.HOSTS,
+    "frigate": Part.FRIGATE,
+    "zmq.frames": Part.FRAMES,
+    "zmq.publish": Part.PUBLISH,
+    "http": Part.HTTP,
+    "health": Part.HEALTH,
+    "metrics": Part.METRICS,
+    "log": Part.LOG,
+    "max_message_mb": Part.START,
+    "allow_shared_memory_over_tcp": Part.SHARED_MEMORY,
+    "stop_seconds": Part.STOPPING,
+}
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One key whose value is another now; `key` is one of `PARTS`, `told` says in one line what changed."""
+
+    key: str
+    told: str
+
+    @property
+    def part(self) -> Part:
+        """What it touches."""
+        return PARTS[self.key]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a change. `problem` says why it is not in force, and what to do; empty where it is."""
+
+    key: str
+    told: str
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.told}: {self.problem}" if self.problem else self.told
+
+
+def diff(old: Config, new: Config) -> tuple[Change, ...]:
+    """What has to be touched so that a daemon of one configuration is one of another, in the order of `PARTS`."""
+    return tuple(
+        Change(key, "; ".join(_told(key, value(old, key), value(new, key))))
+        for key in PARTS
+        if value(old, key) != value(new, key)
+    )
+
+
+def value(config: Config, key: str) -> object:
+    """The value of a key, where a dot leads into a table."""
+    found: object = config
+    for name in key.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def with_value(config: Config, other: Config, key: str) -> Config:
+    """A configuration that has the value which another has of a key."""
+    table, dot, name = key.partition(".")
+    if not dot:
+        return msgspec.structs.replace(config, **{key: getattr(other, key)})
+    inner = msgspec.structs.replace(getattr(config, table), **{name: value(other, key)})
+    return msgspec.structs.replace(config, **{table: inner})
+
+
+def _told(key: str, old: object, new: object) -> Iterator[str]:
+    if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
+        for name in old.__struct_fields__:
+            yield from _told(f"{key}.{name}", getattr(old, name), getattr(new, name))
+    elif isinstance(old, tuple) and isinstance(new, tuple):
+        yield from (f"{key}: without {each}" for each in old if each not in new)
+        yield from (f"{key}: {each} is new" for each in new if each not in old)
+        if sorted(map(str, old)) == sorted(map(str, new)) and old != new:
+            yield f"{key}: in another order"
+    elif isinstance(old, dict) and isinstance(new, dict):
+        yield from (f"{key}: without {each}" for each in old if each not in new)
+        yield from (f"{key}: {each} is {new[each]}" for each in new if old.get(each) != new[each])
+    elif old != new:
+        yield f"{key}: {_word(old)} → {_word(new)}"
+
+
+def _word(found: object) -> str:
+    if isinstance(found, msgspec.Struct):
+        return "there"
+    if isinstance(found, bool):
+        return "true" if found else "false"
+    return "none" if found is None or found == "" else str(found)

@@ -1,0 +1,125 @@
+"""Which engines are not opened because their work kept killing its host, and which only in a host of their own.
+
+`serving/blame.py` decides; here it is remembered over a restart, and told to the plans. A model whose file changes has
+engines of other keys, and starts anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.errors import Quarantined
+from edged.files import read_regular
+from edged.serving import blame
+from edged.serving.blame import Death, Record, Suspect
+from edged.serving.link import Loss
+from edged.store import atomic
+
+_LOG = logging.getLogger("edged.control")
+_KEPT = 1000  # engines that something is held against; of more, the oldest are forgotten
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    suspect: Suspect
+    record: Record
+
+
+class Warden:
+    """Keeps the records in one small file; a disk that cannot be written only makes it forget."""
+
+    def __init__(self, folder: Path) -> None:
+        self._place = folder.absolute() / "blame.json"
+        self._records = blame.live(_read(self._place), time.time())
+
+    def lost(self, loss: Loss) -> None:
+        """A host died, hung, or took too much memory."""
+        if not loss.suspects:
+            return
+        death = Death(time.time(), loss.why, is_alone=len(loss.suspects) == 1, is_outside=loss.is_outside)
+        before, self._records = self._records, blame.died(self._records, loss.suspects, death)
+        for suspect, _ in loss.suspects:
+            if self._records[suspect].is_quarantined and not before.get(suspect, Record()).is_quarantined:
+                _LOG.warning("model %s: engine %s is quarantined: %s", *_named(suspect), self._reason(suspect))
+            else:
+                _LOG.info("model %s: engine %s gets a host of its own", *_named(suspect))
+        self._write()
+
+    def is_suspect(self, suspect: Suspect) -> bool:
+        """Whether an engine is to be opened in a host of its own."""
+        return blame.is_suspect(self._records, suspect, time.time())
+
+    def forgive(self, model: str, engine: str = "") -> None:
+        """What is held against a model, or against one engine of it, counts no more."""
+        kept = blame.forgiven(self._records, model, engine)
+        if kept != self._records:
+            self._records = kept
+            self._write()
+
+    def look(self, models: Iterable[PlannedModel]) -> None:
+        """Bars and unbars engines; a model without any that may be opened is refused until that changes."""
+        for planned in models:
+            for engine in planned.engines.values():
+                self._bar(planned, engine)
+            self._see_to(planned)
+
+    def _bar(self, planned: PlannedModel, engine: PlannedEngine) -> None:
+        reason = self._reason(Suspect(planned.entry.name, engine.digest))
+        if reason:
+            engine.open_at = math.inf
+        elif engine.barred:
+            engine.open_at = 0.0
+        engine.barred = reason
+
+    def _see_to(self, planned: PlannedModel) -> None:
+        barred = [engine for engine in planned.engines.values() if engine.barred]
+        is_out = planned.slot.current is None and planned.opening is None
+        if barred and is_out and not any(_can_open(engine) for engine in planned.engines.values()):
+            if not planned.quarantine:
+                planned.quarantine = barred[-1].barred
+                name = planned.entry.name
+                error = Quarantined(
+                    f"model {name!r} is quarantined: {planned.quarantine}; mend the model or what is sent to it, then:"
+                    f" edged engines rebuild {name}"
+                )
+                for slot in (planned.slot, planned.beside):
+                    slot.refuse(error)
+        elif planned.quarantine:
+            planned.quarantine = ""
+            for slot in (planned.slot, planned.beside):
+                slot.reopen()
+
+    def _reason(self, suspect: Suspect) -> str:
+        record = self._records.get(suspect)
+        if record is None or not record.is_quarantined:
+            return ""
+        return f"its work ended its engine host {len(record.deaths)} times, which at last {record.deaths[-1].why}"
+
+    def _write(self) -> None:
+        self._records = blame.live(self._records, time.time())
+        newest = sorted(self._records.items(), key=lambda item: item[1].deaths[-1].unix_s)[-_KEPT:]
+        with contextlib.suppress(OSError):
+            atomic.write_file(self._place, msgspec.json.encode([_Entry(*item) for item in newest]))
+
+
+def _can_open(engine: PlannedEngine) -> bool:
+    return (engine.is_usable or engine.recipe.is_reference) and engine.open_at < math.inf
+
+
+def _named(suspect: Suspect) -> tuple[str, str]:
+    return suspect.model, suspect.engine[:12]
+
+
+def _read(place: Path) -> blame.Records:
+    try:
+        entries = msgspec.json.decode(read_regular(place), type=list[_Entry])
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        return {}
+    return {entry.suspect: entry.record for entry in entries if entry.record.deaths}

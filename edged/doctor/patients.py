@@ -1,0 +1,158 @@
+"""The models that are looked at: as the disk has them, and as the daemon tells of them where it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from edged.backend import registry
+from edged.build import admission
+from edged.build.builder import Builder
+from edged.build.child import Limits
+from edged.client.operations import AlarmInfo, EngineInfo, ModelInfo
+from edged.control.plan import PlannedModel
+from edged.device.fingerprint import Fingerprint
+from edged.doctor import engines, levels, models
+from edged.doctor.check import Check, Name, ok, unknown, wrong
+from edged.doctor.daemon import Heard
+from edged.doctor.examination import Step
+from edged.doctor.runtimes import Runtimes, judge_opsets
+from edged.doctor.stock import Stock
+from edged.errors import EdgedError
+from edged.model.model import Model
+from edged.model.repository import ModelEntry, plain_entry
+
+_ONNX = "ai.onnx"  # the domain of ONNX's own operators
+_SECONDS = 240.0
+_LIMITS = Limits(seconds=_SECONDS)
+
+_Ask: TypeAlias = Callable[[str], Awaitable[Sequence[Check]]]
+
+
+class Patients:
+    """Models by name. `only` is the one to look at, by its name or its file; empty for every one."""
+
+    def __init__(
+        self,
+        stock: Stock,
+        heard: Heard | None,
+        runtimes: Runtimes,
+        fingerprint: Fingerprint,
+        scratch: Path,
+        only: str = "",
+    ) -> None:
+        self._stock, self._heard, self._runtimes = stock, heard, runtimes
+        self._installed = registry.installed(fingerprint.facts)
+        self._builder = Builder(stock.store, scratch, _LIMITS)  # what it keeps of models goes with the visit
+        self._only = only
+        self.left_out: list[str] = []
+        entries = stock.entries()
+        told = {model.name: model for model in heard.models} if heard is not None else {}
+        if only and only not in entries and only not in told and Path(only).is_file():
+            entries = {only: plain_entry(Path(only).stem, Path(only).absolute(), {})}
+        wanted = [name for name in sorted({*entries, *told}) if only in ("", name)]
+        self._entries: dict[str, ModelEntry] = {name: entries[name] for name in wanted if name in entries}
+        self._told: dict[str, ModelInfo] = {name: told[name] for name in wanted if name in told}
+        self.names = tuple(wanted)
+
+    def steps(self) -> list[Step]:
+        """One for what is known of each model, and those that take long: reading it, asking every level."""
+        steps = []
+        for name in self.names:
+            if name in self._told:
+                steps.append(self._step(Name.MODEL, name, self._as_told))
+            if name not in self._entries:
+                self.left_out.append(f"the file of {name}: it is not in {self._stock.repository.root}; give --state")
+                continue
+            steps.append(self._step(Name.ADMISSION, name, self._examine, heavy=True))
+            if self._only:
+                steps.append(self._step(Name.LEVELS, name, self._compare_levels, heavy=True))
+        if self._entries and not self._only:
+            self.left_out.append(
+                "levels of optimisation: they are compared for one model at a time: edged doctor MODEL"
+            )
+        return steps
+
+    def _step(self, name: Name, model: str, ask: _Ask, *, heavy: bool = False) -> Step:
+        return Step(name, model, lambda: ask(model), _SECONDS, is_heavy=heavy)
+
+    async def _as_told(self, name: str) -> list[Check]:
+        """What the daemon says of a model and its engines."""
+        told, heard = self._told[name], self._heard
+        assert heard is not None
+        found = [engine for engine in heard.engines if engine.model == name]
+        return [self._standing(told), *self._engine_checks(name, found, told.settings, told.alarms)]
+
+    @staticmethod
+    def _standing(told: ModelInfo) -> Check:
+        by = f", by {told.backend} {told.engine[:12]}" if told.engine else ""
+        said = f"it is {told.state}{by}" + (f": {told.reason}" if told.reason else "")
+        if told.state in ("refused", "failed"):
+            return wrong(Name.MODEL, said, f"see: edged models show {told.name}", told.name)
+        if told.state == "ready":
+            return ok(Name.MODEL, said, told.name)
+        return unknown(Name.MODEL, said, told.name)
+
+    async def _examine(self, name: str) -> list[Check]:
+        """Everything that the file tells; and of its engines, where no daemon tells of them."""
+        entry = self._entries[name]
+        checks: list[Check] = []
+        try:
+            found = await admission.examine(self._builder, Path(entry.path), entry.settings, self._installed)
+        except EdgedError as error:
+            return [wrong(Name.ADMISSION, f"it cannot be served here: {error}", _inspect(entry), name)]
+        checks += _admitted(name, entry, found)
+        inspection = found.inspection
+        checks += models.external_data(name, inspection)
+        opset = inspection.opsets.get(_ONNX)
+        if opset is not None:
+            checks += judge_opsets(name, opset, inspection.ir_version, self._runtimes.loaded)
+        if not found.refusal:
+            planned = await self._stock.plan(self._builder, entry)
+            checks += self._planned(name, planned)
+        return checks
+
+    def _planned(self, name: str, planned: PlannedModel) -> Iterator[Check]:
+        if planned.model is None:
+            return
+        yield models.shapes(planned.model)
+        yield models.batch(planned.model)
+        if name not in self._told:
+            found = self._stock.engines(planned)
+            yield from self._engine_checks(name, found, planned.entry.settings, ())
+
+    def _engine_checks(
+        self,
+        name: str,
+        found: Sequence[EngineInfo],
+        settings: dict[str, str],
+        alarms: tuple[AlarmInfo, ...],
+    ) -> Iterator[Check]:
+        records = self._stock.records()
+        baselines = {key: engines.Baseline(record.baseline_ms, record.latency_ms) for key, record in records.items()}
+        yield from engines.standing(name, found)
+        yield engines.placement(name, found)
+        yield engines.latency(name, found, baselines, alarms)
+        yield from engines.drift(name, found, settings)
+
+    async def _compare_levels(self, name: str) -> list[Check]:
+        entry = self._entries[name]
+        model = Model.of(entry, await self._builder.inspect(Path(entry.path)))
+        return list(levels.judge(name, await levels.compare(model, _LIMITS)))
+
+
+def _admitted(name: str, entry: ModelEntry, found: admission.Admission) -> Iterator[Check]:
+    """A line for the model, and one for each backend that does not take it though the reference does."""
+    if found.refusal:
+        yield wrong(Name.ADMISSION, f"it cannot be served here: {found.refusal}", _inspect(entry), name)
+        return
+    taking = [backend for backend, why in found.backends.items() if not why]
+    yield ok(Name.ADMISSION, f"it can be served here by {', '.join(taking)}", name)
+    for backend, why in found.backends.items():
+        if why:
+            yield unknown(Name.ADMISSION, f"not applicable: {backend} does not take it: {why}", name)
+
+
+def _inspect(entry: ModelEntry) -> str:
+    return f"see: edged inspect {entry.path}"

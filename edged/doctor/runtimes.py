@@ -1,0 +1,161 @@
+"""Which runtimes and providers really load and compute, each tried in a child of its own, and what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from edged.backend import registry
+from edged.build import jobs
+from edged.build.child import Limits, run
+from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
+from edged.doctor.examination import Step, plain
+from edged.errors import EdgedError
+
+_REFERENCE = "onnxruntime"
+_PACKAGES = ("onnxruntime", "onnxruntime_gpu", "onnxruntime_openvino")
+_CPU = "CPUExecutionProvider"
+# Providers that edged gives models to, by the kind of fact that shows a device for them.
+_DEVICE_OF = {"CUDAExecutionProvider": "gpu."}
+_SECONDS = 90.0
+_TRIAL = Limits(seconds=_SECONDS, memory_mb=4096)
+_REINSTALL = "pip install --force-reinstall"
+
+
+class Runtimes:
+    """Asks every installed runtime; afterwards `loaded` has what those said that work."""
+
+    def __init__(self, facts: Mapping[str, str]) -> None:
+        self._facts = facts
+        self.loaded: dict[str, jobs.LoadedRuntime] = {}
+
+    def steps(self) -> list[Step]:
+        """One for each runtime that is installed, and one to say that the reference's is not."""
+        present = registry.present(self._facts)
+        steps = [self._step(name) for name in present]
+        if _REFERENCE not in present:
+            steps.insert(0, self._step(_REFERENCE))
+        return steps
+
+    def packages(self) -> Step:
+        """Which packages of ONNX Runtime there are."""
+        return plain(Name.RUNTIME, lambda: judge_packages(self._facts), "packages")
+
+    def provider_steps(self) -> list[Step]:
+        """One for each provider of ONNX Runtime, once that is loaded."""
+        known = self.loaded.get(_REFERENCE)
+        return [self._provider_step(name) for name in (known.providers if known is not None else ())]
+
+    def _step(self, backend: str) -> Step:
+        async def ask() -> list[Check]:
+            version = registry.version(backend, self._facts)
+            try:
+                loaded = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _TRIAL)
+            except EdgedError as error:
+                return [broken(backend, version, str(error), self._facts)]
+            self.loaded[backend] = loaded
+            return list(judge(backend, version or "", loaded))
+
+        return Step(Name.RUNTIME, backend, ask, _SECONDS, is_heavy=True)
+
+    def _provider_step(self, provider: str) -> Step:
+        async def ask() -> list[Check]:
+            refusal = ""
+            try:
+                await run(jobs.TryProvider(provider), jobs.Done, _TRIAL)
+            except EdgedError as error:
+                refusal = str(error)
+            return [judge_provider(provider, refusal, self._facts)]
+
+        return Step(Name.PROVIDER, provider, ask, _SECONDS, is_heavy=True)
+
+
+def judge(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> Iterator[Check]:
+    """Judges a runtime that was imported. `packaged` is its version as its package or file says."""
+    if packaged and not registry.agree(loaded.version, packaged):
+        yield wrong(
+            Name.RUNTIME,
+            f"it is {loaded.version} when it is loaded and {packaged} as it is installed: two of them are mixed up",
+            f"uninstall every package of it, then install one: {_REINSTALL} {backend}",
+            backend,
+        )
+    else:
+        yield ok(Name.RUNTIME, f"{loaded.version} loads", backend)
+    if not loaded.opset or not loaded.ir_version:
+        said = "it takes not even a model of one node of opset 13"
+        yield wrong(Name.OPSET, said, f"{_REINSTALL} {backend}", backend)
+    else:
+        taken = [_up_to(what, most) for what, most in (("opset", loaded.opset), ("IR version", loaded.ir_version))]
+        yield ok(Name.OPSET, f"it takes {' and '.join(taken)}", backend)
+    if loaded.talks:
+        remedy = "start edged without that variable, or set ORT_DISABLE_TELEMETRY=1"
+        yield warning(Name.TELEMETRY, f"it may send data home: {loaded.talks}", remedy, backend)
+    else:
+        yield ok(Name.TELEMETRY, "nothing is sent home", backend)
+
+
+def judge_packages(facts: Mapping[str, str]) -> Iterator[Check]:
+    """Judges the packages that ONNX Runtime comes in. They all hold one module: the last one installed has written over
+    the others, and removing any of them leaves half a module."""
+    found = sorted(name for name in _PACKAGES if f"runtime.{name}" in facts)
+    plain_names = ", ".join(name.replace("_", "-") for name in found)
+    if len(found) > 1:
+        remedy = f"pip uninstall {plain_names.replace(',', '')}, then pip install the one that is wanted"
+        yield warning(Name.RUNTIME, f"{plain_names} are all installed and hold one module", remedy, "packages")
+    has_card = any(fact.startswith("gpu.") for fact in facts)
+    if found == [_REFERENCE] and has_card:
+        said = "this onnxruntime is built for the CPU alone, and there is an NVIDIA GPU"
+        yield warning(Name.RUNTIME, said, "install onnxruntime-gpu instead, or leave the GPU to TensorRT", "packages")
+
+
+def broken(backend: str, packaged: str | None, reason: str, facts: Mapping[str, str]) -> Check:
+    """Judges a runtime that cannot be imported; a spare one hurts less than the one that every engine needs."""
+    what = f"{packaged} is installed and does not load" if packaged else "it is not installed"
+    remedy = f"{_REINSTALL} {backend}" if packaged else f"pip install {backend}"
+    if backend == _REFERENCE:
+        return wrong(Name.RUNTIME, f"{what}, and nothing can be served without it: {reason}", remedy, backend)
+    if backend not in registry.installed(facts):
+        return warning(Name.RUNTIME, f"{what}: {reason}", f"{remedy}, or uninstall it", backend)
+    return wrong(Name.RUNTIME, f"{what}: {reason}", f"{remedy}, or uninstall it", backend)
+
+
+def judge_provider(provider: str, refusal: str, facts: Mapping[str, str]) -> Check:
+    """Judges an execution provider that ONNX Runtime lists. It matters where there is a device for it."""
+    if not refusal:
+        return ok(Name.PROVIDER, "a session of one node runs on it", provider)
+    said = f"ONNX Runtime lists it and cannot use it: {refusal}"
+    remedy = "install what is missing; for CUDA: pip install 'onnxruntime-gpu[cuda,cudnn]' and the NVIDIA driver"
+    if provider == _CPU or any(fact.startswith(_DEVICE_OF.get(provider, "?")) for fact in facts):
+        return wrong(Name.PROVIDER, said, remedy, provider)
+    return warning(Name.PROVIDER, f"{said}; models run without it", remedy, provider)
+
+
+def judge_opsets(model: str, opset: int, ir_version: int, loaded: Mapping[str, jobs.LoadedRuntime]) -> Iterator[Check]:
+    """Judges a model's opset and IR version against every runtime that loads."""
+    said = f"opset {opset}, IR version {ir_version}"
+    refusing = {
+        backend: " and ".join(_up_to(what, most) for what, asked, most in _beyond(opset, ir_version, limits))
+        for backend, limits in loaded.items()
+        if any(_beyond(opset, ir_version, limits))
+    }
+    remedy = f"export it with opset {_lowest(loaded)} or lower, or update the runtime"
+    for backend, takes in refusing.items():
+        reason = f"it has {said}; {backend} takes {takes}"
+        yield (wrong if backend == _REFERENCE else warning)(Name.MODEL_OPSET, reason, remedy, model)
+    if not loaded:
+        yield unknown(Name.MODEL_OPSET, f"it has {said}, and no runtime loads that could be asked", model)
+    elif not refusing:
+        yield ok(Name.MODEL_OPSET, f"{said}, which {', '.join(loaded)} {'take' if len(loaded) > 1 else 'takes'}", model)
+
+
+def _beyond(opset: int, ir_version: int, limits: jobs.LoadedRuntime) -> Iterator[tuple[str, int, int]]:
+    for what, asked, most in (("opset", opset, limits.opset), ("IR version", ir_version, limits.ir_version)):
+        if asked > most and most != jobs.LoadedRuntime.ANY:
+            yield what, asked, most
+
+
+def _lowest(loaded: Mapping[str, jobs.LoadedRuntime]) -> int:
+    return min((limits.opset for limits in loaded.values()), default=0)
+
+
+def _up_to(what: str, most: int) -> str:
+    return f"any {what}" if most == jobs.LoadedRuntime.ANY else f"{what} up to {most}"

@@ -1,0 +1,78 @@
+"""A log record as a line: for people, for programs, and for a journal that reads standard error.
+
+Formats: sd-daemon(3) for `<N>`; RFC 3339 for times in JSON.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import datetime, timezone
+
+import msgspec
+
+from edged.logs.fields import about
+
+TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+# Clients choose some of what is logged: none of it may look like another line, or move a terminal's cursor.
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+
+
+class TextLines(logging.Formatter):
+    """A line with its time, and a traceback below it where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
+
+
+class PriorityLines(logging.Formatter):
+    """Without a time, which the journal has; every line of a traceback with the priority, since each is an entry."""
+
+    def __init__(self) -> None:
+        super().__init__("%(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = f"<{priority(record.levelno)}>"
+        return "\n".join(prefix + line for line in super().format(record).splitlines())
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time, level, logger, message, what it is about, and a traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _time(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **about(record),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode({name: _encodable(value) for name, value in line.items()}).decode()
+
+
+def priority(level: int) -> int:
+    """Syslog's, 0 (emergency) to 7 (debug)."""
+    return next((number for least, number in _PRIORITIES if level >= least), 7)
+
+
+def one_line(text: str) -> str:
+    """With control characters written out."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _encodable(text: str) -> str:
+    """Names of files may hold bytes that are no UTF-8, which Python has as surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode()

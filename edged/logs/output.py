@@ -1,0 +1,98 @@
+"""The handler that all of the daemon's log ends in: it says each record in the form that is wanted, or counts it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from edged.logs.formats import JsonLines, PriorityLines, TextLines
+from edged.logs.journal import Journal, goes_there
+from edged.logs.options import Format
+from edged.logs.repetition import Repetition
+
+_FORMATTERS: dict[Format, Callable[[], logging.Formatter]] = {
+    "text": TextLines,
+    "json": JsonLines,
+    "journal": PriorityLines,
+}
+_SHORTEST = 0.05  # seconds between two looks at what is held back
+
+
+class Output(logging.Handler):
+    """Writes to `stream`, or to the journal. Records of any thread; never raises, hardly ever waits."""
+
+    def __init__(self, stream: TextIO | None = None, journal: Journal | None = None) -> None:
+        super().__init__()
+        self._stream = stream if stream is not None else sys.stderr
+        self._journal = journal or Journal()
+        self._form: Format = "text"
+        self._repetition = Repetition()
+        self._timer: threading.Timer | None = None
+        self.shape("auto")
+
+    def shape(self, form: Format) -> None:
+        """From now on in this form."""
+        with self._guard():
+            self._form = self._meant(form)
+            self._own = _FORMATTERS[self._form]()
+            self.setFormatter(self._own)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            for said in self._repetition.admit(record, time.monotonic()):
+                self._say(said)
+            self._look_later()
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Says what is held back."""
+        with self._guard():
+            if self._timer is not None:
+                self._timer.cancel()
+            for said in self._repetition.rest(time.monotonic()):
+                self._say(said)
+            self._journal.close()
+        super().close()
+
+    def _say(self, record: logging.LogRecord) -> None:
+        if self._form == "journal" and self._journal.write(record):
+            return
+        # Only text for people can be told otherwise from outside: what programs read keeps its form.
+        formatter = (self.formatter if self._form == "text" else None) or self._own
+        self._stream.write(formatter.format(record) + "\n")
+        self._stream.flush()
+
+    def _meant(self, form: Format) -> Format:
+        if form != "auto":
+            return form
+        try:
+            is_journal = goes_there(os.environ, self._stream.fileno())
+        except (OSError, ValueError):  # a stream that is no file
+            is_journal = False
+        return "journal" if is_journal else "text"
+
+    def _look_later(self) -> None:
+        due = self._repetition.next_due
+        if due is None or self._timer is not None:
+            return
+        self._timer = threading.Timer(max(_SHORTEST, due - time.monotonic()), self._look)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _look(self) -> None:
+        with self._guard():
+            self._timer = None
+            for said in self._repetition.due(time.monotonic()):
+                self._say(said)
+            self._look_later()
+
+    def _guard(self) -> threading.RLock:
+        """The handler's own lock, under which `emit` is called."""
+        assert self.lock is not None
+        return self.lock

@@ -1,0 +1,120 @@
+"""Answers `GET /metrics` over HTTP/1.1, and nothing else: one request a connection, few connections, little time.
+
+It shares the event loop with everything that serves, so it waits for nobody: whoever is slow is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from pathlib import Path
+
+from edged.errors import ConfigError
+from edged.ingress.address import make_way, tcp_address, unix_path
+
+_LOG = logging.getLogger("edged.metrics")
+_MOST_CONNECTIONS = 8
+_SECONDS = 10.0  # of one connection, in all
+_HEAD_BYTES = 8192
+_PATH = "/metrics"
+
+# Gives the text and its content type, for an `Accept` and whether it may be compressed.
+Scrape = Callable[[str, bool], Awaitable[tuple[bytes, str]]]
+
+
+class Endpoint:
+    """Listens on `HOST:PORT` of the loopback, or `unix:PATH`."""
+
+    def __init__(self, listen: str, scrape: Scrape) -> None:
+        self._listen, self._scrape = listen, scrape
+        self._server: asyncio.Server | None = None
+        self._path: Path | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        """Answers from now on, at the address that is returned. ConfigError where that is impossible."""
+        try:
+            if self._listen.startswith("unix:"):
+                return await self._start_unix(unix_path(self._listen))
+            host, port = tcp_address(self._listen)
+            self._server = await asyncio.start_server(self._connected, host, port, limit=_HEAD_BYTES)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ConfigError(f"[metrics] cannot listen on {self._listen}: {why}; choose another") from error
+        bound = self._server.sockets[0].getsockname()[1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{bound}{_PATH}"
+
+    async def stop(self, grace: float) -> None:
+        """Takes no more scrapes, and lets those under way end within `grace` seconds."""
+        if self._server is not None:
+            self._server.close()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=grace)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    async def _start_unix(self, path: Path) -> str:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_way(path)
+        self._server = await asyncio.start_unix_server(self._connected, path, limit=_HEAD_BYTES)
+        self._path = path
+        path.chmod(0o660)
+        return f"http+unix:{path}"
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= _MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections.add(task)
+        try:
+            await asyncio.wait_for(self._converse(reader, writer), _SECONDS)
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            writer.transport.abort()
+        except asyncio.CancelledError:
+            writer.transport.abort()
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(await self._answer(head.decode("latin-1")))
+        await writer.drain()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    async def _answer(self, head: str) -> bytes:
+        request, *fields = head.split("\r\n")
+        method, _, rest = request.partition(" ")
+        target, _, version = rest.partition(" ")
+        if not version.startswith("HTTP/1."):
+            return _response(HTTPStatus.BAD_REQUEST, b"this is no request of HTTP/1\n")
+        if target.partition("?")[0] != _PATH:
+            return _response(HTTPStatus.NOT_FOUND, f"there is only {_PATH}\n".encode())
+        if method != "GET":
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"there is only GET\n", "Allow: GET\r\n")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+        compressed = "gzip" in headers.get("accept-encoding", "").lower()
+        try:
+            text, kind = await self._scrape(headers.get("accept", ""), compressed)
+        except Exception:
+            _LOG.exception("a scrape failed with an error nobody expected")
+            return _response(HTTPStatus.INTERNAL_SERVER_ERROR, b"the scrape failed; the daemon's log tells more\n")
+        more = f"Content-Type: {kind}\r\nVary: Accept-Encoding\r\n" + (
+            "Content-Encoding: gzip\r\n" if compressed else ""
+        )
+        return _response(HTTPStatus.OK, text, more)
+
+
+def _response(status: HTTPStatus, body: bytes, more: str = "") -> bytes:
+    lines = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n{more}\r\n"
+    return lines.encode("latin-1") + body

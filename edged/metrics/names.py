@@ -1,0 +1,155 @@
+"""Every metric there is. Names, labels and meanings are what dashboards and alert rules are written against, so they
+change only together with docs/metrics.md.
+
+Units are Prometheus' base units: seconds, bytes, ratios from 0 to 1. Counters start at 0 with the daemon, those of a
+model also when it is changed, as its statistics do.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Kind: TypeAlias = Literal["gauge", "counter", "histogram"]
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """`name` is as scraped; a histogram's samples have `_bucket`, `_sum` and `_count` behind it."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+ALL: list[Metric] = []
+
+
+def _gauge(name: str, text: str, *labels: str) -> Metric:
+    return _listed(Metric(name, "gauge", text, labels))
+
+
+def _counter(name: str, text: str, *labels: str) -> Metric:
+    return _listed(Metric(name, "counter", text, labels))
+
+
+def _histogram(name: str, text: str, *labels: str) -> Metric:
+    return _listed(Metric(name, "histogram", text, labels))
+
+
+def _listed(metric: Metric) -> Metric:
+    ALL.append(metric)
+    return metric
+
+
+INFO = _gauge("edged_info", "1, with the version of the daemon.", "version")
+UPTIME = _gauge("edged_uptime_seconds", "Since the daemon was started.")
+READY = _gauge("edged_ready", "1 while every model is ready that can be served, otherwise 0.")
+
+MODEL_READY = _gauge("edged_model_ready", "1 while a model answers, otherwise 0.", "model")
+MODEL_STATE = _gauge("edged_model_state", "1 for the state that a model is in, 0 for the others.", "model", "state")
+MODEL_DEGRADED = _gauge(
+    "edged_model_degraded", "1 for each kind of alarm that is raised on a model.", "model", "reason"
+)
+MODEL_REQUESTS = _counter(
+    "edged_model_requests_total",
+    "Frames and tensor requests that waited for a model, by how they ended.",
+    "model",
+    "outcome",
+)
+MODEL_NOT_FINITE = _counter(
+    "edged_model_not_finite_total", "Answers in which an output held NaN or infinity.", "model", "output"
+)
+MODEL_WAITING = _gauge("edged_model_queue_depth", "Requests and frames that wait for a model's engine.", "model")
+MODEL_INFERENCE = _histogram("edged_model_inference_seconds", "One run of a model's engine.", "model")
+MODEL_REQUEST = _histogram("edged_model_request_seconds", "From a request's or frame's arrival to its answer.", "model")
+MODEL_LAST = _gauge(
+    "edged_model_last_inference_timestamp_seconds", "When a model's engine last ran; 0 for never.", "model"
+)
+MODEL_SWAPS = _counter("edged_model_swaps_total", "Engines that took over a model from another.", "model")
+
+CAMERAS = _gauge("edged_cameras", "Cameras that are known, also those that are not listed one by one.")
+CAMERA_RECEIVED = _counter("edged_camera_frames_received_total", "Frames that came.", "camera", "model")
+CAMERA_ANSWERED = _counter("edged_camera_frames_answered_total", "Frames that were answered.", "camera", "model")
+CAMERA_FAILED = _counter(
+    "edged_camera_frames_failed_total", "Frames that were answered by an error.", "camera", "model"
+)
+CAMERA_DROPPED = _counter(
+    "edged_camera_frames_dropped_total", "Frames whose connection ended before.", "camera", "model"
+)
+CAMERA_SKIPPED = _counter(
+    "edged_camera_frames_skipped_total", "Frames that others overtook.", "camera", "model", "reason"
+)
+CAMERA_AGE = _histogram("edged_camera_age_seconds", "From capture to answer.", "camera", "model")
+
+ENGINE_STATE = _gauge(
+    "edged_engine_state", "1 for the state that an engine is in.", "model", "engine", "backend", "state"
+)
+ENGINE_SERVING = _gauge("edged_engine_serving", "1 while an engine serves its model.", "model", "engine", "backend")
+ENGINE_COST = _gauge(
+    "edged_engine_latency_ratio",
+    "Time of one inference as a share of the reference's, when it was timed.",
+    *("model", "engine", "backend"),
+)
+ENGINE_BASELINE = _gauge(
+    "edged_engine_baseline_seconds",
+    "One inference, when the engine was measured on this box.",
+    *("model", "engine", "backend"),
+)
+ENGINE_ACCEPTED = _gauge(
+    "edged_engine_accepted", "1 where its answers are right, 0 where not.", "model", "engine", "backend"
+)
+ENGINE_FALLBACK = _gauge(
+    "edged_engine_fallback",
+    "Lines of what does not run on the device that it is meant for.",
+    "model",
+    "engine",
+    "backend",
+)
+
+HOST_UP = _gauge("edged_host_up", "Engine hosts that live.", "backend")
+HOST_LOSSES = _counter("edged_host_losses_total", "Engine hosts that died or hung.", "backend")
+HOST_SESSIONS = _gauge("edged_host_sessions", "Engines that are open.", "backend")
+HOST_MEMORY = _gauge("edged_host_resident_memory_bytes", "Memory of the hosts of a backend.", "backend")
+HOST_LIMIT = _gauge("edged_host_memory_limit_bytes", "Memory that a host may take; 0 for no limit.", "backend")
+
+BUILDS = _counter(
+    "edged_builds_total", "Engines that were made, verified or tried, by how that ended.", "backend", "outcome"
+)
+BUILD_SECONDS = _histogram("edged_build_seconds", "Making, verifying or trying one engine.", "backend")
+BUILDING = _gauge("edged_builds_running", "Engines that are being made.")
+PAUSED = _gauge("edged_builds_paused", "1 while nothing can be stored and therefore nothing is built.")
+CACHE_HITS = _counter("edged_cache_hits_total", "Engines that were found in the store when they were wanted.")
+CACHE_MISSES = _counter(
+    "edged_cache_misses_total", "Engines that were not, by what is different from the nearest that is there.", "reason"
+)
+CACHE_DAMAGED = _counter("edged_cache_damaged_total", "Engines of the store that did not match their record.")
+STORE_ENGINES = _gauge("edged_store_engines", "Engines in the store.")
+STORE_BYTES = _gauge("edged_store_bytes", "Size of the engines in the store.")
+STORE_FREE = _gauge("edged_store_free_bytes", "Free on the disk of the store.")
+
+REFUSED = _counter(
+    "edged_calls_refused_total",
+    "Calls that were not let in: unauthenticated, denied, or beyond what one client may have.",
+    "reason",
+)
+AUDIT_LOST = _counter("edged_audit_lost_total", "Records of what operators did that could not be written.")
+
+ALARMS = _gauge("edged_alarms", "Alarms that are raised.", "kind")
+ALARMS_RAISED = _counter("edged_alarms_raised_total", "Alarms that were raised.", "kind")
+
+BUSY = _gauge("edged_device_cpu_busy_ratio", "Share of the processors in use.")
+POWER_MODE = _gauge(
+    "edged_device_power_mode_info", "1, with the power mode that the box was last read to be in.", "mode"
+)
+TEMPERATURE = _gauge("edged_device_temperature_celsius", "By thermal zone of the kernel.", "zone")
+CLOCK = _gauge("edged_device_cpu_frequency_hertz", "By processor.", "cpu")
+CLOCK_MOST = _gauge("edged_device_cpu_frequency_max_hertz", "The highest that the box allows, by processor.", "cpu")
+
+PROCESS_MEMORY = _gauge("process_resident_memory_bytes", "Memory of the daemon.")
+PROCESS_CPU = _counter("process_cpu_seconds_total", "Processor time of the daemon.")
+PROCESS_FILES = _gauge("process_open_fds", "File descriptors of the daemon.")
+PROCESS_MOST_FILES = _gauge("process_max_fds", "File descriptors that the daemon may have.")
+PROCESS_THREADS = _gauge("process_threads", "Threads of the daemon.")
+PROCESS_STARTED = _gauge("process_start_time_seconds", "When the daemon was started, since the epoch.")

@@ -1,0 +1,113 @@
+"""Which shapes a model's requests had, in bounded memory: exact bounds, and how often each combination came. Pure.
+
+Only what was answered is noted, so that nothing is learnt from what the model cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from edged.backend.profile import Range, Shape
+
+MOST_KINDS = 64  # combinations that are told apart; beyond that the rarest gives way to a new one
+_PENDING = 256  # combinations that are noted before they are sorted in
+_OLD = 1 << 20  # requests of one combination from which on all counts are halved, so that habits can change
+
+# The shapes of a request's inputs, in the order of the names.
+Combination: TypeAlias = tuple[tuple[str, Shape], ...]
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """Requests whose inputs had the same shapes, by name, and how many there were."""
+
+    shapes: dict[str, Shape]
+    count: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What traffic had: the number of requests, the kinds that came most, the most frequent first, and for each input
+    the smallest and largest size of every dimension, of all requests."""
+
+    requests: int = 0
+    kinds: tuple[Kind, ...] = ()
+    smallest: dict[str, Shape] = {}
+    largest: dict[str, Shape] = {}
+
+    def range(self, name: str) -> Range | None:
+        """The smallest, the most frequent and the largest size of each dimension of an input; None where none came."""
+        least, most = self.smallest.get(name), self.largest.get(name)
+        if least is None or most is None or len(least) != len(most):
+            return None
+        found = [(kind.shapes[name], kind.count) for kind in self.kinds if len(kind.shapes.get(name, ())) == len(least)]
+        usual = tuple(_most_frequent((shape[axis], count) for shape, count in found) for axis in range(len(least)))
+        return Range(name, least, usual, most) if found else None
+
+
+class Traffic:
+    """Notes the shapes of one model's requests. `version` grows with every new kind."""
+
+    def __init__(self, seen: Seen | None = None) -> None:
+        seen = seen or Seen()
+        self.version = 0
+        self._requests = seen.requests
+        self._kinds = {_combination(kind.shapes): kind.count for kind in seen.kinds[:MOST_KINDS]}
+        self._smallest, self._largest = dict(seen.smallest), dict(seen.largest)
+        self._pending: dict[Combination, int] = {}
+
+    def note(self, shapes: Combination) -> None:
+        """One request was answered. Called for each, so it only counts."""
+        self._pending[shapes] = self._pending.get(shapes, 0) + 1
+        if len(self._pending) >= _PENDING:
+            self._sort_in()
+
+    def seen(self) -> Seen:
+        """Everything up to now."""
+        self._sort_in()
+        kinds = sorted(self._kinds.items(), key=lambda item: -item[1])
+        return Seen(
+            self._requests,
+            tuple(Kind(dict(shapes), count) for shapes, count in kinds),
+            dict(self._smallest),
+            dict(self._largest),
+        )
+
+    def look(self) -> int:
+        """The version, with everything that was noted."""
+        self._sort_in()
+        return self.version
+
+    def _sort_in(self) -> None:
+        pending, self._pending = self._pending, {}
+        for shapes, count in pending.items():
+            self._requests += count
+            if shapes not in self._kinds:
+                self.version += 1
+                self._bound(shapes)
+                if len(self._kinds) >= MOST_KINDS:
+                    del self._kinds[min(self._kinds, key=self._kinds.__getitem__)]  # of equals the oldest
+            self._kinds[shapes] = self._kinds.get(shapes, 0) + count
+        if any(count >= _OLD for count in self._kinds.values()):
+            self._kinds = {shapes: max(1, count // 2) for shapes, count in self._kinds.items()}
+
+    def _bound(self, shapes: Combination) -> None:
+        for name, shape in shapes:
+            least, most = self._smallest.get(name, shape), self._largest.get(name, shape)
+            if len(least) != len(shape) or len(most) != len(shape):  # an input of any rank has no bounds
+                continue
+            self._smallest[name] = tuple(map(min, least, shape))
+            self._largest[name] = tuple(map(max, most, shape))
+
+
+def _combination(shapes: Mapping[str, Shape]) -> Combination:
+    return tuple(shapes.items())
+
+
+def _most_frequent(sizes: Iterable[tuple[int, int]]) -> int:
+    """Of sizes with their counts; the smallest of equals."""
+    counts: dict[int, int] = {}
+    for size, count in sizes:
+        counts[size] = counts.get(size, 0) + count
+    return min(counts, key=lambda size: (-counts[size], size), default=0)

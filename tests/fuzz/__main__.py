@@ -1,0 +1,47 @@
+"""`make fuzz`: nonsense for every call of a daemon, by its handlers and over its sockets. Exit status 1 for a failure,
+with the seed that replays it."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+
+import uvloop
+
+from tests.fuzz.tally import Tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument(
+        "--handlers", type=int, default=200_000, metavar="N", help="messages for handlers in this process"
+    )
+    parser.add_argument("--live", type=int, default=20_000, metavar="N", help="messages for a live daemon")
+    wishes = parser.parse_args()
+    print(f"seed {wishes.seed}: replay with make fuzz SEED={wishes.seed}", flush=True)
+    is_right = True
+    if wishes.live:
+        from tests.fuzz import live
+
+        is_right &= _told("a live daemon", live.run, wishes.live, wishes.seed)
+    if wishes.handlers:
+        from tests.fuzz import handlers
+
+        is_right &= _told("handlers", lambda n, tally: uvloop.run(handlers.run(n, tally)), wishes.handlers, wishes.seed)
+    return 0 if is_right else 1
+
+
+def _told(what: str, work: object, count: int, seed: int) -> bool:
+    """Does it, prints the figures; whether all was right."""
+    tally, began = Tally(seed), time.monotonic()
+    lines = work(count, tally)  # type: ignore[operator]
+    print(f"{what}: {tally.total} messages in {time.monotonic() - began:.0f} s")
+    print("\n".join([*tally.told(), *lines]), flush=True)
+    return not tally.failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,344 @@
+"""A whole daemon in this process, whose handlers are called directly: field by field, far faster than over a wire."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from edged import daemon as composition
+from edged.config import Config
+from edged.ingress.server import Ingress
+from edged.proto import open_inference_pb2 as pb
+from tests.fuzz import goods
+from tests.fuzz.goods import Method
+from tests.fuzz.messages import Writer, smaller
+from tests.fuzz.statuses import ALLOWED
+from tests.fuzz.tally import Figures, Tally
+from tests.waiting import until
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Registered: TypeAlias = "tuple[Handler, Method]"
+
+_AT_ONCE = 8
+_PATIENCE = 60.0  # seconds for one call, whatever it is asked
+_LISTENS = 0.02  # seconds that a stream without an end is listened to
+_MOST_PARTS = 8  # messages of one stream
+
+# How often a method is called, against 1 of the others. Some start children or read the box; few of those go far.
+_WEIGHTS = {"ModelInfer": 14, "ModelStreamInfer": 8, "DetectOne": 2, "Detect": 2, "SystemSharedMemoryRegister": 2}
+_WEIGHTS |= {"AddModel": 0.3, "RepositoryModelLoad": 0.1, "Rebuild": 0.03, "Verify": 0.03, "RefreshDevice": 0.01}
+_WEIGHTS |= {"Reload": 0.05, "Evict": 0.2, "GetLoad": 0.1}
+
+
+class _Registry:
+    """What services register with a server, which never starts."""
+
+    def __init__(self, register: Callable[[grpc.aio.Server], None]) -> None:
+        self._handlers: list[grpc.GenericRpcHandler] = []
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers = self._handlers.extend  # type: ignore[method-assign]
+        register(server)
+
+    def handler(self, path: str) -> Handler | None:
+        class Details:
+            method = path
+            invocation_metadata = ()
+
+        found = (each.service(Details()) for each in self._handlers)  # type: ignore[arg-type]
+        return next((each for each in found if each is not None), None)
+
+
+class _Context:
+    """A call as handlers see it, from a client on a unix socket."""
+
+    def __init__(self, seconds: float | None, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._seconds, self._metadata = seconds, metadata
+        self.code, self.details = grpc.StatusCode.OK, ""
+
+    def peer(self) -> str:
+        return "unix:"
+
+    def time_remaining(self) -> float | None:
+        return self._seconds
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> None:
+        self.code, self.details = code, details
+        raise grpc.aio.AbortError
+
+
+class World:
+    """Calls every method of a daemon with messages of chance, and counts what it answers."""
+
+    def __init__(self, ingress: Ingress, models: Path, tally: Tally) -> None:
+        registry = _Registry(ingress._register)
+        self._models, self._tally = models, tally
+        self.methods: list[Registered] = []
+        for method in goods.methods():
+            handler = registry.handler(method.path)
+            if handler is None:
+                tally.fail(f"{method.path} is registered nowhere")
+            else:
+                self.methods.append((handler, method))
+        self._infer = next(handler for handler, method in self.methods if method.name == "ModelInfer")
+
+    async def run(self, count: int) -> None:
+        """So many messages, some calls at a time; each worker has chance of its own, so that a seed replays it."""
+        weights = [_WEIGHTS.get(method.name, 1) for _, method in self.methods]
+
+        async def work(seed: str) -> None:
+            random = Random(seed)
+            number = 0
+            while self._tally.total < count:
+                handler, method = random.choices(self.methods, weights)[0]
+                await self.call(handler, method, Random(f"{seed}.{number}"))
+                number += 1
+
+        ticking = asyncio.create_task(self._keep_victim())
+        await asyncio.gather(*(work(f"{self._tally.seed}.{each}") for each in range(_AT_ONCE)))
+        ticking.cancel()
+
+    async def every(self) -> None:
+        """Every method once, whatever its weight, so that none is left out of a short run."""
+        for handler, method in self.methods:
+            await self.call(handler, method, Random(f"{self._tally.seed}.every.{method.path}"))
+
+    async def call(self, handler: Handler, method: Method, random: Random) -> None:
+        """One call with messages of chance."""
+        writer, good = Writer(random, goods.words(method)), goods.good(method)
+        parts = random.randint(0, _MOST_PARTS) if method.takes_many else 1
+        sent = [writer.message(method.request, good) for _ in range(parts)]
+        strict = (("triton_grpc_error", "true"),) if random.random() < 0.2 else ()
+        seconds = random.choice((None, 30.0, 5.0))
+        self._tally.messages[method.path] += max(1, len(sent))
+        code, details = await self._ask(handler, method, sent, seconds, strict)
+        self._tally.statuses[method.path][code] += 1
+        if _is_right(method, code, details):
+            return
+        what = f"{method.path}: {code} {details[:300]}"
+        if what in self._tally.failures:
+            return
+        if len(sent) == 1:
+
+            async def again(trial: Message) -> bool:
+                return (await self._ask(handler, method, [trial], seconds, strict))[0] == code
+
+            sent = [await _smallest(sent[0], again)]
+        told = "\n--\n".join(text_format.MessageToString(each)[:1500] for each in sent)
+        self._tally.fail(what, f"{told}\n{[each.SerializeToString().hex()[:400] for each in sent]}")
+
+    async def truth(self) -> None:
+        """A real inference is as it was before."""
+        context = _Context(30.0, ())
+        wanted = goods.truth(3)
+        data = await asyncio.wait_for(self._infer.unary_unary(wanted.SerializeToString(), context), _PATIENCE)
+        told = pb.ModelInferResponse.FromString(data)
+        if list(told.raw_output_contents) != list(wanted.raw_input_contents):
+            self._tally.fail("an inference is not what it was before", str(told)[:500])
+
+    async def _ask(
+        self,
+        handler: Handler,
+        method: Method,
+        sent: Sequence[Message],
+        seconds: float | None,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> tuple[str, str]:
+        """The status of a call, by name, and its words. What is none is `hung`, or an exception by its type."""
+        context = _Context(seconds, metadata)
+        read = handler.request_deserializer or (lambda data: data)
+        bytes_sent = [each.SerializeToString() for each in sent]
+
+        async def requests() -> AsyncIterator[Any]:
+            for each in bytes_sent:
+                yield read(each)
+
+        asked: Any = requests() if method.takes_many else read(bytes_sent[0])
+        try:
+            if method.gives_many:
+                stream = handler.stream_stream if method.takes_many else handler.unary_stream
+                is_endless = not method.takes_many  # it may be a feed that goes on as long as somebody listens
+                await asyncio.wait_for(_listen(stream(asked, context), is_endless), _PATIENCE)
+            else:
+                answer = handler.stream_unary if method.takes_many else handler.unary_unary
+                await asyncio.wait_for(answer(asked, context), _PATIENCE)
+        except grpc.aio.AbortError:
+            return context.code.name, context.details
+        except asyncio.TimeoutError:
+            return "hung", f"no answer within {_PATIENCE:g} s"
+        except Exception as error:
+            return type(error).__name__, str(error)
+        return context.code.name, context.details
+
+    async def _keep_victim(self) -> None:
+        """What was removed comes again."""
+        while True:
+            await asyncio.sleep(1.0)
+            if not list(self._models.glob(f"{goods.VICTIM}*")):
+                await asyncio.to_thread(goods.write_victim, self._models)
+
+
+async def _listen(stream: AsyncIterator[Any], is_endless: bool) -> None:
+    """Takes all that comes; of a feed only what comes at once."""
+    async with contextlib.aclosing(stream):  # type: ignore[type-var]
+        while True:
+            following = asyncio.ensure_future(anext(stream))
+            done, _ = await asyncio.wait([following], timeout=_LISTENS if is_endless else None)
+            if not done:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                return
+            try:
+                following.result()
+            except StopAsyncIteration:
+                return
+
+
+def _is_right(method: Method, code: str, details: str) -> bool:
+    """Whether a method may answer so: an allowed status and, with an error, one line that says why."""
+    allowed = {each.name for each in ALLOWED[method.path]}
+    return code in allowed and (code == "OK" or (0 < len(details) < 2000 and "\n" not in details))
+
+
+async def _smallest(message: Message, is_still: Callable[[Message], Coroutine[Any, Any, bool]]) -> Message:
+    """`smaller`, for what is to be awaited: each trial is asked in its turn."""
+    answers: dict[bytes, bool] = {}
+
+    def known(trial: Message) -> bool:
+        data = trial.SerializeToString()
+        if data not in answers:
+            raise _Unknown(trial)
+        return answers[data]
+
+    for _ in range(100):
+        try:
+            return smaller(message, known)
+        except _Unknown as unknown:
+            answers[unknown.trial.SerializeToString()] = await is_still(unknown.trial)
+    return message
+
+
+class _Unknown(Exception):
+    def __init__(self, trial: Message) -> None:
+        super().__init__()
+        self.trial = trial
+
+
+class _Overheard(logging.Handler):
+    """What a daemon logs as an error of its own."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__(logging.ERROR)
+        self._tally = tally
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = record.exc_info and logging.Formatter().formatException(record.exc_info)  # type: ignore[arg-type]
+        self._tally.fail(f"logged as an error: {record.getMessage()[:200]}", lines or "")
+
+
+@contextlib.asynccontextmanager
+async def world(tally: Tally) -> AsyncIterator[World]:
+    """A daemon in this process, with its hosts and children, until the end of the `async with`."""
+    made: list[Ingress] = []
+
+    class Kept(Ingress):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    with tempfile.TemporaryDirectory(prefix="edf-") as home, _segment():
+        models = Path(home) / "state" / "models"
+        models.mkdir(parents=True)
+        goods.write_models(models)
+        config = Config(
+            listen=(f"unix:{home}/edged.sock",),
+            state=f"{home}/state",
+            cache=f"{home}/cache",
+            model_control="explicit",
+            startup_models=("*",),
+        )
+        overheard = _Overheard(tally)
+        logging.getLogger().addHandler(overheard)
+        ready = asyncio.Event()
+        original, composition.Ingress = composition.Ingress, Kept  # type: ignore[attr-defined, misc]
+        try:
+            serving = asyncio.create_task(composition.serve(config, lambda _: ready.set()))
+            await asyncio.wait([serving, asyncio.create_task(ready.wait())], return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            found = World(made[0], models, tally)
+            await _until_all_serve(found)
+            yield found
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(serving, _PATIENCE)
+        finally:
+            composition.Ingress = original  # type: ignore[attr-defined]
+            logging.getLogger().removeHandler(overheard)
+
+
+async def _until_all_serve(found: World) -> None:
+    (handler,) = (handler for handler, method in found.methods if method.name == "ModelReady")
+
+    async def is_ready(name: str) -> bool:
+        with contextlib.suppress(grpc.aio.AbortError):
+            request = pb.ModelReadyRequest(name=name).SerializeToString()
+            return bool((await handler.unary_unary(request, _Context(10.0, ()))).ready)
+        return False
+
+    for name in (goods.NUMBERS, goods.TEXTS, goods.SHAPES, goods.VICTIM):
+        end = time.monotonic() + _PATIENCE
+        while not await is_ready(name):
+            assert time.monotonic() < end, f"{name} is not served within {_PATIENCE:g} s"
+            await asyncio.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _segment() -> Any:
+    """Shared memory that requests may name."""
+    path = Path("/dev/shm") / goods.SEGMENT.lstrip("/")
+    path.write_bytes(bytes(1 << 16))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+async def run(count: int, tally: Tally) -> list[str]:
+    """Calls handlers with so many messages. Returns lines about the process; failures are in the tally."""
+    lines = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, what: tally.fail(f"unhandled: {what['message']}", repr(what.get("exception"))))
+    async with world(tally) as found:
+        await found.truth()
+        await found.every()
+        await found.run(max(count // 4, 1))  # after which caches are warm and pools are filled
+        before, began = Figures.of(os.getpid()), time.monotonic()
+        await found.run(count)
+        await found.truth()
+        await asyncio.sleep(1.0)
+        after = Figures.of(os.getpid())
+        lines.append(f"  after a quarter: {before}; at the end: {after}; {time.monotonic() - began:.0f} s for the rest")
+        if after.descriptors > before.descriptors + 24:
+            tally.fail(f"descriptors grew from {before.descriptors} to {after.descriptors}")
+        if after.resident > before.resident * 1.3 + 64:
+            tally.fail(f"memory grew from {before.resident} to {after.resident} MiB")
+        await until(lambda: True)
+    return lines

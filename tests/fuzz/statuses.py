@@ -1,0 +1,76 @@
+"""Which gRPC statuses each method may answer whatever it is asked. UNKNOWN and INTERNAL are never among them: they say
+that edged, not its caller, was wrong. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+Codes = frozenset[grpc.StatusCode]
+_S = grpc.StatusCode
+
+_OK: Final = frozenset({_S.OK})
+_WRONG = _OK | {_S.INVALID_ARGUMENT}
+_NAMED = _WRONG | {_S.NOT_FOUND}
+# What needs an engine: it may be loading, gone, full, too late.
+_ENGINE = _NAMED | {_S.UNAVAILABLE, _S.RESOURCE_EXHAUSTED, _S.DEADLINE_EXCEEDED, _S.FAILED_PRECONDITION}
+_COMMAND = _NAMED | {_S.FAILED_PRECONDITION, _S.UNAVAILABLE, _S.UNIMPLEMENTED}
+
+_INFERENCE, _CAMERAS = "/inference.GRPCInferenceService/", "/edged.v1.Cameras/"
+_OPERATIONS, _HEALTH = "/edged.v1.Operations/", "/grpc.health.v1.Health/"
+_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/"
+
+ALLOWED: Final[dict[str, Codes]] = {
+    _INFERENCE + "ServerLive": _WRONG,
+    _INFERENCE + "ServerReady": _WRONG,
+    _INFERENCE + "ModelReady": _NAMED | {_S.UNAVAILABLE},
+    _INFERENCE + "ServerMetadata": _WRONG,
+    _INFERENCE + "ModelMetadata": _NAMED | {_S.UNAVAILABLE},
+    _INFERENCE + "ModelConfig": _NAMED | {_S.UNAVAILABLE},
+    _INFERENCE + "ModelStatistics": _NAMED | {_S.UNAVAILABLE},
+    _INFERENCE + "ModelInfer": _ENGINE | {_S.UNIMPLEMENTED},
+    _INFERENCE + "ModelStreamInfer": _ENGINE | {_S.UNIMPLEMENTED},
+    _INFERENCE + "RepositoryIndex": _WRONG | {_S.UNIMPLEMENTED},
+    _INFERENCE + "RepositoryModelLoad": _ENGINE | {_S.UNIMPLEMENTED},
+    _INFERENCE + "RepositoryModelUnload": _NAMED | {_S.UNIMPLEMENTED, _S.FAILED_PRECONDITION, _S.UNAVAILABLE},
+    _INFERENCE + "SystemSharedMemoryStatus": _NAMED,
+    _INFERENCE + "SystemSharedMemoryRegister": _NAMED
+    | {_S.ALREADY_EXISTS, _S.RESOURCE_EXHAUSTED, _S.FAILED_PRECONDITION},
+    _INFERENCE + "SystemSharedMemoryUnregister": _NAMED | {_S.FAILED_PRECONDITION},
+    _INFERENCE + "CudaSharedMemoryStatus": _NAMED,
+    _INFERENCE + "CudaSharedMemoryRegister": _WRONG | {_S.UNIMPLEMENTED},
+    _INFERENCE + "CudaSharedMemoryUnregister": _NAMED,
+    _INFERENCE + "TraceSetting": _NAMED | {_S.UNIMPLEMENTED, _S.UNAVAILABLE},
+    _INFERENCE + "LogSettings": _WRONG,
+    _CAMERAS + "Detect": _ENGINE,
+    _CAMERAS + "DetectOne": _ENGINE | {_S.ABORTED},
+    _OPERATIONS + "ListModels": _WRONG,
+    _OPERATIONS + "AddModel": _COMMAND | {_S.ALREADY_EXISTS, _S.RESOURCE_EXHAUSTED},
+    _OPERATIONS + "RemoveModel": _COMMAND,
+    _OPERATIONS + "ListEngines": _NAMED,
+    _OPERATIONS + "ExplainEngine": _NAMED | {_S.UNAVAILABLE},
+    **{_OPERATIONS + verb: _COMMAND for verb in ("Rebuild", "Verify", "Cancel", "Pin", "Unpin", "Evict")},
+    _OPERATIONS + "GetStatus": _WRONG,
+    _OPERATIONS + "GetLoad": _WRONG,
+    _OPERATIONS + "GetDevice": _WRONG,
+    _OPERATIONS + "RefreshDevice": _WRONG,
+    _OPERATIONS + "Reload": _WRONG | {_S.FAILED_PRECONDITION},
+    _OPERATIONS + "ListCameras": _WRONG,
+    _OPERATIONS + "WatchEvents": _WRONG,
+    _HEALTH + "Check": _NAMED,
+    _HEALTH + "Watch": _WRONG,
+    _REFLECTION + "ServerReflectionInfo": _WRONG,
+}
+
+# Over a connection a call may also meet what its address gives, its own limits or its client's, or an end that it made.
+OF_A_CONNECTION: Final = frozenset(
+    {
+        _S.RESOURCE_EXHAUSTED,
+        _S.CANCELLED,
+        _S.DEADLINE_EXCEEDED,
+        _S.UNAVAILABLE,
+        _S.UNAUTHENTICATED,
+        _S.FAILED_PRECONDITION,
+    }
+)

@@ -1,0 +1,83 @@
+"""How to ask a daemon for its health and its metrics."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+
+import grpc
+import numpy as np
+import onnx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from edged.proto import open_inference_pb2 as pb
+from tests import models
+from tests.integration.daemon import Daemon
+
+Status = health_pb2.HealthCheckResponse
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def put(daemon: Daemon, name: str, proto: onnx.ModelProto) -> Path:
+    """Puts a model into the daemon's folder of models."""
+    return models.save(proto, daemon.models / name / "1" / "model.onnx")
+
+
+def check(channel: grpc.Channel, service: str) -> int:
+    """What grpc.health.v1 says of a service now; SERVICE_UNKNOWN where it answers NOT_FOUND."""
+    try:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer: int = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10).status
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.NOT_FOUND:
+            raise
+        answer = Status.SERVICE_UNKNOWN
+    return answer
+
+
+def model_ready(channel: grpc.Channel, name: str) -> bool | tuple[grpc.StatusCode, str]:
+    """Triton's ModelReady: its answer, or its status and line."""
+    call = channel.unary_unary(
+        "/inference.GRPCInferenceService/ModelReady",
+        request_serializer=pb.ModelReadyRequest.SerializeToString,
+        response_deserializer=pb.ModelReadyResponse.FromString,
+    )
+    try:
+        return bool(call(pb.ModelReadyRequest(name=name), timeout=10).ready)
+    except grpc.RpcError as error:
+        return error.code(), error.details() or ""
+
+
+def infer(channel: grpc.Channel, name: str, tensor: str, datatype: str, array: np.ndarray) -> grpc.StatusCode:
+    """One tensor request; the status it was answered with."""
+    call = channel.unary_unary(
+        "/inference.GRPCInferenceService/ModelInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelInferResponse.FromString,
+    )
+    given = pb.ModelInferRequest.InferInputTensor(name=tensor, datatype=datatype, shape=array.shape)
+    try:
+        call(pb.ModelInferRequest(model_name=name, inputs=[given], raw_input_contents=[array.tobytes()]), timeout=30)
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()
+        return code
+    return grpc.StatusCode.OK
+
+
+def scrape(address: str) -> Samples:
+    """What a daemon's metrics are now, by name and labels, as Prometheus' own parser reads them."""
+    with urllib.request.urlopen(address, timeout=20) as answer:
+        text = answer.read().decode()
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = sample.name, frozenset(sample.labels.items())
+            assert key not in found, f"{key} is told twice"
+            found[key] = sample.value
+    return found
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    """One sample; None where there is none."""
+    return samples.get((name, frozenset(labels.items())))

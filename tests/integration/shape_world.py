@@ -1,0 +1,133 @@
+"""A control room with real children and hosts in this process, and one model of open dimensions that is asked tensors.
+
+The model answers a zero for everything, which the `null` backend does as well: an engine of it is verified and serves,
+keeps to its range of shapes, and is faster than the reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edged.build.builder import Builder
+from edged.build.child import Limits
+from edged.config import Engines
+from edged.control.controller import Controller
+from edged.control.plan import PlannedModel
+from edged.device.fingerprint import probe
+from edged.ingress.inference.access import Access
+from edged.ingress.inference.infer import Caller, Inference
+from edged.ingress.inference.regions import Regions
+from edged.ingress.inference.wire import Request
+from edged.model.repository import Repository
+from edged.proto import open_inference_pb2 as pb
+from edged.serving.link import HostLimits
+from edged.serving.trace import Tracing
+from edged.store.store import Store
+from tests import models
+
+
+def zero(*inputs: str, dims: tuple[int | str, ...] = ("n", "w")) -> onnx.ModelProto:
+    """INT64 [1], always 0, from FP32 inputs of the same dimensions."""
+    # Zeroes that take the reference long to multiply, so that `null` is the faster of the two.
+    nodes = [
+        helper.make_node("MatMul", [f"zeroes{n}" if n else "zeroes", "zeroes"], [f"zeroes{n + 1}"]) for n in range(8)
+    ]
+    nodes.append(helper.make_node("ReduceSum", ["zeroes8"], ["slow"], keepdims=0))
+    zeroes = numpy_helper.from_array(np.zeros((256, 256), np.float32), "zeroes")
+    sums = ["slow"]
+    for name in inputs:
+        nodes += [
+            helper.make_node("Sub", [name, name], [f"{name}_none"]),
+            helper.make_node("ReduceSum", [f"{name}_none"], [f"{name}_sum"], keepdims=0),
+        ]
+        sums.append(f"{name}_sum")
+    nodes += [
+        helper.make_node("Sum", sums, ["sum"]),
+        helper.make_node("Constant", [], ["one"], value=helper.make_tensor("one", TensorProto.INT64, [1], [1])),
+        helper.make_node("Reshape", ["sum", "one"], ["row"]),
+        helper.make_node("Cast", ["row"], ["y"], to=TensorProto.INT64),
+    ]
+    values = [models.value(name, "FP32", dims) for name in inputs]
+    return models.model(nodes, values, [models.value("y", "INT64", [1])], [zeroes])
+
+
+class World:
+    """One daemon's core without its sockets."""
+
+    def __init__(self, root: Path) -> None:
+        repository, store = Repository(root / "state" / "models"), Store(root / "cache")
+        builder = Builder(store, root / "cache", Limits(seconds=60.0))
+        self.controller = Controller(repository, {}, store, builder, probe(), HostLimits(), Engines())
+        self.inference = Inference(self.controller, Tracing(root / "traces"), Access(Regions()))
+
+    @property
+    def planned(self) -> PlannedModel:
+        return self.controller.find("m")
+
+    @property
+    def range(self) -> str:
+        """The range of the engine that serves, as text; "none" where none does."""
+        current = self.planned.slot.current
+        return "none" if current is None else str(current.engine.profile)
+
+    async def serves(self, backend: str, range_: str | None = None) -> None:
+        """Waits until an engine of a backend serves, of a range where one is given."""
+
+        def does() -> bool:
+            current = self.planned.slot.current
+            return (
+                current is not None
+                and current.engine.backend == backend
+                and (range_ is None or str(current.engine.profile) == range_)
+            )
+
+        await until(does, f"{backend} serves {range_ or ''}")
+
+    async def ask(self, **shapes: tuple[int, ...]) -> int:
+        """Asks with zeroes of these shapes, and gives the answer's one number."""
+        message = pb.ModelInferRequest(model_name="m")
+        raw = []
+        for name, shape in shapes.items():
+            message.inputs.add(name=name, datatype="FP32", shape=shape)
+            raw.append(np.zeros(shape, np.float32).tobytes())
+        caller = Caller("unix:")
+        (answer,) = await asyncio.wait_for(
+            self.inference.answer(Request(message, tuple(raw)), caller, lambda _, raw: b"".join(map(bytes, raw))), 150
+        )
+        return int(np.frombuffer(answer, np.int64)[0])
+
+
+async def until(happened: object, what: str, seconds: float = 150.0) -> None:
+    """Waits for something to become true."""
+    assert callable(happened)
+    for _ in range(int(seconds / 0.02)):
+        if happened():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+@contextlib.asynccontextmanager
+async def world(root: Path, proto: onnx.ModelProto, **settings: str) -> AsyncIterator[World]:
+    """A core that runs, with the model `m`; started on what is left of one before where there is any."""
+    made = World(root)
+    if not made.controller.repository.entries():
+        file = models.save(proto, root / "m.onnx")
+        said = {name.replace("__", "."): text for name, text in settings.items()}
+        made.controller.repository.add("m", {"m.onnx": file}, said)
+    loop = asyncio.create_task(made.controller.run())
+    try:
+        await until(lambda: "m" in made.controller.models, "the model is found")
+        yield made
+    finally:
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        made.inference.close()
+        await made.controller.stop()

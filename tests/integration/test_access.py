@@ -1,0 +1,306 @@
+"""Who may do what while the daemon runs: certificates and tokens that change, limits, what is written down, HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+import edged
+from edged.errors import Forbidden, NotFound
+from edged.proto import open_inference_pb2 as pb
+from edged.proto import operations_pb2
+from tests.integration.daemon import wait_for
+from tests.integration.guarded import Authority, Guarded, bearer, code, outcome
+
+_MODELS = "/edged.v1.Operations/ListModels"
+_REMOVE = "/edged.v1.Operations/RemoveModel"
+_WATCH = "/edged.v1.Operations/WatchEvents"
+_METADATA = "/inference.GRPCInferenceService/ServerMetadata"
+_WRONG = "edged_" + "y" * 43
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Guarded]:
+    with Guarded(certificates={"camera.lan": ["infer", "read"]}) as started:
+        assert isinstance(started, Guarded)
+        yield started
+
+
+def _served(daemon: Guarded) -> bytes:
+    """The certificate that the daemon shows to whoever connects."""
+    host, port = daemon.tls.rsplit(":", 1)
+    context = ssl.create_default_context(cafile=str(daemon.authority.ca))
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host, int(port)), 10) as plain,
+        context.wrap_socket(plain, server_hostname=host) as tls,
+    ):
+        found = tls.getpeercert(binary_form=True)
+    assert found is not None
+    return found
+
+
+def _replace(daemon: Guarded, made: Path) -> None:
+    """Puts another certificate and its key in the place of the daemon's, one after the other."""
+    for suffix in (".pem", ".key"):
+        new = daemon.server.with_suffix(f"{suffix}.new")
+        shutil.copy(made.with_suffix(suffix), new)
+        new.rename(daemon.server.with_suffix(suffix))
+
+
+def _alarms(daemon: Guarded) -> list[str]:
+    with edged.Client(daemon.operate_socket) as client:
+        return [alarm.message for alarm in client.status().alarms]
+
+
+def test_sockets_are_their_groups_or_the_owners_alone(daemon: Guarded) -> None:
+    modes = [stat.S_IMODE(Path(a.removeprefix("unix:")).stat().st_mode) for a in daemon.addresses[:2]]
+    assert all(mode in (0o660, 0o600) for mode in modes), modes
+
+
+def test_a_socket_says_where_operators_go(daemon: Guarded) -> None:
+    words = r"RemoveModel needs the role operate.*operate\.sock"
+    with edged.Client(daemon.infer_socket) as client, pytest.raises(Forbidden, match=words):
+        client.remove_model("m")
+    with edged.Client(daemon.operate_socket) as client, pytest.raises(NotFound):
+        client.remove_model("m")
+
+
+def test_another_certificate_is_shown_without_a_restart(daemon: Guarded) -> None:
+    before, token = _served(daemon), daemon.token("rotation", "read")
+    with daemon.channel(daemon.tls) as old:
+        assert code(old, _MODELS, token) == "OK"
+        _replace(daemon, daemon.authority.issue("second"))
+        wait_for("the new certificate is shown", lambda: _served(daemon) != before, 15)
+        assert code(old, _MODELS, token) == "OK"  # connections from before go on
+        with daemon.channel(daemon.tls) as new:
+            assert code(new, _MODELS, token) == "OK"
+
+
+def test_a_certificate_that_cannot_be_used_changes_nothing_and_is_told(daemon: Guarded) -> None:
+    before, key = _served(daemon), daemon.server.with_suffix(".key").read_bytes()
+    shutil.copy(daemon.authority.issue("other").with_suffix(".key"), daemon.server.with_suffix(".key"))
+    try:
+        (message,) = wait_for("it is told", lambda: [m for m in _alarms(daemon) if "tls.key" in m], 15)
+        assert "does not belong to" in message
+        assert _served(daemon) == before
+    finally:
+        daemon.server.with_suffix(".key").write_bytes(key)
+    wait_for("it is over", lambda: not _alarms(daemon), 15)
+
+
+def test_a_certificate_that_soon_expires_is_told_of(daemon: Guarded) -> None:
+    _replace(daemon, daemon.authority.issue("short", days=5))
+    wait_for("it is told", lambda: any("expires in" in m for m in _alarms(daemon)), 15)
+    _replace(daemon, daemon.authority.issue("long"))
+    wait_for("it is over", lambda: not _alarms(daemon), 15)
+
+
+def test_certificates_of_clients_that_are_expired_or_anothers(daemon: Guarded, tmp_path: Path) -> None:
+    names = ["DNS:camera.lan"]
+    good = daemon.authority.issue("camera", names)
+    expired = daemon.authority.issue("expired", names, days=0)
+    foreign = Authority(tmp_path, "foreign").issue("camera", names)
+    for certificate, expected in ((good, "OK"), (expired, "UNAVAILABLE"), (foreign, "UNAVAILABLE")):
+        with daemon.channel(daemon.mtls, certificate) as channel:
+            assert code(channel, _MODELS) == expected, certificate
+
+
+def test_a_revoked_token_is_refused_and_its_streams_end(daemon: Guarded) -> None:
+    secret = daemon.token("doomed", "read")
+    with daemon.channel(daemon.tls) as channel:
+        request = operations_pb2.WatchEventsRequest(follow=True).SerializeToString()
+        stream = channel.unary_stream(_WATCH)(request, metadata=bearer(secret), timeout=60)
+        ended: queue.SimpleQueue[grpc.StatusCode] = queue.SimpleQueue()
+        stream.add_done_callback(lambda call: ended.put(call.code()))
+        with contextlib.suppress(StopIteration):
+            assert stream.initial_metadata() is not None
+        assert code(channel, _MODELS, secret) == "OK"
+        daemon.tokens.revoke("doomed")
+        with pytest.raises(grpc.RpcError):
+            for _ in stream:
+                pass
+        assert ended.get(timeout=20) is grpc.StatusCode.UNAUTHENTICATED
+        assert code(channel, _MODELS, secret) == "UNAUTHENTICATED"
+
+
+def test_a_token_expires(daemon: Guarded) -> None:
+    secret = daemon.token("brief", "read", days=2.0 / 86400)
+    with daemon.channel(daemon.tls) as channel:
+        assert code(channel, _MODELS, secret) == "OK"
+        wait_for("it expires", lambda: code(channel, _MODELS, secret) == "UNAUTHENTICATED", 20)
+
+
+def test_tokens_by_command(daemon: Guarded) -> None:
+    def tokens(*words: str, status: int = 0) -> str:
+        command = [sys.executable, "-m", "edged", "tokens", *words, "--state", str(daemon.state)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr if status else done.stdout
+
+    secret = tokens("new", "yard", "--role", "infer,read", "--days", "30").strip()
+    with daemon.channel(daemon.tls) as channel:
+        assert code(channel, _MODELS, secret) == "OK"
+        listed = tokens("list")
+        assert "yard" in listed
+        assert secret not in listed
+        assert "there is a token yard already" in tokens("new", "yard", "--role", "read", status=1)
+        assert "there is no role 'root'" in tokens("new", "gate", "--role", "root", status=2)
+        tokens("revoke", "yard")
+        wait_for("it is refused", lambda: code(channel, _MODELS, secret) == "UNAUTHENTICATED", 20)
+        assert "there is no token 'yard'" in tokens("revoke", "yard", status=1)
+    assert stat.S_IMODE(daemon.tokens.path.stat().st_mode) == 0o600
+
+
+def test_what_operators_do_is_written_down(daemon: Guarded) -> None:
+    secret = daemon.token("keeper", "operate")
+    with daemon.channel(daemon.tls) as channel:
+        request = operations_pb2.RemoveModelRequest(name="nothing-there").SerializeToString()
+        assert code(channel, _REMOVE, secret, request) == "NOT_FOUND"
+        load = pb.RepositoryModelLoadRequest(model_name="nothing-there").SerializeToString()
+        code(channel, "/inference.GRPCInferenceService/RepositoryModelLoad", secret, load)
+        assert code(channel, _MODELS, secret) == "OK"  # which is no command
+
+    def lines() -> list[dict[str, object]]:
+        found = [line for line in daemon.audited() if line["who"] == "token keeper"]
+        return found if len(found) >= 2 else []
+
+    removed, loaded = wait_for("both are written", lines, 10)
+    assert removed["method"] == _REMOVE
+    assert removed["outcome"] == "NOT_FOUND"
+    assert removed["about"] == {"name": "nothing-there"}
+    assert removed["roles"] == ["operate"]
+    assert str(removed["peer"]).startswith("ipv4:127.0.0.1:")
+    assert float(str(removed["milliseconds"])) > 0
+    assert loaded["about"] == {"model_name": "nothing-there"}
+
+
+def test_no_secret_is_in_any_log(daemon: Guarded) -> None:
+    good = daemon.token("quiet", "infer")
+    shown = [_WRONG, good, "Bearer-like", good[:-1], f"{good} {good}"]
+    with daemon.channel(daemon.tls) as channel:
+        for secret in shown:
+            code(channel, _REMOVE, secret)
+            code(channel, _MODELS, secret)
+        for header in (good, f"Basic {good}", f"bearer  {good}x"):
+            with contextlib.suppress(grpc.RpcError):
+                channel.unary_unary(_MODELS)(b"", metadata=(("authorization", header),), timeout=10)
+        error = outcome(channel, _MODELS, _WRONG)
+        assert error is not None
+        assert _WRONG not in str(error.details())
+    wait_for("it is written down", lambda: any(line["outcome"] == "UNAUTHENTICATED" for line in daemon.audited()), 10)
+    told = daemon.log.read_text() + (daemon.state / "audit" / "audit.jsonl").read_text()
+    kept = daemon.tokens.path.read_text()
+    for secret in (_WRONG, good, good[:-1]):
+        assert secret not in told
+        assert secret not in kept
+    assert "turned away" in told
+
+
+class HttpGuarded(Guarded):
+    """Listens for HTTP as well, which gives nothing to whoever shows nothing; and one client may not do much."""
+
+    _awaited = 5
+
+    def __init__(self) -> None:
+        limits = ("loopback = []", "client_streams = 2", "client_per_second = 40")
+        super().__init__("[http]", 'listen = "localhost:0"', "[access]", *limits)
+
+    def ask(self, method: str, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
+        connection = http.client.HTTPConnection(self.addresses[4].removeprefix("http://"), timeout=20)
+        with contextlib.closing(connection):
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+
+
+@pytest.fixture(scope="module")
+def limited() -> Iterator[HttpGuarded]:
+    with HttpGuarded() as started:
+        assert isinstance(started, HttpGuarded)
+        yield started
+
+
+def test_http_has_the_same_roles(limited: HttpGuarded) -> None:
+    infer, operate = (limited.token(f"http-{role}", role) for role in ("infer", "operate"))
+    load = "/v2/repository/models/nothing-there/load"
+
+    def status(method: str, path: str, secret: str = "") -> int:
+        headers = {"authorization": f"Bearer {secret}"} if secret else {}
+        return limited.ask(method, path, **headers)[0]
+
+    assert status("GET", "/v2/health/live") == 200
+    assert status("GET", "/v2") == 401
+    assert status("GET", "/v2", _WRONG) == 401
+    assert status("GET", "/v2", infer) == 200
+    assert status("POST", load, infer) == 403
+    assert status("POST", load, operate) not in (401, 403)
+    _, headers, body = limited.ask("GET", "/v2")
+    assert headers["www-authenticate"].startswith("Bearer")
+    assert "token" in json.loads(body)["error"]
+
+    def loaded() -> list[object]:
+        return [line["about"] for line in limited.audited() if line["who"] == "token http-operate"]
+
+    assert wait_for("it is written down", loaded, 10) == [{"model": "nothing-there"}]
+    assert infer not in limited.log.read_text()
+
+
+def test_one_client_may_have_so_many_streams(limited: HttpGuarded) -> None:
+    secret, other = limited.token("streamer", "read"), limited.token("other", "read")
+    request = operations_pb2.WatchEventsRequest(follow=True).SerializeToString()
+    with limited.channel(limited.tls) as channel:
+        watch = channel.unary_stream(_WATCH)
+        streams = [watch(request, metadata=bearer(secret), timeout=90) for _ in range(6)]
+        wait_for("all but two are refused", lambda: sum(not stream.is_active() for stream in streams) == 4, 30)
+        refused = [stream for stream in streams if not stream.is_active()]
+        for stream in refused:
+            assert stream.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "2 streams, the most it may" in stream.details()
+            pushback = dict(stream.trailing_metadata())["grpc-retry-pushback-ms"]
+            assert int(pushback) > 0
+        assert code(channel, _MODELS, other) == "OK"
+        for stream in streams:
+            stream.cancel()
+
+        def is_taken() -> bool:
+            again = watch(request, metadata=bearer(secret), timeout=1)
+            with contextlib.suppress(grpc.RpcError):
+                list(again)
+            return again.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+        wait_for("another may come", is_taken, 30)
+
+
+def test_one_client_may_make_so_many_requests_a_second(limited: HttpGuarded) -> None:
+    secret, other = limited.token("eager", "read"), limited.token("patient", "read")
+    with limited.channel(limited.tls) as channel:
+        began = time.monotonic()
+        found = [code(channel, _METADATA, secret) for _ in range(200)]
+        passed = time.monotonic() - began
+        assert "RESOURCE_EXHAUSTED" in found
+        assert 40 <= found.count("OK") <= 41 + 40 * passed
+        assert code(channel, _METADATA, other) == "OK"
+        wait_for("it may again", lambda: code(channel, _METADATA, secret) == "OK", 10)
+    status, headers, _ = limited.ask("GET", "/v2/health/live")
+    assert status == 200
+    for _ in range(300):
+        status, headers, _ = limited.ask("GET", "/v2", authorization=f"Bearer {secret}")
+        if status == 429:
+            break
+    assert status == 429
+    assert int(headers["retry-after"]) >= 1

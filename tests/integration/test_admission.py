@@ -1,0 +1,109 @@
+"""What a user meets: the command as a process, and a daemon that is given models which would take its hosts along."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edged.errors import InvalidInput
+from tests import models
+from tests.integration.daemon import Daemon, wait_for
+from tests.unit.test_admission import endless
+from tests.waiting import children, wait
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """A home of its own."""
+    homes = {name: str(folder / "home") for name in ("HOME", "EDGED_CACHE", "EDGED_STATE", "XDG_RUNTIME_DIR")}
+    return {**os.environ, **homes, **more}
+
+
+def edged(folder: Path, *line: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    (folder / "home").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "edged", *map(str, line)]
+    return subprocess.run(
+        command, env=environment(folder, **more), capture_output=True, text=True, check=False, timeout=250
+    )
+
+
+def tree(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_inspect_tells_programs_and_people_what_is_wrong(tmp_path: Path) -> None:
+    good = models.save(models.conv(), tmp_path / "good.onnx")
+    bad = models.save(models.identity(opset=500), tmp_path / "bad.onnx")
+    served = edged(tmp_path, "inspect", good, "--json")
+    assert (served.returncode, served.stderr) == (0, "")
+    told = json.loads(served.stdout)
+    assert (told["ok"], told["stage"], told["category"], told["warnings"]) == (True, "inference", None, [])
+    assert all(backend == {"ok": True, "message": ""} for backend in told["backends"].values())
+    refused = edged(tmp_path, "inspect", bad, "--json")
+    assert refused.returncode == 2
+    told = json.loads(refused.stdout)
+    assert (told["ok"], told["stage"], told["category"]) == (False, "opset", "opset_too_new")
+    assert told["message"]
+    assert told["remedy"]
+    assert told["inputs"], "the facts are told all the same"
+    table = edged(tmp_path, "inspect", bad)
+    assert table.returncode == 2
+    assert "opset: opset too new" in table.stdout
+    assert "remedy" in table.stdout
+    missing = json.loads(edged(tmp_path, "inspect", tmp_path / "gone.onnx", "--json").stdout)
+    assert (missing["stage"], missing["category"]) == ("file", "missing")
+    assert set(told) == set(missing)
+
+
+def test_what_inspect_itself_cannot_do_is_one_line(tmp_path: Path) -> None:
+    path = models.save(models.conv(), tmp_path / "good.onnx")
+    (tmp_path / "home").mkdir()
+    command = [sys.executable, "-m", "edged", "inspect", str(path), "--json"]
+    with subprocess.Popen(
+        command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as asked:
+        wait(lambda: bool(children(asked.pid)), "the child", seconds=60)
+        for child in children(asked.pid):
+            os.kill(child, signal.SIGKILL)
+        out, told = asked.communicate(timeout=120)
+    assert (asked.returncode, out) == (1, "")
+    assert "SIGKILL" in told
+    assert told.count("\n") == 1
+
+
+def test_a_model_that_is_not_added_leaves_nothing(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    path = models.save(endless(), tmp_path / "model.onnx")
+    refused = edged(tmp_path, "models", "add", "m", path, "--state", state, EDGED_ADMISSION_SECONDS="3")
+    assert refused.returncode == 2
+    assert "did not end within" in refused.stderr
+    assert "admission.seconds" in refused.stderr
+    assert [name for name in tree(state) if name.startswith("models/")] == []
+
+
+def test_a_daemon_refuses_a_model_that_never_ends_and_serves_the_others(tmp_path: Path) -> None:
+    config = tmp_path / "edged.toml"
+    config.write_text("[admission]\nseconds = 4.0\n")
+    models.save(models.matmul(), tmp_path / "good.onnx")
+    with Daemon("--config", str(config)) as daemon, daemon.client() as client:
+        models.save(endless(), daemon.models / "bad" / "1" / "model.onnx")
+        client.add_model("good", tmp_path / "good.onnx")
+
+        def refused() -> str:
+            return next((m.reason for m in client.models() if m.name == "bad" and m.state == "refused"), "")
+
+        reason = wait_for("the model is refused", refused, seconds=200)
+        assert "did not end within" in reason
+        assert "admission.seconds" in reason
+        daemon.ready("good")
+        before = tree(daemon.models)
+        with pytest.raises(InvalidInput, match="did not end within"):
+            client.add_model("worse", models.save(endless(), tmp_path / "worse.onnx"))
+        assert tree(daemon.models) == before

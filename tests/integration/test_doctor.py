@@ -1,0 +1,273 @@
+"""`edged doctor` as its users run it: on a box that is well, and in each kind of trouble that can be made here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import onnx
+import pytest
+
+import edged
+from edged.doctor.check import Name, Result
+from edged.shapes import MODEL_PATH
+from edged.store.store import Store
+from tests import models
+from tests.integration.daemon import Daemon
+
+pytestmark = pytest.mark.timeout(180)
+DOCTOR = (sys.executable, "-m", "edged", "doctor", "--json")
+# A clock that is wrong, for one program.
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+int clock_gettime(clockid_t which, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(which, now);
+    if (which == CLOCK_REALTIME) now->tv_sec = 1000;
+    return status;
+}
+"""
+# An ONNX Runtime that lists a provider whose libraries are not there, as onnxruntime-gpu does on a box without CUDA.
+LISTED = """
+import importlib.abc, importlib.util, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "onnxruntime":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            known = module.get_available_providers()
+            module.get_available_providers = lambda: ["CUDAExecutionProvider", *known]
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+class Seen(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    subject: str
+    result: Result
+    message: str
+    remedy: str
+
+
+class Printed(msgspec.Struct, forbid_unknown_fields=True):
+    ok: bool
+    checks: list[Seen]
+    left_out: list[str]
+
+    def of(self, name: Name, subject: str = "") -> list[Seen]:
+        return [check for check in self.checks if check.name is name and subject in ("", check.subject)]
+
+    def one(self, name: Name, subject: str = "") -> Seen:
+        (check,) = self.of(name, subject)
+        return check
+
+    def wrong(self) -> set[str]:
+        return {check.name.value for check in self.checks if check.result is Result.WRONG}
+
+
+def doctor(*line: str | Path, within: Sequence[str] = (), environment: dict[str, str] | None = None) -> Printed:
+    """What it prints; `within` is a command that runs it. Every finding is told in full, and nothing but findings."""
+    done = subprocess.run(
+        [*within, *DOCTOR, *map(str, line)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        env=os.environ | (environment or {}),
+    )
+    assert done.stderr == ""
+    found = msgspec.json.decode(done.stdout, type=Printed)
+    assert done.returncode == (0 if found.ok else 1)
+    for check in found.checks:
+        assert check.message, check
+        assert check.remedy or check.result in (Result.OK, Result.UNKNOWN), check
+        assert "the check itself failed" not in check.message, check
+    return found
+
+
+def folders(home: Path) -> tuple[str | Path, ...]:
+    return "--state", home / "state", "--cache", home / "cache"
+
+
+def add(home: Path, name: str, proto: onnx.ModelProto) -> Path:
+    return models.save(proto, home / "state" / "models" / f"{name}.onnx")
+
+
+def namespace(*commands: str) -> tuple[str, ...]:
+    """Runs a program where it may mount what it likes."""
+    within = ("unshare", "-rm", "sh", "-c", " && ".join([*commands, 'exec "$@"']), "sh")
+    if subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("namespaces of its own are not permitted here")
+    return within
+
+
+# -- a box that is well ---------------------------------------------------------------------------------------------
+
+
+def test_a_box_without_a_daemon_and_without_models_is_well(tmp_path: Path) -> None:
+    found = doctor(*folders(tmp_path))
+    assert (found.ok, found.wrong()) == (True, set())
+    assert found.one(Name.RUNTIME, "onnxruntime").result is Result.OK
+    assert found.one(Name.PROVIDER, "CPUExecutionProvider").result is Result.OK
+    assert "opset up to " in found.one(Name.OPSET, "onnxruntime").message
+    assert found.one(Name.DAEMON).result is Result.UNKNOWN
+    assert [check.name for check in found.checks] == sorted((c.name for c in found.checks), key=list(Name).index)
+    assert list(tmp_path.iterdir()) == [], "it makes nothing, not even a folder"
+
+
+def test_a_daemon_and_its_models(daemon: Daemon) -> None:
+    found = doctor("-t", daemon.unix, "--state", daemon.state, "--cache", daemon.cache)
+    for well in (Name.DAEMON_VERSION, Name.DAEMON_FACTS, Name.SOCKET, Name.HOSTS, Name.STATE_FOLDER):
+        assert {check.result for check in found.of(well)} == {Result.OK}, well
+    assert found.one(Name.DAEMON, daemon.unix).message.startswith("it answers; ")
+    assert "the daemon may have" in found.one(Name.DESCRIPTORS).message
+    assert found.one(Name.MODEL, "shapes").result is Result.OK
+    assert {check.result for check in found.of(Name.ENGINE, "shapes")} <= {Result.OK, Result.WARNING}
+    # What cannot be served is wrong, by the daemon's word, by its alarm and by its file.
+    for name in ("truncated", "text", "unknown_operator", "lost_weights"):
+        assert found.one(Name.MODEL, name).result is Result.WRONG
+        assert found.one(Name.ADMISSION, name).result is Result.WRONG
+    assert {"model", "admission", "alarm", "external_data"} >= found.wrong() >= {"model", "admission", "alarm"}
+    assert any("shapes" in line and "--state" in line for line in found.left_out), "its file lies elsewhere"
+
+
+# -- a box in trouble -----------------------------------------------------------------------------------------------
+
+
+def test_folders_memory_and_descriptors_that_are_too_small(tmp_path: Path) -> None:
+    for name in ("state", "cache"):
+        (tmp_path / name).mkdir()
+    within = namespace(
+        "mount -t tmpfs -o size=1m tmpfs /dev/shm",
+        f"mount --bind {tmp_path}/state {tmp_path}/state && mount -o remount,bind,ro {tmp_path}/state",
+        f"mount -t tmpfs -o size=1m tmpfs {tmp_path}/cache",
+        f"(dd if=/dev/zero of={tmp_path}/cache/filler bs=4k 2>/dev/null || true)",
+        "ulimit -n 128",
+    )
+    found = doctor(*folders(tmp_path), within=within)
+    assert found.wrong() == {"state_folder", "cache_folder", "disk_space", "shared_memory", "descriptors"}
+    assert "Read-only file system" in found.one(Name.STATE_FOLDER).message
+    assert "No space left" in found.one(Name.CACHE_FOLDER).message
+    assert "the disk is full" in found.one(Name.DISK_SPACE).message
+    assert found.one(Name.SHARED_MEMORY, "/dev/shm").message.startswith("1 MiB hold few pictures")
+    assert "128 files" in found.one(Name.DESCRIPTORS).message
+
+
+def test_a_daemon_that_is_not_there(tmp_path: Path) -> None:
+    named = doctor("-t", f"unix:{tmp_path}/edged.sock", *folders(tmp_path))
+    assert named.wrong() == {"daemon"}
+    by_environment = doctor(environment={"EDGED_TARGET": "localhost:9", "HOME": str(tmp_path)})
+    assert "daemon" in by_environment.wrong()
+
+
+def test_a_provider_that_is_listed_and_cannot_load(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LISTED)
+    found = doctor(*folders(tmp_path), environment={"PYTHONPATH": str(tmp_path)})
+    check = found.one(Name.PROVIDER, "CUDAExecutionProvider")
+    assert check.result in (Result.WARNING, Result.WRONG)  # wrong where there is a GPU for it
+    assert "libonnxruntime_providers_cuda.so cannot be loaded: " in check.message
+    assert found.one(Name.PROVIDER, "CPUExecutionProvider").result is Result.OK
+
+
+@pytest.mark.long
+def test_a_runtime_that_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('libgomp.so.1: cannot open shared object file')\n")
+    found = doctor(*folders(tmp_path), environment={"PYTHONPATH": str(tmp_path)})
+    assert found.wrong() == {"runtime"}
+    assert "libgomp.so.1" in found.one(Name.RUNTIME, "onnxruntime").message
+
+
+def test_a_runtime_that_crashes_or_hangs_takes_nothing_with_it(tmp_path: Path) -> None:
+    (tmp_path / "onnxruntime.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n")
+    (tmp_path / "av.py").write_text("import time; time.sleep(1000)\n")
+    found = doctor(*folders(tmp_path), "--seconds", "15", environment={"PYTHONPATH": str(tmp_path)})
+    assert "SIGSEGV" in found.one(Name.RUNTIME, "onnxruntime").message
+    assert found.one(Name.EXTRA, "media").result is Result.UNKNOWN
+    assert "extra media: the time for the whole report was over" in found.left_out
+
+
+@pytest.mark.long
+def test_a_clock_that_starts_in_the_past(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    library = tmp_path / "clock.so"
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", "-ldl"]
+    subprocess.run(command, input=CLOCK, text=True, check=True, timeout=60)
+    found = doctor(*folders(tmp_path), within=("env", f"LD_PRELOAD={library}"))
+    assert found.one(Name.CLOCK).message.startswith("the clock says 1970-01-01 00:16:40 UTC, which is before edged was")
+    assert "clock" in found.wrong()
+
+
+# -- models in trouble ----------------------------------------------------------------------------------------------
+
+
+def test_models_in_trouble(tmp_path: Path) -> None:
+    """One that no runtime here takes, one whose engine is of another box, one that is judged by what nobody keeps."""
+    add(tmp_path, "new", models.identity(opset=99))
+    path = add(tmp_path, "conv", models.conv())
+    edged.load(path, cache=tmp_path / "cache", settings={"backends": "onnxruntime"}).close()
+    of_another_box(Store(tmp_path / "cache"))
+    found = doctor(*folders(tmp_path))
+    assert {"admission", "model_opset"} >= found.wrong() >= {"admission"}
+    assert found.one(Name.ADMISSION, "new").result is Result.WRONG
+    assert found.one(Name.ADMISSION, "conv").result is Result.OK
+    stale = [check for check in found.of(Name.ENGINE, "conv") if " is stale" in check.message]
+    assert stale
+    assert any("no engine of it is ready" in check.message for check in found.of(Name.ENGINE, "conv"))
+    strictly = subprocess.run(
+        [*DOCTOR, "conv", *map(str, folders(tmp_path)), "--strict"], capture_output=True, timeout=150
+    )
+    assert (strictly.returncode, json.loads(strictly.stdout)["ok"]) == (1, False)
+
+
+def of_another_box(store: Store) -> None:
+    """Every engine's processor was another one: their keys are not those that are wanted here."""
+    for key, record in store.records().items():
+        parts = record.parts | {"cpu.isa": "0" * 16}
+        with store.stage() as out:
+            for name in record.files:
+                (out / name).write_bytes(store.artefact(key).load(name))
+            store.commit(out, msgspec.structs.replace(record, parts=parts))
+        store.remove(key)
+
+
+def test_one_model_level_by_level(tmp_path: Path) -> None:
+    add(tmp_path, "drifts", models.scaled_matmul())
+    add(tmp_path, "other", models.conv())
+    found = doctor("drifts", *folders(tmp_path))
+    check = found.one(Name.LEVELS, "drifts")
+    assert check.result is Result.WARNING
+    assert check.message.startswith("from level extended on the optimiser changes its answers: finite ")
+    assert found.of(Name.ADMISSION, "other") == []
+    assert found.ok, "it is served all the same, at a lower level"
+
+
+@pytest.mark.long
+def test_a_model_by_its_file(tmp_path: Path) -> None:
+    found = doctor(MODEL_PATH, *folders(tmp_path))
+    assert found.one(Name.LEVELS).result is Result.OK
+    assert found.one(Name.ADMISSION).result is Result.OK
+
+
+def test_a_model_that_is_not_there_is_usage(tmp_path: Path) -> None:
+    line = [*DOCTOR, "nobody", *map(str, folders(tmp_path))]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("edged: there is no model 'nobody' in ")

@@ -1,0 +1,20 @@
+"""A short run of `make fuzz`, in processes of its own, with another seed each time: what fails tells which it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("part", "count"), [("handlers", 4000), ("live", 900)])
+def test_nothing_that_a_client_can_say_is_edgeds_own_fault(part: str, count: int) -> None:
+    counts = {"handlers": 0, "live": 0} | {part: count}
+    command = [sys.executable, "-m", "tests.fuzz", *(f"--{name}={number}" for name, number in counts.items())]
+    ended = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=110)
+    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-4000:]
+    assert "seed" in ended.stdout

@@ -1,0 +1,166 @@
+"""A real daemon: what its health says of models that load, answer, cannot be served, break down and go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests import models
+from tests.integration.asking import Status, check, infer, model_ready, put
+from tests.integration.daemon import Daemon, wait_for
+
+
+class Asked(Daemon):
+    """A daemon that probes every second and gives an engine two seconds for an answer."""
+
+    def __init__(self, probe_seconds: float = 1.0) -> None:
+        super().__init__()
+        config = self.home / "edged.toml"
+        config.write_text(f"[health]\nprobe_seconds = {probe_seconds}\n[hosts]\njob_seconds = 2.0\n")
+        self._arguments = ("--config", str(config))
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Asked() as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def channel(daemon: Daemon) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(daemon.unix) as channel:
+        yield channel
+
+
+_TRITON = """
+import sys, tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+try:
+    print(tritonclient.grpc.InferenceServerClient(sys.argv[1]).is_model_ready(sys.argv[2]))
+except InferenceServerException as error:
+    print(error.status())
+"""
+
+
+def triton(daemon: Daemon, model: str) -> str:
+    """What NVIDIA's client makes of ModelReady: its answer, or the status that it raises.
+
+    In a process of its own, since its messages cannot be loaded beside ours.
+    """
+    command = [sys.executable, "-c", _TRITON, daemon.tcp, model]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+
+
+class Watcher:
+    """What a Watch of one service is told, in order."""
+
+    def __init__(self, channel: grpc.Channel, service: str) -> None:
+        self.told: list[int] = []
+        self._call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=service))
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for answer in self._call:
+                self.told.append(answer.status)
+        except grpc.RpcError:
+            return
+
+    def until(self, what: str, *told: int) -> None:
+        wait_for(f"the watcher was told {what}", lambda: tuple(self.told[-len(told) :]) == told)
+
+    def stop(self) -> None:
+        self._call.cancel()
+        self._thread.join(10)
+
+
+def test_a_models_health_follows_it_from_its_coming_to_its_going(daemon: Daemon, channel: grpc.Channel) -> None:
+    assert check(channel, "add") == Status.SERVICE_UNKNOWN
+    watcher = Watcher(channel, "add")
+    try:
+        watcher.until("that there is none", Status.SERVICE_UNKNOWN)
+        put(daemon, "add", models.matmul())
+        watcher.until("that it answers", Status.SERVING)
+        assert Status.NOT_SERVING in watcher.told, "it was there before it answered"
+        assert check(channel, "add") == Status.SERVING
+        assert model_ready(channel, "add") is True
+        assert triton(daemon, "add") == "True"
+        shutil.rmtree(daemon.models / "add")
+        watcher.until("that it has gone", Status.SERVICE_UNKNOWN)
+        assert check(channel, "add") == Status.SERVICE_UNKNOWN
+    finally:
+        watcher.stop()
+
+
+def test_a_model_that_cannot_be_served_is_no_reason_for_the_daemon_not_to_serve(
+    daemon: Daemon, channel: grpc.Channel
+) -> None:
+    place = daemon.models / "broken" / "1" / "model.onnx"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"this is no model")
+    with daemon.client() as client:
+        wait_for("it is refused", lambda: any(m.name == "broken" and m.state == "refused" for m in client.models()))
+    assert check(channel, "broken") == Status.NOT_SERVING
+    assert check(channel, "") == Status.SERVING
+    answer = model_ready(channel, "broken")
+    assert isinstance(answer, tuple)
+    assert answer[0] is grpc.StatusCode.UNAVAILABLE
+    assert "cannot be served" in answer[1]
+    assert triton(daemon, "broken") == "StatusCode.UNAVAILABLE"
+    assert triton(daemon, "nobody") == "StatusCode.NOT_FOUND"
+    shutil.rmtree(daemon.models / "broken")
+
+
+def test_a_model_that_is_not_there_is_not_found(channel: grpc.Channel) -> None:
+    answer = model_ready(channel, "nobody")
+    assert isinstance(answer, tuple)
+    assert answer[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_requests_that_an_engine_refuses_say_nothing_of_whether_it_answers(
+    daemon: Daemon, channel: grpc.Channel
+) -> None:
+    put(daemon, "picky", models.gather())
+    daemon.ready("picky")
+    for _ in range(8):
+        assert infer(channel, "picky", "index", "INT64", np.array([0, 1, 99])) is grpc.StatusCode.INVALID_ARGUMENT
+    with daemon.client() as client:
+        for _ in range(30):  # during which it is probed because of them
+            assert next(m.state for m in client.models() if m.name == "picky") == "ready"
+            assert check(channel, "picky") == Status.SERVING
+            time.sleep(0.1)
+    assert infer(channel, "picky", "index", "INT64", np.array([0, 1, 2])) is grpc.StatusCode.OK
+    shutil.rmtree(daemon.models / "picky")
+
+
+def test_a_host_that_hangs_is_noticed_although_nobody_asks_for_anything(daemon: Daemon, channel: grpc.Channel) -> None:
+    with daemon.client() as client:  # served by its reference alone: nothing is built
+        client.add_model("idle", models.save(models.matmul(), daemon.home / "idle.onnx"), {"backends": "tensorrt"})
+    daemon.ready("idle")
+    before = set(daemon.hosts())
+    watcher = Watcher(channel, "idle")
+    try:
+        watcher.until("that it answers", Status.SERVING)
+        with daemon.client() as client:
+            nodes = [engine.composition.nodes for engine in client.engines("idle")]
+        assert {"CPUExecutionProvider": {"MatMul": 1}} in nodes, "that of the reference, which is opened, is told, too"
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)
+        watcher.until("that it did not and does again", Status.NOT_SERVING, Status.SERVING)
+        assert set(daemon.hosts()) - before, "another host answers now"
+    finally:
+        watcher.stop()
+        with daemon.client() as client:
+            client.remove_model("idle")

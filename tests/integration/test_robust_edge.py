@@ -1,0 +1,318 @@
+"""Clients that mean harm, or know no better: floods, half a hello, resets, garbage. Cameras that are there go on, and
+the daemon's memory and descriptors come back to what they were."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+
+from edged.ingress import edge
+from edged.proto import cameras_pb2 as pb
+from edged.proto import open_inference_pb2 as inference
+from tests.fuzz import goods, http2
+from tests.fuzz.live import FuzzedDaemon
+from tests.fuzz.tally import Figures
+from tests.integration.daemon import wait_for
+
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_LIVE = "/inference.GRPCInferenceService/ServerLive"
+_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+_DESCRIPTORS = 512
+_MOST = edge.most_connections(_DESCRIPTORS)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[FuzzedDaemon]:
+    """One that may have few descriptors, so that a flood of connections is a small one."""
+    found = FuzzedDaemon()
+    found.run_by(f"ulimit -n {_DESCRIPTORS}")
+    with found:
+        for name in (goods.NUMBERS, goods.SHAPES):
+            found.ready(name)
+        assert found.truth()
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def is_as_before(daemon: FuzzedDaemon) -> Iterator[None]:
+    """After each test a real answer is right, and nothing that was taken is kept."""
+    before = Figures.of(daemon.pid)
+    yield
+    wait_for("it answers, and is right", lambda: _answers(daemon), 30)
+    wait_for("its descriptors are as before", lambda: Figures.of(daemon.pid).descriptors <= before.descriptors + 6, 30)
+    wait_for("its memory is as before", lambda: Figures.of(daemon.pid).resident <= before.resident + 100, 30)
+    assert "nobody expected" not in daemon.log.read_text(errors="replace")
+
+
+class Camera:
+    """A well-behaved camera on a connection of its own, which counts its answers; asks anew after each."""
+
+    def __init__(self, daemon: FuzzedDaemon) -> None:
+        self._daemon, self.answers, self._is_done = daemon, 0, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Camera:
+        self._thread.start()
+        wait_for("the camera is answered", lambda: self.answers > 0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_done.set()
+        self._thread.join(30)
+
+    def goes_on(self) -> None:
+        """Five more answers come, on the connection that was there before."""
+        seen = self.answers
+        wait_for("the camera is answered as before", lambda: self.answers >= seen + 5)
+
+    def _run(self) -> None:
+        room = threading.Semaphore(2)
+
+        def frames() -> Iterator[bytes]:
+            while not self._is_done.is_set():
+                if room.acquire(timeout=0.1):
+                    frame = pb.Frame(camera="polite", model=goods.SHAPES, encoded=goods.PICTURE)
+                    yield frame.SerializeToString()
+
+        with self._daemon.channel() as channel, contextlib.suppress(grpc.RpcError):
+            for data in channel.stream_stream("/edged.v1.Cameras/Detect")(frames(), timeout=110):
+                self.answers += not pb.Result.FromString(data).HasField("error")
+                room.release()
+
+
+@pytest.fixture
+def camera(daemon: FuzzedDaemon) -> Iterator[Camera]:
+    with Camera(daemon) as found:
+        yield found
+        found.goes_on()
+
+
+def status(call: object) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()  # type: ignore[operator]
+    code: grpc.StatusCode = caught.value.code()  # type: ignore[attr-defined]
+    return code
+
+
+# -- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_metadata_has_a_limit_and_the_connection_goes_on(daemon: FuzzedDaemon) -> None:
+    with daemon.channel() as channel:
+        live = channel.unary_unary(_LIVE)
+        assert live(b"", metadata=[("x-note", "v" * 8000)], timeout=20)
+        for size in (20_000, 200_000):
+            code = status(lambda size=size: live(b"", metadata=[("x-note", "v" * size)], timeout=20))
+            assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+        assert live(b"", timeout=20)
+
+
+def test_a_message_has_a_limit_and_the_connection_goes_on(daemon: FuzzedDaemon) -> None:
+    with daemon.channel() as channel:
+        infer = channel.unary_unary(_INFER)
+        assert status(lambda: infer(bytes((32 << 20) + 1), timeout=30)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert infer(goods.truth().SerializeToString(), timeout=20)
+
+
+def test_a_connection_is_told_how_many_streams_it_may_have(daemon: FuzzedDaemon) -> None:
+    with http2.greeted(daemon.unix) as connection:
+        connection.settimeout(5)
+        kind, _, _, payload = next(http2.frames(connection))
+    assert kind == http2.SETTINGS
+    told = dict(struct.iter_unpack(">HI", payload))
+    assert told[3] == 1024
+
+
+def test_who_floods_with_pings_is_sent_away_and_who_pings_often_is_not(daemon: FuzzedDaemon, camera: Camera) -> None:
+    with http2.greeted(daemon.unix) as connection:
+        connection.sendall(b"".join(http2.ping(number) for number in range(5000)))
+        connection.settimeout(10)
+        assert http2.GOAWAY in [kind for kind, *_ in http2.frames(connection)]
+    with http2.greeted(daemon.unix) as connection:
+        for number in range(15):  # as a client of Triton with a keepalive of 100 ms
+            connection.sendall(http2.ping(number))
+            time.sleep(0.1)
+        connection.settimeout(0.5)
+        kinds = [kind for kind, *_ in http2.frames(connection)]
+    assert kinds.count(http2.PING) >= 15
+    assert http2.GOAWAY not in kinds
+
+
+@pytest.mark.parametrize("way", ["unix", "tcp"])
+def test_a_method_whose_name_is_no_text_costs_no_listener(daemon: FuzzedDaemon, way: str) -> None:
+    address = daemon.unix if way == "unix" else daemon.tcp
+    for _ in range(3):
+        headers = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/\xf8"), (b"te", b"trailers")]
+        headers += [(b":authority", b"edged"), (b"content-type", b"application/grpc")]
+        said = http2.frame(http2.HEADERS, http2.END_HEADERS, 1, http2.block(headers)) + http2.message(1, b"")
+        with contextlib.suppress(OSError), http2.greeted(address, said) as connection:
+            connection.settimeout(0.5)
+            list(http2.frames(connection))
+        with contextlib.suppress(grpc.RpcError):
+            daemon.truth()
+    wait_for("it answers there", lambda: _answers(daemon, address))
+
+
+# -- floods ---------------------------------------------------------------------------------------------------------
+
+
+def test_streams_that_are_reset_at_once_cost_nothing_that_lasts(daemon: FuzzedDaemon, camera: Camera) -> None:
+    body = goods.truth().SerializeToString()
+    for _ in range(20):
+        said = b"".join(
+            http2.call(stream, _INFER) + http2.message(stream, body) + http2.reset(stream)
+            for stream in range(1, 1001, 2)
+        )
+        with contextlib.suppress(OSError), http2.greeted(daemon.unix, said):
+            pass
+    camera.goes_on()
+
+
+def test_connections_that_never_say_what_they_want_are_closed(daemon: FuzzedDaemon, camera: Camera) -> None:
+    """Silent ones, half a preface, a preface without settings, a TLS hello that goes on no further."""
+    beginnings = (b"", http2.PREFACE[:10], http2.PREFACE, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
+    with contextlib.ExitStack() as ends:
+        silent = []
+        for said in beginnings * 4:
+            silent += [ends.enter_context(http2.connect(address)) for address in (daemon.unix, daemon.tcp)]
+            for connection in silent[-2:]:
+                connection.sendall(said)
+        camera.goes_on()
+        for connection in silent:
+            connection.settimeout(40)
+            while connection.recv(1 << 16):  # TimeoutError where it stays open
+                pass
+
+
+@pytest.mark.parametrize("way", ["unix", "tcp"])
+def test_a_flood_of_connections_is_turned_away_and_those_there_are_go_on(
+    daemon: FuzzedDaemon, camera: Camera, way: str
+) -> None:
+    address = daemon.unix if way == "unix" else daemon.tcp
+    with contextlib.ExitStack() as ends:
+        for _ in range(_DESCRIPTORS + 100):
+            with contextlib.suppress(OSError):
+                ends.enter_context(http2.greeted(address, seconds=2))
+        camera.goes_on()
+        wait_for("some descriptors are left", lambda: Figures.of(daemon.pid).descriptors < _DESCRIPTORS - 20, 10)
+    wait_for("there is room again", lambda: _answers(daemon))
+
+
+def test_a_flood_of_every_listener_at_once_leaves_a_daemon_that_answers(daemon: FuzzedDaemon, camera: Camera) -> None:
+    """Except ZeroMQ's: it has no limit of connections, and libzmq ends the process where it gets no descriptor."""
+    listeners = [daemon.unix, daemon.tcp, f"unix:{daemon.http}", f"unix:{daemon.metrics}"]
+    with contextlib.ExitStack() as ends:
+        for address in listeners * 150:
+            with contextlib.suppress(OSError):
+                ends.enter_context(http2.connect(address, 0.5))
+        camera.goes_on()
+        held = Figures.of(daemon.pid)
+    print(f"all listeners flooded: {held}")
+    wait_for("there is room again", lambda: _answers(daemon))
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+# Asks for large answers on many streams and reads none of them: with its own windows shut, so that nothing leaves.
+_ANSWERS = 8  # MiB each
+_STREAMS = 16
+
+
+def test_who_reads_no_answers_costs_a_bounded_amount(daemon: FuzzedDaemon, camera: Camera) -> None:
+    before = Figures.of(daemon.pid)
+    body = _large().SerializeToString()
+    peak = 0
+    with contextlib.ExitStack() as ends:
+        for _ in range(4):  # each sends what the daemon lets it
+            connection = ends.enter_context(http2.connect(daemon.unix))
+            sender = threading.Thread(target=_send_deaf, args=(connection, body))
+            sender.start()
+            ends.callback(sender.join, 30)
+            ends.callback(connection.shutdown, socket.SHUT_RDWR)
+        for _ in range(20):
+            peak = max(peak, Figures.of(daemon.pid).resident)
+            time.sleep(0.1)
+        camera.goes_on()
+        held = Figures.of(daemon.pid)
+    print(f"unread answers: {before} before, {held} with them, {peak} MiB at most")
+    assert peak < before.resident + 900
+
+
+_LARGE_UPLOADS = """
+import sys, time
+import grpc
+
+target, path, count, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
+channels = [grpc.insecure_channel(target, options) for _ in range(count)]
+
+def parts():
+    yield bytes(size)
+    time.sleep(60)
+
+calls = [channel.stream_stream(path)(parts()) for channel in channels]
+print("sends", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("path", ["/edged.v1.Cameras/Detect", _STREAM, _INFER])
+def test_messages_as_large_as_may_be_are_given_back(daemon: FuzzedDaemon, camera: Camera, path: str) -> None:
+    before, peak = Figures.of(daemon.pid), 0
+    command = [sys.executable, "-c", _LARGE_UPLOADS, daemon.unix, path, "8", str(30 << 20)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "sends\n"
+        for _ in range(20):
+            peak = max(peak, Figures.of(daemon.pid).resident)
+            time.sleep(0.1)
+        camera.goes_on()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    print(f"{path}: {before} before, {peak} MiB at most")
+    assert peak < before.resident + 900  # 240 MiB of messages, and copies of each on its way
+
+
+def _large() -> inference.ModelInferRequest:
+    request = goods.truth()
+    rows = (_ANSWERS << 20) // 16
+    request.inputs[0].shape[:] = [rows, 4]
+    request.raw_input_contents[0] = np.zeros(4 * rows, np.float32).tobytes()
+    return request
+
+
+def _send_deaf(connection: socket.socket, body: bytes) -> None:
+    """Requests on streams of which no answer can leave, because the other end may send no byte."""
+    with contextlib.suppress(OSError):
+        connection.settimeout(20)
+        connection.sendall(http2.PREFACE + http2.settings(s4=0))
+        threading.Thread(target=lambda: list(http2.frames(connection)), daemon=True).start()
+        for stream in range(1, 2 * _STREAMS, 2):
+            connection.sendall(http2.call(stream, _INFER) + http2.message(stream, body))
+
+
+def _answers(daemon: FuzzedDaemon, address: str = "") -> bool:
+    with contextlib.suppress(grpc.RpcError):
+        return daemon.truth(address=address)
+    return False
+
+
+# -- the pure part --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("descriptors", "most"), [(1024, 224), (8192, 1024), (-1, 1024), (64, 16), (512, 96)])
+def test_connections_leave_descriptors_for_everything_else(descriptors: int, most: int) -> None:
+    assert edge.most_connections(descriptors) == most

@@ -1,0 +1,95 @@
+"""A daemon that is to stop does, in its time, whatever hangs; and at once when it is told twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edged
+from edged.errors import EdgedError
+from edged.shapes import MODEL_PATH
+from tests.integration.daemon import Daemon, is_running, wait_for
+
+_PICTURE = Path(__file__).parents[2] / "docs" / "demo.jpg"
+_GRACE, _CLOSING = 1.0, 10.0  # stop_seconds of the configuration, and what the daemon takes beyond
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "edged.toml"
+    path.write_text(f"stop_seconds = {_GRACE}\n")
+    return path
+
+
+@contextlib.contextmanager
+def mute(path: str) -> Iterator[None]:
+    """A client that says it speaks HTTP/2, and then neither speaks nor reads."""
+    with socket.socket(socket.AF_UNIX) as way:
+        way.connect(path)
+        way.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        yield
+
+
+def test_it_stops_in_time_with_a_hung_host_a_mute_client_and_a_build_under_way(config: Path) -> None:
+    with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config)) as daemon:
+        daemon.ready("shapes")
+
+        def builds() -> list[int]:
+            return [pid for pid, line in daemon.children().items() if "edged.build.worker" in line]
+
+        building, hosts = wait_for("something is built", builds), daemon.hosts()
+        for pid in hosts:
+            os.kill(pid, signal.SIGSTOP)
+        with mute(daemon.unix.removeprefix("unix:")), daemon.client() as client:
+            threading.Thread(target=_ask, args=(client,), daemon=True).start()
+            events = client.events(follow=True)
+            next(events)  # and read no further
+            assert daemon.stop(_GRACE + 2 * _CLOSING) == 0
+            events.close()
+        wait_for("nothing of it runs", lambda: not any(is_running(pid) for pid in (*building, *hosts)), 10)
+
+
+def test_told_twice_it_leaves_at_once(tmp_path: Path) -> None:
+    config = tmp_path / "edged.toml"
+    config.write_text("stop_seconds = 3000.0\n")
+    with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config)) as daemon:
+        daemon.ready("shapes")
+        hosts = daemon.hosts()
+        for pid in hosts:
+            os.kill(pid, signal.SIGSTOP)
+        with daemon.client() as client:
+            threading.Thread(target=_ask, args=(client,), daemon=True).start()
+            time.sleep(1.0)  # until it is under way
+            os.kill(daemon.pid, signal.SIGTERM)
+            wait_for("it stops", lambda: "stopping" in daemon.log.read_text())
+            assert daemon.stop(20) == -signal.SIGTERM
+        wait_for("no host runs", lambda: not any(is_running(pid) for pid in hosts), 10)
+
+
+def test_whatever_hangs_a_process_ends_within_its_time() -> None:
+    """A thread that cannot be stopped keeps an interpreter for ever."""
+    script = """
+        import threading, time
+        from edged.process import end_within
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        end_within(0.3, lambda: print("last words", flush=True))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "last words\n")
+
+
+def _ask(client: edged.Client) -> None:
+    with contextlib.suppress(EdgedError):
+        client.infer("shapes", _PICTURE)

@@ -1,0 +1,57 @@
+"""The dashboard and the alert rules as they are shipped, for tests that hold them to what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parent.parent / "docs" / "observability"
+GUIDE = FOLDER.parent / "observability.md"
+
+
+@dataclass(frozen=True)
+class Query:
+    """An expression, where it stands, and the text that shows its labels."""
+
+    where: str
+    expression: str
+    shown: str
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    """Those that show something."""
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def rules() -> list[dict[str, Any]]:
+    found = yaml.safe_load((FOLDER / "alerts.yml").read_text())
+    return [rule for group in found["groups"] for rule in group["rules"]]
+
+
+def queries() -> list[Query]:
+    """Of both."""
+    found = [
+        Query(f"panel {panel['title']!r}", target["expr"], target["legendFormat"])
+        for panel in panels()
+        for target in panel["targets"]
+    ]
+    found += [Query(f"annotation {each['name']!r}", each["expr"], "") for each in dashboard()["annotations"]["list"]]
+    return found + [
+        Query(f"alert {rule['alert']}", rule["expr"], " ".join(rule["annotations"].values())) for rule in rules()
+    ]
+
+
+def conditional() -> set[str]:
+    """Metrics of which the guide says that they are there only sometimes."""
+    table = GUIDE.read_text().partition("| metric | only where |\n")[2].partition("\n\n")[0]
+    return set(re.findall(r"`([a-z_]+)`", table))

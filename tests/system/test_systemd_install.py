@@ -1,0 +1,118 @@
+"""`make install` into a tree that stands for a box, and out of it again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edged.config import Config, load
+from tests.system.systemd.service import PYTHON
+from tests.system.systemd.wheel import CHECKOUT, make_wheel
+
+FILES = {
+    "usr/lib/systemd/system/edged.service",
+    "usr/lib/systemd/system/edged-refresh.service",
+    "usr/lib/systemd/system/edged-refresh.path",
+    "usr/lib/sysusers.d/edged.conf",
+    "usr/lib/tmpfiles.d/edged.conf",
+    "etc/edged/edged.toml",
+    "usr/bin/edged",
+}
+
+
+class Tree:
+    """The tree, and the make that works on it."""
+
+    def __init__(self, home: Path) -> None:
+        self.root, self.wheels = home / "root", home / "wheels"
+        self.wheels.mkdir()
+        make_wheel(self.wheels)
+
+    def make(self, target: str, **settings: object) -> subprocess.CompletedProcess[str]:
+        given = {"DESTDIR": self.root, "WHEELS": self.wheels, "EXTRAS": "", "PYTHON": PYTHON, **settings}
+        words = [f"{name}={value}" for name, value in given.items()]
+        # Nothing of this environment may be needed.
+        clean = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(self.root.parent)}
+        return subprocess.run(
+            ["make", "-C", str(CHECKOUT), "--no-print-directory", target, *words],
+            env=clean,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+
+    def files(self) -> set[str]:
+        """What there is beside the virtual environment."""
+        found = (Path(folder) / name for folder, _, names in os.walk(self.root) for name in names)
+        return {str(path.relative_to(self.root)) for path in found if "opt" not in path.relative_to(self.root).parts}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    if not PYTHON.exists() or subprocess.run([PYTHON, "-c", "import ensurepip"], check=False).returncode:
+        pytest.skip(f"there is no {PYTHON} that can make a virtual environment")
+    return Tree(tmp_path)
+
+
+def test_a_tree_is_installed_into_twice_and_emptied(tree: Tree) -> None:
+    done = tree.make("install")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert tree.files() == FILES
+    assert os.readlink(tree.root / "usr/bin/edged") == "/opt/edged/bin/edged"
+    config = tree.root / "etc/edged/edged.toml"
+    assert load(config) == Config()
+    scripts = [path for path in (tree.root / "opt/edged/bin").iterdir() if not path.is_symlink()]
+    named = [path.name for path in [*scripts, tree.root / "opt/edged/pyvenv.cfg"] if str(tree.root) in path.read_text()]
+    assert named == []
+    assert (tree.root / "opt/edged/bin/edged").read_text().startswith("#!/opt/edged/bin/python")
+    compiled = next((tree.root / "opt/edged/lib").rglob("edged/__pycache__/daemon.*.pyc"))
+    assert str(tree.root).encode() not in compiled.read_bytes()
+
+    config.write_text("stop_seconds = 3.0\n")
+    (next((tree.root / "opt/edged/lib").glob("*/site-packages/edged")) / "daemon.py").unlink()
+    assert tree.make("install").returncode == 0
+    assert config.read_text() == "stop_seconds = 3.0\n"
+    assert list((tree.root / "opt/edged/lib").glob("*/site-packages/edged/daemon.py")), "the same version, but whole"
+
+    models = tree.root / "var/lib/edged/models"
+    models.mkdir(parents=True)
+    assert tree.make("uninstall").returncode == 0
+    assert tree.files() == {"etc/edged/edged.toml"}
+    assert not (tree.root / "opt/edged").exists()
+    assert models.exists()
+    assert tree.make("uninstall", PURGE=1).returncode == 0
+    assert tree.files() == set()
+    assert not models.exists()
+
+
+def test_another_prefix_is_what_the_units_name(tree: Tree) -> None:
+    done = tree.make("install", PREFIX="/usr/local", APP="/usr/local/lib/edged")
+    assert done.returncode == 0, done.stdout + done.stderr
+    unit = (tree.root / "usr/local/lib/systemd/system/edged.service").read_text()
+    assert "ExecStart=/usr/local/bin/edged serve\n" in unit
+    assert os.readlink(tree.root / "usr/local/bin/edged") == "/usr/local/lib/edged/bin/edged"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"PYTHON": "/usr/bin/false"}, "/usr/bin/false is not Python 3.10 or newer"),
+        ({"WHEELS": "/nowhere"}, "there is no folder WHEELS=/nowhere"),
+        ({"DESTDIR": "here"}, "DESTDIR=here is not absolute"),
+        ({"APP": "opt"}, "APP=opt is not absolute"),
+        ({"APP": "/taken"}, "is no virtual environment"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(tree: Tree, settings: dict[str, str], words: str) -> None:
+    (tree.root / "taken").mkdir(parents=True)
+    (tree.root / "taken/file").touch()
+    done = tree.make("install", **settings)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
+    assert len(said) == 1
+    assert words in said[0]
+    assert (tree.root / "taken/file").exists()

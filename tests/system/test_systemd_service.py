@@ -1,0 +1,240 @@
+"""The service under a real systemd: it starts, tells how it is, survives what kills its parts, reloads, and stops."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.integration import onnx_files
+from tests.system.systemd import Unavailable
+from tests.system.systemd.box import SHARED, Box
+from tests.system.systemd.service import CONFIG, MAKE, UNIT, Service, shared
+
+pytestmark = pytest.mark.timeout(400)
+_STOP_SECONDS = 20.0  # the unit's TimeoutStopSec
+_UNITS = ("edged.service", "edged-refresh.service", "edged-refresh.path")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Installed, started, and given a model."""
+    try:
+        wheels = tmp_path_factory.mktemp("wheels")
+        _write_hog(wheels / "hog.onnx")
+        with Box(shared(wheels)) as box:
+            service = Service(box)
+            box.run("systemctl", "start", UNIT)
+            service.add("shapes")
+            service.wait("shapes answers", lambda: service.sees("shapes"))
+            yield service
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def settled(service: Service) -> None:
+    """Each test finds it up, whatever the one before it did."""
+    service.wait("the service is up", lambda: service.show("ActiveState") == "active" and service.pid)
+    service.wait("shapes answers", lambda: service.sees("shapes"))
+
+
+def test_systemd_takes_the_units_in_silence(service: Service) -> None:
+    done = service.box.run("systemd-analyze", "verify", "--man=no", *_UNITS, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_it_is_exposed_to_little(service: Service) -> None:
+    done = service.box.run("systemd-analyze", "security", "--no-pager", "--threshold=20", UNIT, check=False)
+    print(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stdout
+
+
+def test_it_runs_as_a_user_of_its_own_who_may_use_devices(service: Service) -> None:
+    (line,) = [
+        line for line in service.box.run("cat", f"/proc/{service.pid}/status").stdout.splitlines() if "Uid" in line
+    ]
+    assert "0" not in line.split()[1:]
+    groups = service.box.run("id", "-nG", "edged").stdout.split()
+    assert set(groups) >= {"edged", "edged-operate", "video", "render"}
+    assert service.show("StateDirectoryMode") == "0750"
+
+
+def test_the_journal_finds_its_lines_by_model_and_event_and_has_their_priority(service: Service) -> None:
+    asked = ("-u", UNIT, "EDGED_MODEL=shapes", "EDGED_EVENT=engine_serves", "-o", "json", "--no-pager")
+    lines = service.box.run("journalctl", *asked).stdout.splitlines()
+    assert lines
+    entry = json.loads(lines[0])
+    assert (entry["PRIORITY"], entry["_TRANSPORT"], entry["SYSLOG_IDENTIFIER"]) == ("6", "journal", "edged")
+    assert entry["MESSAGE"].startswith("model shapes: engine ")
+
+
+def test_its_sockets_are_for_two_groups(service: Service) -> None:
+    found = {
+        name: service.box.run("stat", "-c", "%a %U %G", f"/run/edged/{name}").stdout.strip()
+        for name in ("edged.sock", "operate.sock")
+    }
+    assert found == {"edged.sock": "660 edged edged", "operate.sock": "660 edged edged-operate"}
+
+
+def test_its_status_says_what_serves(service: Service) -> None:
+    service.wait("the status says so", lambda: service.status.startswith("1 of 1 models answer"), 20)
+    assert service.edged("status", check=False).stdout.startswith("edged")
+
+
+def test_a_killed_daemon_is_back_with_the_engines_it_had(service: Service) -> None:
+    service.wait("all is made", lambda: _made(service, "shapes"), 180)
+    before, made = service.pid, {engine["key"]: engine["created_unix_s"] for engine in service.engines("shapes")}
+    service.signal("KILL", before)
+    service.wait("it is started again", lambda: service.pid not in (0, before))
+    service.wait("shapes answers", lambda: service.sees("shapes"))
+    assert {engine["key"]: engine["created_unix_s"] for engine in service.engines("shapes")} == made
+    assert int(service.show("NRestarts")) >= 1
+
+
+def test_a_killed_host_is_replaced_and_the_daemon_goes_on(service: Service) -> None:
+    daemon, hosts = service.pid, service.wait("a host runs", service.hosts)
+    service.signal("KILL", *hosts)
+    service.wait("there are other hosts", lambda: service.hosts() and not set(hosts) & set(service.hosts()))
+    service.wait("shapes answers", lambda: service.sees("shapes"))
+    assert service.pid == daemon
+
+
+def test_a_reload_touches_what_changed_and_a_bad_one_nothing(service: Service) -> None:
+    daemon, hosts = service.pid, service.hosts()
+    service.write(CONFIG, '[http]\nlisten = "unix:/run/edged/http.sock"\n')
+    service.box.run("systemctl", "reload", UNIT)
+    service.wait(
+        "HTTP is there", lambda: service.box.run("test", "-S", "/run/edged/http.sock", check=False).returncode == 0
+    )
+    service.write(CONFIG, "[http]\nlissen = 5\n")
+    done = service.edged("reload", check=False)
+    assert done.returncode == 2
+    assert "did you mean `listen`?" in done.stderr
+    service.wait("the status says so", lambda: "configuration refused: configuration /etc" in service.status, 20)
+    service.box.run("systemctl", "reload", UNIT)
+    assert service.box.run("test", "-S", "/run/edged/http.sock", check=False).returncode == 0
+    service.write(CONFIG, "")
+    assert service.edged("reload").stdout == "http.listen: unix:/run/edged/http.sock → none\n"
+    service.wait("the status is clean", lambda: "refused" not in service.status, 20)
+    assert (service.pid, service.hosts()) == (daemon, hosts)
+
+
+def test_it_stops_in_time_although_a_host_does_not(service: Service) -> None:
+    service.signal("STOP", *service.wait("a host runs", service.hosts))
+    began = time.monotonic()
+    service.box.run("systemctl", "stop", UNIT)
+    assert time.monotonic() - began < _STOP_SECONDS
+    assert service.show("Result") == "success"
+    assert service.box.run("test", "-e", "/run/edged/edged.sock", check=False).returncode == 1
+    assert service.box.run("test", "-d", "/run/edged", check=False).returncode == 0
+    service.box.run("systemctl", "start", UNIT)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_every_runtime_serves_within_the_unit(service: Service, backend: str) -> None:
+    service.add(backend, "--set", f"backends={backend}")
+    service.wait(f"an engine of {backend} serves", lambda: _served_by(service, backend, backend), 180)
+    assert service.sees(backend)
+    service.edged("models", "remove", backend)
+
+
+@pytest.mark.long
+def test_a_daemon_that_hangs_is_aborted_and_started_again(service: Service) -> None:
+    service.configure(WatchdogSec="4s", TimeoutAbortSec="2s")
+    service.box.run("systemctl", "restart", UNIT)
+    service.wait("shapes answers", lambda: service.sees("shapes"))
+    time.sleep(8)  # twice as long as the watchdog waits
+    before, restarts = service.pid, int(service.show("NRestarts"))
+    assert restarts == 0, "the watchdog was not fed although nothing hung"
+    service.signal("STOP", before)
+    service.wait("it is started again", lambda: service.pid not in (0, before), 60)
+    assert "Watchdog timeout" in service.box.log(UNIT)
+    service.configure()
+    service.box.run("systemctl", "restart", UNIT)
+
+
+@pytest.mark.long
+def test_a_host_that_takes_all_memory_is_killed_and_the_daemon_lives(service: Service) -> None:
+    service.configure(MemoryMax="1500M")
+    # Its own limit, which costs a request and no host, is out of the way.
+    service.write(CONFIG, '[http]\nlisten = "unix:/run/edged/http.sock"\n[hosts]\nmemory_mb = 100000\n')
+    service.box.run("systemctl", "restart", UNIT)
+    service.edged("models", "add", "hog", str(SHARED / "wheels/hog.onnx"))
+    service.wait("hog answers", lambda: _ask_hog(service, 2))
+    service.wait("all is made", lambda: _made(service, "hog") and _made(service, "shapes"), 180)
+    daemon, hosts = service.pid, service.hosts()
+    assert not _ask_hog(service, 200_000)  # for which it takes 3 GiB
+    service.wait("a host is gone", lambda: set(hosts) - set(service.hosts()))
+    assert _killed_for_memory(service)
+    service.wait("shapes answers", lambda: service.sees("shapes"))
+    service.wait("hog answers", lambda: _ask_hog(service, 2))
+    assert service.pid == daemon
+    service.edged("models", "remove", "hog")
+    service.configure()
+    service.write(CONFIG, "")
+    service.box.run("systemctl", "restart", UNIT)
+
+
+@pytest.mark.long
+def test_uninstalling_keeps_what_was_made_until_it_is_purged(service: Service) -> None:
+    kept = ("/var/lib/edged/models", "/var/cache/edged/engines", str(CONFIG))
+    service.box.run(*MAKE, "uninstall")
+    assert service.show("LoadState") == "not-found"
+    assert service.box.run("test", "-e", "/opt/edged", check=False).returncode == 1
+    service.box.run("ls", *kept)
+    service.box.run(*MAKE, "install")
+    service.box.run(*MAKE, "uninstall", "PURGE=1")
+    for path in (*kept, "/usr/bin/edged", "/opt/edged"):
+        assert service.box.run("test", "-e", path, check=False).returncode == 1, path
+    assert service.box.run("id", "edged", check=False).returncode == 1
+
+
+def _killed_for_memory(service: Service) -> int:
+    """How many processes of the unit the kernel has killed for want of memory; by cgroups of either version."""
+    group = service.show("ControlGroup")
+    files = (f"/sys/fs/cgroup/memory{group}/memory.oom_control", f"/sys/fs/cgroup{group}/memory.events")
+    told = service.box.run("cat", *files, check=False).stdout.splitlines()
+    return sum(int(line.split()[1]) for line in told if line.startswith("oom_kill "))
+
+
+def _made(service: Service, model: str) -> bool:
+    return all(engine["state"] in ("serving", "ready", "rejected", "unsuitable") for engine in service.engines(model))
+
+
+def _served_by(service: Service, model: str, backend: str) -> bool:
+    serving = [engine for engine in service.engines(model) if engine["state"] == "serving"]
+    return bool(serving) and all(engine["backend"] == backend and engine["bytes"] for engine in serving)
+
+
+def _ask_hog(service: Service, rows: int) -> bool:
+    """Whether it answers a request of so many rows, 16 KiB of memory for each."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [rows, 1], "data": [1.0] * rows}
+    url = "http://localhost/v2/models/hog/infer"
+    command = ("curl", "-s", "-f", "--max-time", "100", "--unix-socket", "/run/edged/http.sock", "-d", "@-", url)
+    done = service.box.run(*command, to=json.dumps({"inputs": [tensor]}), check=False)
+    return done.returncode == 0
+
+
+def _write_hog(path: Path) -> None:
+    """y = the sums of the rows of x w, x FP32 [n, 1], w [1, 4096]: what lies between is large."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["p"]),
+            helper.make_node("ReduceSum", ["p", "axis"], ["y"], keepdims=0),
+        ],
+        "hog",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+        [
+            numpy_helper.from_array(np.ones((1, 4096), np.float32), "w"),
+            numpy_helper.from_array(np.array([1], np.int64), "axis"),
+        ],
+    )
+    onnx_files.save(path, graph)

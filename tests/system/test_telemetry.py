@@ -1,0 +1,142 @@
+"""Nothing leaves the box, and nothing is written home: a daemon with all that it starts, followed by strace.
+
+A model is added, read, made into an engine by every runtime that is here, and asked; a camera has its objects followed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edged.shapes import MODEL_PATH, Scene
+from tests import models
+from tests.integration.daemon import Daemon, wait_for
+
+pytestmark = pytest.mark.timeout(400)  # all of it happens in the first test's fixture, slowed down by strace
+
+_CALLS = (
+    "socket,connect,sendto,sendmsg,bind,openat,open,creat,mkdir,mkdirat,rename,renameat,renameat2,symlink,symlinkat"
+)
+# Runs in every Python that the daemon starts: says what the environment was when ONNX Runtime began to be imported.
+_WATCHER = """
+import os, sys
+class Watcher:
+    def find_spec(self, name, path=None, target=None):
+        if name == "onnxruntime":
+            with open({record!r}, "a") as file:
+                told = os.environ.get("ORT_DISABLE_TELEMETRY")
+                module = sys.orig_argv[sys.orig_argv.index("-m") + 1] if "-m" in sys.orig_argv else "?"
+                file.write(f"{{module}} {{told}}\\n")
+        if name.partition(".")[0] == "openvino_telemetry":
+            with open({record!r}, "a") as file:
+                file.write("openvino_telemetry is imported\\n")
+        return None
+sys.meta_path.insert(0, Watcher())
+"""
+
+
+class Followed:
+    """A daemon that did all it can; what strace and the watcher saw of it."""
+
+    def __init__(self, folder: Path, own: Path) -> None:
+        self.folder, self.own = folder, own
+        self.trace = (folder / "trace").read_text(errors="replace")
+        self.imports = (folder / "imports").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Followed]:
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    folder = tmp_path_factory.mktemp("followed")
+    tried = subprocess.run([strace, "-f", "-o", "/dev/null", "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"strace may not follow here: {tried.stderr.strip()}")
+    home = folder / "home"
+    home.mkdir()
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(_WATCHER.format(record=str(folder / "imports")))
+    # -D: the daemon stays the child of the test, and strace follows it from aside.
+    python = folder / "python"
+    options = f"-D -f -qq --seccomp-bpf -y -s 256 -e trace={_CALLS} -o {folder}/trace"
+    python.write_text(f'#!/bin/sh\nexec {strace} {options} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(home),
+        "PYTHONPATH": f"{folder}/site:{Path(__file__).parent.parent.parent}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    with Daemon(python=python, environment=environment) as daemon:
+        with daemon.client() as client:
+            client.add_model("small", models.save(models.matmul(5, 4), folder / "small.onnx"), {"threads": "1"})
+            daemon.settled("small", 200)
+            client.add_model("shapes", MODEL_PATH, {"backends": "tensorrt"})  # which leaves the reference
+            daemon.ready("shapes")
+            pictures = [Scene(3).frame(number)[0] for number in range(8)]
+            wait_for(
+                "objects are followed",
+                lambda: any(
+                    found.tracker_id is not None
+                    for result in client.stream("shapes", pictures, camera="door", track=True)
+                    for found in result.detections
+                ),
+                60,
+            )
+        daemon.stop()
+        yield Followed(folder, daemon.home)
+
+
+def test_the_trace_is_of_hosts_children_and_the_tracker_as_well(followed: Followed) -> None:
+    """Otherwise the other tests would look at nothing."""
+    assert len({line.split()[0] for line in followed.trace.splitlines()}) > 10
+    modules = {line.split()[0] for line in followed.imports}
+    assert {"edged.serving.host", "edged.build.worker"} <= modules
+    for library in ("openvino", "supervision"):
+        assert f"site-packages/{library}/" in followed.trace
+    assert "socket(AF_UNIX" in followed.trace
+
+
+def test_telemetry_is_off_before_onnxruntime_is_imported_in_whichever_process(followed: Followed) -> None:
+    assert {line.split()[-1] for line in followed.imports} == {"1"}, set(followed.imports)
+
+
+def test_every_socket_is_of_this_machine(followed: Followed) -> None:
+    kinds = set(re.findall(r"\bsocket\((AF_\w+)", followed.trace))
+    assert kinds <= {"AF_UNIX", "AF_NETLINK", "AF_INET", "AF_INET6"}
+    # Loopback, and the wildcard to which gRPC binds a socket only to see whether the machine has IPv6.
+    elsewhere = [
+        line
+        for line in followed.trace.splitlines()
+        if re.search(r"\b(connect|sendto|sendmsg|bind)\(", line)
+        and (reached := re.findall(r'(?:inet_addr\(|inet_pton\(AF_INET6, )"([^"]*)"', line))
+        and not set(reached) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        and not (re.search(r"\bbind\(", line) and set(reached) <= {"::", "0.0.0.0"})
+    ]
+    assert not elsewhere, elsewhere[:5]
+    assert "resolv.conf" not in "".join(line for line in followed.trace.splitlines() if "sendto(" in line)
+
+
+def test_nothing_is_written_but_where_it_belongs(followed: Followed) -> None:
+    assert not list((followed.folder / "home").rglob("*"))
+    written = {
+        path
+        for line in followed.trace.splitlines()
+        if re.search(r"\b(open|openat|creat|mkdir|mkdirat)\(", line)
+        and ("O_WRONLY" in line or "O_RDWR" in line or "O_CREAT" in line or "mkdir" in line or "creat(" in line)
+        and " = -1 " not in line
+        for path in re.findall(r'"([^"]*)"', line)[:1]
+    }
+    assert any(path.startswith(str(followed.own)) for path in written)
+    ours = ("imports", "trace")  # the test's own
+    allowed = (str(followed.own), *(str(followed.folder / name) for name in ours), "/tmp/edged-", "/dev/", "/proc/")
+    probe = re.compile(r"/tmp/[a-z0-9_]{8}")  # Python's tempfile tries a folder out
+    elsewhere = [path for path in written if path.startswith("/") and not path.startswith(allowed)]
+    assert not [path for path in elsewhere if not probe.fullmatch(path)]

@@ -1,0 +1,118 @@
+"""Certificates: what is refused in one line, what is told of soon, and what stays in force."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from edged.config import Tls
+from edged.errors import ConfigError
+from edged.ingress.access import tls
+from edged.ingress.access.certificates import Validity, validity
+from edged.ingress.access.tls import Certificate, worry
+from tests.integration.guarded import Authority, openssl
+
+_DAY = 86400.0
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> Path:
+    return authority.issue("box", days=60)
+
+
+def _tls(certificate: Path, key: Path | None = None, ca: Path | None = None) -> Tls:
+    return Tls(
+        certificate=str(certificate), key=str(key or certificate.with_suffix(".key")), client_ca=str(ca) if ca else ""
+    )
+
+
+def test_how_long_a_certificate_is_good(authority: Authority, certificate: Path) -> None:
+    found = validity(certificate.read_text())
+    assert found.ends - found.begins == pytest.approx(60 * _DAY, abs=1)
+    assert abs(found.begins - time.time()) < 3600
+    far = authority.folder / "far.pem"  # beyond 2049 dates are written otherwise
+    key = str(certificate.with_suffix(".key"))
+    openssl("req", "-x509", "-key", key, "-out", str(far), "-days", "20000", "-subj", "/CN=far")
+    assert validity(far.read_text()).ends == pytest.approx(time.time() + 20000 * _DAY, abs=3600)
+
+
+def test_what_is_no_certificate() -> None:
+    begin, end = "-----BEGIN CERTIFICATE-----\n", "\n-----END CERTIFICATE-----\n"
+    for text in (
+        "",
+        begin,
+        begin + end,
+        f"{begin}AAAA{end}",
+        f"{begin}MIIB{end}",
+        f"{begin}MAA={end}",
+        f"{begin}%%{end}",
+    ):
+        with pytest.raises(ValueError, match=r"certificate|padding|Short|base64|Excess|Invalid|dates"):
+            validity(text)
+
+
+def test_what_is_served_is_checked_before(authority: Authority, certificate: Path, tmp_path: Path) -> None:
+    other = authority.issue("other")
+    locked = tmp_path / "locked.key"
+    key = str(certificate.with_suffix(".key"))
+    openssl("ec", "-in", key, "-out", str(locked), "-aes256", "-passout", "pass:x")
+    none = tmp_path / "none.pem"
+    none.write_text("no certificate\n")
+    expired = authority.issue("old", days=0)
+    cases = [
+        (_tls(tmp_path / "missing.pem"), "tls.certificate .*missing.pem cannot be read: No such file"),
+        (_tls(certificate, tmp_path / "missing.key"), "tls.key .*missing.key cannot be read"),
+        (_tls(certificate, other.with_suffix(".key")), "does not belong to tls.certificate"),
+        (_tls(certificate, locked), "has a passphrase"),
+        (_tls(none, certificate.with_suffix(".key")), "cannot be used .*give PEM files"),
+        (_tls(certificate, certificate), "cannot be used .*give PEM files"),
+        (_tls(expired), r"old.pem has expired on \d{4}-"),
+        (_tls(certificate, ca=none), "tls.client_ca .*none.pem cannot be used"),
+    ]
+    for settings, words in cases:
+        with pytest.raises(ConfigError, match=words) as raised:
+            tls.read(settings, time.time())
+        assert "\n" not in str(raised.value)
+    assert tls.read(_tls(certificate, ca=authority.ca), time.time()).client_ca == authority.ca.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [(0.0, "is the clock right"), (10 * _DAY, ""), (20 * _DAY, "expires in 10 days"), (30 * _DAY, "has expired")],
+)
+def test_what_is_told_of_a_certificate(now: float, words: str) -> None:
+    found = worry("box.pem", Validity(_DAY, 30 * _DAY), now)
+    assert words in found
+    assert bool(found) is bool(words)
+
+
+def test_a_change_that_cannot_be_used_leaves_what_was(
+    authority: Authority, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_LOOK_SECONDS", 0.0)
+    place, key = tmp_path / "box.pem", tmp_path / "box.key"
+    shutil.copy(certificate, place)
+    shutil.copy(certificate.with_suffix(".key"), key)
+    held = Certificate(_tls(place))
+    assert (held.problem, held.look()) == ("", False)
+    second = authority.issue("second")
+    shutil.copy(second, place)
+    assert not held.look()
+    assert "does not belong to" in held.problem
+    assert "stays in force" in held.problem
+    shutil.copy(second.with_suffix(".key"), key)
+    assert held.look()
+    assert held.problem == ""
+    place.unlink()
+    assert not held.look()
+    assert "cannot be read" in held.problem
+    with pytest.raises(ConfigError):
+        held.heed(_tls(tmp_path / "missing.pem"))

@@ -1,0 +1,103 @@
+"""Tokens: made, kept, found, revoked; and files that must not be trusted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
+from edged.ingress.access import tokens
+from edged.ingress.access.tokens import TokenBook, TokenFile, make
+
+
+def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "access" / "tokens.json")
+    assert file.read() == ()
+    (one, secret), (two, other) = make("one", frozenset({"infer"})), make("two", frozenset({"read", "operate"}), 1.0)
+    file.add(one)
+    file.add(two)
+    kept = file.read()
+    assert tokens.find(kept, secret) == one
+    assert tokens.find(kept, other) == two
+    assert two.expires - two.created == pytest.approx(86400)
+    for wrong in ("", secret[:-1], f"{secret}x", one.sha256, "\udcff"):
+        assert tokens.find(kept, wrong) is None
+    assert len(secret) >= 43  # 256 bits
+    text = file.path.read_text()
+    assert secret not in text
+    assert other not in text
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    assert file.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_names_are_one_tokens_each(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    file.add(make("one", frozenset({"infer"}))[0])
+    with pytest.raises(AlreadyExists, match="revoke it first"):
+        file.add(make("one", frozenset({"read"}))[0])
+    assert file.revoke("one").roles == ("infer",)
+    with pytest.raises(NotFound):
+        file.revoke("one")
+    for name in ("", "a b", "-x", "x" * 65, "a\nb"):
+        with pytest.raises(InvalidInput):
+            make(name, frozenset({"read"}))
+    with pytest.raises(InvalidInput, match="no role"):
+        make("none", frozenset())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "no file of tokens"),
+        ("[]", "no file of tokens"),
+        ('{"tokens": [{"name": "x", "sha256": "abc", "roles": []}]}', "no file of tokens"),
+        ('{"tokens": [{"name": "x", "sha256": "' + "0" * 64 + '", "roles": ["root"]}]}', "no file of tokens"),
+        ('{"tokens": [], "more": 1}', "no file of tokens"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=words):
+        TokenFile(path).read()
+
+
+def test_a_file_that_others_may_use(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    file.add(make("one", frozenset({"infer"}))[0])
+    for mode in (0o640, 0o602, 0o644):
+        file.path.chmod(mode)
+        with pytest.raises(ConfigError, match=r"chmod 600"):
+            file.read()
+    file.path.unlink()
+    file.path.mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        file.read()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_lets_nobody_in(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    file.add(make("one", frozenset({"infer"}))[0])
+    os.chown(file.path, 1234, 1234)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        TokenBook(file)
+    assert file.read()  # root may list them
+
+
+def test_a_book_sees_changes_and_keeps_what_it_had_where_they_are_none(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    book = TokenBook(file)
+    token, secret = make("one", frozenset({"infer"}))
+    file.add(token)
+    assert book.find(secret) == token  # at once, though the last look was just now
+    file.path.write_text("{")
+    assert not book.look(at_once=True)
+    assert "no file of tokens" in book.problem
+    assert book.find(secret) == token
+    file.path.unlink()
+    assert book.look(at_once=True)
+    assert (book.find(secret), book.problem) == (None, "")

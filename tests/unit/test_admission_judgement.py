@@ -1,0 +1,104 @@
+"""Which finding comes first, what explains a refusal and what is only told, and what is remembered."""
+
+from __future__ import annotations
+
+import pytest
+
+from edged.build.admission import judgement
+from edged.build.admission.limits import AdmissionLimits, given
+from edged.build.child import ChildLost, How
+from edged.build.jobs import Checked
+from edged.build.reach import Reach
+from edged.errors import ConfigError, EdgedError, ModelRefused, NotFound
+from edged.model.finding import Category, Finding, Stage
+from edged.model.footprint import Footprint
+
+REACH = Reach("1.0", 6, 26, 13)
+LIMITS = AdmissionLimits()
+SUSPICION = Finding(Stage.GRAPH, Category.SHAPE_MISMATCH, "3 against 4", "export it again", "mm")
+TB = 1 << 40
+
+
+def found(stage: Stage, category: Category) -> Finding:
+    return Finding(stage, category, category.value)
+
+
+def test_the_earliest_stage_is_told() -> None:
+    late, early = found(Stage.MEMORY, Category.TOO_MUCH_MEMORY), found(Stage.OPSET, Category.OPSET_TOO_NEW)
+    assert judgement.first(None, late, early) is early
+    assert judgement.first(None, None) is None
+
+
+def test_a_suspicion_explains_a_refusal_and_is_only_told_of_what_serves() -> None:
+    refused = Checked(REACH, found(Stage.SESSION, Category.REFUSED))
+    assert judgement.decided(refused, SUSPICION) == (SUSPICION, ())
+    assert judgement.decided(Checked(REACH), SUSPICION) == (None, (SUSPICION,))
+
+
+@pytest.mark.parametrize("category", [Category.UNKNOWN_OPERATOR, Category.TIMED_OUT, Category.CRASHED])
+def test_what_a_runtime_knows_for_sure_is_not_explained_away(category: Category) -> None:
+    answer = Checked(REACH, found(Stage.SESSION, category))
+    finding, _ = judgement.decided(answer, SUSPICION)
+    assert finding is not None
+    assert finding.category is category
+
+
+def test_tensors_that_no_box_holds_are_named() -> None:
+    finding = judgement.memory(Footprint(100, 4 * TB, "h"), LIMITS, 0.0, 16 << 10)
+    assert finding is not None
+    assert (finding.stage, finding.category, finding.node) == (Stage.MEMORY, Category.TOO_MUCH_MEMORY, "h")
+    assert "4 TiB" in finding.message
+    assert "16 GiB" in finding.message
+
+
+def test_what_the_box_holds_and_the_limit_does_not_names_the_setting() -> None:
+    finding = judgement.memory(Footprint(0, 3 << 30, "h"), LIMITS, 0.0, 1 << 20)
+    assert finding is not None
+    assert "admission.memory_mb" in finding.remedy
+    assert judgement.memory(Footprint(0, 3 << 30, "h"), AdmissionLimits(memory_mb=4096), 0.0, 1 << 20) is None
+
+
+def test_a_model_that_is_large_itself_may_take_more() -> None:
+    assert judgement.memory(Footprint(3 << 30, 1, "h"), LIMITS, 3072.0, 1 << 20) is None
+    assert LIMITS.of_runtime(1000.0).seconds == pytest.approx(10 * LIMITS.of_runtime(1.0).seconds)
+
+
+@pytest.mark.parametrize(
+    ("how", "category", "words"),
+    [
+        ("late", Category.TIMED_OUT, "raise admission.seconds"),
+        ("too large", Category.TOO_MUCH_MEMORY, "raise admission.memory_mb"),
+        ("crashed", Category.CRASHED, "update of the runtime"),
+    ],
+)
+def test_what_a_child_died_of_is_a_finding_at_its_stage(how: How, category: Category, words: str) -> None:
+    finding = judgement.lost(ChildLost("it went", how), Stage.INFERENCE, LIMITS, 10.0, "ONNX Runtime")
+    assert (finding.stage, finding.category) == (Stage.INFERENCE, category)
+    assert finding.message.startswith("running the model with ONNX Runtime")
+    assert words in finding.remedy
+
+
+def test_what_may_have_been_the_boxs_fault_is_not_remembered() -> None:
+    assert judgement.is_lasting(None)
+    assert judgement.is_lasting(found(Stage.SESSION, Category.CRASHED))
+    assert not judgement.is_lasting(found(Stage.INFERENCE, Category.TIMED_OUT))
+    assert not judgement.is_lasting(found(Stage.INFERENCE, Category.TOO_MUCH_MEMORY))
+
+
+def test_limits_come_from_options_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGED_ADMISSION_SECONDS", "60")
+    monkeypatch.setenv("EDGED_ADMISSION_MEMORY_MB", "512")
+    assert given() == AdmissionLimits(seconds=60.0, memory_mb=512)
+    assert given(5.0) == AdmissionLimits(seconds=5.0, memory_mb=512)
+    monkeypatch.setenv("EDGED_ADMISSION_SECONDS", "long")
+    with pytest.raises(ConfigError, match="EDGED_ADMISSION_SECONDS"):
+        given()
+
+
+def test_a_finding_travels_with_its_error() -> None:
+    error = SUSPICION.refusal("m.onnx: ")
+    assert str(error) == "m.onnx: 3 against 4; export it again"
+    assert Finding.of(error) == SUSPICION
+    plain: EdgedError = ModelRefused("no")
+    assert Finding.of(plain) is None
+    assert Finding.of(NotFound("no")) is None

@@ -1,0 +1,370 @@
+"""Commands to several daemons: what is printed under whose name, what a failed box does to the others, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from edged.cli import cameras, device, engines, events, fleet, models, reload, status
+from edged.cli.inventory import Box, Defaults
+from edged.client.client import Client
+from edged.proto import operations_pb2 as ops
+from tests import models as onnx_models
+from tests.certificates import Authority
+from tests.unit.client_daemon import Running
+from tests.unit.test_client_credentials import server_side
+from tests.waiting import wait
+
+pytestmark = pytest.mark.timeout(60)
+
+PROGRAM = (
+    "import typer; from edged.cli import engines, events; app = typer.Typer(); engines.register(app);"
+    "events.register(app); app()"
+)
+FIRST, SECOND = "doors aaaaaa111111 openvino/fp32", "doors bbbbbb222222 openvino/fp32"
+
+
+class Boxes:
+    """Daemons by name, and an inventory of them; `away` has an address at which nobody is."""
+
+    def __init__(self, folder: Path, running: dict[str, Running]) -> None:
+        self.running = running
+        self.file = folder / "boxes.toml"
+        self.write({name: each.target for name, each in running.items()})
+
+    def write(self, targets: dict[str, str]) -> None:
+        tables = (f'[boxes.{name}]\ntarget = "{target}"\n' for name, target in targets.items())
+        self.file.write_text("\n".join(tables))
+
+    def watching(self) -> list[int]:
+        return [each.daemon.commands.watching for each in self.running.values()]
+
+    def with_away(self) -> Boxes:
+        targets = {name: each.target for name, each in self.running.items()}
+        self.write({**targets, "away": f"unix:{self.file.parent}/nobody"})
+        return self
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Iterator[Boxes]:
+    with contextlib.ExitStack() as stack:
+        yield Boxes(tmp_path, {name: stack.enter_context(Running(f"unix:{tmp_path}/{name}")) for name in ("a", "b")})
+
+
+def call(*line: str) -> Result:
+    app = typer.Typer()
+    for module in (cameras, device, engines, events, models, reload, status):
+        module.register(app)
+    return CliRunner().invoke(app, list(line), env={"EDGED_TARGET": ""})
+
+
+def answers(result: Result) -> dict[str, Any]:
+    return {line["box"]: line for line in map(json.loads, result.stdout.splitlines())}
+
+
+# --- what is printed ------------------------------------------------------------------------------------------------
+
+
+def test_one_table_has_a_line_for_each_box(boxes: Boxes) -> None:
+    result = call("status", "--inventory", str(boxes.file))
+    assert result.exit_code == 0, result.output
+    heading, first, second = result.stdout.splitlines()[:1] + [
+        line for line in result.stdout.splitlines()[1:] if line[0] != " "
+    ]
+    assert heading.split()[:3] == ["BOX", "VERSION", "UP"]
+    assert (first.split()[0], second.split()[0]) == ("a", "b")
+    assert "2 of 3" in first
+    assert result.stderr == "2 of 2 boxes done\n"
+
+
+@pytest.mark.parametrize("command", ["models list", "engines list"])
+def test_lists_have_a_column_for_the_box(boxes: Boxes, command: str) -> None:
+    result = call(*command.split(), "--inventory", str(boxes.file))
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[0][:2] == ["BOX", "model"]
+    assert {row[0] for row in rows[1:]} == {"a", "b"}
+
+
+def test_one_line_stands_behind_the_name_and_more_under_it(boxes: Boxes) -> None:
+    result = call("models", "remove", "old", "--inventory", str(boxes.file))
+    assert sorted(result.stdout.splitlines()) == ["a: model old removed", "b: model old removed"]
+    assert [each.daemon.removed for each in boxes.running.values()] == [["old"], ["old"]]
+    result = call("engines", "pin", "doors", "--inventory", str(boxes.file))
+    assert sorted(result.stdout.splitlines()) == sorted(
+        ["a:", "  pinned aaaaaa111111", "  pinned bbbbbb222222", "b:", "  pinned aaaaaa111111", "  pinned bbbbbb222222"]
+    )
+
+
+def test_one_target_is_answered_as_ever_and_two_by_their_addresses(boxes: Boxes) -> None:
+    first, second = (each.target for each in boxes.running.values())
+    alone = call("models", "remove", "x", "-t", first)
+    assert (alone.stdout, alone.stderr) == ("model x removed\n", "")
+    assert call("models", "remove", "x", "-t", first, "-t", first).stdout == f"{first}: model x removed\n"
+    both = call("models", "remove", "x", "-t", first, "-t", second)
+    assert sorted(both.stdout.splitlines()) == [f"{first}: model x removed", f"{second}: model x removed"]
+
+
+def test_json_is_one_object_for_each_box(boxes: Boxes) -> None:
+    result = call("status", "--json", "--inventory", str(boxes.with_away().file), "--timeout", "5")
+    found = answers(result)
+    assert result.exit_code == 1
+    assert result.stderr == ""
+    assert {name: (each["ok"], each["result"] is None) for name, each in found.items()} == {
+        "a": (True, False),
+        "b": (True, False),
+        "away": (False, True),
+    }
+    assert found["a"]["result"]["models"] == 3
+    assert "no edged daemon answers" in found["away"]["error"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "models list",
+        "models show shapes",
+        "models remove shapes",
+        "engines list",
+        "engines why shapes",
+        "engines cancel --all",
+        "engines pin --all",
+        "engines unpin --all",
+        "engines evict --all",
+        "engines rebuild doors",
+        "engines rebuild doors --follow",
+        "engines verify doors",
+        "device",
+        "status",
+        "events",
+    ],
+)
+def test_every_verb_goes_to_every_box(boxes: Boxes, line: str) -> None:
+    result = call(*line.split(), "--inventory", str(boxes.file), "--json")
+    assert result.exit_code == 0, result.output
+    ends = [each for each in map(json.loads, result.stdout.splitlines()) if "ok" in each]
+    assert sorted((each["box"], each["ok"], each["error"]) for each in ends) == [("a", True, ""), ("b", True, "")]
+    people = call(*line.split(), "--inventory", str(boxes.file))
+    assert people.exit_code == 0, people.output
+    assert people.stderr == "2 of 2 boxes done\n"
+    assert all(any(name in row for row in people.stdout.splitlines()) for name in ("a", "b"))
+
+
+def test_a_group_or_a_name_chooses(boxes: Boxes) -> None:
+    boxes.file.write_text(boxes.file.read_text().replace('/a"', '/a"\ngroups = ["north"]'))
+    for option in (("--group", "north"), ("--target", "a")):
+        result = call("models", "remove", "x", "--inventory", str(boxes.file), *option)
+        assert (result.stdout, result.stderr) == ("a: model x removed\n", "1 of 1 boxes done\n")
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def test_a_box_that_is_away_does_not_stop_the_others(boxes: Boxes) -> None:
+    result = call("models", "remove", "old", "--inventory", str(boxes.with_away().file), "--timeout", "5")
+    assert result.exit_code == 1
+    assert sorted(result.stdout.splitlines()) == ["a: model old removed", "b: model old removed"]
+    summary, why = result.stderr.splitlines()
+    assert summary == "2 of 3 boxes done"
+    assert why.startswith("  away: no edged daemon answers at")
+
+
+def test_an_answer_that_tells_of_trouble_counts_as_a_failure(boxes: Boxes) -> None:
+    alarm = ops.Alarm(kind="slow", message="model doors: inference takes long", model="doors", since_unix_s=1.6e9)
+    boxes.running["b"].daemon.commands.alarms = [alarm]
+    result = call("status", "--inventory", str(boxes.file))
+    assert result.exit_code == 1
+    assert "inference takes long" in result.stdout
+    assert result.stderr.splitlines() == ["1 of 2 boxes done", "  b: 1 alarm: slow"]
+
+
+def test_a_box_whose_secret_cannot_be_read_is_only_its_own_trouble(boxes: Boxes) -> None:
+    boxes.file.write_text(boxes.file.read_text() + 'token_file = "/nowhere/token"\n')
+    result = call("models", "remove", "x", "--inventory", str(boxes.file))
+    assert (result.exit_code, result.stdout) == (1, "a: model x removed\n")
+    assert "  b: the token file /nowhere/token cannot be read" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (("status", "--group", "x", "--target", "a:1"), "--group chooses from an inventory"),
+        (("events", "--after", "3", "--target", "a:1", "--target", "b:1"), "each box numbers its own events"),
+        (("status", "--target", "http://a", "--target", "b"), "is a URL"),
+        (("models", "list", "--state", "/tmp", "--target", "a:1", "--target", "b:1"), "not both"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anybody_is_asked(line: tuple[str, ...], told: str) -> None:
+    result = call(*line)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_box_that_never_answers_fails_within_its_time(boxes: Boxes) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        boxes.write({"a": boxes.running["a"].target, "silent": f"127.0.0.1:{silent.getsockname()[1]}"})
+        result = call("models", "remove", "x", "--inventory", str(boxes.file), "--timeout", "0.5")
+    assert (result.exit_code, result.stdout) == (1, "a: model x removed\n")
+    assert "  silent: " in result.stderr
+
+
+# --- how many at once -----------------------------------------------------------------------------------------------
+
+
+def test_boxes_are_asked_side_by_side_within_bounds(tmp_path: Path) -> None:
+    there = threading.Semaphore(0)
+    go = threading.Event()
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def work(client: Client, say: Any) -> str:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        there.release()
+        assert go.wait(20)
+        with lock:
+            running -= 1
+        return client.target
+
+    many = [Box(f"box{number}", f"unix:{tmp_path}/{number}", (), Defaults()) for number in range(7)]
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.extend(fleet.ask(many, work, 3)))
+    asking.start()
+    for _ in range(3):
+        assert there.acquire(timeout=20)
+    go.set()
+    asking.join(20)
+    assert most == 3
+    assert sorted(each.box for each in found) == sorted(box.name for box in many)
+    assert all(each.answer.endswith(each.box.removeprefix("box")) for each in found)
+
+
+def test_a_fault_of_ours_costs_one_box() -> None:
+    def work(client: Client, say: Any) -> str:
+        if client.target.endswith("1"):
+            raise ZeroDivisionError("division by zero")
+        return "fine"
+
+    ends = {each.box: each for each in fleet.ask([Box("one", "unix:/x1"), Box("two", "unix:/x2")], work)}
+    assert isinstance(ends["one"], fleet.Ended)
+    assert ends["one"].error == "ZeroDivisionError: division by zero"
+    assert isinstance(ends["two"], fleet.Ended)
+    assert ends["two"].answer == "fine"
+
+
+# --- following ------------------------------------------------------------------------------------------------------
+
+
+def test_progress_of_several_boxes_has_their_names(boxes: Boxes) -> None:
+    result = call("engines", "rebuild", "doors", "--follow", "--inventory", str(boxes.file))
+    assert result.exit_code == 0, result.output
+    for name in ("a", "b"):
+        own = [line for line in result.stdout.splitlines() if line.startswith(f"{name}: ")]
+        assert own == [
+            f"{name}: {FIRST}: waiting",
+            f"{name}: {SECOND}: waiting",
+            f"{name}: {FIRST}: building 0%, 0.0 s of about 30 s",
+            f"{name}: {FIRST}: ready",
+            f"{name}: {SECOND}: ready",
+        ]
+
+
+def test_a_rebuild_that_fails_somewhere_is_told_at_the_end(boxes: Boxes) -> None:
+    result = call("engines", "rebuild", "bad", "--follow", "--json", "--inventory", str(boxes.file))
+    assert result.exit_code == 1
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {line["box"] for line in lines if "update" in line} == {"a", "b"}
+    ends = {line["box"]: line for line in lines if "ok" in line}
+    assert [each["ok"] for each in ends.values()] == [False, False]
+    assert "1 of 2 engines could not be rebuilt" in ends["a"]["error"]
+    assert [engine["succeeded"] for engine in ends["a"]["result"]] == [True, False]
+    people = call("engines", "rebuild", "bad", "--follow", "--inventory", str(boxes.file))
+    assert people.stderr.splitlines()[0] == "0 of 2 boxes done"
+
+
+def test_whoever_stops_watching_is_told_what_goes_on(boxes: Boxes) -> None:
+    command = [sys.executable, "-c", PROGRAM, "engines", "rebuild", "endless", "-f", "--inventory", str(boxes.file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    try:
+        wait(lambda: boxes.watching() == [1, 1], "both build")
+        assert process.stdout is not None
+        seen = [process.stdout.readline() for _ in range(6)]
+        assert {line[0] for line in seen} == {"a", "b"}
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert told == "no answer yet from a, b; the work goes on; see: edged status; end it: edged engines cancel\n"
+    wait(lambda: boxes.watching() == [0, 0], "nobody watches")
+
+
+def test_events_of_several_boxes_are_told_as_they_come(boxes: Boxes) -> None:
+    result = call("events", "--inventory", str(boxes.file))
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert sorted(row[:2] for row in rows) == [[name, number] for name in ("a", "b") for number in ("1", "2", "3")]
+
+
+# --- uploads --------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_goes_to_every_box_and_is_read_once(boxes: Boxes, tmp_path: Path) -> None:
+    file = onnx_models.save(onnx_models.conv(), tmp_path / "net.onnx")
+    result = call("models", "add", "net", str(file), "--set", "family=raw", "--inventory", str(boxes.file))
+    assert result.exit_code == 0, result.output
+    assert sorted(line[:18] for line in result.stdout.splitlines()) == ["a: model net added", "b: model net added"]
+    for each in boxes.running.values():
+        ((header, files),) = each.daemon.uploads
+        assert (header.name, dict(header.settings)) == ("net", {"family": "raw"})
+        assert files == {"net.onnx": file.read_bytes()}
+
+
+def test_a_model_that_a_box_has_already_fails_only_there(boxes: Boxes, tmp_path: Path) -> None:
+    file = onnx_models.save(onnx_models.identity(), tmp_path / "net.onnx")
+    result = call("models", "add", "taken", str(file), "--inventory", str(boxes.file), "--json")
+    assert {name: each["error"] for name, each in answers(result).items()} == dict.fromkeys(
+        ("a", "b"), "model 'taken' is already there"
+    )
+
+
+# --- over the network -----------------------------------------------------------------------------------------------
+
+
+def test_an_inventory_leads_through_tls_with_a_token(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    token = tmp_path / "token"
+    token.write_text("sesame\n")
+    token.chmod(0o600)
+    with (
+        Running(None, server_side(authority, "first", "IP:127.0.0.1"), guarded=True) as first,
+        Running(None, server_side(authority, "second", "DNS:second.example"), guarded=True) as second,
+    ):
+        first.daemon.token = second.daemon.token = "sesame"
+        (tmp_path / "boxes.toml").write_text(
+            f'[defaults]\nca = "authority.pem"\ntoken_file = "token"\n[boxes.first]\ntarget = "tls:{first.target}"\n'
+            f'[boxes.second]\ntarget = "tls:{second.target}"\nserver_name = "second.example"\n'
+            f'[boxes.other]\ntarget = "tls:localhost:{second.target.rpartition(":")[2]}"\n'
+        )
+        result = call("models", "remove", "x", "--inventory", str(tmp_path / "boxes.toml"))
+    assert sorted(result.stdout.splitlines()) == ["first: model x removed", "second: model x removed"]
+    assert "  other: the certificate of the daemon at tls:localhost:" in result.stderr
+    assert result.exit_code == 1

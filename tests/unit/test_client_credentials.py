@@ -1,0 +1,304 @@
+"""Whom a client trusts and what it shows: TLS, certificates, tokens; what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from edged.client import AsyncClient, Client
+from edged.client.address import resolve
+from edged.client.credentials import Credentials, is_local, is_secured, read_token
+from edged.errors import EdgedError, InvalidInput, NotReady
+from tests import models
+from tests.certificates import Authority
+from tests.unit.client_daemon import Running
+
+pytestmark = pytest.mark.timeout(60)
+
+TOKEN = "sesame-0123456789"
+PICTURE = np.zeros((4, 4, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def client_pair(authority: Authority) -> tuple[Path, Path]:
+    return authority.sign("operator")
+
+
+def server_side(
+    authority: Authority, name: str = "server", *names: str, mutual: bool = False
+) -> grpc.ServerCredentials:
+    certificate, key = authority.sign(name, *(names or ("DNS:localhost", "IP:127.0.0.1")))
+    pair = ((key.read_bytes(), certificate.read_bytes()),)
+    return grpc.ssl_server_credentials(pair, authority.ca.read_bytes() if mutual else None, mutual)
+
+
+@pytest.fixture
+def tls(authority: Authority) -> Iterator[Running]:
+    with Running(None, server_side(authority), guarded=True) as running:
+        yield running
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_names_files_and_a_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(f"{TOKEN}\n")
+    token.chmod(0o600)
+    environment = {"EDGED_CA": "/ca", "EDGED_CERTIFICATE": "/c", "EDGED_KEY": "/k", "EDGED_SERVER_NAME": "box"}
+    found = Credentials.from_environment({**environment, "EDGED_TOKEN_FILE": str(token)})
+    assert found == Credentials("/ca", "/c", "/k", TOKEN, "box")
+    assert Credentials.from_environment({"EDGED_TOKEN": TOKEN}) == Credentials(token=TOKEN)
+    assert Credentials.from_environment({}) == Credentials()
+
+
+def test_a_token_is_never_printed() -> None:
+    made = Credentials(ca="/ca", token=TOKEN)
+    assert TOKEN not in f"{made!r} {made} {[made]}"
+    assert "/ca" in repr(made)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"EDGED_CERTIFICATE": "/c"}, "go together"),
+        ({"EDGED_KEY": "/k"}, "go together"),
+        ({"EDGED_TOKEN": "a", "EDGED_TOKEN_FILE": "/t"}, "both given"),
+        ({"EDGED_TOKEN": f"{TOKEN} and more"}, "is no token"),
+        ({"EDGED_TOKEN": f"{TOKEN}\nX-Role: operate"}, "is no token"),
+        ({"EDGED_TOKEN": f"{TOKEN}é"}, "is no token"),
+        ({"EDGED_TOKEN": TOKEN * 1000}, "longer than"),
+        ({"EDGED_TOKEN_FILE": "/nowhere/token"}, "cannot be read: No such file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_without_telling_the_token(given: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told) as raised:
+        Credentials.from_environment(given)
+    assert TOKEN not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe", b"two\nlines"])
+def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes) -> None:
+    place = tmp_path / "token"
+    place.write_bytes(content)
+    with pytest.raises(InvalidInput, match=str(place)):
+        read_token(place)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True)])
+def test_a_token_that_everybody_may_read_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
+) -> None:
+    place = tmp_path / "token"
+    place.write_text(TOKEN)
+    place.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        assert read_token(place) == TOKEN
+    assert ("can be read by everybody" in caplog.text) == warned
+    assert TOKEN not in caplog.text
+
+
+# --- where TLS is spoken --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "target"),
+    [
+        ("tls:box", "tls:box:8001"),
+        ("tls:box:9000", "tls:box:9000"),
+        ("grpcs://box:9000", "tls:box:9000"),
+        ("grpcs://box/", "tls:box:8001"),
+        ("tls:[::1]:9", "tls:[::1]:9"),
+    ],
+)
+def test_an_address_may_ask_for_tls(written: str, target: str) -> None:
+    assert resolve(written) == target == resolve(target)
+
+
+@pytest.mark.parametrize(
+    "written", ["tls:", "tls::8001", "tls:8001", "tls:/run/x", "grpcs://", "grpcs:///x", "tls:a:0"]
+)
+def test_an_address_for_tls_names_a_machine(written: str) -> None:
+    with pytest.raises(InvalidInput):
+        resolve(written)
+
+
+@pytest.mark.parametrize(
+    ("target", "local"),
+    [
+        ("unix:/run/x", True),
+        ("localhost:1", True),
+        ("127.8.0.1:1", True),
+        ("[::1]:1", True),
+        ("tls:localhost:1", True),
+        ("box:1", False),
+        ("10.0.0.1:1", False),
+        ("[fe80::1]:1", False),
+        ("localhost.example.com:1", False),
+        ("127.0.0.1.example.com:1", False),
+    ],
+)
+def test_what_stays_on_this_machine(target: str, local: bool) -> None:
+    assert is_local(target) == local
+
+
+def test_tls_is_spoken_where_it_is_asked_for_or_a_file_needs_it() -> None:
+    nothing, ca, pair, token = (
+        Credentials(),
+        Credentials(ca="/ca"),
+        Credentials(certificate="/c", key="/k"),
+        Credentials(token=TOKEN),
+    )
+    plain = {"unix:/s": (nothing, ca, pair, token), "localhost:1": (nothing, token), "box:1": (nothing,)}
+    secured = {"localhost:1": (ca, pair), "box:1": (ca, pair), "tls:box:1": (nothing, ca, pair, token)}
+    for target, several in plain.items():
+        assert not any(is_secured(target, each) for each in several), target
+    for target, several in secured.items():
+        assert all(is_secured(target, each) for each in several), target
+    with pytest.raises(InvalidInput, match="in the clear") as raised:
+        is_secured("box:1", token)
+    assert TOKEN not in str(raised.value)
+
+
+# --- connections ----------------------------------------------------------------------------------------------------
+
+
+def test_every_way_to_call_shows_the_token(tmp_path: Path) -> None:
+    with Running(f"unix:{tmp_path}/s", guarded=True) as running:
+        running.daemon.token = TOKEN
+        with Client(running.target, credentials=Credentials(token=TOKEN), timeout=10) as client:
+            assert client.status().version
+            assert len(list(client.events())) == 3
+            assert [result.camera for result in client.stream("shapes", [PICTURE], lossless=True)] == ["camera"]
+            client.add_model("m", models.save(models.identity(), tmp_path / "m.onnx"))
+    called = {method.rpartition("/")[2] for method, _ in running.daemon.shown}
+    assert called >= {"GetStatus", "WatchEvents", "Detect", "AddModel"}
+    assert {shown for _, shown in running.daemon.shown} == {f"Bearer {TOKEN}"}
+
+
+def test_every_way_to_call_of_the_asynchronous_client_shows_it(tmp_path: Path) -> None:
+    async def calls(target: str) -> list[str]:
+        async with AsyncClient(target, credentials=Credentials(token=TOKEN), timeout=10) as client:
+            assert (await client.status()).version
+            assert len([event async for event in client.events()]) == 3
+            async with client.stream("shapes", [PICTURE], lossless=True) as stream:
+                return [result.camera async for result in stream]
+
+    with Running(f"unix:{tmp_path}/s", guarded=True) as running:
+        running.daemon.token = TOKEN
+        assert asyncio.run(calls(running.target)) == ["camera"]
+
+
+def test_without_the_token_nobody_is_let_in(tmp_path: Path) -> None:
+    with Running(f"unix:{tmp_path}/s", guarded=True) as running:
+        running.daemon.token = TOKEN
+        with Client(running.target, timeout=10) as client, pytest.raises(EdgedError, match="token is not known"):
+            client.status()
+
+
+@pytest.mark.parametrize("prefix", ["", "tls:"])
+def test_a_daemon_is_known_by_its_authority(tls: Running, authority: Authority, prefix: str) -> None:
+    trusting = Credentials(ca=str(authority.ca), token=TOKEN)
+    with Client(prefix + tls.target, credentials=trusting, timeout=10) as client:
+        assert client.status().version
+    assert tls.daemon.shown[-1][1] == f"Bearer {TOKEN}"
+
+    async def status() -> str:
+        async with AsyncClient(prefix + tls.target, credentials=trusting, timeout=10) as client:
+            return (await client.status()).version
+
+    assert asyncio.run(status())
+
+
+def test_the_environment_is_taken_where_nothing_is_given(
+    tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGED_CA", str(authority.ca))
+    with Client(tls.target, timeout=10) as client:
+        assert client.status().version
+
+
+def test_a_daemon_of_another_authority_is_refused(tls: Running, tmp_path: Path) -> None:
+    other = Authority(tmp_path, "other")
+    with (
+        Client(tls.target, credentials=Credentials(ca=str(other.ca)), timeout=10) as client,
+        pytest.raises(NotReady, match="is not trusted here; give its CA: EDGED_CA"),
+    ):
+        client.status()
+    assert tls.daemon.shown == []
+
+
+def test_a_certificate_for_another_host_needs_that_name(authority: Authority) -> None:
+    with Running(None, server_side(authority, "box7", "DNS:box7.example")) as running:
+        ca = str(authority.ca)
+        with (
+            Client(running.target, credentials=Credentials(ca=ca), timeout=10) as client,
+            pytest.raises(NotReady, match="another host's; give its name: EDGED_SERVER_NAME"),
+        ):
+            client.status()
+        with Client(running.target, credentials=Credentials(ca=ca, server_name="box7.example"), timeout=10) as client:
+            assert client.status().version
+
+
+def test_a_certificate_that_is_over_is_told(authority: Authority) -> None:
+    certificate, key = authority.sign("late", "IP:127.0.0.1", days=-1)
+    secured = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+    with (
+        Running(None, secured) as running,
+        Client(running.target, credentials=Credentials(ca=str(authority.ca)), timeout=10) as client,
+        pytest.raises(NotReady, match="has expired"),
+    ):
+        client.status()
+
+
+def test_a_daemon_that_wants_a_certificate_gets_one(authority: Authority, client_pair: tuple[Path, Path]) -> None:
+    ca, (certificate, key) = str(authority.ca), client_pair
+    with Running(None, server_side(authority, "mutual", "IP:127.0.0.1", mutual=True)) as running:
+        with Client(running.target, credentials=Credentials.of(ca=ca, certificate=certificate, key=key)) as client:
+            assert client.status().version
+        with (
+            Client(running.target, credentials=Credentials(ca=ca), timeout=5) as client,
+            pytest.raises(NotReady, match="or your certificate"),
+        ):
+            client.status()
+
+
+def test_plaintext_and_tls_do_not_understand_each_other(tls: Running, authority: Authority) -> None:
+    with Client(tls.target, timeout=5) as client, pytest.raises(NotReady, match=r"may want TLS \(EDGED_CA\)"):
+        client.status()
+    with Running(None) as plain:
+        credentials = Credentials(ca=str(authority.ca))
+        with (
+            Client(plain.target, credentials=credentials, timeout=5) as client,
+            pytest.raises(NotReady, match="does not speak TLS"),
+        ):
+            client.status()
+
+
+def test_files_that_cannot_be_used_are_named(
+    tmp_path: Path, authority: Authority, client_pair: tuple[Path, Path]
+) -> None:
+    certificate, _ = client_pair
+    _, another = authority.sign("another")
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("no PEM")
+    for credentials, told in (
+        (Credentials(ca="/nowhere/ca.pem"), "CA /nowhere/ca.pem cannot be read: No such file"),
+        (Credentials(ca=str(garbage)), f"CA {garbage} cannot be used"),
+        (Credentials.of(certificate=certificate, key=another), "key values mismatch"),
+        (Credentials.of(certificate=certificate, key=garbage), "cannot be used"),
+        (Credentials.of(certificate=tmp_path / "none.pem", key=another), "cannot be read"),
+    ):
+        with pytest.raises(InvalidInput, match=told):
+            Client("tls:localhost:1", credentials=credentials)

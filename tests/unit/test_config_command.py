@@ -1,0 +1,232 @@
+"""`edged config`: what it prints and writes, what it finds wrong, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from edged import paths
+from edged.cli import config as command
+from edged.config.template import template
+
+
+@pytest.fixture(autouse=True)
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A box without a service, whose environment says nothing."""
+    for name in [name for name in os.environ if name.startswith("EDGED_") or name == "CONFIGURATION_DIRECTORY"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(paths, "SERVICE_CONFIG", tmp_path / "etc" / "edged.toml")
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
+    return tmp_path
+
+
+def call(*words: object) -> tuple[int, str, str]:
+    """Exit status, what was printed, and what was said on standard error."""
+    app = typer.Typer()
+    command.register(app)
+    app.command("other")(lambda: None)  # with one alone typer leaves its name out
+    result = CliRunner().invoke(app, ["config", *map(str, words)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "my.toml"
+    file.write_text(text)
+    return file
+
+
+# --- init -----------------------------------------------------------------------------------------------------------
+
+
+def test_init_prints_the_file() -> None:
+    assert call("init") == (0, template(), "")
+
+
+def test_init_writes_it_for_owner_and_group_and_leaves_alone_what_is_there(tmp_path: Path) -> None:
+    file = tmp_path / "new.toml"
+    before = os.umask(0)
+    try:
+        assert call("init", "--out", file)[0] == 0
+    finally:
+        os.umask(before)
+    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == (template(), 0o640)
+    file.write_text("stop_seconds = 1")
+    status, _, said = call("init", "--out", file)
+    assert (status, said) == (1, f"edged: {file} is there already; --force replaces it\n")
+    assert file.read_text() == "stop_seconds = 1"
+    assert call("init", "--out", file, "--force")[0] == 0
+    assert file.read_text() == template()
+    assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_init_does_not_write_through_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    link = tmp_path / "link.toml"
+    link.symlink_to(tmp_path / "elsewhere")
+    assert call("init", "--out", link)[0] == 1
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_init_says_where_it_cannot_write(tmp_path: Path) -> None:
+    status, _, said = call("init", "--out", tmp_path / "none" / "x.toml")
+    assert status == 1
+    assert "none/x.toml: No such file or directory" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_that_root_replaces_stays_whose_it_was(tmp_path: Path) -> None:
+    file = written(tmp_path, "")
+    os.chown(file, 1234, 2345)
+    assert call("init", "--out", file, "--force")[0] == 0
+    assert (file.stat().st_uid, file.stat().st_gid) == (1234, 2345)
+
+
+# --- check ----------------------------------------------------------------------------------------------------------
+
+
+def test_check_tells_everything_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    file = written(
+        tmp_path,
+        f"""stop-seconds = 4
+listen = ["unix:{tmp_path}/taken", "nonsense"]
+
+[engines]
+budget_mb = "lots"
+listen = "x"
+attempts = 0
+[engine]
+[models]
+door = "/nowhere/door.onnx"
+yard = 5
+""",
+    )
+    status, printed, said = call("check", file)
+    assert (status, said) == (2, "")
+    assert printed.splitlines() == [
+        f"{file}:1: stop-seconds: there is no such key; did you mean `stop_seconds`?",
+        f"{file}:2: listen[0]: {tmp_path}/taken exists and is not a socket; remove it or listen elsewhere",
+        f"{file}:2: listen[1]: listen address 'nonsense' is neither unix:PATH nor HOST:PORT",
+        f'{file}:5: engines.budget_mb: expected a whole number from 0 to 1073741824, got "lots"',
+        f"{file}:6: engines.listen: there is no such key;"
+        " it is a key of [http], [metrics] or the top of the file, before any table",
+        f"{file}:7: engines.attempts: expected a whole number from 1 to 1000, got 0",
+        f"{file}:8: engine: there is no such key; did you mean `engines`?",
+        f"{file}:10: models.door: /nowhere/door.onnx cannot be read: No such file or directory; correct the path",
+        f"{file}:11: models.yard: expected a text in quotes, got 5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a = 1\nb =\n", ":2: it is not valid TOML: Invalid value"),
+        ("a = [", ": it is not valid TOML: "),
+        ("x = " + "[" * 100000, ": it is not valid TOML: "),
+        ("[zmq]\nbodymb = 5", ":2: zmq.bodymb: there is no such key; did you mean `body_mb` of [http]?"),
+        ("[hosts]\nseconds = 5", "it is a key of [admission] or [build]; did you mean `job_seconds` here?"),
+        ("zzzz = 5", "there are listen, state"),
+        ('"a.b" = 5', '"a.b": there is no such key'),
+        ("[access]\nunix = ['infr']", 'access.unix[0]: expected "read", "infer" or "operate", got "infr"'),
+        ('[access.grants]\n"[::1]:1" = ["x"]', ':2: access.grants."[::1]:1"[0]: expected'),
+        ("engines = 5", ":1: engines: expected a table, got 5"),
+        ("models = { a = 1 }", ":1: models.a: expected a text in quotes, got 1"),
+        ("stop_seconds = 1979-05-27", "got 1979-05-27"),
+        (f'model_control = "{"x" * 200}"', "x…"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line_and_what_to_do(tmp_path: Path, text: str, words: str) -> None:
+    status, printed, _ = call("check", written(tmp_path, text))
+    assert status == 2
+    assert words in printed.splitlines()[0]
+
+
+def test_check_looks_at_the_services_file_where_none_is_named(box: Path) -> None:
+    service = box / "etc" / "edged.toml"
+    assert call("check") == (0, f"the defaults, as there is no {service}: ok\n", "")
+    service.parent.mkdir()
+    service.write_text("stop_seconds = 5")
+    assert call("check") == (0, f"{service}: ok\n", "")
+
+
+def test_check_looks_at_the_environment_as_well(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGED_HTTP_BODY_MB", "lots")
+    monkeypatch.setenv("EDGED_LISTN", "x")
+    status, printed, said = call("check")
+    assert (status, printed.partition(",")[0]) == (
+        2,
+        "EDGED_HTTP_BODY_MB: http.body_mb: expected a whole number from 1 to 1024",
+    )
+    assert said == "edged: EDGED_LISTN in the environment means nothing to edged; did you mean EDGED_LISTEN?\n"
+
+
+def test_a_file_that_is_not_there_is_wrong_where_it_is_named(tmp_path: Path) -> None:
+    assert call("check", "/nowhere/x.toml") == (
+        2,
+        "/nowhere/x.toml: it cannot be read: No such file or directory\n",
+        "",
+    )
+
+
+def test_a_fifo_does_not_hold_it_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    assert "is not a regular file" in call("check", tmp_path / "fifo")[1]
+
+
+# --- show -----------------------------------------------------------------------------------------------------------
+
+
+def test_show_prints_what_is_in_force_as_a_file_that_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(
+        tmp_path, '[engines]\nbudget_mb = 5\n[models]\n"a b" = "/a"\n[access]\ngrants = {"[::1]:1" = ["infer"]}\n'
+    )
+    monkeypatch.setenv("EDGED_FRIGATE_SCORE", "0.5")
+    monkeypatch.setenv("EDGED_MODELS", '{ c = "/c" }')
+    shown = call("show", "--config", file)[1]
+    again = written(tmp_path, shown)
+    for name in ("EDGED_FRIGATE_SCORE", "EDGED_MODELS"):
+        monkeypatch.delenv(name)
+    assert call("show", "--config", again)[1] == shown
+    with_origin = call("show", "--config", again, "--origin")[1]
+    assert re.sub(r"  # [^ \n]*$", "", with_origin, flags=re.MULTILINE) == shown
+    assert f'\n"a b" = "/a"  # {again}:' in with_origin
+    assert "\nscore = 0.5  # " in with_origin
+
+
+def test_show_says_where_each_value_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, "stop_seconds = 1\n[engines]\nbudget_mb = 5\n")
+    monkeypatch.setenv("EDGED_ENGINES_ATTEMPTS", "2")
+    lines = call("show", "--config", file, "--origin")[1].splitlines()
+    assert f"stop_seconds = 1.0  # {file}:1" in lines
+    assert f"budget_mb = 5  # {file}:3" in lines
+    assert "attempts = 2  # EDGED_ENGINES_ATTEMPTS" in lines
+    assert "keep_free_mb = 200  # default" in lines
+    assert "# [frigate] is not there" in lines
+    told = json.loads(call("show", "--config", file, "--json")[1])
+    assert told["file"] == str(file)
+    rows = {row.pop("key"): row for row in told["keys"]}
+    assert rows["engines.budget_mb"] == {
+        "value": 5,
+        "origin": "file",
+        "name": str(file),
+        "line": 3,
+        "variable": "EDGED_ENGINES_BUDGET_MB",
+    }
+    assert rows["listen"] == {"value": [], "origin": "default", "name": "", "line": None, "variable": "EDGED_LISTEN"}
+    assert not any(key.startswith("frigate") for key in rows)
+
+
+def test_show_of_what_is_wrong_says_what_and_shows_nothing(tmp_path: Path) -> None:
+    file = written(tmp_path, "stop_seconds = 'x'\nlissen = 1")
+    status, printed, said = call("show", "-c", file)
+    assert (status, printed) == (2, "")
+    assert said.startswith(f"edged: configuration {file}:1: stop_seconds: expected a number")
+    assert said.endswith(f" (and 1 more: edged config check {file})\n")

@@ -1,0 +1,405 @@
+"""Doctor: what is found about runtimes, the daemon, and models with their engines, from what they say."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from edged.backend import one_node
+from edged.build import jobs
+from edged.build import runtimes as asked
+from edged.build.standard import TOLERANCES
+from edged.client.commands import StatusInfo
+from edged.client.operations import AlarmInfo, Composition, DeviceInfo, EngineInfo, ModelInfo, Verdict
+from edged.device.fingerprint import Fingerprint
+from edged.device.root import Root
+from edged.doctor import daemon, engines, extras, models, runtimes
+from edged.doctor.check import Check, Result
+from edged.doctor.engines import Baseline
+from edged.errors import EngineUnusable, InvalidInput, NotReady, Unsupported
+from edged.model.inspection import ExternalFile
+from edged.model.model import Model
+from edged.version import __version__
+from tests.unit.control_room import entry, inspection
+
+ORT = jobs.LoadedRuntime("1.23.2", 23, 11, ("CPUExecutionProvider",))
+ANY = jobs.LoadedRuntime("2026.4", jobs.LoadedRuntime.ANY, jobs.LoadedRuntime.ANY)
+CPU_ONLY = {"runtime.onnxruntime": "1.23.2"}
+WITH_GPU = CPU_ONLY | {"gpu.0.name": "Orin"}
+
+
+def said(checks: Iterable[Check]) -> str:
+    found = list(checks)
+    for check in found:
+        assert bool(check.remedy) or check.result in (Result.OK, Result.UNKNOWN), f"{check} says not what to do"
+    return " | ".join(f"{check.result.value} {check.subject}: {check.message}" for check in found)
+
+
+# -- runtimes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("opset", "ir_version"), [(13, 7), (20, 10), (300, 70000)])
+def test_the_smallest_model_is_one(opset: int, ir_version: int) -> None:
+    proto = onnx.ModelProto.FromString(one_node.relu(opset, ir_version))
+    assert (proto.opset_import[0].version, proto.ir_version) == (opset, ir_version)
+    assert (proto.graph.node[0].op_type, list(proto.graph.node[0].input)) == ("Relu", ["x"])
+    if opset < 30:
+        onnx.checker.check_model(proto, full_check=True)
+        given = np.array([[-1, 0, 1, 2]], np.float32)
+        (answer,) = ort.InferenceSession(one_node.relu(opset, ir_version)).run(None, {"x": given})
+        assert answer.tolist() == [[0, 0, 1, 2]]
+
+
+def test_limits_are_found_by_asking() -> None:
+    found = asked.load(jobs.LoadRuntime("onnxruntime"))
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    ort.InferenceSession(one_node.relu(found.opset, found.ir_version), options)
+    for beyond in (one_node.relu(found.opset + 1, 7), one_node.relu(13, found.ir_version + 1)):
+        with pytest.raises(Exception, match=r"(?i)opset|ir.version"):
+            ort.InferenceSession(beyond, options)
+    assert (found.version, found.talks) == (ort.__version__, "")
+    assert "AzureExecutionProvider" not in found.providers
+
+
+@pytest.mark.parametrize(("limit", "found"), [(0, (0, 0)), (10**9, (jobs.LoadedRuntime.ANY, jobs.LoadedRuntime.ANY))])
+def test_a_runtime_that_takes_nothing_and_one_that_takes_whatever_is_written(
+    monkeypatch: pytest.MonkeyPatch, limit: int, found: tuple[int, int]
+) -> None:
+    class Runtime:
+        def version(self) -> str:
+            return "1"
+
+        def check(self, model: Path) -> None:
+            proto = onnx.ModelProto.FromString(model.read_bytes())
+            if max(proto.opset_import[0].version, proto.ir_version) > limit:
+                raise EngineUnusable("it is too new")
+
+    monkeypatch.setattr("edged.build.runtimes.registry.load", lambda name: Runtime())
+    told = asked.load(jobs.LoadRuntime("null"))
+    assert (told.opset, told.ir_version) == found
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_provider_that_cannot_be_loaded_is_an_error_and_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Exception, match="built without NoneExecutionProvider"):
+        asked.try_provider(jobs.TryProvider("NoneExecutionProvider"))
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        pytest.skip("this ONNX Runtime has the CUDA provider")
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(Exception, match=r"libonnxruntime_providers_cuda\.so cannot be loaded"):
+        asked.try_provider(jobs.TryProvider("CUDAExecutionProvider"))
+    assert asked.try_provider(jobs.TryProvider("CPUExecutionProvider")) == jobs.Done()
+
+
+def test_a_package_that_cannot_be_imported_says_why() -> None:
+    assert asked.import_package(jobs.ImportPackage(("json",))) == jobs.Done()
+    with pytest.raises(Unsupported, match=r"^nonesuch cannot be imported: ModuleNotFoundError: "):
+        asked.import_package(jobs.ImportPackage(("json", "nonesuch")))
+
+
+@pytest.mark.parametrize(
+    ("packaged", "loaded", "expected"),
+    [
+        (
+            "1.23.2",
+            ORT,
+            "ok onnxruntime: 1.23.2 loads | ok onnxruntime: it takes opset up to 23 and IR version up to 11",
+        ),
+        ("1.22.0", ORT, "wrong onnxruntime: it is 1.23.2 when it is loaded and 1.22.0 as it is installed"),
+        ("2026.4", ANY, "it takes any opset and any IR version"),
+        ("1", jobs.LoadedRuntime("1", 0, 0), "wrong onnxruntime: it takes not even a model of one node"),
+        ("1", jobs.LoadedRuntime("1", 9, 9, (), "the variable is 0"), "warning onnxruntime: it may send data home"),
+    ],
+)
+def test_a_runtime_that_loads(packaged: str, loaded: jobs.LoadedRuntime, expected: str) -> None:
+    assert expected in said(runtimes.judge("onnxruntime", packaged, loaded))
+
+
+def test_a_runtime_that_does_not_load() -> None:
+    facts = CPU_ONLY | {"runtime.openvino": "1", "runtime.tensorrt_rtx": "1"}
+    assert said([runtimes.broken("onnxruntime", "1", "no", facts)]).startswith("wrong onnxruntime: 1 is installed and")
+    assert said([runtimes.broken("onnxruntime", None, "no", {})]).startswith("wrong onnxruntime: it is not installed")
+    assert said([runtimes.broken("openvino", "1", "no", facts)]).startswith("wrong openvino: ")
+    # Without a GPU nothing would ask it.
+    assert said([runtimes.broken("tensorrt_rtx", "1", "no", facts)]).startswith("warning tensorrt_rtx: ")
+
+
+def test_a_provider_matters_where_there_is_a_device_for_it() -> None:
+    cuda = "CUDAExecutionProvider"
+    assert runtimes.judge_provider(cuda, "", {}).result is Result.OK
+    assert runtimes.judge_provider(cuda, "libcudnn.so.9", CPU_ONLY).result is Result.WARNING
+    found = runtimes.judge_provider(cuda, "libcudnn.so.9", WITH_GPU)
+    assert (found.result, "libcudnn.so.9" in found.message) == (Result.WRONG, True)
+    assert runtimes.judge_provider("CPUExecutionProvider", "it answers 7", {}).result is Result.WRONG
+
+
+def test_packages_that_write_over_each_other() -> None:
+    both = CPU_ONLY | {"runtime.onnxruntime_gpu": "1.23.2"}
+    assert "warning packages: onnxruntime, onnxruntime-gpu are all installed" in said(runtimes.judge_packages(both))
+    assert "built for the CPU alone" in said(runtimes.judge_packages(WITH_GPU))
+    assert said(runtimes.judge_packages(CPU_ONLY)) == ""
+
+
+@pytest.mark.parametrize(
+    ("opset", "ir_version", "loaded", "expected"),
+    [
+        (
+            20,
+            10,
+            {"onnxruntime": ORT, "openvino": ANY},
+            "ok m: opset 20, IR version 10, which onnxruntime, openvino take",
+        ),
+        (24, 10, {"onnxruntime": ORT}, "wrong m: it has opset 24, IR version 10; onnxruntime takes opset up to 23"),
+        (
+            20,
+            12,
+            {"onnxruntime": ORT},
+            "wrong m: it has opset 20, IR version 12; onnxruntime takes IR version up to 11",
+        ),
+        (24, 10, {"openvino": ORT}, "warning m: it has opset 24"),
+        (24, 10, {}, "unknown m: "),
+    ],
+)
+def test_a_model_against_runtimes(
+    opset: int, ir_version: int, loaded: dict[str, jobs.LoadedRuntime], expected: str
+) -> None:
+    assert said(runtimes.judge_opsets("m", opset, ir_version, loaded)).startswith(expected)
+
+
+def test_extras() -> None:
+    extra = extras.Extra("media", ("av", "nonesuch.inner"), "files")
+    assert "nonesuch.inner" in extra.missing
+    assert said([extras.judge(extra, None)]).startswith("unknown media: not installed")
+    assert said([extras.judge(extra, "")]).startswith("ok media: ")
+    assert said([extras.judge(extra, "libx is missing")]).startswith("wrong media: ")
+
+
+# -- daemon ---------------------------------------------------------------------------------------------------------
+
+
+def info(name: str = "m", state: str = "ready", backend: str = "openvino", reason: str = "") -> ModelInfo:
+    return ModelInfo(name, "1", "d", state, reason, "", "k" * 32 if backend else "", backend, (), (), {}, 0)
+
+
+def heard(*alarms: AlarmInfo, version: str = __version__, paused: str = "") -> daemon.Heard:
+    status = StatusInfo(version, "e", 1.0, 1, 1, 1, 1, 0, 1 << 30, paused, (), alarms)
+    return daemon.Heard(status, (info(),), (), DeviceInfo({}, ""))
+
+
+def test_a_daemon_that_is_well() -> None:
+    found = list(daemon.judge(heard(), "unix:/s"))
+    assert {check.result for check in found} == {Result.OK}
+
+
+def test_a_daemon_of_another_version_with_an_alarm() -> None:
+    alarm = AlarmInfo("slow", "inference takes 9 ms", "m", "k" * 32, 1.0)
+    found = said(daemon.judge(heard(alarm, version="9.9", paused="the disk is full"), "unix:/s"))
+    assert "warning : the daemon is edged 9.9 and this program" in found
+    assert "wrong unix:/s: it builds nothing: the disk is full" in found
+    assert f"wrong slow m {'k' * 12}: inference takes 9 ms" in found
+
+
+def test_silence_is_wrong_where_somebody_should_speak() -> None:
+    error, gone = NotReady("nobody"), daemon.Socket("/s", False, refusal="No such file or directory")
+    assert daemon.silent("unix:/s", error, gone, is_named=True).result is Result.WRONG
+    assert daemon.silent("unix:/s", error, gone, is_named=False).result is Result.UNKNOWN
+    dead = daemon.Socket("/s", True, refusal="Connection refused")
+    assert daemon.silent("unix:/s", error, dead, is_named=False).result is Result.WRONG
+    closed = daemon.Socket("/s", True, refusal="Permission denied")
+    assert "join the group" in daemon.silent("unix:/s", error, closed, is_named=False).remedy
+
+
+def test_who_listens_on_a_socket(tmp_path: Path) -> None:
+    assert daemon.socket_of("localhost:8001") is None
+    place = tmp_path / "s"
+    assert daemon.socket_of(f"unix:{place}") == daemon.Socket(str(place), False, refusal="No such file or directory")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(place))
+        dead = daemon.socket_of(f"unix:{place}")
+        assert dead is not None
+        assert dead.refusal == "Connection refused"
+        server.listen()
+        found = daemon.socket_of(f"unix:{place}")
+    assert found is not None
+    assert (found.pid, found.uid, found.refusal) == (os.getpid(), os.getuid(), "")
+    assert daemon.judge_socket(found, "").result is Result.OK  # pytest's folders are private
+    tmp_path.chmod(0o755)
+    place.chmod(0o666)
+    anyone = msgspec.structs.replace(found, mode=place.stat().st_mode)
+    assert daemon.judge_socket(anyone, "").result is Result.WARNING
+    assert daemon.judge_socket(None, "host:1").result is Result.UNKNOWN
+    assert daemon.judge_socket(daemon.Socket("/s", True, 0o100644), "").result is Result.WRONG
+
+
+def test_hosts_are_found_among_processes(tmp_path: Path) -> None:
+    for pid, line in (
+        (7, "edged\0serve\0"),
+        (8, "python\0-m\0edged.serving.host\x007\0openvino\0ipc://a\x005\0"),
+        (9, "-m\0edged.serving.host\x0070\0openvino\0x\0"),
+    ):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/cmdline").write_text(line)
+    assert daemon.hosts(Root(tmp_path), 7) == {"openvino": 1}
+    assert daemon.hosts(Root(tmp_path), 6) is None
+
+
+def test_each_backend_that_serves_needs_its_host() -> None:
+    served = [info("a"), info("b"), info("c", "refused", ""), info("d", backend="onnxruntime")]
+    found = said(daemon.judge_hosts({"openvino": 1}, served))
+    assert (
+        found
+        == "ok openvino: 1 running, for a, b | wrong onnxruntime: no host of onnxruntime runs, which d are served by"
+    )
+    assert said(daemon.judge_hosts(None, served)).startswith("unknown")
+    assert said(daemon.judge_hosts({}, [info("c", "refused", "")])).startswith("ok")
+
+
+def test_a_daemon_that_knows_another_box() -> None:
+    here = Fingerprint({"a": "1", "b": "2", "c": "3"})
+    assert daemon.judge_facts(DeviceInfo(here.facts, ""), here).result is Result.OK
+    found = daemon.judge_facts(DeviceInfo({}, ""), here)
+    assert (found.result, "a: absent -> 1; b: absent -> 2 and 1 more" in found.message) == (Result.WARNING, True)
+
+
+def test_a_target_that_is_none_is_usage() -> None:
+    with pytest.raises(InvalidInput):
+        daemon.resolve("http://box:1")
+
+
+# -- models and engines ---------------------------------------------------------------------------------------------
+
+
+def engine(state: str = "ready", level: str = "all", reason: str = "", **more: object) -> EngineInfo:
+    settings: dict[str, object] = {
+        "latency_ms": 5.0,
+        "reference_ms": 10.0,
+        "backend": "onnxruntime",
+        "precision": "fp32",
+    }
+    settings |= {"key": f"{state}{level}".ljust(32, "0"), "verdict": Verdict(True, "", {}), "device": "cpu"} | more
+    parts = {"recipe.optimization": level}
+    return msgspec.convert(
+        {
+            "model": "m",
+            "state": state,
+            "reason": reason,
+            "parts": parts,
+            "bytes": 1,
+            "created_unix_s": 1.0,
+            "build_s": 1.0,
+            **settings,
+        },
+        EngineInfo,
+        from_attributes=True,
+    )
+
+
+REFERENCE = engine(level="none", latency_ms=10.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([REFERENCE, engine("serving")], "ok m: engine servingall00 (onnxruntime fp32 at level all on cpu) is serving"),
+        ([REFERENCE], "warning m: no engine can be made here"),
+        (
+            [REFERENCE, engine("absent")],
+            "warning m: engine absentall000 (onnxruntime fp32 at level all on cpu) is absent",
+        ),
+        (
+            [engine("stale"), engine("ready", "basic")],
+            "ok m: engine staleall0000 (onnxruntime fp32 at level all on cpu) is",
+        ),
+        ([engine("rejected", reason="cosine 0.5 is below 0.9")], "is rejected: cosine 0.5 is below 0.9"),
+        ([engine("quarantined", reason="failed 4 times")], "is quarantined: failed 4 times"),
+        ([engine("building")], "warning m: no engine of it is ready"),
+    ],
+)
+def test_engines(found: list[EngineInfo], expected: str) -> None:
+    assert expected in said(engines.standing("m", found))
+
+
+def test_nodes_that_run_elsewhere_are_named() -> None:
+    made = Composition(fallback=("2 NonMaxSuppression run on the CPU (2 of 90 nodes)",))
+    found = engines.placement("m", [engine("serving", device="cuda:0", composition=made), engine("ready", "basic")])
+    assert (found.result, "2 NonMaxSuppression run on the CPU" in found.message) == (Result.WARNING, True)
+    assert engines.placement("m", []).result is Result.UNKNOWN
+    assert engines.placement("m", [engine(composition=Composition(nodes={"CPU": {"Conv": 3}}))]).result is Result.OK
+
+
+@pytest.mark.parametrize(
+    ("found", "baseline", "expected"),
+    [
+        (engine(), Baseline(5.0, 5.0), Result.OK),
+        (engine(latency_ms=8.0), Baseline(5.0, 8.0), Result.WARNING),
+        (engine(latency_ms=11.0), Baseline(11.0, 11.0), Result.WARNING),
+        (engine(latency_ms=None), Baseline(), Result.UNKNOWN),
+        (REFERENCE, Baseline(10.0, 10.0), Result.OK),
+    ],
+)
+def test_latency(found: EngineInfo, baseline: Baseline, expected: Result) -> None:
+    assert engines.latency("m", [found], {found.key: baseline}, ()).result is expected
+
+
+def test_an_alarm_about_pace_is_about_latency() -> None:
+    alarm = AlarmInfo("slow", "inference takes 50 ms instead of 5 ms", "m", "", 1.0)
+    assert engines.latency("m", [engine()], {}, [alarm]).result is Result.WRONG
+    other = msgspec.structs.replace(alarm, model="another")
+    assert engines.latency("m", [engine()], {}, [other]).result is Result.OK
+
+
+@pytest.mark.parametrize(
+    ("figures", "near"),
+    [
+        ({"cosine": 1.0, "relative_l2": 1e-7, "finite": 1.0}, []),
+        ({"relative_l2": 1.9e-3}, ["relative_l2"]),
+        ({"cosine": 0.9999905}, ["cosine"]),
+        ({"relative_l2": 5e-3}, []),  # beyond the bound and accepted: it was not decided on
+        ({"top1": 0.9991, "p99_abs": 7.0}, []),
+        ({}, []),
+    ],
+)
+def test_figures_near_their_bounds(figures: dict[str, float], near: list[str]) -> None:
+    assert [figure for figure, _, _ in engines.close(figures, TOLERANCES["fp32"])] == near
+
+
+def test_drift_goes_by_the_model_s_own_bounds() -> None:
+    found = [engine(verdict=Verdict(True, "", {"relative_l2": 1e-3})), REFERENCE]
+    assert said(engines.drift("m", found, {})).startswith("ok m: all figures of 1 accepted")
+    assert said(engines.drift("m", found, {"verify.relative_l2": "0.0011"})).startswith("warning m: engine ")
+    assert said(engines.drift("m", [REFERENCE], {})).startswith("unknown")
+
+
+def made_of(shape: tuple[int | str, ...], **settings: str) -> Model:
+    return Model.of(entry(**settings), inspection(shape=shape))
+
+
+def test_shapes_that_nothing_tells() -> None:
+    assert models.shapes(made_of((1, 4))).result is Result.OK
+    found = models.shapes(made_of((1, "width")))
+    assert (found.result, "x[1,width] may have any size" in found.message) == (Result.WARNING, True)
+    told = models.shapes(made_of((1, "width"), **{"profile.x": "1x1 1x8 1x16"}))
+    assert told.result is Result.OK
+
+
+def test_a_batch_that_nobody_fills() -> None:
+    assert models.batch(made_of((10, 3, 32, 32))).result is Result.WARNING
+    assert models.batch(made_of((1, 3, 32, 32))).result is Result.OK
+    assert models.batch(made_of((1, 4))).result is Result.UNKNOWN
+
+
+def test_external_data() -> None:
+    whole = inspection(external=["w.bin"])
+    assert said(models.external_data("m", whole)).startswith("ok m: 1 files")
+    lost = msgspec.structs.replace(whole, external=(ExternalFile("w.bin", 0, "external data w.bin is missing"),))
+    assert said(models.external_data("m", lost)) == "wrong m: external data w.bin is missing"
+    assert said(models.external_data("m", inspection())).startswith("ok m: it has none")

@@ -1,0 +1,109 @@
+"""grpc.health.v1 without a server: what it says of services and models, and when watchers are told."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from edged.config import Health
+from edged.control.plan import PlannedModel
+from edged.errors import NotFound, NotReady
+from edged.ingress.health import HealthService
+from tests.unit.control_room import model, planned_model, serve, settle
+from tests.waiting import run
+
+Status = health_pb2.HealthCheckResponse
+NONE: Any = None
+
+
+class World:
+    """A daemon with a camera service, and the models that a test puts in."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, PlannedModel] = {}
+        controller: Any = SimpleNamespace(models=self.models, health=Health())
+        self.service = HealthService(controller, ["edged.v1.Cameras"])
+
+    def add(self, name: str, *, ready: bool) -> PlannedModel:
+        planned = self.models[name] = planned_model(name)
+        planned.model = model(name)
+        if ready:
+            serve(planned, "key")
+        return planned
+
+    async def check(self, name: str) -> int:
+        status: int = (await self.service.check(health_pb2.HealthCheckRequest(service=name), NONE)).status
+        return status
+
+    def watch(self, name: str) -> tuple[list[int], asyncio.Task[None]]:
+        told: list[int] = []
+
+        async def read() -> None:
+            async for answer in self.service.watch(health_pb2.HealthCheckRequest(service=name), NONE):
+                told.append(answer.status)
+
+        return told, asyncio.get_running_loop().create_task(read())
+
+
+def test_the_daemon_and_its_services_serve_whatever_its_models_do() -> None:
+    async def story() -> None:
+        world = World()
+        world.add("m", ready=False).problem = NotReady("it is no model")
+        assert [await world.check(name) for name in ("", "edged.v1.Cameras")] == [Status.SERVING] * 2
+        assert await world.check("m") == Status.NOT_SERVING
+        with pytest.raises(NotFound, match="no service or model 'nobody'"):
+            await world.check("nobody")
+
+    run(story())
+
+
+def test_a_model_that_is_called_as_a_service_does_not_hide_it() -> None:
+    async def story() -> None:
+        world = World()
+        world.add("edged.v1.Cameras", ready=False)
+        assert await world.check("edged.v1.Cameras") == Status.SERVING
+
+    run(story())
+
+
+def test_a_watcher_is_told_each_change_once_and_of_nothing_else() -> None:
+    async def story() -> None:
+        world = World()
+        told, watching = world.watch("m")
+        await settle()
+        assert told == [Status.SERVICE_UNKNOWN]
+        world.add("m", ready=False)
+        world.add("other", ready=True)
+        for _ in range(3):
+            world.service.look()
+            await settle()
+        assert told[1:] == [Status.NOT_SERVING]
+        serve(world.models["m"], "key")
+        world.service.look()
+        await settle()
+        assert told[2:] == [Status.SERVING]
+        del world.models["m"]
+        world.service.look()
+        await settle()
+        assert told[3:] == [Status.SERVICE_UNKNOWN]
+        watching.cancel()
+
+    run(story())
+
+
+def test_when_the_daemon_stops_watchers_are_told_and_let_go() -> None:
+    async def story() -> None:
+        world = World()
+        world.add("m", ready=True)
+        watchers = [world.watch(name) for name in ("", "m", "nobody")]
+        await settle()
+        world.service.stop()
+        await asyncio.wait_for(asyncio.gather(*(task for _, task in watchers)), 5)
+        assert [told[-1] for told, _ in watchers] == [Status.NOT_SERVING, Status.NOT_SERVING, Status.SERVICE_UNKNOWN]
+        assert await world.check("") == Status.NOT_SERVING
+
+    run(story())

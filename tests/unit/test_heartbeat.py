@@ -1,0 +1,133 @@
+"""When the daemon makes progress, what it says of itself in a line, and that both reach systemd."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from edged.control import report as report_module
+from edged.control.alarms import Alarm, AlarmKind
+from edged.control.commands import Standing
+from edged.control.headline import headline
+from edged.control.pulse import Pulse, stuck
+from edged.control.report import StatusReport
+from edged.heartbeat import Heartbeat
+
+PATIENCE = 30.0
+REPORT = StatusReport("1", "e", 1.0, 3, 2, 0, 0, 0, 0, "", (), ())
+BUILD = Standing("key", "door", "openvino", "fp16", "cpu", "building", "", "building", 0.4)
+ALARM = Alarm(AlarmKind.UNSERVED, "model gate cannot be served: it is no model")
+
+
+@pytest.mark.parametrize(
+    ("pulse", "why"),
+    [
+        (Pulse(0.0), ""),
+        (Pulse(PATIENCE), ""),
+        (Pulse(PATIENCE + 1), "the control loop has not turned for 31 s"),
+        (Pulse(0.5, {"openvino": 0.0, "onnxruntime": PATIENCE}), ""),
+        (
+            Pulse(0.5, {"openvino": 0.0, "onnxruntime": PATIENCE + 1}),
+            "engine host onnxruntime has been hanging for 31 s beyond its limit and is not replaced",
+        ),
+        (Pulse(99.0, {"openvino": 99.0}), "the control loop has not turned for 99 s"),
+    ],
+)
+def test_progress(pulse: Pulse, why: str) -> None:
+    assert stuck(pulse, PATIENCE) == why
+
+
+@pytest.mark.parametrize(
+    ("report", "problem", "line"),
+    [
+        (msgspec.structs.replace(REPORT, models=0), "", "no models yet"),
+        (REPORT, "", "2 of 3 models answer"),
+        (
+            msgspec.structs.replace(REPORT, building=(BUILD, BUILD)),
+            "",
+            "2 of 3 models answer; making door for openvino/fp16, building 40% and 1 more",
+        ),
+        (
+            msgspec.structs.replace(REPORT, alarms=(ALARM, ALARM, ALARM)),
+            "configuration refused: x",
+            f"2 of 3 models answer; configuration refused: x; wrong: {ALARM.message} and 2 more",
+        ),
+    ],
+)
+def test_the_daemon_in_a_line(report: StatusReport, problem: str, line: str) -> None:
+    assert headline(report, problem) == line
+
+
+@dataclass
+class Manager:
+    """Hears what systemd would."""
+
+    is_heard: bool = True
+    lines: list[str] = field(default_factory=list)
+    beats: int = 0
+
+    def status(self, line: str) -> None:
+        self.lines.append(line)
+
+    def alive(self) -> None:
+        self.beats += 1
+
+
+@dataclass
+class Controller:
+    """One whose pulse a test gives."""
+
+    idle_s: float = 0.0
+
+    def pulse(self) -> Pulse:
+        return Pulse(self.idle_s)
+
+
+@dataclass
+class Reloader:
+    problem: str = ""
+
+
+async def _beat(manager: Manager, controller: Controller, watchdog: float | None, seconds: float) -> None:
+    made: Any = Heartbeat
+    beating = asyncio.create_task(made(manager, watchdog, controller, Reloader()).run())
+    await asyncio.sleep(seconds)
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "status", lambda controller: REPORT)
+
+
+def test_the_watchdog_is_fed_more_often_than_it_asks_and_the_same_line_is_told_once() -> None:
+    manager = Manager()
+    asyncio.run(_beat(manager, Controller(), 0.1, 0.35))
+    assert manager.beats >= 4
+    assert manager.lines == ["2 of 3 models answer"]
+
+
+def test_who_makes_no_progress_is_not_fed_but_goes_on_telling(caplog: pytest.LogCaptureFixture) -> None:
+    manager = Manager()
+    asyncio.run(_beat(manager, Controller(idle_s=5.0), 0.1, 0.35))
+    assert (manager.beats, len(manager.lines)) == (0, 1)
+    assert [r.message for r in caplog.records] == [
+        "the watchdog is no longer fed: the control loop has not turned for 5 s"
+    ]
+
+
+def test_without_a_watchdog_only_the_line_is_told() -> None:
+    manager = Manager()
+    asyncio.run(_beat(manager, Controller(idle_s=5.0), None, 0.05))
+    assert (manager.beats, len(manager.lines)) == (0, 1)
+
+
+def test_without_systemd_nothing_is_told_and_it_goes_on() -> None:
+    manager = Manager(is_heard=False)
+    asyncio.run(_beat(manager, Controller(), 0.1, 0.1))
+    assert (manager.beats, manager.lines) == (0, [])

@@ -1,0 +1,144 @@
+"""Inventories: what a file says, what is refused and how, and which boxes are meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from edged.cli import inventory_check
+from edged.cli.inventory import Box, load
+from edged.client.credentials import Credentials
+from edged.errors import ConfigError, InvalidInput
+
+GOOD = """
+[defaults]
+ca = "ca.pem"
+timeout_s = 5
+
+[boxes.dock1]
+target = "tls:dock1.example:8001"
+groups = ["dock", "north"]
+
+[boxes."dock 2"]
+target = "grpcs://dock2.example"
+groups = ["dock"]
+ca = "/etc/other.pem"
+certificate = "me.pem"
+key = "me.key"
+server_name = "box2"
+timeout_s = 9.5
+
+[boxes.here]
+target = "unix:/run/edged/edged.sock"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    place = folder / "boxes.toml"
+    place.write_text(text)
+    return place
+
+
+def test_boxes_have_what_they_say_and_otherwise_the_defaults(tmp_path: Path) -> None:
+    first, second, third = load(written(tmp_path, GOOD)).boxes
+    assert (first.name, first.target, first.groups) == ("dock1", "tls:dock1.example:8001", ("dock", "north"))
+    assert (first.settings.ca, first.settings.timeout_s) == (str(tmp_path / "ca.pem"), 5)
+    assert (second.name, second.settings.ca, second.settings.timeout_s) == ("dock 2", "/etc/other.pem", 9.5)
+    assert second.credentials({}) == Credentials(
+        "/etc/other.pem", str(tmp_path / "me.pem"), str(tmp_path / "me.key"), "", "box2"
+    )
+    assert (third.groups, third.settings.certificate) == ((), "")
+
+
+def test_what_nobody_says_comes_from_the_environment(tmp_path: Path) -> None:
+    first, second, _ = load(written(tmp_path, GOOD)).boxes
+    environment = {"EDGED_CA": "/env/ca", "EDGED_CERTIFICATE": "/env/c", "EDGED_KEY": "/env/k", "EDGED_TOKEN": "secret"}
+    ours = str(tmp_path / "ca.pem")
+    assert first.credentials(environment) == Credentials(ours, "/env/c", "/env/k", "secret")
+    assert second.credentials(environment).certificate == str(tmp_path / "me.pem")
+    assert Box("x", "here").credentials(environment) == Credentials("/env/ca", "/env/c", "/env/k", "secret")
+
+
+def test_a_token_of_the_file_comes_before_that_of_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of-the-file")
+    (tmp_path / "token").chmod(0o600)
+    text = '[boxes.a]\ntarget = "tls:a"\ntoken_file = "token"\n'
+    (box,) = load(written(tmp_path, text)).boxes
+    assert box.credentials({"EDGED_TOKEN": "of-the-environment"}).token == "of-the-file"
+
+
+def test_groups_and_names_choose_in_the_order_of_the_file(tmp_path: Path) -> None:
+    found = load(written(tmp_path, GOOD))
+    assert [box.name for box in found.select()] == ["dock1", "dock 2", "here"]
+    assert [box.name for box in found.select(groups=["dock"])] == ["dock1", "dock 2"]
+    assert [box.name for box in found.select(groups=["north"], names=["here"])] == ["dock1", "here"]
+    with pytest.raises(InvalidInput, match="no group 'dok'; did you mean 'dock'"):
+        found.select(groups=["dok"])
+    with pytest.raises(InvalidInput, match="no box 'dock3'; did you mean 'dock1'"):
+        found.select(names=["dock3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "there is no box in it"),
+        ("boxes = 3", "the file: Expected `object`"),
+        ("[boxes.a", "is not valid TOML"),
+        ('[boxes.a]\ntarget = "tls:a"\ntagret = "x"', r"\[boxes.a\]: there is no key 'tagret'; did you mean 'target'"),
+        ('[boxes.a]\ntarget = "tls:a"\ntoken = "secret"', "there is no key 'token'; did you mean 'token_file'"),
+        ('[box.a]\ntarget = "tls:a"', "there is no key 'box'; did you mean 'boxes'"),
+        ('[defaults]\ncertifcate = "x"\n[boxes.a]\ntarget = "a"', r"\[defaults\]: .*did you mean 'certificate'"),
+        ("[boxes.a]\ngroups = []", r"\[boxes.a\]: Object missing required field `target`"),
+        ('[boxes.a]\ntarget = " "', "empty target"),
+        ('[boxes.a]\ntarget = "http://a"', r"\[boxes.a\]: 'http://a' is a URL"),
+        ('[boxes.a]\ntarget = "a"\ntimeout_s = 0', "> 0"),
+        ('[boxes.a]\ntarget = "a"\ngroups = "dock"', "Expected `array`"),
+        ('[boxes."a\\u001b[31m"]\ntarget = "a"', "is no name for a box"),
+        ('[boxes.a]\ntarget = "a:8001"\n[boxes.b]\ntarget = "a"', "boxes a and b have the same target, a:8001"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as raised:
+        load(written(tmp_path, text))
+    assert str(tmp_path / "boxes.toml") in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
+        load(tmp_path / "none.toml")
+
+
+# --- edged inventory check ------------------------------------------------------------------------------------------
+
+
+def check(*line: str) -> Result:
+    app = typer.Typer()
+    inventory_check.register(app)
+    return CliRunner().invoke(app, ["inventory", "check", *line])
+
+
+def test_a_check_shows_how_each_box_would_be_asked(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret-token")
+    (tmp_path / "token").chmod(0o600)
+    text = (
+        '[boxes.a]\ntarget = "tls:a"\ntoken_file = "token"\n[boxes.b]\ntarget = "unix:/run/b"\n'
+        '[boxes.c]\ntarget = "c:1"\ntoken_file = "token"\n[boxes.d]\ntarget = "tls:d"\nca = "none.pem"\n'
+    )
+    result = check(str(written(tmp_path, text)), "--json")
+    boxes = {box["box"]: box for box in json.loads(result.stdout)["boxes"]}
+    assert result.exit_code == 1
+    assert {name: box["how"] for name, box in boxes.items()} == {"a": "tls, token", "b": "plain", "c": "", "d": ""}
+    assert "in the clear" in boxes["c"]["problem"]
+    assert "none.pem cannot be read" in boxes["d"]["problem"]
+    assert "secret-token" not in result.stdout
+
+
+def test_a_check_of_a_wrong_file_ends_with_status_2(tmp_path: Path) -> None:
+    result = check(str(written(tmp_path, "[boxes]\nx = 1")))
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,79 @@
+"""What a box does right now, as it is told: models, engine hosts, memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from edged.client.load import load_info
+from edged.config import Health
+from edged.control.alarms import Alarm, AlarmKind
+from edged.device import memory
+from edged.device.root import Root
+from edged.errors import ModelRefused
+from edged.events import EventLog, HostLost
+from edged.ingress.load import hosts, model
+from edged.metrics.tally import Tally
+from edged.proto import operations_pb2 as pb
+from tests.unit.control_room import planned_model
+
+
+def test_a_model_tells_what_it_did_and_what_is_wrong_with_it() -> None:
+    planned = planned_model("m")
+    planned.slot.statistics.succeeded(1, 5.0, 1.0, 1.0, 2.0, 1.0)
+    planned.slot.statistics.succeeded(4, 5.0, 1.0, 1.0, 2.0, 1.0)
+    planned.slot.statistics.failed(3.0)
+    alarms = [
+        Alarm(AlarmKind.SLOW, "slow", "m"),
+        Alarm(AlarmKind.SLOW, "slow too", "m", "key"),
+        Alarm(AlarmKind.FALLBACK, "another's", "other"),
+    ]
+    told = model("m", planned, alarms, Health(), 0.0)
+    assert (told.answered, told.failed, list(told.degraded)) == (2, 1, ["slow"])
+    assert (told.state, told.reason, told.backend) == ("loading", "", "")
+    assert not told.HasField("infer_ms")
+
+
+def test_a_model_that_cannot_be_served_says_why() -> None:
+    planned = planned_model("m")
+    planned.problem = ModelRefused("it has a cycle")
+    told = model("m", planned, (), Health(), 0.0)
+    assert (told.state, told.reason) == ("refused", "it has a cycle")
+
+
+def link(backend: str, pid: int, sessions: int = 0, memory_mb: int = 0) -> Any:
+    return SimpleNamespace(backend=backend, pid=pid, sessions=set(range(sessions)), memory_mb=memory_mb)
+
+
+def test_hosts_are_told_with_their_memory_and_those_that_are_gone_without() -> None:
+    log = EventLog()
+    tally = Tally(log)
+    for backend in ("openvino", "openvino", "tensorrt"):
+        log.tell(HostLost(backend, "died"))
+    told = list(hosts([link("openvino", os.getpid(), 2, 100), link("onnxruntime", 1 << 30)], tally))
+    assert [(each.backend, each.losses, each.sessions) for each in told] == [
+        ("onnxruntime", 0, 0),
+        ("openvino", 2, 2),
+        ("tensorrt", 1, 0),
+    ]
+    assert [each.resident_bytes > 0 for each in told] == [False, True, False]
+    assert (told[1].limit_bytes, told[2].pid) == (100 << 20, 0)
+
+
+def test_memory_is_read_as_the_kernel_tells_it(tmp_path: Path) -> None:
+    place = tmp_path / "proc" / "meminfo"
+    place.parent.mkdir()
+    place.write_text("MemTotal:        8000 kB\nMemFree:  1 kB\nMemAvailable:    6000 kB\n")
+    assert memory.read(Root(tmp_path)) == memory.Memory(8000 << 10, 6000 << 10)
+    place.write_text("MemTotal: many kB\nMemAvailable:\n")
+    assert memory.read(Root(tmp_path)) == memory.Memory()
+    assert memory.read(Root(tmp_path / "none")) == memory.Memory()
+
+
+def test_what_is_absent_on_the_wire_is_none_for_the_client() -> None:
+    message = pb.GetLoadResponse(models=[pb.ModelLoad(name="a"), pb.ModelLoad(name="b", infer_ms=0.0, baseline_ms=2.0)])
+    first, second = load_info(message).models
+    assert (first.infer_ms, first.baseline_ms) == (None, None)
+    assert (second.infer_ms, second.baseline_ms) == (0.0, 2.0)

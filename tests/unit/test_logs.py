@@ -1,0 +1,211 @@
+"""What a log record becomes: a line, an object, an entry of the journal; and what it is about."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edged import logs
+from edged.logs.fields import about
+from edged.logs.formats import JsonLines, PriorityLines, TextLines, priority
+from edged.logs.journal import Journal, goes_there
+from edged.logs.output import Output
+
+
+def record(
+    message: str, *values: object, level: int = logging.INFO, name: str = "edged.x", **extra: str
+) -> logging.LogRecord:
+    """As a logger makes it."""
+    return logging.getLogger(name).makeRecord(
+        name, level, __file__, 7, message, values, sys.exc_info() if sys.exc_info()[0] else None, "f", extra or None
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (record("model %s: read, digest %s", "door", "12"), {"model": "door"}),
+        (record("model %s: engine %s (%s) serves", "d", "e1", "null"), {"model": "d", "engine": "e1"}),
+        (record("engine %s of model %s: %5.1f ms", "e1", "d", 2.0), {"model": "d", "engine": "e1"}),
+        (record("at %d %% of camera %.80r", 5, "yard"), {"camera": "yard"}),
+        (record("engine host %s (pid %d)", "null", 3), {}),
+        (record("remodel %s", "d"), {}),
+        (record("model %s: engine %s", "d"), {"model": "d"}),  # an argument short, which logging only reports
+        (record("%s", "all", model="d", event="alarm_raised"), {"event": "alarm_raised", "model": "d"}),
+        (record("model %s", "d", model="", engine=""), {"model": "d"}),
+    ],
+)
+def test_a_record_is_about_what_its_template_and_its_caller_name(made: logging.LogRecord, said: dict[str, str]) -> None:
+    assert about(made) == said
+
+
+def test_text_is_a_line_with_its_time_whoever_chose_a_name() -> None:
+    line = TextLines().format(record("model %s: read", "a\nb\x1b[2J\u2028\x9b", level=logging.WARNING))
+    assert line.endswith(" W edged.x: model a\\nb\\x1b[2J\\u2028\\x9b: read")
+    assert line[:4].isdecimal()
+
+
+def test_json_is_one_object_a_line() -> None:
+    try:
+        raise KeyError("x")
+    except KeyError:
+        line = JsonLines().format(record("model %s: bad name\n%s", "d", "\udcff", level=logging.ERROR, camera="c"))
+    assert "\n" not in line
+    found = json.loads(line)
+    assert found.pop("time").endswith("Z")
+    assert found.pop("exception").endswith("KeyError: 'x'")
+    assert found == {
+        "level": "error",
+        "logger": "edged.x",
+        "message": "model d: bad name\n\\udcff",
+        "model": "d",
+        "camera": "c",
+    }
+
+
+def test_every_line_for_a_journal_has_its_priority_and_no_time() -> None:
+    try:
+        raise KeyError("x")
+    except KeyError:
+        lines = PriorityLines().format(record("it\nfailed", level=logging.ERROR)).splitlines()
+    assert lines[0] == "<3>edged.x: it\\nfailed"
+    assert len(lines) > 3
+    assert all(line.startswith("<3>") for line in lines)
+
+
+def test_levels_are_syslogs() -> None:
+    levels = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, 1)
+    assert [priority(level) for level in levels] == [2, 3, 4, 6, 7, 7]
+
+
+@pytest.fixture
+def listening() -> Iterator[tuple[socket.socket, str]]:
+    """A socket that a journal would have, and where it is."""
+    with (
+        tempfile.TemporaryDirectory(prefix="edt-") as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
+    ):
+        journal.bind(f"{folder}/socket")
+        journal.settimeout(10)
+        yield journal, f"{folder}/socket"
+
+
+def _entry(data: bytes) -> dict[str, str]:
+    """What the journal reads: https://systemd.io/JOURNAL_NATIVE_PROTOCOL."""
+    found = {}
+    while data:
+        line, _, data = data.partition(b"\n")
+        name, equals, value = line.partition(b"=")
+        if not equals:
+            (size,) = struct.unpack("<Q", data[:8])
+            value, data = data[8 : 8 + size], data[8 + size + 1 :]
+        found[name.decode()] = value.decode()
+    return found
+
+
+def test_an_entry_of_the_journal_has_fields_to_search_by(listening: tuple[socket.socket, str]) -> None:
+    receiver, address = listening
+    output = Output(io.StringIO(), Journal(address))
+    output.shape("journal")
+    output.handle(record("model %s: engine %s", "do=or", "e\nPRIORITY=0", level=logging.WARNING, event="x"))
+    found = _entry(receiver.recv(1 << 16))
+    output.close()
+    assert found["PRIORITY"] == "4"
+    assert found["MESSAGE"] == "model do=or: engine e\nPRIORITY=0"
+    assert (found["EDGED_MODEL"], found["EDGED_ENGINE"]) == ("do=or", "e\nPRIORITY=0")
+    assert (found["EDGED_EVENT"], found["EDGED_LOGGER"], found["SYSLOG_IDENTIFIER"]) == ("x", "edged.x", "edged")
+    assert (found["CODE_FILE"], found["CODE_LINE"]) == (__file__, "7")
+
+
+def test_without_a_journal_it_is_said_on_standard_error_with_its_priority(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    output = Output(stream, Journal(str(tmp_path / "nowhere")))
+    output.shape("journal")
+    output.handle(record("hello", level=logging.ERROR))
+    output.close()
+    assert stream.getvalue() == "<3>edged.x: hello\n"
+
+
+def test_a_journal_that_is_too_busy_costs_its_lines_and_tells_so(listening: tuple[socket.socket, str]) -> None:
+    receiver, address = listening
+    stream = io.StringIO()
+    output = Output(stream, Journal(address))
+    output.shape("journal")
+    sent = 0
+    while sent < 2000:  # until the receiver's queue is full, which waits for nobody
+        output.handle(record("line %d", sent))
+        sent += 1
+        if output._journal._lost:
+            break
+    assert output._journal._lost == 1
+    took = [_entry(receiver.recv(1 << 16))["MESSAGE"] for _ in range(sent - 1)]
+    output.handle(record("at last"))
+    told, last = (_entry(receiver.recv(1 << 16))["MESSAGE"] for _ in range(2))
+    output.close()
+    assert took == [f"line {number}" for number in range(sent - 1)]
+    assert "1 lines, which are lost" in told
+    assert last == "at last"
+    assert stream.getvalue() == ""
+
+
+def test_only_a_stream_that_is_the_journals_goes_there(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("w") as ours, (tmp_path / "b").open("w") as other:
+        is_at = os.fstat(ours.fileno())
+        named = {"JOURNAL_STREAM": f"{is_at.st_dev}:{is_at.st_ino}"}
+        assert goes_there(named, ours.fileno())
+        assert not goes_there(named, other.fileno())
+        for wrong in ({}, {"JOURNAL_STREAM": ""}, {"JOURNAL_STREAM": "x:y"}, {"JOURNAL_STREAM": "1"}):
+            assert not goes_there(wrong, ours.fileno())
+        assert isinstance(Output(ours).formatter, TextLines)
+
+
+def test_auto_is_the_journals_form_where_standard_error_goes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "a").open("w") as stream:
+        is_at = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{is_at.st_dev}:{is_at.st_ino}")
+        output = Output(stream, Journal(str(tmp_path / "nowhere")))
+        output.handle(record("hello"))
+        assert (tmp_path / "a").read_text() == "<6>edged.x: hello\n"
+        output.shape("text")
+        output.handle(record("again"))
+        output.close()
+    assert (tmp_path / "a").read_text().endswith(" I edged.x: again\n")
+
+
+def test_what_clients_set_changes_text_and_no_form_for_programs() -> None:
+    stream = io.StringIO()
+    output = Output(stream)
+    output.shape("json")
+    output.setFormatter(logging.Formatter("changed %(message)s"))
+    output.handle(record("a"))
+    assert json.loads(stream.getvalue())["message"] == "a"
+    output.shape("text")
+    output.setFormatter(logging.Formatter("changed %(message)s"))
+    output.handle(record("b"))
+    assert stream.getvalue().endswith("changed b\n")
+
+
+@pytest.mark.parametrize(("level", "said"), [("debug", 5), ("info", 4), ("warning", 3), ("error", 2)])
+def test_the_level_is_that_of_the_options(level: logs.options.Level, said: int) -> None:
+    root, ours = logging.getLogger(), logging.getLogger("edged")
+    before = root.level, ours.level
+    try:
+        logs.heed(logs.LogOptions(level=level))
+        levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+        assert sum(logging.getLogger("edged.y").isEnabledFor(each) for each in levels) == said
+        assert not logging.getLogger("library").isEnabledFor(logging.DEBUG)
+    finally:
+        root.setLevel(before[0])
+        ours.setLevel(before[1])

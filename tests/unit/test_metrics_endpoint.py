@@ -1,0 +1,162 @@
+"""The metrics' listener: what it answers, and whom it cuts off."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from edged.errors import ConfigError
+from edged.metrics import endpoint as endpoint_module
+from edged.metrics.endpoint import Endpoint
+from tests.waiting import run, until
+
+TEXT = b"edged_ready 1.0\n"
+
+
+async def scrape(accept: str, compressed: bool) -> tuple[bytes, str]:
+    return (gzip.compress(TEXT) if compressed else TEXT), f"text/plain; asked={accept}"
+
+
+@asynccontextmanager
+async def listening(listen: str = "127.0.0.1:0") -> AsyncIterator[tuple[Endpoint, int]]:
+    endpoint = Endpoint(listen, scrape)
+    address = await endpoint.start()
+    try:
+        yield endpoint, int(address.rsplit(":", 1)[1].split("/")[0]) if listen[0] != "u" else 0
+    finally:
+        await endpoint.stop(1.0)
+
+
+async def ask(port: int, request: bytes) -> tuple[str, bytes]:
+    """The head and the body of what comes back; empty where the connection is closed without a word."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        answer = await asyncio.wait_for(reader.read(), 10)
+    except ConnectionResetError:
+        answer = b""
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head.decode(), body
+
+
+GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n%s\r\n"
+
+
+def test_metrics_are_given_to_who_asks_for_them() -> None:
+    async def story() -> None:
+        async with listening() as (_, port):
+            head, body = await ask(port, GET % b"Accept: text/plain\r\n")
+            assert head.startswith("HTTP/1.1 200 OK")
+            assert "Content-Type: text/plain; asked=text/plain" in head
+            assert f"Content-Length: {len(TEXT)}" in head
+            assert body == TEXT
+            head, body = await ask(port, GET % b"accept-encoding: deflate, gzip\r\n")
+            assert "Content-Encoding: gzip" in head
+            assert gzip.decompress(body) == TEXT
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"GET / HTTP/1.1", "404"),
+        (b"GET /metrics/../etc HTTP/1.1", "404"),
+        (b"POST /metrics HTTP/1.1", "405"),
+        (b"HEAD /metrics HTTP/1.1", "405"),
+        (b"GET /metrics", "400"),
+        (b"\x16\x03\x01\x02", "400"),
+        (b"GET /metrics?name[]=a HTTP/1.0", "200"),
+    ],
+)
+def test_anything_else_is_told_so(request_line: bytes, status: str) -> None:
+    async def story() -> None:
+        async with listening() as (_, port):
+            head, _ = await ask(port, request_line + b"\r\n\r\n")
+            assert head.startswith(f"HTTP/1.1 {status} ")
+
+    run(story())
+
+
+def test_a_head_that_never_ends_is_cut_off() -> None:
+    async def story() -> None:
+        async with listening() as (_, port):
+            assert await ask(port, b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 4000) == ("", b"")
+            assert (await ask(port, GET % b""))[1] == TEXT
+
+    run(story())
+
+
+def test_whoever_is_slow_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "_SECONDS", 0.1)
+
+    async def story() -> None:
+        async with listening() as (_, port):
+            assert await ask(port, b"GET /metrics") == ("", b"")
+
+    run(story())
+
+
+def test_connections_are_few_and_those_that_end_make_room() -> None:
+    async def story() -> None:
+        async with listening() as (endpoint, port):
+            idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(endpoint_module._MOST_CONNECTIONS)]
+            await until(lambda: len(endpoint._connections) == len(idle), "all are connected")
+            assert await ask(port, GET % b"") == ("", b"")
+            idle.pop().close()
+            await until(lambda: len(endpoint._connections) == len(idle), "one has gone")
+            assert (await ask(port, GET % b""))[1] == TEXT
+            for each in idle:
+                each.close()
+
+    run(story())
+
+
+def test_a_scrape_that_fails_is_told_without_its_details() -> None:
+    async def fail(accept: str, compressed: bool) -> tuple[bytes, str]:
+        raise RuntimeError("secret")
+
+    async def story() -> None:
+        endpoint = Endpoint("127.0.0.1:0", fail)
+        port = int((await endpoint.start()).rsplit(":", 1)[1].split("/")[0])
+        head, body = await ask(port, GET % b"")
+        assert head.startswith("HTTP/1.1 500 ")
+        assert b"secret" not in body
+        await endpoint.stop(1.0)
+
+    run(story())
+
+
+def test_a_socket_file_is_there_while_it_listens_and_no_longer(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.sock"
+
+    async def story() -> None:
+        async with listening(f"unix:{path}"):
+            assert path.stat().st_mode & 0o777 == 0o660
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(GET % b"")
+            assert (await asyncio.wait_for(reader.read(), 10)).endswith(TEXT)
+            writer.close()
+        assert not path.exists()
+
+    run(story())
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "example.org:9301", "nonsense", "127.0.0.1:99999"])
+def test_it_listens_on_this_machine_only(listen: str) -> None:
+    with pytest.raises(ConfigError):
+        run(Endpoint(listen, scrape).start())
+
+
+def test_a_port_that_is_taken_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"\[metrics\] cannot listen on .*; choose another"):
+            run(Endpoint(f"127.0.0.1:{port}", scrape).start())

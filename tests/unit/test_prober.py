@@ -1,0 +1,142 @@
+"""What requests and probes leave behind of an engine: its vitals, and the model's readiness that follows from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import pytest
+
+from edged.build.reference import REFERENCE
+from edged.config import Health
+from edged.control.chores import Chores
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.prober import Prober
+from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady
+from edged.serving.slot import Slot
+from edged.serving.work import InputTensor, TensorWork
+from tests.fake_link import FakeLink
+from tests.unit.control_room import key_of, model, planned_model, serve, settle
+from tests.waiting import run
+
+LATER = 1e9  # seconds after which every engine is due
+
+
+class Questioner:
+    """Asks nobody; what comes of it a test says."""
+
+    def __init__(self) -> None:
+        self.outcomes: deque[Exception | None] = deque()
+        self.asked: list[bool] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def ask(self, known: object, link: object, session: int, *, is_reference: bool) -> None:
+        self.asked.append(is_reference)
+        await self.gate.wait()
+        outcome = self.outcomes.popleft() if self.outcomes else None
+        if outcome is not None:
+            raise outcome
+
+
+def served(name: str = "m") -> PlannedModel:
+    planned = planned_model(name)
+    planned.model = model(name)
+    key = key_of(planned.model, REFERENCE)
+    planned.engines = {key.digest: PlannedEngine(key, REFERENCE)}
+    serve(planned, key.digest)
+    return planned
+
+
+def prober(questioner: Questioner) -> Prober:
+    asking: Any = questioner
+    return Prober(asking, Health(), Chores(lambda: None))
+
+
+# -- probes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
+    async def story() -> None:
+        questioner, planned = Questioner(), served()
+        probing = prober(questioner)
+        assert planned.slot.current is not None
+        vitals = planned.slot.current.vitals
+        questioner.outcomes.append(EngineUnusable("no kernel"))
+        probing.look([planned], LATER)
+        await settle()
+        assert (vitals.misses, vitals.reason, questioner.asked) == (1, "no kernel", [True])
+        probing.look([planned], LATER)
+        await settle()
+        assert (vitals.misses, vitals.reason) == (0, "")
+
+    run(story())
+
+
+@pytest.mark.parametrize("error", [HostLost("it died"), NotReady("no room")])
+def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> None:
+    async def story() -> None:
+        questioner, planned = Questioner(), served()
+        questioner.outcomes.append(error)
+        prober(questioner).look([planned], LATER)
+        await settle()
+        assert planned.slot.current is not None
+        assert planned.slot.current.vitals.misses == 0
+
+    run(story())
+
+
+def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that() -> None:
+    async def story() -> None:
+        questioner, planned = Questioner(), served()
+        assert planned.slot.current is not None
+        planned.slot.current.vitals.unproven = "nothing is answered"
+        questioner.outcomes.append(EngineUnusable("nothing is answered"))
+        prober(questioner).look([planned], LATER)
+        await settle()
+        assert planned.slot.current.vitals.misses == 0
+
+    run(story())
+
+
+def test_one_engine_is_probed_at_a_time() -> None:
+    async def story() -> None:
+        questioner, models = Questioner(), [served("one"), served("other")]
+        probing = prober(questioner)
+        questioner.gate.clear()
+        for _ in range(3):
+            probing.look(models, LATER)
+            await settle()
+        assert len(questioner.asked) == 1
+        questioner.gate.set()
+        await settle()
+        probing.look(models, LATER)
+        await settle()
+        assert len(questioner.asked) == 2
+
+    run(story())
+
+
+# -- requests -------------------------------------------------------------------------------------------------------
+
+
+def test_what_becomes_of_requests_is_in_the_vitals_of_the_engine_that_had_them() -> None:
+    async def story() -> None:
+        slot, link = Slot("m"), FakeLink()
+        session = link.session()
+        slot.install(session)
+        for error in (EngineUnusable("no kernel"), EngineUnusable("no kernel"), InvalidInput("not UTF-8")):
+            work = TensorWork((InputTensor("x", "UINT8", (1,), b"a"),), None)
+            slot.push(work)
+            link.fail(error)
+            await settle()
+            assert work.future.exception() is not None
+        assert (session.vitals.failures, session.vitals.reason) == (2, "no kernel")
+        work = TensorWork((InputTensor("x", "UINT8", (1,), b"a"),), None)
+        slot.push(work)
+        link.answer()
+        await settle()
+        assert (session.vitals.failures, session.vitals.reason) == (0, "")
+
+    run(story())

@@ -1,0 +1,221 @@
+"""One question to an opened engine, and what its answer must look like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edged.backend.contract import Signature
+from edged.build.golden import Sample
+from edged.control.questioning import Acquaintance, Form, Questioner, Unaskable, fault
+from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded, WrongAnswers
+from edged.model.model import Model
+from edged.serving import messages as m
+from edged.serving.arena import Arena
+from edged.tensors import Array, TensorSpec
+from tests.unit.control_room import entry, inspection
+from tests.waiting import run
+
+NAN = float("nan")
+
+
+class Host:
+    """As much of a link as being asked takes: `answer` gives the outputs to an input, or raises."""
+
+    def __init__(self, answer: Callable[[Array], Array | Exception]) -> None:
+        self.arena = Arena(1 << 22)
+        self.answer = answer
+        self.asked: list[tuple[int, ...]] = []
+
+    def submit(self, make: Callable[[int], m.Infer]) -> asyncio.Future[m.Answer]:
+        order = make(1)
+        (ref,) = order.inputs
+        assert ref.span is not None
+        data = np.frombuffer(bytes(self.arena.read(ref.span)), np.float32).reshape(ref.shape)
+        self.asked.append(ref.shape)
+        future: asyncio.Future[m.Answer] = asyncio.get_running_loop().create_future()
+        found = self.answer(data)
+        if isinstance(found, Exception):
+            future.set_exception(found)
+        else:
+            output = m.TensorRef("y", _datatype(found), found.shape, None, found.tobytes())
+            future.set_result(m.Answer(1, (output,), m.Times()))
+        return future
+
+
+def _datatype(array: Array) -> str:
+    return {"float32": "FP32", "float64": "FP64", "int32": "INT32"}[array.dtype.name]
+
+
+def acquaintance(shape: tuple[int | str, ...] = (1, 4)) -> Acquaintance:
+    return Acquaintance(Model.of(entry(), inspection(shape=shape)))
+
+
+def nothing(_: Model) -> Sequence[Sample]:
+    return ()
+
+
+def ask(
+    host: Host,
+    known: Acquaintance | None = None,
+    *,
+    is_reference: bool = False,
+    recorded: Callable[[Model], Sequence[Sample]] = nothing,
+) -> Acquaintance:
+    known = known or acquaintance()
+    link: Any = host
+    run(Questioner(recorded).ask(known, link, 1, is_reference=is_reference))
+    return known
+
+
+def same(array: Array) -> Array:
+    return array
+
+
+# -- asking ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_answers_is_asked_once_with_values_that_are_not_all_the_same() -> None:
+    seen: list[Array] = []
+
+    def answer(array: Array) -> Array:
+        seen.append(array)
+        return array
+
+    host = Host(answer)
+    known = ask(host)
+    assert host.asked == [(1, 4)]
+    assert len(np.unique(seen[0])) > 1
+    assert known.place == 0
+
+
+def test_shapes_that_a_model_takes_are_found_by_asking_and_remembered() -> None:
+    host = Host(lambda array: array if array.shape[1] == 8 else EngineUnusable("the width must be 8"))
+    known = ask(host, acquaintance(("n", "w")), is_reference=True)
+    assert host.asked[-1] == (1, 8)
+    host.asked.clear()
+    ask(host, known)
+    assert host.asked == [(1, 8)]
+
+
+def test_numbers_that_might_mean_how_much_are_never_large() -> None:
+    host = Host(lambda array: EngineUnusable("no") if np.abs(array).max() < 32 else array)
+    with pytest.raises(Unaskable):
+        ask(host, is_reference=True)
+
+
+def test_what_the_reference_refuses_whatever_it_is_asked_cannot_be_asked() -> None:
+    with pytest.raises(Unaskable, match="no question that edged can make up is answered: the index is out of range"):
+        ask(Host(lambda _: EngineUnusable("the index is out of range")), is_reference=True)
+
+
+def test_an_engine_that_refuses_what_the_reference_answers_is_unusable() -> None:
+    known = ask(Host(same), is_reference=True)
+    with pytest.raises(EngineUnusable, match="refuses what the reference answers") as refused:
+        ask(Host(lambda _: EngineUnusable("no kernel")), known)
+    assert not isinstance(refused.value, Unaskable)
+
+
+def test_so_is_one_that_refuses_what_the_reference_answered_when_it_was_verified() -> None:
+    array = np.ones((1, 4), np.float32)
+    sample = Sample({"x": array}, {"y": array}, "unit")
+    with pytest.raises(EngineUnusable, match="refuses what the reference answers"):
+        ask(Host(lambda _: EngineUnusable("no kernel")), recorded=lambda _: [sample])
+
+
+@pytest.mark.parametrize("kind", ["picture", "wide"])
+def test_an_engine_whose_reference_only_answered_other_questions_cannot_be_asked(kind: str) -> None:
+    array = np.ones((1, 4), np.float32)
+    sample = Sample({"x": array}, {"y": array}, kind)
+    with pytest.raises(Unaskable):
+        ask(Host(lambda _: EngineUnusable("no kernel")), recorded=lambda _: [sample])
+
+
+@pytest.mark.parametrize("error", [HostLost("it died"), InvalidInput("no"), Overloaded("full")])
+def test_other_troubles_are_told_as_what_they_are(error: Exception) -> None:
+    kinds = {HostLost: HostLost, InvalidInput: Unaskable, Overloaded: NotReady}
+    with pytest.raises(kinds[type(error)]):  # type: ignore[index]
+        ask(Host(lambda _: error))
+
+
+def test_an_answer_that_is_no_number_is_wrong_unless_the_reference_gives_it_too() -> None:
+    host = Host(lambda array: array * np.float32(NAN))
+    with pytest.raises(WrongAnswers, match="no numbers"):
+        ask(host)
+    known = ask(host, is_reference=True)
+    ask(host, known)
+
+
+def test_what_the_reference_gave_is_looked_up_where_it_was_not_asked_in_this_life() -> None:
+    def recorded(model: Model) -> Sequence[Sample]:
+        array = np.full((1, 4), NAN, np.float32)
+        return [Sample({"x": np.ones((1, 4), np.float32)}, {"y": array}, "unit")]
+
+    ask(Host(lambda array: array * np.float32(NAN)), recorded=recorded)
+
+
+def test_the_reference_may_answer_in_other_shapes_than_its_file_declares_and_then_so_may_the_others() -> None:
+    host = Host(lambda array: np.zeros((1, 7), np.float32))
+    with pytest.raises(WrongAnswers, match=r"is \[1, 7\], the model declares \[1, 4\]"):
+        ask(host)
+    ask(host, ask(host, is_reference=True))
+
+
+def test_an_answer_of_another_datatype_is_wrong() -> None:
+    with pytest.raises(WrongAnswers, match="is FP64, the model declares FP32"):
+        ask(Host(lambda array: array.astype(np.float64)))
+
+
+def test_nothing_is_left_in_the_shared_memory() -> None:
+    host = Host(lambda _: EngineUnusable("no"))
+    for _ in range(3):
+        with pytest.raises(Unaskable):
+            ask(host)
+    whole = host.arena.reserve(1 << 21)
+    host.arena.release(whole)
+
+
+# -- the form of an answer ------------------------------------------------------------------------------------------
+
+SIGNATURE = Signature((), (TensorSpec("a", "FP32", ("n", 4)), TensorSpec("b", "INT64", (1,))))
+GOOD = {"a": Form("FP32", (2, 4), True), "b": Form("INT64", (1,), True)}
+
+
+def test_an_answer_as_declared_has_no_fault() -> None:
+    assert fault(SIGNATURE, GOOD, {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"a": None}, "without output 'a'"),
+        ({"b": Form("INT32", (1,), True)}, "is INT32, the model declares INT64"),
+        ({"a": Form("FP32", (2, 5), True)}, "is [2, 5], the model declares [-1, 4]"),
+        ({"a": Form("FP32", (2, 4), False)}, "no numbers or infinite"),
+    ],
+)
+def test_each_fault_names_its_output(change: dict[str, Form | None], told: str) -> None:
+    forms = {name: form for name, form in (GOOD | change).items() if form is not None}
+    assert told in fault(SIGNATURE, forms, {})
+
+
+@pytest.mark.parametrize(
+    ("datatype", "bits", "finite"),
+    [("BF16", 0x3F80, True), ("BF16", 0x7F80, False), ("BF16", 0xFFC0, False), ("UINT16", 0x7F80, True)],
+)
+def test_numbers_of_every_width_are_looked_at(datatype: str, bits: int, finite: bool) -> None:
+    assert Form.of(datatype, np.array([bits], np.uint16)).is_finite is finite
+
+
+def test_another_model_is_another_acquaintance() -> None:
+    known = acquaintance()
+    assert known.is_of(known.model)
+    other = Model.of(entry(), inspection("other"))
+    assert not known.is_of(other)
+    renamed = msgspec.structs.replace(known.model, entry=entry(stamp="2"))
+    assert known.is_of(renamed)

@@ -1,0 +1,193 @@
+"""A model is repaired step by step in real children; what fails is one line and leaves the original as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from edged.build.child import Limits, run
+from edged.build.repair import repairer
+from edged.build.repair.messages import Lower, Lowered, Prove
+from edged.build.repair.repairer import Repaired, repair
+from edged.errors import BuildFailed, ModelRefused
+from edged.model.identity import file_digest, model_digest
+from edged.model.repair import Wish
+from tests import repair_models as models
+
+NEEDED = Wish(needed=True)
+_ORT = ("onnxruntime",)
+
+
+def _repair(path: Path, wish: Wish = NEEDED, settings: dict[str, str] | None = None) -> Repaired:
+    return asyncio.run(repair(path, wish, settings or {}, _ORT, source=str(path)))
+
+
+def test_a_model_of_a_new_exporter_is_written_for_what_is_here(tmp_path: Path) -> None:
+    path = models.save(models.classifier(), tmp_path / "new.onnx")
+    original = file_digest(path)
+    repaired = _repair(path)
+    record = repaired.record
+    assert [done.step for done in record.steps] == ["opset", "ir"]
+    assert record.original == original
+    assert record.digest == file_digest(path) != original
+    assert all(done.proof.by.startswith("onnx.reference ") for done in record.steps)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["new.onnx"]
+    model = onnx.load(path)
+    assert (str(model.opset_import[0].version), str(model.ir_version)) == tuple(done.after for done in record.steps)
+
+
+def test_a_model_that_can_be_served_is_left_alone(tmp_path: Path) -> None:
+    path = models.save(models.classifier(opset=20, ir=8), tmp_path / "good.onnx")
+    before = path.read_bytes()
+    record = _repair(path).record
+    assert (record.steps, record.left_out) == ((), ())
+    assert record.digest == record.original
+    assert path.read_bytes() == before
+
+
+def test_only_the_step_that_is_named_is_made(tmp_path: Path) -> None:
+    path = models.save(models.mean(), tmp_path / "mean.onnx")
+    record = _repair(path, Wish.parse(False, ["opset=13"])).record
+    (done,) = record.steps
+    assert (done.before, done.after) == ("18", "13")
+    assert done.proof.by.startswith("onnxruntime ")  # which takes opset 18 as well
+    assert done.details == ("1 ReduceMean converted for opset 17",)
+
+
+def test_external_data_is_shared_and_part_of_the_identity(tmp_path: Path) -> None:
+    path = tmp_path / "big.onnx"
+    onnx.save(models.classifier(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    original = model_digest(path, ["w.bin"])
+    weights = (tmp_path / "w.bin").read_bytes()
+    repaired = _repair(path)
+    assert repaired.external == ("w.bin",)
+    assert repaired.record.original == original
+    assert repaired.record.digest == model_digest(path, ["w.bin"]) != original
+    assert (tmp_path / "w.bin").read_bytes() == weights
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["big.onnx", "w.bin"]
+
+
+def test_what_has_no_way_down_is_one_line(tmp_path: Path) -> None:
+    path = models.save(models.scatter(), tmp_path / "scatter.onnx")
+    before = path.read_bytes()
+    with pytest.raises(ModelRefused, match=r"scatter.onnx cannot be repaired: operator TensorScatter \(node 'cache'\)"):
+        _repair(path, Wish.parse(False, ["opset=21"]))
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(models.classifier().SerializeToString()[:300])
+    with pytest.raises(ModelRefused):
+        _repair(path)
+
+
+def test_sizes_are_freed_where_settings_ask_for_others(tmp_path: Path) -> None:
+    path = models.save(models.classifier(1, size=32, opset=20, ir=8), tmp_path / "m.onnx")
+    assert _repair(path).record.steps == ()
+    asked = {"preprocess.width": "64", "preprocess.height": "64"}
+    (done,) = _repair(path, settings=asked).record.steps
+    assert (done.step, done.after) == ("sizes", "x 1x3xHxW")
+
+
+def test_a_named_size_that_cannot_be_freed_is_an_error(tmp_path: Path) -> None:
+    path = models.save(models.split(), tmp_path / "m.onnx")
+    with pytest.raises(ModelRefused, match="sizes: no input takes pictures of one size"):
+        _repair(path, Wish.parse(False, ["sizes"]))
+
+
+def test_a_model_is_simplified_when_asked(tmp_path: Path) -> None:
+    pytest.importorskip("onnxslim", reason="it is an optional package")
+    made = models.classifier(opset=20, ir=8)
+    made.graph.node.append(onnx.helper.make_node("Identity", ["y"], ["z"]))
+    made.graph.node.append(onnx.helper.make_node("Relu", ["z"], ["out"]))
+    made.graph.output[0].name = "out"
+    path = models.save(made, tmp_path / "m.onnx")
+    record = _repair(path, Wish.parse(False, ["simplify"])).record
+    assert [done.step for done in record.steps] == ["simplify"], record.left_out
+    assert record.steps[0].details[0].startswith("by onnxslim")
+    simple = onnx.load(path)
+    assert len(simple.graph.node) < len(made.graph.node)
+    assert simple.metadata_props == made.metadata_props
+
+
+# -- when children fail ---------------------------------------------------------------------------------------------
+
+
+class _Runs:
+    """Runs jobs as ever, but one kind: what becomes of that is given."""
+
+    def __init__(self, kind: type, outcome: Any) -> None:
+        self._kind, self._outcome = kind, outcome
+
+    async def __call__(self, job: Any, answer: Any, limits: Limits) -> Any:
+        if not isinstance(job, self._kind):
+            return await run(job, answer, limits)
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome(job)
+
+
+def _stamps_only(job: Lower) -> Lowered:
+    model = onnx.load(job.path)
+    model.opset_import[0].version, model.ir_version = job.opset, 10
+    Path(job.out).write_bytes(model.SerializeToString())
+    return Lowered(by_definition=True)
+
+
+def test_a_wrong_conversion_is_not_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = models.save(models.softmax(1), tmp_path / "m.onnx")
+    before = path.read_bytes()
+    monkeypatch.setattr(repairer, "run", _Runs(Lower, _stamps_only))
+    with pytest.raises(ModelRefused, match="does not answer as the original does: cosine"):
+        _repair(path, Wish.parse(False, ["opset=12"]))
+    assert path.read_bytes() == before
+
+
+def test_a_converter_that_crashes_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = models.save(models.classifier(), tmp_path / "m.onnx")
+    monkeypatch.setattr(repairer, "run", _Runs(Lower, BuildFailed("lower child crashed (SIGSEGV)")))
+    with pytest.raises(ModelRefused, match=r"m.onnx cannot be repaired: lower child crashed \(SIGSEGV\)"):
+        _repair(path)
+
+
+def test_where_nothing_can_answer_the_definitions_prove_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = models.save(models.classifier(), tmp_path / "m.onnx")
+    monkeypatch.setattr(
+        repairer, "run", _Runs(Prove, BuildFailed("prove child took longer than 300 s and was stopped"))
+    )
+    first = _repair(path).record.steps[0]
+    assert first.proof.by == "definitions"
+    assert "took longer than 300 s" in first.proof.detail
+
+
+def test_what_neither_proves_is_not_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = models.save(models.mean(), tmp_path / "m.onnx")
+    monkeypatch.setattr(
+        repairer, "run", _Runs(Prove, BuildFailed("prove child took longer than 300 s and was stopped"))
+    )
+    with pytest.raises(ModelRefused, match="nothing here can tell whether it answers as before"):
+        _repair(path, Wish.parse(False, ["opset=13"]))
+
+
+def test_a_name_that_is_taken_beside_the_model_is_avoided(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(models.classifier(), path, save_as_external_data=True, location="m.lowered.onnx", size_threshold=0)
+    weights = (tmp_path / "m.lowered.onnx").read_bytes()
+    repaired = _repair(path)
+    assert repaired.external == ("m.lowered.onnx",)
+    assert (tmp_path / "m.lowered.onnx").read_bytes() == weights
+
+
+def test_a_copy_of_the_same_original_comes_out_the_same(tmp_path: Path) -> None:
+    path = models.save(models.gelu(), tmp_path / "one.onnx")
+    other = Path(shutil.copy(path, tmp_path / "other.onnx"))
+    wish = Wish.parse(False, ["opset=19", "ir=9"])
+    assert _repair(path, wish).record.digest == _repair(other, wish).record.digest
+    assert onnx.load(path).graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT

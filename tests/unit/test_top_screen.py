@@ -1,0 +1,211 @@
+"""`edged top` at a terminal and without one: what it prints, its keys, and a terminal that is as it was at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from edged.cli import top
+from tests.unit.client_daemon import Running
+from tests.waiting import wait
+
+pytestmark = pytest.mark.timeout(90)
+
+PROGRAM = (
+    "import typer; from edged.cli import top; app = typer.Typer(); app.callback()(lambda: None);"
+    " top.register(app); app()"
+)
+ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with Running(f"unix:{tmp_path}/s") as running:
+        yield running
+
+
+def call(*line: str) -> Result:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    top.register(app)
+    return CliRunner().invoke(app, ["top", *line], env={"EDGED_TARGET": ""})
+
+
+class Terminal:
+    """The program at a terminal of its own, and everything that it has written."""
+
+    def __init__(self, target: str) -> None:
+        self._ours, self._its = pty.openpty()
+        termios.tcsetwinsize(self._its, (12, 90)) if hasattr(termios, "tcsetwinsize") else None
+        self.before = termios.tcgetattr(self._its)
+        self.written = b""
+        environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "90", "LINES": "12"}
+        command = [sys.executable, "-c", PROGRAM, "top", "--target", target, "--interval", "0.2"]
+        self.process = subprocess.Popen(
+            command, stdin=self._its, stdout=self._its, stderr=self._its, env=environment, start_new_session=True
+        )
+
+    def shows(self, text: str, seconds: float = 30.0) -> None:
+        """Waits until it is written from now on, whatever colours it has."""
+        start, end = len(self.written), time.monotonic() + seconds
+        while text not in _plain(self.written[start:]):
+            assert time.monotonic() < end, _plain(self.written[start:])[-2000:]
+            self._read(0.2)
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def ended(self) -> int:
+        """Its exit status."""
+        end = time.monotonic() + 30
+        while self._read(0.1) or self.process.poll() is None:
+            assert time.monotonic() < end
+        return self.process.wait()
+
+    def picture(self) -> str:
+        """The last that it has drawn wholly, each of which begins at the top left."""
+        self._read(0.2)
+        return _plain(self.written.split(b"\x1b[H")[-2])
+
+    @property
+    def modes(self) -> list[Any]:
+        return termios.tcgetattr(self._its)
+
+    def _read(self, seconds: float) -> bool:
+        """Whether it wrote anything."""
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        self.written += os.read(self._ours, 65536)
+        return True
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._its)
+
+
+def _plain(written: bytes) -> str:
+    return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|[()][A-Z0-9])", "", written.decode(errors="replace"))
+
+
+def is_given_back(terminal: Terminal) -> bool:
+    """Whether the terminal shows what it did before, with a cursor and keys as they were."""
+    written = terminal.written
+    return (
+        ENTER in written
+        and written.rindex(LEAVE) > written.rindex(ENTER)
+        and SHOW_CURSOR in written[written.rindex(ENTER) :]
+        and terminal.modes == terminal.before
+    )
+
+
+# --- without a terminal ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_one_picture_is_printed(running: Running) -> None:
+    result = call("--target", running.target)
+    assert result.exit_code == 0, result.output
+    first, *rest = result.stdout.splitlines()
+    assert first == f"edged 0.1.0 at {running.target}, up 1 h 2 min, 2 of 3 models ready"
+    (doors,) = [line.split() for line in rest if line.startswith("doors")]
+    assert doors[:4] == ["doors", "ready", "openvino", "fp32"]
+    assert 30 < float(doors[4]) < 70  # by the daemon's own clock, however late the answers are
+    assert "\x1b" not in result.stdout
+
+
+def test_one_picture_for_programs(running: Running, tmp_path: Path) -> None:
+    result = call("--once", "--json", "--target", running.target, "--target", f"unix:{tmp_path}/nobody")
+    here, away = map(json.loads, result.stdout.splitlines())
+    assert result.exit_code == 1
+    assert (here["box"], here["ok"], here["error"]) == (running.target, True, "")
+    assert here["result"]["models"][0]["name"] == "doors"
+    assert 30 < here["result"]["requests_per_second"]["doors"] < 70
+    assert (away["ok"], away["result"]) == (False, None)
+    assert "no edged daemon answers" in away["error"]
+
+
+def test_nobody_there_is_an_error(tmp_path: Path) -> None:
+    result = call("--target", f"unix:{tmp_path}/nobody")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("edged: no edged daemon answers at")
+
+
+@pytest.mark.parametrize("line", [("--interval", "0"), ("--interval", "x"), ("--group", "north")])
+def test_what_makes_no_sense_is_refused(line: tuple[str, ...]) -> None:
+    assert call(*line).exit_code == 2
+
+
+def test_json_goes_on_until_it_is_ended(running: Running) -> None:
+    command = [sys.executable, "-c", PROGRAM, "top", "--json", "-i", "0.2", "--target", running.target]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        looks = [json.loads(process.stdout.readline()) for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert [look["ok"] for look in looks] == [True] * 3
+    assert (process.returncode, told) == (130, "")
+
+
+# --- at a terminal --------------------------------------------------------------------------------------------------
+
+
+def test_keys_sort_and_quit(running: Running) -> None:
+    with Terminal(running.target) as terminal:
+        terminal.shows("s sort: name")
+        terminal.shows("doors  ready")
+        terminal.press("s")
+        terminal.shows("s sort: busiest")
+        terminal.press("\x1b[B\x1b[AjkG ")  # nothing to scroll to: nothing happens
+        terminal.shows("s sort: busiest")
+        terminal.press("q")
+        assert terminal.ended() == 0
+        assert is_given_back(terminal)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, 129)]
+)
+def test_whatever_ends_it_the_terminal_is_given_back(running: Running, number: int, status: int) -> None:
+    with Terminal(running.target) as terminal:
+        terminal.shows("doors  ready")
+        terminal.process.send_signal(number)
+        assert terminal.ended() == status
+        assert is_given_back(terminal)
+
+
+def test_a_daemon_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+    target = f"unix:{tmp_path}/s"
+    with Terminal(target) as terminal:
+        with Running(target):
+            terminal.shows("doors  ready")
+        terminal.shows("no answer since")
+        assert "doors  ready" in terminal.picture()  # the last that is known
+        with Running(target):
+            wait(lambda: "no answer" not in terminal.picture(), "it is back")
+            terminal.press("q")
+            assert terminal.ended() == 0
+        assert is_given_back(terminal)

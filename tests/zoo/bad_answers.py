@@ -1,0 +1,94 @@
+"""Models that open and then cannot answer, or answer what is no number."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+
+from edged.model.finding import Category, Stage
+from tests.zoo.exhibit import SERVED, Hall, refused
+from tests.zoo.parts import chain, constant, node, value
+
+HALL = Hall()
+_FAILED = refused(Stage.INFERENCE, Category.FAILED)
+
+_NOT_NUMBERS: dict[str, tuple[str, list[onnx.NodeProto], list[onnx.TensorProto]]] = {
+    "nan_constant": ("adds what is no number", [node("Add", "x k", "y")], [constant("k", np.nan)]),
+    "nan_by_division": ("nothing divided by nothing", [node("Sub", "x x", "z"), node("Div", "z z", "y")], []),
+    "nan_by_root": (
+        "the root of what is below zero",
+        [node("Abs", "x", "a"), node("Add", "a k", "b"), node("Neg", "b", "c"), node("Sqrt", "c", "y")],
+        [constant("k", 1)],
+    ),
+    "infinite_by_division": (
+        "one divided by nothing",
+        [node("Sub", "x x", "z"), node("Div", "k z", "y")],
+        [constant("k", 1)],
+    ),
+    "infinite_by_power": (
+        "more than a float holds",
+        [node("Abs", "x", "a"), node("Add", "a k", "b"), node("Exp", "b", "y")],
+        [constant("k", 1000)],
+    ),
+}
+for _name, (_how, _nodes, _constants) in _NOT_NUMBERS.items():
+    _make = partial(chain, *_nodes, constants=_constants)
+    HALL.add(_name, _how, _make, SERVED, warns=Category.NOT_FINITE)
+
+
+@HALL.model(SERVED, warns=Category.NOT_FINITE)
+def nan_in_half() -> onnx.ModelProto:
+    """What is no number, in half precision"""
+    ends: dict[str, Any] = {"inputs": [value("x", "FP16")], "outputs": [value("y", "FP16")]}
+    return chain(node("Add", "x k", "y"), constants=[constant("k", np.nan, np.float16)], **ends)
+
+
+@HALL.model(SERVED, warns=Category.NOT_FINITE)
+def nan_beside_numbers() -> onnx.ModelProto:
+    """One output that is fine and one that is not"""
+    nodes = node("Relu", "x", "y"), node("Add", "x k", "z")
+    return chain(*nodes, outputs=[value("y"), value("z")], constants=[constant("k", np.nan)])
+
+
+@HALL.model(*_FAILED)
+def row_beyond_the_table() -> onnx.ModelProto:
+    """Looks up the row behind the last, whatever it is asked"""
+    constants = [constant("table", np.ones((4, 4))), constant("row", [4], np.int64), constant("nothing", 0, np.int64)]
+    nodes = [
+        node("Shape", "x", "sizes"),
+        node("ReduceMin", "sizes", "least", keepdims=0),
+        node("Mul", "least nothing", "zero"),
+        node("Add", "row zero", "at"),
+        node("Gather", "table at", "y"),
+    ]
+    return chain(*nodes, outputs=[value("y", dims=[1, 4])], constants=constants)
+
+
+@HALL.model(*_FAILED, *refused(Stage.SESSION, Category.REFUSED), *refused(Stage.INFERENCE, Category.CRASHED))
+def divided_by_nothing() -> onnx.ModelProto:
+    """A whole number divided by zero, whatever it is asked: on some machines the program ends there"""
+    ends: dict[str, Any] = {"inputs": [value("x", "INT32", [4])], "outputs": [value("y", "INT32", [4])]}
+    return chain(node("Sub", "x x", "z"), node("Div", "x z", "y"), **ends)
+
+
+@HALL.model(*_FAILED)
+def rearranged_in_vain() -> onnx.ModelProto:
+    """Rearranges its input in a way that no size of it allows, which only shows when it runs"""
+    constants = [constant("seven", [7], np.int64), constant("one", [1], np.int64)]
+    nodes = [
+        node("Shape", "x", "sizes"),
+        node("ReduceProd", "sizes", "count", keepdims=1),
+        node("Add", "count one", "more"),
+        node("Reshape", "x more", "y"),
+    ]
+    return chain(*nodes, outputs=[value("y", dims=["m"])], constants=constants)
+
+
+@HALL.model(SERVED)
+def table_is_small() -> onnx.ModelProto:
+    """Looks up rows of a table of two: ordinary numbers find one, wild ones are refused by the runtime"""
+    ends: dict[str, Any] = {"inputs": [value("x", "INT64", [1])], "outputs": [value("y", dims=[1, 4])]}
+    return chain(node("Gather", "table x", "y"), constants=[constant("table", np.ones((2, 4)))], **ends)

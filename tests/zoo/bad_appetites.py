@@ -1,0 +1,252 @@
+"""Models that want more memory or time than there is, and models too deep or too long for whoever reads them."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from edged.model.finding import Category, Stage
+from tests.zoo.exhibit import SERVED, Ending, Exhibit, Hall, refused
+from tests.zoo.good_graphs import LOCAL, calling, counted_loop, function, long_chain
+from tests.zoo.parts import chain, constant, graph, node, relu, value
+
+HALL = Hall()
+_MEMORY = refused(Stage.MEMORY, Category.TOO_MUCH_MEMORY)
+# Where only running shows it: the runtime says that it has none left, or is stopped at its limit.
+_RUNS_OUT = _MEMORY + refused(Stage.INFERENCE, Category.TOO_MUCH_MEMORY, Category.FAILED, Category.CRASHED)
+_TIMED_OUT = refused(Stage.INFERENCE, Category.TIMED_OUT)
+_TOO_DEEP = refused(Stage.PARSE, Category.TOO_DEEP)
+_READING = (Stage.GRAPH, Stage.OPERATORS, Stage.MEMORY, Stage.SESSION, Stage.INFERENCE)  # stages that read nodes
+_4_TIB = [1 << 20, 1 << 20]  # of FP32
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@HALL.model(*_MEMORY)
+def input_of_4_tib() -> onnx.ModelProto:
+    """A picture that no box holds"""
+    return relu(inputs=[value("x", dims=_4_TIB)], outputs=[value("y", dims=_4_TIB)])
+
+
+# Sizes whose product does not fit into 64 bits are too much memory, or no shape at all.
+@HALL.model(*_MEMORY, *refused(Stage.GRAPH, Category.SHAPE_MISMATCH))
+def input_beyond_64_bits() -> onnx.ModelProto:
+    """Sizes that multiply to nothing in 64 bits"""
+    sizes = [1 << 32, 1 << 32]
+    return relu(inputs=[value("x", dims=sizes)], outputs=[value("y", dims=sizes)])
+
+
+@HALL.model(*_MEMORY, *_RUNS_OUT, *refused(Stage.SESSION, Category.TOO_MUCH_MEMORY, Category.REFUSED, Category.CRASHED))
+def constant_of_4_tib() -> onnx.ModelProto:
+    """Zeros made inside, as many as a constant says: whoever works constants out beforehand makes them all"""
+    nodes = node("ConstantOfShape", "sizes", "zeros"), node("ReduceSum", "zeros", "sum", keepdims=0)
+    return chain(*nodes, node("Add", "x sum", "y"), constants=[constant("sizes", _4_TIB, np.int64)])
+
+
+@HALL.model(*_RUNS_OUT)
+def output_of_4_tib() -> onnx.ModelProto:
+    """Four numbers spread over four tebibytes"""
+    ends: dict[str, Any] = {"inputs": [value("x", dims=[1, 1])], "outputs": [value("y", dims=_4_TIB)]}
+    return chain(node("Expand", "x sizes", "y"), constants=[constant("sizes", _4_TIB, np.int64)], **ends)
+
+
+@HALL.model(*_RUNS_OUT)
+def inside_of_4_tib() -> onnx.ModelProto:
+    """A column times a row, of a million each, summed up again: small ends, and nothing says how large it is inside"""
+    column, row = constant("column", [-1, 1], np.int64), constant("row", [1, -1], np.int64)
+    nodes = [
+        node("Reshape", "x column", "a"),
+        node("Reshape", "x row", "b"),
+        node("MatMul", "a b", "h"),
+        node("ReduceSum", "h", "y", keepdims=0),
+    ]
+    ends: dict[str, Any] = {"inputs": [value("x", dims=[1 << 20])], "outputs": [value("y", dims=[])]}
+    return chain(*nodes, constants=[column, row], **ends)
+
+
+@HALL.model(*_RUNS_OUT)
+def grows_without_end() -> onnx.ModelProto:
+    """A Loop that keeps what it makes at every trip, and takes a million million trips"""
+    inner = graph(
+        [node("Identity", "go", "on"), node("Expand", "one sizes", "kept")],
+        [value("i", "INT64", []), value("go", "BOOL", [])],
+        [value("on", "BOOL", []), value("kept", dims=None)],
+        name="body",
+    )
+    constants = [constant("yes", True, np.bool_), constant("trips", 10**12, np.int64), constant("one", 1)]
+    constants.append(constant("sizes", [1 << 18], np.int64))
+    nodes = node("Loop", "trips yes", "all", body=inner), node("ReduceSum", "all", "sum", keepdims=0)
+    return chain(*nodes, node("Add", "x sum", "y"), constants=constants)
+
+
+def _sized_by_input(datatype: str, nodes: list[onnx.NodeProto], *constants: onnx.TensorProto) -> onnx.ModelProto:
+    """Makes as many numbers as its input says. Ordinary inputs are small ones, so it may be served: what a request
+    asks for is held within limits when it is asked. It may also be refused for what extreme ones do."""
+    ends: dict[str, Any] = {"inputs": [value("x", datatype, [1])], "outputs": [value("y", dims=None)]}
+    return chain(*nodes, constants=constants, **ends)
+
+
+_BY_INPUT = (SERVED, *refused(Stage.INFERENCE, Category.TOO_MUCH_MEMORY))
+_FOUR, _ONE, _NOUGHT = constant("four", [[1, 2, 3, 4]]), constant("one", 1), constant("nought", 0)
+_WIDE = node("Cast", "x", "size", to=TensorProto.INT64)
+_POINT = node("Squeeze", "x", "size")
+for _name, _how, _datatype, _nodes, _constants in (
+    ("zeros_by_input", "zeros", "INT64", [node("ConstantOfShape", "x", "y")], ()),
+    ("zeros_by_small_input", "zeros", "INT32", [_WIDE, node("ConstantOfShape", "size", "y")], ()),
+    ("expanded_by_input", "copies of a number", "INT64", [node("Expand", "one x", "y")], (_ONE,)),
+    ("range_by_input", "numbers in a row", "FP32", [_POINT, node("Range", "nought size one", "y")], (_NOUGHT, _ONE)),
+    (
+        "tiled_by_input",
+        "copies of a row",
+        "INT64",
+        [node("Concat", "x unit", "times", axis=0), node("Tile", "four times", "y")],
+        (_FOUR, constant("unit", [1], np.int64)),
+    ),
+):
+    _how = f"as many {_how} as an {_datatype} input says"
+    HALL.add(_name, _how, partial(_sized_by_input, _datatype, _nodes, *_constants), *_BY_INPUT)
+
+
+@HALL.model(*_RUNS_OUT)
+def always_too_many() -> onnx.ModelProto:
+    """As many zeros as an input says, and a million million more"""
+    many = constant("many", [10**12], np.int64)
+    nodes = [node("Abs", "x", "a"), node("Max", "a many", "size"), node("ConstantOfShape", "size", "y")]
+    return _sized_by_input("INT64", nodes, many)
+
+
+# -- time ------------------------------------------------------------------------------------------------------------
+
+
+def _endless(*carried: onnx.NodeProto) -> onnx.ModelProto:
+    inner = graph(
+        [node("Identity", "go", "on"), *carried],
+        [value("i", "INT64", []), value("go", "BOOL", []), value("v")],
+        [value("on", "BOOL", []), value("w")],
+        name="body",
+    )
+    return chain(node("Loop", ["", "yes", "x"], ["y"], body=inner), constants=[constant("yes", True, np.bool_)])
+
+
+HALL.add("loop_endless", "a Loop that nothing ends", partial(_endless, node("Identity", "v", "w")), *_TIMED_OUT)
+HALL.add(
+    "loop_of_many_trips",
+    "a Loop of a million million trips",
+    partial(counted_loop, "trips", [], [constant("trips", 10**12, np.int64)]),
+    *_TIMED_OUT,
+)
+
+
+# -- depth and length ------------------------------------------------------------------------------------------------
+
+
+def _varint(number: int) -> bytes:
+    digits = []
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def _message(tag: int, content: bytes) -> bytes:
+    """A field that holds a message (or a text), as protobuf writes it."""
+    return bytes([tag << 3 | 2]) + _varint(len(content)) + content
+
+
+def _named(output: str) -> bytes:
+    """The name of a graph, and its only output."""
+    return _message(2, b"branch") + _message(12, value(output).SerializeToString())
+
+
+def _nested(depth: int, path: Path) -> None:
+    """Ifs inside each other, put together by hand since protobuf writes no deeper than it reads.
+
+    Field numbers are onnx.proto's: of a graph 1 is a node, 2 the name, 11 an input, 12 an
+    output; of a node 1 and 2 are inputs and
+    outputs, 4 the operator, 5 an attribute; of an attribute 1 is the name, 6 the graph, 20 its type (5, a graph).
+    """
+
+    def plain(name: str) -> bytes:
+        return _message(1, node("Neg", ["x"], [name]).SerializeToString()) + _named(name)
+
+    inner = plain("y0")
+    for level in range(1, depth + 1):
+        branches = (("then_branch", inner), ("else_branch", plain(f"n{level}")))
+        held = (_message(1, name.encode()) + _message(6, body) + b"\xa0\x01\x05" for name, body in branches)
+        chosen = _message(1, b"up") + _message(2, f"y{level}".encode()) + _message(4, b"If")
+        inner = _message(1, chosen + b"".join(_message(5, each) for each in held)) + _named(f"y{level}")
+    shell = relu()
+    shell.ClearField("graph")
+    inputs = (value("up", "BOOL", []), value("x"))
+    inner += b"".join(_message(11, each.SerializeToString()) for each in inputs)
+    path.write_bytes(shell.SerializeToString() + _message(7, inner))
+
+
+for _name, _how, _depth in (
+    ("nested_by_hundreds", "four hundred Ifs inside each other, more than protobuf reads", 400),
+    ("nested_by_thousands", "five thousand Ifs: whoever reads them by calling himself has no stack left", 5_000),
+):
+    HALL.exhibits.append(Exhibit(_name, _how, partial(_nested, _depth), _TOO_DEEP))
+
+
+@HALL.model(SERVED, costly=True)
+def chain_of_100_000() -> onnx.ModelProto:
+    """A hundred thousand nodes in a row"""
+    return long_chain(100_000)
+
+
+# Runtimes take longer for it than anybody waits; a faster one may serve it.
+@HALL.model(SERVED, *(Ending(stage, Category.TIMED_OUT) for stage in _READING), costly=True)
+def node_of_100_000_outputs() -> onnx.ModelProto:
+    """A node that takes its input apart into a hundred thousand outputs, of which one is used"""
+    count = 100_000
+    parts = node("Split", ["x"], [f"p{at}" for at in range(count)], num_outputs=count)
+    ends: dict[str, Any] = {"inputs": [value("x", dims=[count])], "outputs": [value("y", dims=[1])]}
+    return chain(parts, node("Relu", "p7", "y"), opset=18, **ends)
+
+
+@HALL.model(*refused(Stage.GRAPH, Category.INVALID_NODE), costly=True)
+def attribute_of_100_mb() -> onnx.ModelProto:
+    """A text of a hundred megabytes for an attribute that there is not: whoever is told of it is not sent it back"""
+    return chain(node("Relu", "x", "y", note="x" * (100 << 20)))
+
+
+@HALL.model(SERVED, costly=True)
+def description_of_100_mb() -> onnx.ModelProto:
+    """A description of a hundred megabytes, which is allowed"""
+    proto = relu()
+    proto.doc_string = "x" * (100 << 20)
+    return proto
+
+
+# Each function calls the next twice: put in place of their calls they are a thousand million nodes.
+_LAUGHS = (
+    refused(Stage.GRAPH, Category.TOO_DEEP, Category.TOO_LARGE) + refused(Stage.PARSE, Category.TOO_DEEP) + _MEMORY
+)
+_LAUGHS += refused(Stage.SESSION, Category.TIMED_OUT, Category.TOO_MUCH_MEMORY, Category.CRASHED, Category.REFUSED)
+
+
+@HALL.model(*_LAUGHS)
+def functions_that_double() -> onnx.ModelProto:
+    """Thirty functions, each calling the next twice: a few kilobytes that grow to a thousand million nodes"""
+    names = ["Outer", *(f"F{at}" for at in range(29))]
+    doubled = [
+        function(name, [node(after, "a", "c", domain=LOCAL), node(after, "c", "b", domain=LOCAL)], {LOCAL: 1})
+        for name, after in pairwise(names)
+    ]
+    return calling(*doubled, function(names[-1], [node("Relu", "a", "b")]))
+
+
+@HALL.model(SERVED)
+def functions_in_a_row() -> onnx.ModelProto:
+    """Fifty functions, each calling the next once"""
+    names = ["Outer", *(f"F{at}" for at in range(49))]
+    handed = [function(name, [node(after, "a", "b", domain=LOCAL)], {LOCAL: 1}) for name, after in pairwise(names)]
+    return calling(*handed, function(names[-1], [node("Relu", "a", "b")]))

@@ -1,0 +1,219 @@
+"""Weights that lie beside the model, as they should and as they should not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from edged.model.finding import Category, Stage
+from tests.zoo.exhibit import SERVED, Ending, Exhibit, Hall, refused
+from tests.zoo.good_graphs import calling, function
+from tests.zoo.parts import body, chain, choice, constant, node, value
+
+HALL = Hall()
+WEIGHTS = "weights.bin"
+_STAGE = Stage.EXTERNAL_DATA
+_MISSING = refused(_STAGE, Category.EXTERNAL_MISSING)
+_OUTSIDE = refused(_STAGE, Category.EXTERNAL_OUTSIDE)
+_NOT_A_FILE = refused(_STAGE, Category.EXTERNAL_NOT_A_FILE)
+_TRUNCATED = refused(_STAGE, Category.EXTERNAL_TRUNCATED)
+_DAMAGED = refused(_STAGE, Category.EXTERNAL_DAMAGED)
+_NUMBERS = np.array([1, 2, 3, 4], np.float32)
+
+
+def _outside(tensor: onnx.TensorProto, entries: Mapping[str, str]) -> onnx.TensorProto:
+    """The same tensor with its bytes elsewhere."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, text in entries.items():
+        tensor.external_data.add(key=key, value=text)
+    return tensor
+
+
+def _model(*places: Mapping[str, str]) -> onnx.ModelProto:
+    """y = x times four numbers, as often as there are places for them."""
+    weights = [_outside(constant(f"w{at}", _NUMBERS), entries) for at, entries in enumerate(places)]
+    names = ["x", *(f"t{at}" for at in range(1, len(places))), "y"]
+    return chain(*(node("Mul", [names[at], f"w{at}"], [names[at + 1]]) for at in range(len(places))), constants=weights)
+
+
+def _write(entries: Mapping[str, str], content: bytes | None, path: Path) -> None:
+    path.write_bytes(_model(entries).SerializeToString())
+    if content is not None:
+        place = path.parent / entries.get("location", WEIGHTS)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+
+
+_WHOLE = _NUMBERS.tobytes()
+_PADDED = bytes(64) + _WHOLE
+_AT = {"location": WEIGHTS, "offset": "0", "length": "16"}
+# Where there is a number that cannot be, the file may also be called too short for it.
+_IMPOSSIBLE = _DAMAGED + _TRUNCATED
+_NO_PLACE = _OUTSIDE + _DAMAGED + _MISSING  # no file of such a name can be
+
+# Special entries of the reference, what lies in the file (None: there is no file), and what has to become of it.
+_PLACES: dict[str, tuple[str, Mapping[str, str], bytes | None, tuple[Ending, ...]]] = {
+    "external": ("weights in a file beside the model", {}, _WHOLE, (SERVED,)),
+    "external_at_an_offset": ("weights after others", {"offset": "64"}, _PADDED, (SERVED,)),
+    "external_in_a_folder": ("weights in a folder beside the model", {"location": "data/w.bin"}, _WHOLE, (SERVED,)),
+    "external_unicode": ("weights in a file of an odd name", {"location": "größe 模型.bin"}, _WHOLE, (SERVED,)),
+    "external_with_checksum": ("a checksum, which nobody reads", {"checksum": "0" * 40}, _WHOLE, (SERVED,)),
+    "external_missing": ("weights that were left behind", {}, None, _MISSING),
+    "external_empty": ("a file of weights without a byte", {}, b"", _TRUNCATED),
+    "external_truncated": ("weights that end too early", {}, _WHOLE[:10], _TRUNCATED),
+    "external_offset_beyond": ("weights behind the end of their file", {"offset": "4096"}, _WHOLE, _TRUNCATED),
+    "external_offset_negative": ("weights before the beginning", {"offset": "-16"}, _PADDED, _DAMAGED),
+    "external_length_negative": ("weights of less than nothing", {"length": "-16"}, _WHOLE, _DAMAGED),
+    "external_offset_huge": ("weights where no file reaches", {"offset": str(2**62)}, _WHOLE, _IMPOSSIBLE),
+    "external_length_huge": ("weights longer than any file", {"length": str(2**62)}, _WHOLE, _IMPOSSIBLE),
+    "external_sum_overflows": ("an end beyond 64 bits", {"offset": str(2**63 - 8)}, _WHOLE, _IMPOSSIBLE),
+    "external_beyond_64_bits": ("a place of forty digits", {"offset": "9" * 40}, _WHOLE, _IMPOSSIBLE),
+    "external_digits_galore": ("a place of ten thousand digits", {"offset": "9" * 10_000}, _WHOLE, _IMPOSSIBLE),
+    "external_offset_no_number": ("a place that is no number", {"offset": "0x10"}, _PADDED, _DAMAGED),
+    "external_length_wrong": ("fewer bytes than the shape says", {"length": "8"}, _WHOLE, _IMPOSSIBLE),
+    "external_length_too_long": ("more bytes than the shape says", {"length": "80"}, _PADDED, _DAMAGED),
+    "external_nowhere": ("weights in a file without a name", {"location": ""}, None, _NO_PLACE),
+    "external_name_too_long": ("a name longer than file systems take", {"location": "w" * 5000}, None, _NO_PLACE),
+    "external_name_with_nul": ("a name that ends in the middle", {"location": "w\0.bin"}, None, _NO_PLACE),
+    "external_absolute": ("a file of the system", {"location": "/etc/passwd"}, None, _OUTSIDE),
+    "external_upwards": ("a file outside the model's folder", {"location": "../outside.bin"}, None, _OUTSIDE),
+    "external_roundabout": ("outside, by way of inside", {"location": "data/../../outside.bin"}, None, _OUTSIDE),
+    "external_far_upwards": ("up to the root", {"location": "../" * 40 + "etc/passwd"}, None, _OUTSIDE),
+}
+for _name, (_how, _special, _content, _endings) in _PLACES.items():
+    HALL.exhibits.append(Exhibit(_name, _how, partial(_write, {**_AT, **_special}, _content), _endings))
+HALL.exhibits += [
+    Exhibit(
+        "external_without_length",
+        "weights to the end of the file",
+        partial(_write, {"location": WEIGHTS}, _WHOLE),
+        (SERVED,),
+    ),
+    Exhibit(
+        "external_without_location",
+        "weights elsewhere, not said where",
+        partial(_write, {"offset": "0"}, None),
+        _NO_PLACE,
+    ),
+]
+
+
+# -- what lies there -------------------------------------------------------------------------------------------------
+
+
+def _placed(place: Callable[[Path], object], path: Path) -> None:
+    path.write_bytes(_model(_AT).SerializeToString())
+    place(path.parent / WEIGHTS)
+
+
+def _link_outside(weights: Path) -> None:
+    outside = weights.parent.parent / f"outside-{weights.parent.name}.bin"
+    outside.write_bytes(_WHOLE)
+    weights.symlink_to(outside)
+
+
+def _link_inside(weights: Path) -> None:
+    (weights.parent / "the weights.bin").write_bytes(_WHOLE)
+    weights.symlink_to("the weights.bin")
+
+
+# A link is not the file itself, and may lead outside, or nowhere.
+_LINKED = _OUTSIDE + _NOT_A_FILE
+for _name, _how, _place, _endings in (
+    ("external_fifo", "a named pipe that nobody writes to", os.mkfifo, _NOT_A_FILE),
+    ("external_directory", "a folder where weights belong", Path.mkdir, _NOT_A_FILE),
+    ("external_link_outside", "a link out of the model's folder", _link_outside, _LINKED),
+    ("external_link_to_a_device", "a link to a device", lambda at: at.symlink_to("/dev/zero"), _LINKED),
+    ("external_link_to_nothing", "a link to nothing", lambda at: at.symlink_to("lost"), _LINKED + _MISSING),
+    ("external_link_to_itself", "a link to itself", lambda at: at.symlink_to(WEIGHTS), _LINKED + _MISSING),
+    # Harmless by itself; but where it leads can be changed at any moment.
+    ("external_link_inside", "a link to a file in the same folder", _link_inside, (SERVED, *_LINKED)),
+):
+    HALL.exhibits.append(Exhibit(_name, _how, partial(_placed, _place), _endings))
+
+
+@HALL.file(*_OUTSIDE)
+def external_through_a_linked_folder(path: Path) -> None:
+    """A folder beside the model that is a link out of it"""
+    outside = path.parent.parent / f"outside-{path.parent.name}"
+    outside.mkdir()
+    (outside / "w.bin").write_bytes(_WHOLE)
+    (path.parent / "data").symlink_to(outside)
+    path.write_bytes(_model({**_AT, "location": "data/w.bin"}).SerializeToString())
+
+
+@HALL.file(SERVED)
+def external_many_files(path: Path) -> None:
+    """A file for every tensor"""
+    path.write_bytes(_model(*({**_AT, "location": f"w{at}.bin"} for at in range(50))).SerializeToString())
+    for at in range(50):
+        (path.parent / f"w{at}.bin").write_bytes(_WHOLE)
+
+
+@HALL.file(SERVED)
+def external_shared(path: Path) -> None:
+    """Two tensors of the same bytes"""
+    path.write_bytes(_model(_AT, _AT).SerializeToString())
+    (path.parent / WEIGHTS).write_bytes(_WHOLE)
+
+
+@HALL.file(*_MISSING)
+def external_one_of_many_missing(path: Path) -> None:
+    """A file for every tensor, and the last was left behind"""
+    path.write_bytes(_model(*({**_AT, "location": f"w{at}.bin"} for at in range(9))).SerializeToString())
+    for at in range(8):
+        (path.parent / f"w{at}.bin").write_bytes(_WHOLE)
+
+
+def _lost(name: str) -> onnx.TensorProto:
+    return _outside(constant(name, _NUMBERS), _AT)
+
+
+@HALL.model(*_MISSING)
+def external_missing_in_a_branch() -> onnx.ModelProto:
+    """Weights of a branch that were left behind"""
+    then = body(node("Mul", "x w", "t"), outputs=[value("t")])
+    then.initializer.append(_lost("w"))
+    other = body(node("Neg", "x", "e"), outputs=[value("e")])
+    return chain(choice(then, other), inputs=[value("up", "BOOL", []), value("x")])
+
+
+@HALL.model(*_MISSING)
+def external_missing_in_an_attribute() -> onnx.ModelProto:
+    """A constant node's value that was left behind"""
+    return chain(node("Constant", "", "w", value=_lost("")), node("Mul", "x w", "y"))
+
+
+@HALL.model(*_MISSING)
+def external_missing_in_a_function() -> onnx.ModelProto:
+    """A constant of a function that was left behind"""
+    return calling(function("Outer", [node("Constant", "", "w", value=_lost("")), node("Mul", "a w", "b")]))
+
+
+_BIG = 2_200 << 20  # bytes, more than a message of protobuf can have
+
+
+@HALL.file(SERVED, costly=True)
+def external_beyond_two_gigabytes(path: Path) -> None:
+    """Weights of more than two gigabytes, of which all but the ends is a hole in the file"""
+    row = 1 << 20
+    table = onnx.TensorProto(name="table", data_type=onnx.TensorProto.UINT8, dims=[_BIG // row, row])
+    entries = {"location": WEIGHTS, "offset": "0", "length": str(_BIG)}
+    nodes = node("Gather", "table row", "line", axis=0), node("Slice", "line from to", "y")
+    constants = [constant("from", [0, 0], np.int64), constant("to", [1, 8], np.int64)]
+    proto = chain(
+        *nodes,
+        inputs=[value("row", "INT64", [1])],
+        outputs=[value("y", "UINT8", [1, 8])],
+        constants=[_outside(table, entries), *constants],
+    )
+    path.write_bytes(proto.SerializeToString())
+    weights = path.parent / WEIGHTS
+    weights.write_bytes(b"\1" * 8)
+    os.truncate(weights, _BIG)

@@ -1,0 +1,312 @@
+"""Graphs as exporters write them: control flow, functions, things left away, doubled or never used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from tests.integration.onnx_files import DTYPES
+from tests.zoo.exhibit import SERVED, Hall
+from tests.zoo.parts import body, chain, choice, constant, dense, graph, model, node, relu, value
+
+HALL = Hall()
+LOCAL = "zoo.local"
+
+
+def nested_ifs(depth: int) -> onnx.ModelProto:
+    """y = x, decided `depth` times over, each If inside the one before."""
+    inner = body(node("Identity", "x", "y0"), outputs=[value("y0")])
+    for level in range(1, depth + 1):
+        other = body(node("Neg", "x", f"n{level}"), outputs=[value(f"n{level}")])
+        inner = body(choice(inner, other, output=f"y{level}"), outputs=[value(f"y{level}")])
+    inner.input.extend([value("up", "BOOL", []), value("x")])
+    return model(inner)
+
+
+def counted_loop(trips: str, nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]) -> onnx.ModelProto:
+    """Doubles x as often as `trips` says; `nodes` make what the loop needs."""
+    inner = graph(
+        [node("Identity", "go", "on"), node("Add", "v v", "w")],
+        [value("i", "INT64", []), value("go", "BOOL", []), value("v")],
+        [value("on", "BOOL", []), value("w")],
+        name="body",
+    )
+    yes = constant("yes", True, np.bool_)
+    return chain(*nodes, node("Loop", [trips, "yes", "x"], ["y"], body=inner), constants=[yes, *constants])
+
+
+def function(name: str, nodes: list[onnx.NodeProto], domains: dict[str, int] | None = None) -> onnx.FunctionProto:
+    """A function from `a` to `b`."""
+    opsets = [helper.make_opsetid(domain, version) for domain, version in {"": 17, **(domains or {})}.items()]
+    return helper.make_function(LOCAL, name, ["a"], ["b"], nodes, opsets)
+
+
+def calling(*functions: onnx.FunctionProto, first: str = "Outer", ir: int = 9) -> onnx.ModelProto:
+    """A model that calls one of its own functions."""
+    call = node(first, "x", "y", domain=LOCAL)
+    return chain(call, domains={LOCAL: 1}, functions=functions, ir=ir)
+
+
+@HALL.model(SERVED)
+def if_branches() -> onnx.ModelProto:
+    """An If by an input"""
+    return nested_ifs(1)
+
+
+@HALL.model(SERVED)
+def if_nested() -> onnx.ModelProto:
+    """Four Ifs inside each other"""
+    return nested_ifs(4)
+
+
+@HALL.model(SERVED, costly=True)
+def if_nested_deep() -> onnx.ModelProto:
+    """Twenty Ifs inside each other, which every parser takes"""
+    return nested_ifs(20)
+
+
+@HALL.model(SERVED)
+def if_constant_condition() -> onnx.ModelProto:
+    """An If whose condition never changes"""
+    then, other = body(node("Relu", "x", "t"), outputs=[value("t")]), body(node("Neg", "x", "e"), outputs=[value("e")])
+    return chain(choice(then, other), constants=[constant("up", True, np.bool_)])
+
+
+@HALL.model(SERVED)
+def if_shapes_differ() -> onnx.ModelProto:
+    """Branches whose answers have different shapes"""
+    then = body(node("Relu", "x", "t"), outputs=[value("t")])
+    other = body(node("ReduceSum", "x", "e", keepdims=0), outputs=[value("e", dims=[])])
+    ends: dict[str, Any] = {"inputs": [value("up", "BOOL", []), value("x")], "outputs": [value("y", dims=None)]}
+    return chain(choice(then, other), **ends)
+
+
+@HALL.model(SERVED)
+def loop_counted() -> onnx.ModelProto:
+    """A Loop of three trips"""
+    return counted_loop("three", [], [constant("three", 3, np.int64)])
+
+
+@HALL.model(SERVED)
+def loop_of_no_trip() -> onnx.ModelProto:
+    """A Loop that never runs"""
+    return counted_loop("none", [], [constant("none", 0, np.int64)])
+
+
+@HALL.model(SERVED)
+def loop_collects() -> onnx.ModelProto:
+    """A Loop that collects what it makes at every trip"""
+    inner = graph(
+        [node("Identity", "go", "on"), node("Identity", "v", "w"), node("Relu", "v", "kept")],
+        [value("i", "INT64", []), value("go", "BOOL", []), value("v")],
+        [value("on", "BOOL", []), value("w"), value("kept")],
+        name="body",
+    )
+    constants = [constant("yes", True, np.bool_), constant("three", 3, np.int64)]
+    loop = node("Loop", "three yes x", "last y", body=inner)
+    return chain(loop, outputs=[value("y", dims=["trips", "n", 4])], constants=constants)
+
+
+@HALL.model(SERVED)
+def scan_sums() -> onnx.ModelProto:
+    """A Scan that adds up rows"""
+    row = [4]
+    inner = graph(
+        [node("Add", "sum row", "next"), node("Identity", "next", "seen")],
+        [value("sum", dims=row), value("row", dims=row)],
+        [value("next", dims=row), value("seen", dims=row)],
+        name="body",
+    )
+    scan = node("Scan", "start x", "last y", body=inner, num_scan_inputs=1)
+    return chain(scan, constants=[constant("start", np.zeros(4))])
+
+
+@HALL.model(SERVED)
+def sequence_inside() -> onnx.ModelProto:
+    """A sequence inside, tensors at the ends"""
+    nodes = node("SplitToSequence", "x", "rows", axis=0), node("ConcatFromSequence", "rows", "y", axis=0)
+    return chain(*nodes)
+
+
+@HALL.model(SERVED)
+def local_function() -> onnx.ModelProto:
+    """A function of the model's own"""
+    return calling(function("Outer", [node("Relu", "a", "c"), node("Neg", "c", "b")]))
+
+
+@HALL.model(SERVED)
+def functions_in_functions() -> onnx.ModelProto:
+    """Functions that call each other, written in the order in which they are called"""
+    outer = function(
+        "Outer", [node("Inner", "a", "c", domain=LOCAL), node("Inner", "c", "b", domain=LOCAL)], {LOCAL: 1}
+    )
+    return calling(outer, function("Inner", [node("Relu", "a", "b")]))
+
+
+@HALL.model(SERVED)
+def function_with_attribute() -> onnx.ModelProto:
+    """A function that hands an attribute on"""
+    scaled = node("LeakyRelu", "a", "b")
+    reference = onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT)
+    scaled.attribute.append(reference)
+    made = helper.make_function(LOCAL, "Outer", ["a"], ["b"], [scaled], [helper.make_opsetid("", 17)], ["slope"])
+    return chain(node("Outer", "x", "y", domain=LOCAL, slope=0.2), domains={LOCAL: 1}, functions=[made])
+
+
+@HALL.model(SERVED)
+def function_with_branches() -> onnx.ModelProto:
+    """A function with an If inside"""
+    then = body(node("Relu", "a", "t"), outputs=[value("t")])
+    other = body(node("Neg", "a", "e"), outputs=[value("e")])
+    nodes = [
+        node("ReduceSum", "a", "sum", keepdims=0),
+        node("Greater", "sum sum", "up"),
+        choice(then, other, output="b"),
+    ]
+    return calling(function("Outer", nodes))
+
+
+@HALL.model(SERVED)
+def function_never_called() -> onnx.ModelProto:
+    """A function that nobody calls"""
+    return relu(domains={LOCAL: 1}, functions=[function("Outer", [node("Relu", "a", "b")])])
+
+
+@HALL.model(SERVED)
+def function_overloads() -> onnx.ModelProto:
+    """Two functions of one name that are told apart by their overload, since IR 10"""
+    two = [function("Outer", [node(operator, "a", "b")]) for operator in ("Relu", "Neg")]
+    calls = [node("Outer", "x", "h", domain=LOCAL), node("Outer", "h", "y", domain=LOCAL)]
+    for number in (0, 1):
+        two[number].overload = calls[number].overload = f"kind{number}"
+    return chain(*calls, domains={LOCAL: 1}, functions=two, ir=10)
+
+
+@HALL.model(SERVED)
+def optional_inputs_left_away() -> onnx.ModelProto:
+    """Empty names in the middle and missing ones at the end of a node's inputs"""
+    most = constant("most", 0.5)
+    return chain(node("Clip", ["x", "", "most"], ["h"]), node("Clip", "h", "y"), constants=[most])
+
+
+@HALL.model(SERVED)
+def optional_outputs_left_away() -> onnx.ModelProto:
+    """The first of a node's outputs left away: of a recurrent layer only the last state is wanted"""
+    weights = [constant("w", np.ones((1, 12, 4)) / 9), constant("r", np.ones((1, 12, 4)) / 9)]
+    row = constant("front", [0], np.int64)
+    nodes = node("Unsqueeze", "x front", "steps"), node("GRU", "steps w r", ["", "y"], hidden_size=4)
+    return chain(*nodes, outputs=[value("y", dims=[1, "n", 4])], constants=[*weights, row])
+
+
+@HALL.model(SERVED)
+def input_never_used() -> onnx.ModelProto:
+    """An input that no node reads"""
+    return relu(inputs=[value("x"), value("unused", "INT64", [3])])
+
+
+@HALL.model(SERVED)
+def constant_never_used() -> onnx.ModelProto:
+    """Weights that no node reads"""
+    return relu(constants=[constant("unused", np.ones((64, 64)))])
+
+
+@HALL.model(SERVED)
+def one_tensor_two_outputs() -> onnx.ModelProto:
+    """Two outputs with the same content"""
+    nodes = node("Relu", "x", "y"), node("Identity", "y", "z")
+    return chain(*nodes, outputs=[value("y"), value("z")])
+
+
+@HALL.model(SERVED)
+def output_is_read_inside() -> onnx.ModelProto:
+    """An output that another node goes on from"""
+    return chain(node("Relu", "x", "h"), node("Neg", "h", "y"), outputs=[value("h"), value("y")])
+
+
+@HALL.model(SERVED)
+def constants_only() -> onnx.ModelProto:
+    """No inputs: it always answers the same"""
+    constants = [constant("a", [[1, 2, 3, 4]]), constant("b", [[1, 1, 1, 1]])]
+    return chain(node("Add", "a b", "y"), inputs=[], outputs=[value("y", dims=[1, 4])], constants=constants)
+
+
+@HALL.model(SERVED)
+def output_is_a_constant() -> onnx.ModelProto:
+    """One output from the input, and one that is a constant itself"""
+    kept = constant("version", [7], np.int64)
+    return relu(outputs=[value("y"), value("version", "INT64", [1])], constants=[kept])
+
+
+@HALL.model(SERVED)
+def output_is_an_input() -> onnx.ModelProto:
+    """One output that no node makes: it is the input"""
+    return relu(outputs=[value("y"), value("x")])
+
+
+@HALL.model(SERVED)
+def many_inputs_and_outputs() -> onnx.ModelProto:
+    """A hundred inputs and a hundred outputs"""
+    names = [f"{at:03}" for at in range(100)]
+    nodes = [node("Relu", f"x{name}", f"y{name}") for name in names]
+    ends = ([value(f"{end}{name}", dims=[2]) for name in names] for end in "xy")
+    return chain(*nodes, inputs=next(ends), outputs=next(ends))
+
+
+@HALL.model(SERVED)
+def sparse_weights() -> onnx.ModelProto:
+    """Weights of which only those that are not zero are written"""
+    proto = chain(node("Mul", "x w", "y"))
+    values, at = constant("w", [2.0, 3.0]), constant("", [0, 3], np.int64)
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, at, [4]))
+    return proto
+
+
+@HALL.model(SERVED)
+def domain_spelled_out() -> onnx.ModelProto:
+    """ONNX's own domain by its long name"""
+    proto = chain(node("Relu", "x", "y", domain="ai.onnx"))
+    proto.opset_import[0].domain = "ai.onnx"
+    return proto
+
+
+@HALL.model(SERVED)
+def random_numbers() -> onnx.ModelProto:
+    """An output that is another at every run"""
+    noise = node("RandomUniformLike", "x", "z", low=0.0, high=1.0)
+    return chain(node("Relu", "x", "y"), noise, outputs=[value("y"), value("z")])
+
+
+@HALL.model(SERVED)
+def weights_in_typed_fields() -> onnx.ModelProto:
+    """Weights one by one instead of as bytes"""
+    weights = helper.make_tensor("w", DTYPES["FP32"], [4], [1.0, 2.0, 3.0, 4.0])
+    return chain(node("Mul", "x w", "y"), constants=[weights])
+
+
+@HALL.model(SERVED)
+def trained_network() -> onnx.ModelProto:
+    """Three dense layers"""
+    return dense()
+
+
+@HALL.model(SERVED)
+def metadata_of_all_kinds() -> onnx.ModelProto:
+    """Metadata in many languages, long and empty, and a description of a megabyte"""
+    proto = relu()
+    helper.set_model_props(proto, {"names": "['a', 'b']", "größe": "\N{SNOWMAN}", "long": "x" * 100_000, "none": ""})
+    proto.doc_string = "a word " * 150_000
+    return proto
+
+
+@HALL.model(SERVED)
+def many_nodes() -> onnx.ModelProto:
+    """Five thousand nodes in a row"""
+    return long_chain(5_000)
+
+
+def long_chain(nodes: int) -> onnx.ModelProto:
+    names = ["x", *(f"t{at}" for at in range(1, nodes)), "y"]
+    return chain(*(node("Identity", [names[at]], [names[at + 1]]) for at in range(nodes)))

@@ -1,0 +1,167 @@
+"""Every data type that the protocol carries, every rank, and dimensions of every kind."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from edged.model.finding import Category, Stage
+from tests.integration.onnx_files import DTYPES
+from tests.zoo.exhibit import SERVED, Hall, refused
+from tests.zoo.parts import Dims, chain, constant, node, relu, value
+
+HALL = Hall()
+
+
+def _passed_on(datatype: str, dims: Dims | None = ("n", 4)) -> onnx.ModelProto:
+    ends = [value("x", datatype, dims)], [value("y", datatype, dims)]
+    return chain(node("Identity", "x", "y"), inputs=ends[0], outputs=ends[1])
+
+
+for _datatype in DTYPES:
+    HALL.add(f"type_{_datatype.lower()}", f"{_datatype} in and out", partial(_passed_on, _datatype), SERVED)
+for _rank in range(7):
+    _dims = [1, 2, 3, 2, 1, 2][:_rank]
+    HALL.add(f"rank_{_rank}", f"a tensor of {_rank} dimensions", partial(_passed_on, "FP32", _dims), SERVED)
+
+_DIMENSIONS: dict[str, tuple[str, Dims | None]] = {
+    "dims_named": ("dynamic dimensions with names", ("batch", 4)),
+    "dims_unnamed": ("dynamic dimensions without names", (None, None)),
+    "dims_minus_one": ("dynamic dimensions written as -1, as some exporters do", (-1, 4)),
+    "dims_odd_names": ("names of dimensions that are formulas", ("2*batch + 1", "größe / 2")),
+    "dims_same_name": ("one name for two dimensions, which are equal then", ("n", "n")),
+    "dims_left_away": ("no shape at all: any number of dimensions", None),
+}
+for _name, (_how, _dimensions) in _DIMENSIONS.items():
+    HALL.add(_name, _how, partial(_passed_on, "FP32", _dimensions), SERVED)
+
+
+@HALL.model(SERVED)
+def output_shape_left_away() -> onnx.ModelProto:
+    """An output whose shape has to be inferred"""
+    return relu(outputs=[value("y", dims=None)])
+
+
+@HALL.model(SERVED)
+def output_type_left_away() -> onnx.ModelProto:
+    """An output without any type, as ONNX lets inner values be; runtimes infer it"""
+    proto = relu()
+    proto.graph.output[0].ClearField("type")
+    return proto
+
+
+@HALL.model(SERVED)
+def scalar_to_vector() -> onnx.ModelProto:
+    """A scalar in, two numbers out"""
+    nodes = node("Unsqueeze", "x zero", "row"), node("Concat", "row row", "y", axis=0)
+    ends: dict[str, Any] = {"inputs": [value("x", dims=[])], "outputs": [value("y", dims=[2])]}
+    return chain(*nodes, constants=[constant("zero", [0], np.int64)], **ends)
+
+
+@HALL.model(SERVED)
+def scalar_out() -> onnx.ModelProto:
+    """The sum of everything, a scalar"""
+    return chain(node("ReduceSum", "x", "y", keepdims=0), outputs=[value("y", dims=[])])
+
+
+@HALL.model(SERVED)
+def zero_size_input() -> onnx.ModelProto:
+    """An input that never has an element"""
+    return relu(inputs=[value("x", dims=[0, 4])], outputs=[value("y", dims=[0, 4])])
+
+
+@HALL.model(SERVED)
+def zero_size_output() -> onnx.ModelProto:
+    """Rows that are picked by a condition that never holds"""
+    nodes = node("Less", "x x", "never"), node("NonZero", "never", "y")
+    return chain(*nodes, outputs=[value("y", "INT64", [2, "found"])])
+
+
+@HALL.model(SERVED)
+def zero_size_constant() -> onnx.ModelProto:
+    """A constant without elements, joined to the input"""
+    nothing = constant("nothing", np.zeros((0, 4)))
+    return chain(node("Concat", "x nothing", "y", axis=0), constants=[nothing])
+
+
+@HALL.model(SERVED)
+def types_inside() -> onnx.ModelProto:
+    """Elements of four bits inside, which the protocol cannot carry, and FP32 at the ends"""
+    weights = helper.make_tensor("weights", TensorProto.INT4, [4, 4], [(at % 16) - 8 for at in range(16)])
+    nodes = node("DequantizeLinear", "weights scale", "wide"), node("MatMul", "x wide", "y")
+    return chain(*nodes, constants=[weights, constant("scale", 0.5)], opset=21, ir=10)
+
+
+@HALL.model(SERVED)
+def quantized() -> onnx.ModelProto:
+    """INT8 inside, between QuantizeLinear and DequantizeLinear"""
+    constants = [constant("scale", 0.1), constant("zero", 0, np.int8)]
+    nodes = node("QuantizeLinear", "x scale zero", "narrow"), node("DequantizeLinear", "narrow scale zero", "y")
+    return chain(*nodes, constants=constants)
+
+
+@HALL.model(SERVED)
+def every_type_at_once() -> onnx.ModelProto:
+    """An input and an output of each data type"""
+    nodes = [node("Identity", f"x_{each}", f"y_{each}") for each in DTYPES]
+    ends = ([value(f"{end}_{each}", each) for each in DTYPES] for end in "xy")
+    return chain(*nodes, inputs=next(ends), outputs=next(ends))
+
+
+@HALL.model(SERVED)
+def texts_to_numbers() -> onnx.ModelProto:
+    """Texts are looked up, by an operator of ONNX's other domain"""
+    label = helper.make_node(
+        "LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml",
+        keys_strings=["edged", "Größe"], values_int64s=[1, 2], default_int64=-1,
+    )  # fmt: skip
+    ends: dict[str, Any] = {"inputs": [value("x", "BYTES", ["n"])], "outputs": [value("y", "INT64", ["n"])]}
+    return chain(label, domains={"ai.onnx.ml": 2}, **ends)
+
+
+@HALL.model(SERVED)
+def texts_made_inside() -> onnx.ModelProto:
+    """Numbers become texts"""
+    return chain(node("Cast", "x", "y", to=TensorProto.STRING), outputs=[value("y", "BYTES")])
+
+
+def _strip(nodes: list[onnx.NodeProto], *constants: onnx.TensorProto) -> onnx.ModelProto:
+    """A sound of any length, as far as is declared."""
+    ends: dict[str, Any] = {"inputs": [value("x", dims=["n", 1, "length"])], "outputs": [value("y", dims=None)]}
+    return chain(*nodes, constants=constants, **ends)
+
+
+@HALL.model(SERVED)
+def takes_only_long_inputs() -> onnx.ModelProto:
+    """A window over four hundred samples: shorter sounds are refused, as by models that hear voices"""
+    return _strip([node("Conv", "x w", "y")], constant("w", np.ones((1, 1, 400)) / 400))
+
+
+# Nobody can guess the size, and clients who know it are answered: it may be served, or nothing be found to prove it by.
+@HALL.model(SERVED, *refused(Stage.INFERENCE, Category.FAILED))
+def takes_one_size_of_many() -> onnx.ModelProto:
+    """Any length is declared, and only 1001 is taken"""
+    return _strip([node("Reshape", "x sizes", "y")], constant("sizes", [1, 7, 11, 13], np.int64))
+
+
+@HALL.model(SERVED)
+def dims_that_agree_unsaid() -> onnx.ModelProto:
+    """A long sound and a state for each row of it, with dimensions that have no names: which are equal is not said"""
+    nodes = [
+        node("Unsqueeze", "x one", "rows"),
+        node("Conv", "rows w", "heard"),
+        node("ReduceMean", "heard", "loud", axes=[1, 2], keepdims=0),
+        node("Unsqueeze", "loud zero", "row"),
+        node("Concat", "row state", "y", axis=0),
+    ]
+    constants = [constant("w", np.ones((1, 1, 400)) / 400), constant("one", [1], np.int64)]
+    return chain(
+        *nodes,
+        inputs=[value("x", dims=[None, None]), value("state", dims=[2, None])],
+        outputs=[value("y", dims=None)],
+        constants=[*constants, constant("zero", [0], np.int64)],
+    )

@@ -1,0 +1,88 @@
+"""What the models of the zoo are put together from. IR version and opset are set by hand, to what runtimes take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from tests.integration.onnx_files import DTYPES
+
+OPSET, IR = 17, 9
+Dims = Sequence[int | str | None]
+
+
+def value(name: str, datatype: str = "FP32", dims: Dims | None = ("n", 4)) -> onnx.ValueInfoProto:
+    """An input or output; `dims` None leaves the shape away, a dimension None leaves that away."""
+    return helper.make_tensor_value_info(name, DTYPES[datatype], dims)
+
+
+def node(operator: str, inputs: str | Sequence[str], outputs: str | Sequence[str], **attributes: Any) -> onnx.NodeProto:
+    """Names are separated by spaces; pass sequences for names that have some."""
+    inputs = inputs.split() if isinstance(inputs, str) else inputs
+    outputs = outputs.split() if isinstance(outputs, str) else outputs
+    return helper.make_node(operator, inputs, outputs, **attributes)
+
+
+def constant(name: str, numbers: Any, dtype: Any = np.float32) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(numbers, dtype), name)
+
+
+def graph(
+    nodes: Iterable[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    constants: Sequence[onnx.TensorProto] = (),
+    name: str = "graph",
+) -> onnx.GraphProto:
+    return helper.make_graph(list(nodes), name, inputs, outputs, constants)
+
+
+def model(
+    of: onnx.GraphProto,
+    opset: int = OPSET,
+    ir: int = IR,
+    domains: Mapping[str, int] | None = None,
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid(domain, version) for domain, version in {"": opset, **(domains or {})}.items()]
+    return helper.make_model(of, opset_imports=opsets, ir_version=ir, functions=functions)
+
+
+def chain(
+    *nodes: onnx.NodeProto,
+    inputs: Sequence[onnx.ValueInfoProto] | None = None,
+    outputs: Sequence[onnx.ValueInfoProto] | None = None,
+    constants: Sequence[onnx.TensorProto] = (),
+    **options: Any,
+) -> onnx.ModelProto:
+    """From `x` to `y`, FP32 [n, 4] both, where nothing else is said; options are those of `model`."""
+    ends = [value("x")] if inputs is None else inputs, [value("y")] if outputs is None else outputs
+    return model(graph(nodes, *ends, constants), **options)
+
+
+def relu(**options: Any) -> onnx.ModelProto:
+    """The plainest model there is: y = max(x, 0)."""
+    return chain(node("Relu", "x", "y"), **options)
+
+
+def body(*nodes: onnx.NodeProto, outputs: Sequence[onnx.ValueInfoProto], name: str = "branch") -> onnx.GraphProto:
+    """The branch of an If: it has no inputs and sees the names outside."""
+    return graph(nodes, [], outputs, name=name)
+
+
+def choice(then: onnx.GraphProto, other: onnx.GraphProto, condition: str = "up", output: str = "y") -> onnx.NodeProto:
+    return node("If", [condition], [output], then_branch=then, else_branch=other)
+
+
+def dense(layers: int = 3, width: int = 64) -> onnx.ModelProto:
+    """A small network with most of its bytes in weights: x FP32 [n, width] to y of the same shape."""
+    random = np.random.default_rng(layers)
+    weights = [constant(f"w{at}", random.standard_normal((width, width)) / 8) for at in range(layers)]
+    names = ["x", *(f"t{at}" for at in range(1, layers)), "y"]
+    nodes = [node("MatMul", [names[at], f"w{at}"], [names[at + 1]], name=f"layer{at}") for at in range(layers)]
+    rows: Dims = ["n", width]
+    return chain(*nodes, inputs=[value("x", dims=rows)], outputs=[value("y", dims=rows)], constants=weights)

@@ -1,0 +1,99 @@
+"""Versions of the format and of the operators: those that the runtime here takes, and those beyond. What it takes is
+found out by asking it (`runtime.py`)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import onnx
+
+from edged.model.finding import Category, Stage
+from tests.zoo.exhibit import SERVED, Hall, refused
+from tests.zoo.parts import chain, constant, node, relu
+from tests.zoo.runtime import Reach
+
+_TOO_NEW = refused(Stage.OPSET, Category.OPSET_TOO_NEW)
+_IR_TOO_NEW = refused(Stage.OPSET, Category.IR_TOO_NEW)
+
+
+def hall(reach: Reach) -> Hall:
+    """All versions, as they have to end with a runtime of this reach."""
+    versions = Hall()
+    for opset in (*range(7, 27), 27, 28, 999):
+        endings = (SERVED,) if opset <= reach.opset else _TOO_NEW
+        versions.add(f"opset_{opset}", f"operators of version {opset}", partial(relu, opset=opset), *endings)
+    for ir in (*range(4, 14), 14, 99, 2**40):
+        endings = (SERVED,) if ir <= reach.ir else _IR_TOO_NEW
+        versions.add(f"ir_{ir}", f"format version {ir}", partial(relu, ir=ir), *endings)
+    versions.add("ir_3", "format version 3, which lists initialisers as inputs", _listed, SERVED)
+    versions.add(
+        "initialiser_listed", "an initialiser that is listed as an input, as optional ones are", _later, SERVED
+    )
+    unused = partial(relu, domains={"ai.onnx.ml": 99})
+    versions.add("opset_of_unused_domain", "a future version of a domain that no node uses", unused, *_TOO_NEW)
+    return versions
+
+
+def _listed(ir: int = 3) -> onnx.ModelProto:
+    """y = x * w, with w both an input and an initialiser."""
+    weights = constant("w", [1, 2, 3, 4])
+    proto = chain(node("Mul", "x w", "y"), constants=[weights], ir=ir, opset=8)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("w", weights.data_type, [4]))
+    return proto
+
+
+def _later() -> onnx.ModelProto:
+    return _listed(ir=8)
+
+
+FIXED = Hall()
+_NO_OPSET = refused(Stage.GRAPH, Category.NO_GRAPH) + refused(Stage.PARSE, Category.NO_GRAPH)
+_TOO_OLD = refused(Stage.OPSET, Category.OPSET_TOO_OLD)
+
+
+@FIXED.model(*_NO_OPSET)
+def opset_missing() -> onnx.ModelProto:
+    """Nothing is said of the operators' version"""
+    proto = relu()
+    del proto.opset_import[:]
+    return proto
+
+
+# Runtimes go by the last one, others call it an error: both can be defended, so long as it is one of them.
+@FIXED.model(SERVED, *refused(Stage.GRAPH, Category.DUPLICATE))
+def opset_twice() -> onnx.ModelProto:
+    """Two versions of one domain"""
+    proto = relu()
+    proto.opset_import.append(onnx.helper.make_opsetid("", 13))
+    return proto
+
+
+@FIXED.model(*_TOO_OLD)
+def opset_0() -> onnx.ModelProto:
+    """Operators of version 0, which never was"""
+    return relu(opset=0)
+
+
+@FIXED.model(*_TOO_OLD)
+def opset_negative() -> onnx.ModelProto:
+    """Operators of a version below zero"""
+    return relu(opset=-(2**40))
+
+
+@FIXED.model(*_TOO_OLD)
+def opset_1() -> onnx.ModelProto:
+    """Operators of the first version, of which runtimes have few left"""
+    return chain(node("Relu", "x", "y", consumed_inputs=[0]), opset=1, ir=3)
+
+
+# A runtime that keeps 32 bits of it takes it for 17, and asked whether it takes this version it says so.
+@FIXED.model(SERVED, *refused(Stage.OPSET, Category.OPSET_TOO_NEW))
+def opset_beyond_32_bits() -> onnx.ModelProto:
+    """Operators of a version that does not fit into 32 bits: cut off it would be 17"""
+    return relu(opset=2**32 + 17)
+
+
+@FIXED.model(*refused(Stage.OPSET, Category.IR_TOO_NEW))
+def ir_beyond_32_bits() -> onnx.ModelProto:
+    """A format version that does not fit into 32 bits: cut off it would be 9"""
+    return relu(ir=2**32 + 9)
