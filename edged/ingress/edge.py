@@ -72,11 +72,15 @@ def raise_descriptor_limit(most: int = 8192) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class _Undecodable(logging.Filter):
-    """A header that is no UTF-8 is its client's fault: one line says so, without gRPC's traceback."""
+# A header that is no UTF-8; a stream that is reset while its answer leaves.
+_PROVOKED = ("Invalid encoding", "ExecuteBatchError raised in core")
+
+
+class _Provoked(logging.Filter):
+    """What a client is to blame for is one line, without gRPC's traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if str(record.msg).startswith("Invalid encoding"):
+        if str(record.msg).startswith(_PROVOKED):
             record.exc_info = record.exc_text = None
             record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
         return True
@@ -85,5 +89,5 @@ class _Undecodable(logging.Filter):
 def quieten() -> None:
     """Keeps what any client can provoke from looking like trouble of the daemon in its log."""
     logger = logging.getLogger("grpc._cython.cygrpc")
-    if not any(isinstance(each, _Undecodable) for each in logger.filters):
-        logger.addFilter(_Undecodable())
+    if not any(isinstance(each, _Provoked) for each in logger.filters):
+        logger.addFilter(_Provoked())

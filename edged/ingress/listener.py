@@ -48,6 +48,7 @@ class Listener:
         self._make = partial(grpc.aio.server, interceptors=interceptors, options=edge.options(max_message_mb))
         self._path: Path | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._is_stopping = False
         self.address = self._open(address)  # as clients name it
 
     async def start(self) -> None:
@@ -57,23 +58,25 @@ class Listener:
 
     async def stop(self, grace: float) -> None:
         """Takes no more calls, lets running ones end within `grace` seconds, then cancels them."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        self._is_stopping = True
         await self._server.stop(grace)
+        if self._keeper is not None:
+            await asyncio.gather(self._keeper, return_exceptions=True)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
     async def _keep(self) -> None:
-        """Answers again whenever the server has ended; until cancelled."""
+        """Answers again whenever the server has ended by itself. Never cancelled: gRPC's server would be with it."""
         while True:
             why = ""
             try:
                 await self._server.wait_for_termination()
             except Exception as error:
                 why = f": {error}"
+            if self._is_stopping:
+                return
             _LOG.error("gRPC gave up %s; it answers there anew%.300s", self.address, why)
-            while True:
+            while not self._is_stopping:
                 try:
                     self._open(self.address.removeprefix("tls:"))
                     await self._server.start()

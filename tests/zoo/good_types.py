@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -104,12 +105,24 @@ def quantized() -> onnx.ModelProto:
     return chain(*nodes, constants=constants)
 
 
-@HALL.model(SERVED)
-def every_type_at_once() -> onnx.ModelProto:
-    """An input and an output of each data type"""
-    nodes = [node("Identity", f"x_{each}", f"y_{each}") for each in DTYPES]
-    ends = ([value(f"{end}_{each}", each) for each in DTYPES] for end in "xy")
+def _each_of(datatypes: Iterable[str]) -> onnx.ModelProto:
+    datatypes = list(datatypes)
+    nodes = [node("Identity", f"x_{each}", f"y_{each}") for each in datatypes]
+    ends = ([value(f"{end}_{each}", each) for each in datatypes] for end in "xy")
     return chain(*nodes, inputs=next(ends), outputs=next(ends))
+
+
+@HALL.model(SERVED)
+def every_type_but_texts() -> onnx.ModelProto:
+    """An input and an output of each data type that holds numbers"""
+    return _each_of(each for each in DTYPES if each != "BYTES")
+
+
+# ONNX Runtime takes bfloat16 from Python as values of its own, and has none of texts.
+@HALL.model(*refused(Stage.INFERENCE, Category.FAILED))
+def every_type_at_once() -> onnx.ModelProto:
+    """An input and an output of each data type, texts beside bfloat16 among them"""
+    return _each_of(DTYPES)
 
 
 @HALL.model(SERVED)

@@ -64,7 +64,10 @@ class OrtSession:
         return values
 
     def _run_bfloat(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
-        """numpy has no bfloat16: such tensors go in and out as uint16 through the runtime's own values."""
+        """numpy has no bfloat16: such tensors go in and out as uint16 through the runtime's own values, which hold no
+        text."""
+        if self._text_inputs:
+            raise EngineUnusable("ONNX Runtime takes no texts beside BF16 tensors from Python; cast the latter to FP32")
         values = {name: self._to_value(name, array) for name, array in feeds.items()}
         return [_from_value(value) for value in self._session.run_with_ort_values(names, values, self._options)]
 
