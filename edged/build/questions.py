@@ -195,7 +195,8 @@ def _values(datatype: str, shape: tuple[int, ...], kind: str) -> Array:
     random = np.random.default_rng([_SEED, _KINDS.index(kind)])
     dtype = numpy_dtype(datatype)
     if datatype == "BYTES":
-        words = [b"edged", b"", "Größe".encode(), b"0", b"a b"]
+        # Models read numbers from their texts as often as words.
+        words = [b"0", b"1", b"2"] if kind == "unit" else [b"edged", b"", "Größe".encode(), b"0", b"a b"]
         return np.array(random.choice(np.array(words, np.object_), size=shape), dtype=np.object_).reshape(shape)
     if datatype == "BF16":  # the upper half of a float32
         return np.asarray(_floats(random, shape, kind).view(np.uint32) >> 16, dtype=np.uint16).reshape(shape)

@@ -126,6 +126,13 @@ def every_type_at_once() -> onnx.ModelProto:
 
 
 @HALL.model(SERVED)
+def texts_read_as_numbers() -> onnx.ModelProto:
+    """Texts that have to be numbers, as clients of Triton send them"""
+    read = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.INT64)
+    return chain(read, inputs=[value("x", "BYTES", [1, 16])], outputs=[value("y", "INT64", [1, 16])])
+
+
+@HALL.model(SERVED)
 def texts_to_numbers() -> onnx.ModelProto:
     """Texts are looked up, by an operator of ONNX's other domain"""
     label = helper.make_node(
