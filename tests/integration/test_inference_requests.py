@@ -142,7 +142,7 @@ WRONG: dict[str, tuple[Callable[[pb.ModelInferRequest], Any], grpc.StatusCode, s
     "unequal rows": (
         lambda r: (r.inputs[0].shape.__setitem__(0, 2), r.raw_input_contents.__setitem__(0, bytes(128))),
         BAD,
-        "unequal numbers of rows",
+        "input 'INPUT1' is [1, 16], and its dimension 0 ('n') is the one of input 'INPUT0', [2, 16]",
     ),
     "too many rows": (
         lambda r: [
