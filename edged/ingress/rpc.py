@@ -9,22 +9,20 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from edged.errors import InvalidInput, Unsupported
-from edged.ingress.status import describe, named
+from edged.errors import EdgedError, InvalidInput, Unsupported
+from edged.ingress.ending import end
+from edged.ingress.status import code_of
 
 _LOG = logging.getLogger("edged.calls")  # says something only where it is asked to be verbose
-
-_PROPAGATED_SECONDS = 0.1  # after which an error has certainly left every handler
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-
 Unary: TypeAlias = Callable[[Request, Context], Awaitable[Response]]
 Feed: TypeAlias = Callable[[Request, Context], AsyncIterator[Response]]
 Upload: TypeAlias = Callable[[AsyncIterator[Request], Context], Awaitable[Response]]
@@ -161,23 +159,9 @@ def _streaming(path: str, handler: Callable[..., AsyncIterator[Any]]) -> Callabl
     return call
 
 
-async def _refuse(path: str, began: float, error: Exception, context: Context) -> None:
-    code, message = describe(error)
-    _tell(path, began, code.name)
-    try:
-        await context.abort(code, message, named(error))
-    except grpc.aio.AbortError as aborted:
-        # gRPC keeps it with the call, and the call is in its traceback, together with all that was sent: many megabytes
-        # that would stay until the garbage collector comes.
-        asyncio.get_running_loop().call_later(_PROPAGATED_SECONDS, _forget, aborted)
-        raise
-
-
-def _forget(error: BaseException | None) -> None:
-    """Takes the tracebacks from an error and from those that led to it."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__context__
+async def _refuse(path: str, began: float, error: Exception, context: Context) -> NoReturn:
+    _tell(path, began, code_of(error).name if isinstance(error, EdgedError) else grpc.StatusCode.INTERNAL.name)
+    await end(context, error)
 
 
 def _tell(path: str, began: float, outcome: str) -> None:

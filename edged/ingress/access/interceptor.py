@@ -16,7 +16,9 @@ from edged.ingress.access import policy
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.doors import Door
 from edged.ingress.access.guard import Guard
-from edged.ingress.access.passage import Context, Handler, Passage, abort
+from edged.ingress.access.passage import Handler, Passage
+from edged.ingress.ending import end
+from edged.ingress.rpc import Context
 
 _AUTHORIZATION = "authorization"
 
@@ -80,7 +82,7 @@ def _refusing(guard: Guard, method: str, door: Door, shown: str | None, error: E
     async def refuse(requests: object, context: Context) -> bytes:
         peer = context.peer()
         guard.turn_away(method, guard.caller(door, shown, peer), peer, error)
-        await abort(context, error)
+        await end(context, error)
 
     return grpc.stream_unary_rpc_method_handler(cast(Any, refuse))  # a handler of one message would have it read first
 

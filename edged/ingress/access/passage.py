@@ -19,10 +19,10 @@ from edged.ingress.access.about import about
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.guard import Guard
 from edged.ingress.access.limits import Usage
-from edged.ingress.status import code_of, named
+from edged.ingress.ending import end
+from edged.ingress.rpc import Context
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Identify: TypeAlias = Callable[[Context], Caller]
 _Unary: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 _Streaming: TypeAlias = Callable[[Any, Context], AsyncIterator[Any]]
@@ -61,7 +61,7 @@ class Passage:
                 who, usage = self._enter(context)
                 limits.request(usage, size, time.monotonic())
             except EdgedError as error:
-                await abort(context, error)
+                await end(context, error)
             try:
                 if not (self._is_audited or who.has_shown):
                     return await inner(request, context)
@@ -118,7 +118,7 @@ class Passage:
             who, usage = self._enter(context)
             self._guard.limits.stream(usage, time.monotonic())
         except EdgedError as error:
-            await abort(context, error)
+            await end(context, error)
         return usage, who
 
     async def _paced(self, requests: AsyncIterator[Any], usage: Usage, first: dict[str, str]) -> AsyncIterator[Any]:
@@ -149,7 +149,7 @@ class Passage:
         except asyncio.CancelledError:
             error = guard.lost(who.key)
             if error is not None:
-                await abort(cast(Context, heard), error)
+                await end(cast(Context, heard), error)
             heard.outcome = grpc.StatusCode.CANCELLED.name
             raise
         except GeneratorExit:
@@ -174,12 +174,6 @@ class _Heard:
         self.outcome, self.message = code.name, details
         await self._context.abort(code, details, trailing_metadata)
         raise AssertionError("a call that was ended goes on")
-
-
-async def abort(context: Context, error: EdgedError) -> NoReturn:
-    """Ends a call with the status of an error."""
-    await context.abort(code_of(error), str(error), named(error))
-    raise AssertionError("a call that was ended goes on")
 
 
 def _size(request: Any) -> int:
