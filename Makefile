@@ -3,7 +3,7 @@
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long live lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
-  test-perf-analyzer test-onnx-backend test-zoo fuzz \
+  test-perf-analyzer test-onnx-backend test-zoo fuzz soak \
   resolve-arm64 bench deb-trigger install uninstall test-systemd format clean
 
 VENV ?= .venv
@@ -102,6 +102,11 @@ test-onnx-backend: $(VENV)/.dev  ## Every test model of the onnx package, served
 # Another seed each time, which is printed; the same one sends the same again.
 fuzz: $(VENV)/.dev  ## Nonsense for every call, 200,000 messages for handlers and 20,000 for a live daemon; ten minutes (SEED=7).
 	$(BIN)/python -m tests.fuzz $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# Another seed each time; what fails tells which it was.
+MINUTES ?= 10
+soak: $(VENV)/.dev  ## A daemon to which everything happens at once, and whether it grows (MINUTES=60, SEED=7).
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 test-zoo: $(VENV)/.dev  ## All good and bad models of tests/zoo: does each end as its manifest says? Half an hour (ARGS="-k external").
 	$(BIN)/python -m pytest tests/integration/test_zoo.py $(ARGS)

@@ -42,6 +42,7 @@ _LOG = logging.getLogger("edged.build")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
 _READ_FORMAT = 4  # of what is kept of a model that was read
+_KEPT = 1000  # of such; the oldest are of models that were refused and never came back
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
 # Makes room for so many bytes, or raises OutOfSpace; returns how many may be written at most, 0 for any number.
@@ -85,8 +86,10 @@ class Builder:
         if known is not None:
             return known
         inspection = await children.read(path, self.admission)
-        with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
-            atomic.write_file(self._read_place(inspection.graph_digest), msgspec.json.encode(inspection))
+        if not inspection.external:  # those are read each time, see `_known`
+            with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
+                atomic.write_file(self._read_place(inspection.graph_digest), msgspec.json.encode(inspection))
+                atomic.prune(self._inspections, _KEPT)
         return inspection
 
     async def check(self, job: jobs.Check, size_mb: float) -> jobs.Checked | str:
@@ -194,9 +197,9 @@ class Builder:
             return record
 
     def forget(self, digest: str) -> None:
-        """Removes what was found out of a model that has gone: its golden answers, and that it may serve."""
+        """Removes what was found out of a model that has gone: what it holds, its golden answers, that it may serve."""
         self._outcomes.forget(digest)
-        for place in self._golden.glob(f"{digest}*.golden"):
+        for place in (*self._golden.glob(f"{digest}*.golden"), *self._inspections.glob(f"{digest}-*.json")):
             with contextlib.suppress(OSError):
                 place.unlink()
 

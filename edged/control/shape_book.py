@@ -87,9 +87,7 @@ class ShapeBook:
     def _make_room(self) -> None:
         if not self._root.is_dir():
             self._root.mkdir(parents=True, exist_ok=True, mode=0o750)
-        atomic.sweep(self._root)
-        for old in sorted(self._root.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
-            old.unlink()
+        atomic.prune(self._root, _KEPT)
 
     def _proved(self, model: Model) -> Profile:
         page = self.page(model)

@@ -43,6 +43,15 @@ def sweep(folder: Path) -> None:
                 path.unlink()
 
 
+def prune(folder: Path, most: int) -> None:
+    """Removes the files of a folder that were written first, until there are `most`, and what `sweep` does."""
+    sweep(folder)
+    with contextlib.suppress(OSError):
+        files = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
+        for path in files[: max(0, len(files) - most)]:
+            path.unlink(missing_ok=True)
+
+
 def sync_directory(path: Path) -> None:
     """Makes renames and new names in a directory durable."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

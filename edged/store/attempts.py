@@ -33,9 +33,7 @@ class AttemptLog:
         self._root = root.absolute() / "attempts"
         with contextlib.suppress(OSError):
             self._root.mkdir(parents=True, exist_ok=True, mode=0o750)
-            atomic.sweep(self._root)
-            for stale in sorted(self._root.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
-                stale.unlink()
+        atomic.prune(self._root, _KEPT)
 
     def of(self, key: str) -> Attempts:
         """What is known of an engine; none where nothing is, or it cannot be read."""

@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import edged
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 # For a model to be read, examined and opened, on a box where much else goes on.
@@ -48,7 +51,7 @@ class Daemon:
         self.addresses: list[str] = []
         self.killed = 0  # process id of the last one that was killed
 
-    def start(self) -> Daemon:
+    def start(self) -> Self:
         command = [str(self._python), "-m", "edged", "serve", "--state", str(self.state), "--cache", str(self.cache)]
         command += ["--listen", f"unix:{self.home}/edged.sock", "--listen", "localhost:0", *self._arguments]
         with self.log.open("a") as log:
@@ -127,7 +130,7 @@ class Daemon:
         self._process.stdout.close()
         self._process = None
 
-    def __enter__(self) -> Daemon:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(

@@ -173,3 +173,16 @@ def test_sweeping_what_is_no_folder_is_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     for path in (tmp_path / "nowhere", tmp_path / "file"):
         atomic.sweep(path)
+
+
+def test_of_too_many_files_those_that_were_written_first_go(tmp_path: Path) -> None:
+    for age in range(5):
+        file = tmp_path / f"{age}.json"
+        file.write_text("x")
+        os.utime(file, (1000 - age, 1000 - age))
+    (tmp_path / ".being-written.part").write_text("x")
+    atomic.prune(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".being-written.part", "0.json", "1.json"]
+    atomic.prune(tmp_path, 2)
+    atomic.prune(tmp_path / "nowhere", 2)
+    assert len(list(tmp_path.iterdir())) == 3

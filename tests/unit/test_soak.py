@@ -1,0 +1,66 @@
+"""What a soak finds: a leak of one a round, and not what comes and goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.soak.figures import Figures
+from tests.soak.verdict import FEWEST, SLACK, Stretch, growths, row
+
+_CALM = Figures(120, 60, 16, 4, 119, 17, 8, 0, 15)
+
+
+def rounds(name: str, *values: int) -> list[Figures]:
+    return [msgspec.structs.replace(_CALM, **{name: value}) for value in values]
+
+
+@pytest.mark.parametrize("name", SLACK)
+def test_a_leak_is_found_in_whatever_it_is(name: str) -> None:
+    start, step = getattr(_CALM, name), SLACK[name] + 1
+    found = growths(rounds(name, *(start + step * number for number in range(8))))
+    assert len(found) == 1
+    assert found[0].startswith(f"{name} grew from {start + step} to {start + 6 * step}")
+
+
+def test_a_slow_leak_is_found_when_there_is_time() -> None:
+    assert growths(rounds("daemon_fds", *(60 + number // 4 for number in range(40))))
+    assert growths(rounds("daemon_mb", *(120 + number // 2 for number in range(90))))
+
+
+@pytest.mark.parametrize(
+    "values", [(60, 62, 60, 63, 60, 64, 61, 70), (90, 60, 60, 60, 60, 60), (60, 62, 62, 62, 62, 62)]
+)
+def test_what_comes_and_goes_or_comes_once_is_no_growth(values: tuple[int, ...]) -> None:
+    assert growths(rounds("daemon_fds", *values)) == []
+
+
+def test_too_few_rounds_prove_nothing() -> None:
+    assert growths([_CALM] * (FEWEST - 1))
+    assert growths([_CALM] * FEWEST) == []
+
+
+@pytest.mark.parametrize("seconds", [120, 600, 3600, 86400])
+def test_there_is_always_time_for_enough_rounds(seconds: float) -> None:
+    stretch = Stretch.of(seconds)
+    assert 10 <= stretch.round <= 120
+    assert (seconds - stretch.warming) / stretch.round > FEWEST
+
+
+def test_figures_are_of_this_very_process_and_of_what_lies_in_its_folders(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "file").write_text("x")
+    before = Figures.of(os.getpid(), tmp_path)
+    read, write = os.pipe()
+    try:
+        after = Figures.of(os.getpid(), tmp_path)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert after.daemon_fds == before.daemon_fds + 2
+    assert after.daemon_mb > 10
+    assert after.files == 1
+    assert str(after.daemon_mb) in row("1.0", after)
