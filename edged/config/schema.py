@@ -28,6 +28,13 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Engines(_Strict, frozen=True):
     """How engines live: space, drivers, alarms."""
 
+    build: Annotated[
+        Literal["auto", "command"],
+        Meta(
+            description='When engines that are missing are built: "auto", as soon as the box can; "command", only when'
+            " edged engines rebuild says so, and until then the best that is there serves."
+        ),
+    ] = "auto"
     on_driver_change: Annotated[
         Literal["verify", "rebuild"],
         Meta(

@@ -236,7 +236,8 @@ class Controller:
                 self.catalogue.replan(planned)
         self._warden.look(self.models.values())
         views = actual(self.store, self.models.values())
-        for action in reconcile(views, now, self.maker.busy, paused=bool(paused) or is_reboot_pending):
+        by_command, is_paused = self.settings.build == "command", bool(paused) or is_reboot_pending
+        for action in reconcile(views, now, self.maker.busy, paused=is_paused, by_command=by_command):
             planned = self.models[action.model]
             if isinstance(action, Open):
                 self.opener.start(planned, action.key)

@@ -79,16 +79,18 @@ class Verify(msgspec.Struct, frozen=True):
 Action = Open | Make | Try | Verify
 
 
-def reconcile(models: Iterable[ModelView], now: float, busy: Set[str], *, paused: bool = False) -> list[Action]:
+def reconcile(
+    models: Iterable[ModelView], now: float, busy: Set[str], *, paused: bool = False, by_command: bool = False
+) -> list[Action]:
     """The actions that bring the box nearer to what it should be.
 
     One engine is made at a time in each lane; `busy` are the lanes in which one is. While `paused` nothing can
-    be stored, so nothing is made.
+    be stored, so nothing is made. `by_command`: nothing is built that nobody commanded; what takes seconds is done.
     """
     models = list(models)
     actions: list[Action] = [action for model in models if (action := _open(model, now)) is not None]
     if not paused:
-        actions += _make(models, now, busy)
+        actions += _make(models, now, busy, by_command)
     return actions
 
 
@@ -145,7 +147,7 @@ def _is_better(candidate: EngineView, serving: EngineView) -> bool:
 # -- what is made ---------------------------------------------------------------------------------------------------
 
 
-def _make(models: list[ModelView], now: float, busy: Set[str]) -> list[Action]:
+def _make(models: list[ModelView], now: float, busy: Set[str], by_command: bool) -> list[Action]:
     """The next engine to make in every lane that is free.
 
     Commands come first, then models that nothing serves: what is made for one may be the first that answers. Verifying
@@ -155,8 +157,10 @@ def _make(models: list[ModelView], now: float, busy: Set[str]) -> list[Action]:
     for model in models:
         for engine in model.engines:
             action = _next(model, engine, now)
+            commanded = engine.wish in ("build", "verify")
+            if by_command and not commanded and _is_build(engine, action):
+                continue
             if action is not None and engine.lane not in busy:
-                commanded = engine.wish in ("build", "verify")
                 rank = (not commanded, model.serving is not None, _slowness(action), _finished(model))
                 wanted.append((rank, engine.lane, action))
     chosen: dict[str, Action] = {}
@@ -185,6 +189,11 @@ def _obtain(model: ModelView, engine: EngineView) -> Action:
     if engine.trial and not engine.usable:
         return Try(model.name, engine.key, engine.trial)
     return Make(model.name, engine.key)
+
+
+def _is_build(engine: EngineView, action: Action | None) -> bool:
+    """The reference is only asked and timed."""
+    return isinstance(action, Make) and not engine.recipe.is_reference
 
 
 def _is_missed(model: ModelView, engine: EngineView) -> bool:

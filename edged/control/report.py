@@ -10,7 +10,7 @@ from edged.backend.contract import Composition
 from edged.control.alarms import Alarm
 from edged.control.commands import Standing
 from edged.control.controller import Controller
-from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.plan import PlannedEngine, PlannedModel, Wish
 from edged.control.readiness import readiness
 from edged.control.states import EngineState
 from edged.store.key import PartChange, changes, nearest
@@ -77,8 +77,9 @@ class ExplanationReport(msgspec.Struct, frozen=True):
     summary: str
 
 
-def engines(models: dict[str, PlannedModel], store: Store, only: str) -> list[EngineReport]:
-    """Every engine that a model should have, then those in the store that none wants any more."""
+def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False) -> list[EngineReport]:
+    """Every engine that a model should have, then those in the store that none wants any more. `by_command`: the
+    configuration has engines built by command alone."""
     reports = [
         _as_opened(
             engine,
@@ -86,7 +87,7 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str) -> list[En
                 engine.digest,
                 name,
                 _state(engine, planned.serving),
-                engine.reason,
+                _awaited(engine, name) if by_command else engine.reason,
                 engine.key.parts,
                 engine.record,
                 store,
@@ -104,6 +105,13 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str) -> list[En
             state, reason = _unwanted(key, record, serving, trials)
             reports.append(_report(key, record.model, state, reason, record.parts, record, store))
     return reports
+
+
+def _awaited(engine: PlannedEngine, model: str) -> str:
+    """The reason of its state, where none is built by itself."""
+    if engine.state is not EngineState.ABSENT or engine.wish is not Wish.NONE or engine.recipe.is_reference:
+        return engine.reason
+    return engine.reason or f"built by command alone (engines.build): edged engines rebuild {model}"
 
 
 def status(controller: Controller) -> StatusReport:

@@ -33,7 +33,12 @@ class EngineHandlers:
     async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
         if request.model:
             self._controller.find(request.model)
-        found = report.engines(self._controller.models, self._controller.store, request.model)
+        found = report.engines(
+            self._controller.models,
+            self._controller.store,
+            request.model,
+            by_command=self._controller.settings.build == "command",
+        )
         return pb.ListEnginesResponse(engines=[messages.engine(engine) for engine in found])
 
     async def explain_engine(self, request: pb.ExplainEngineRequest, context: Context) -> pb.ExplainEngineResponse:

@@ -34,7 +34,7 @@ class FuzzedDaemon(Daemon):
     """A daemon with every listener that there is."""
 
     def __init__(self, *arguments: str) -> None:
-        super().__init__()
+        super().__init__(builds=False)
         self.http, self.metrics = self.home / "http.sock", self.home / "metrics.sock"
         self.frames, self.frigate = f"ipc://{self.home}/frames", f"ipc://{self.home}/frigate"
         config = self.home / "edged.toml"

@@ -14,7 +14,7 @@ from tests.integration.daemon import Daemon
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
     """Serves the embedded detector as `shapes`, an identity model of every dtype, and some that cannot be served."""
-    daemon = Daemon("--model", f"shapes={MODEL_PATH}")
+    daemon = Daemon("--model", f"shapes={MODEL_PATH}", builds=False)
     for datatype in onnx_files.DTYPES:
         onnx_files.identity(daemon.models / f"id_{datatype}.onnx", datatype)
     whole = MODEL_PATH.read_bytes()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -38,15 +39,25 @@ class Daemon:
     """`edged serve` in folders of its own. Use in a `with`; may be started again after it was stopped or killed."""
 
     def __init__(
-        self, *arguments: str, environment: dict[str, str] | None = None, python: Path = Path(sys.executable)
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        python: Path = Path(sys.executable),
+        builds: bool = True,
     ) -> None:
+        """`builds`: whether engines are built by themselves, which many tests have no use for, and which takes the
+        processors of all of them."""
         # Not pytest's tmp_path: a socket's path must stay below 108 bytes.
         self.home = Path(tempfile.mkdtemp(prefix="edt-"))
         self.state, self.cache = self.home / "state", self.home / "cache"
         self.models = self.state / "models"
         self.models.mkdir(parents=True)
         self.log = self.home / "log"
-        self._arguments, self._environment, self._python = arguments, environment, python
+        self._arguments, self._python = arguments, python
+        self._environment = {**(os.environ if environment is None else environment)}
+        self._builds = builds
+        if not builds:
+            self._environment["EDGED_ENGINES_BUILD"] = "command"
         self._process: subprocess.Popen[str] | None = None
         self.addresses: list[str] = []
         self.killed = 0  # process id of the last one that was killed
@@ -99,8 +110,9 @@ class Daemon:
             )
 
     def settled(self, model: str, seconds: float = 180.0) -> list[edged.client.operations.EngineInfo]:
-        """Waits until every engine of a model has its outcome and the fastest serves; returns them."""
-        ends = ("ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale")
+        """Waits until every engine of a model that is to be made has its outcome and the fastest serves; returns all."""
+        ends = {"ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale"}
+        ends |= set() if self._builds else {"absent"}
         with self.client() as client:
 
             def done() -> list[edged.client.operations.EngineInfo] | None:

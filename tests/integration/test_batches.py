@@ -54,7 +54,7 @@ def brightness(camera: int) -> int:
 
 @pytest.mark.parametrize(("batch", "settings"), [("batch", 'batch.max = "4"\n'), (4, "")], ids=["any", "fixed"])
 def test_cameras_that_go_together_get_their_own_boxes(batch: int | str, settings: str) -> None:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     folder = daemon.models / "bright" / "1"
     folder.mkdir(parents=True)
     brightness_model(folder / "model.onnx", batch)

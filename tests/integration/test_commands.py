@@ -282,3 +282,20 @@ def test_a_command_is_an_event(client: edged.Client) -> None:
     client.unpin(engine=key)
     verbs = [event.what.verb for event in client.events() if isinstance(event.what, events.Commanded)]
     assert verbs[-2:] == ["pin", "unpin"]
+
+
+def test_where_engines_are_built_by_command_alone_the_reference_serves_until_then() -> None:
+    with Daemon(builds=False) as daemon, daemon.client() as client:
+        onnx_files.scale(daemon.models / "scale.onnx", 2.0)
+        daemon.ready("scale")
+        reference = wait_for(
+            "the reference was timed", lambda: next((e for e in client.engines("scale") if e.latency_ms), None)
+        )
+        others = [engine for engine in client.engines("scale") if engine.key != reference.key]
+        assert others
+        assert {engine.state for engine in others} <= {"absent", "unsuitable"}
+        waiting = next(engine for engine in others if engine.state == "absent")
+        assert waiting.reason == "built by command alone (engines.build): edged engines rebuild scale"
+        with client.rebuild(engine=waiting.key) as progress:
+            assert list(progress)[-1].succeeded
+        assert client.status().building == ()

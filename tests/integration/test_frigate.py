@@ -31,7 +31,7 @@ class FrigateDaemon(Daemon):
     """A daemon with an endpoint for Frigate; `settings` are lines of its [frigate] table."""
 
     def __init__(self, *arguments: str, settings: str = "", endpoint: str = "") -> None:
-        super().__init__(*arguments, "--config", "")
+        super().__init__(*arguments, "--config", "", builds=False)
         self.endpoint = endpoint or f"ipc://{self.home}/frigate/detector"
         config = self.home / "edged.toml"
         config.write_text(f'[frigate]\nendpoint = "{self.endpoint}"\n{settings}\n')

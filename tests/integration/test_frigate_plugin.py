@@ -70,7 +70,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_frigates_own_plugin_finds_what_grpc_finds(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = plugin(monkeypatch)
-    daemon = Daemon("--model", f"shapes={MODEL_PATH}")
+    daemon = Daemon("--model", f"shapes={MODEL_PATH}", builds=False)
     endpoint, config = f"ipc://{daemon.home}/frigate", daemon.home / "edged.toml"
     config.write_text(f'[frigate]\nendpoint = "{endpoint}"\n')
     daemon._arguments = (*daemon._arguments, "--config", str(config))

@@ -38,7 +38,7 @@ class HttpDaemon(Daemon):
     """A daemon that listens for HTTP, too."""
 
     def __init__(self, listen: str, *arguments: str, body_mb: int = 4) -> None:
-        super().__init__()
+        super().__init__(builds=False)
         config = self.home / "edged.toml"
         config.write_text(f'[http]\nlisten = "{listen.format(home=self.home)}"\nbody_mb = {body_mb}\n')
         self._arguments = ("--config", str(config), *arguments)

@@ -29,7 +29,7 @@ SIXTEEN = np.arange(16, dtype=np.int32)
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Daemon]:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     triton_models.write_all(daemon.models)
     for datatype in onnx_files.DTYPES:
         onnx_files.identity(daemon.models / f"id_{datatype}.onnx", datatype)
@@ -332,7 +332,7 @@ def test_cancelled_calls_and_streams_leave_the_daemon_serving(channel: grpc.Chan
 
 def test_a_message_larger_than_the_daemon_takes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "edged.toml").write_text("max_message_mb = 1\n")
-    daemon = Daemon("--config", str(tmp_path / "edged.toml"))
+    daemon = Daemon("--config", str(tmp_path / "edged.toml"), builds=False)
     onnx_files.identity(daemon.models / "id_FP32.onnx", "FP32")
     with daemon, grpc.insecure_channel(daemon.unix, [("grpc.max_receive_message_length", -1)]) as channel:
         daemon.ready("id_FP32")

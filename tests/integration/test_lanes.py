@@ -34,7 +34,7 @@ class LaneDaemon(Daemon):
     """A daemon with the ZeroMQ lanes open."""
 
     def __init__(self, *arguments: str) -> None:
-        super().__init__()
+        super().__init__(builds=False)
         self.frames, self.publish = f"ipc://{self.home}/zmq/frames", f"ipc://{self.home}/zmq/publish"
         config = self.home / "edged.toml"
         config.write_text(f'[zmq]\nframes = "{self.frames}"\npublish = "{self.publish}"\n')

@@ -88,7 +88,7 @@ def serving(daemon: Daemon, config: str = "") -> Iterator[Calls]:
 
 def configured(text: str) -> tuple[Daemon, str]:
     """A daemon that reads a configuration of that text."""
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     daemon._arguments = ("--config", str(daemon.home / "edged.toml"))
     return daemon, text
 
@@ -101,7 +101,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 def test_several_versions_of_a_model_answer_at_once_and_the_newest_for_the_model() -> None:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     for version in (1, 2, 3):
         scale(daemon.models / "m", version)
     (daemon.models / "m" / "edged.toml").write_text('versions = "1,3"')
@@ -125,7 +125,7 @@ def test_several_versions_of_a_model_answer_at_once_and_the_newest_for_the_model
 
 
 def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leaves() -> None:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     scale(daemon.models / "m", 1)
     (daemon.models / "m" / "config.pbtxt").write_text("version_policy { latest { num_versions: 2 } }")
     with serving(daemon) as ask:
@@ -160,7 +160,7 @@ def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leave
 
 
 def test_the_version_before_takes_over_when_the_newest_goes_and_no_request_fails() -> None:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     for version in (1, 2):
         scale(daemon.models / "m", version)
     (daemon.models / "m" / "config.pbtxt").write_text("version_policy { all {} }")
@@ -193,7 +193,7 @@ def test_the_version_before_takes_over_when_the_newest_goes_and_no_request_fails
 
 
 def test_a_new_version_that_cannot_be_served_leaves_the_old_one_answering() -> None:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     scale(daemon.models / "m", 1)
     with serving(daemon) as ask:
         daemon.ready("m")
@@ -222,7 +222,7 @@ model_warmup { name: "w" batch_size: 2 inputs { key: "x" value { data_type: TYPE
 
 
 def test_a_configuration_is_heeded_and_what_is_not_used_of_it_is_told() -> None:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     (daemon.models / "m" / "1").mkdir(parents=True)
     onnx_files.identity(daemon.models / "m" / "1" / "model.onnx", "FP32")
     (daemon.models / "m" / "config.pbtxt").write_text(CONFIG)
@@ -268,7 +268,7 @@ def test_a_configuration_is_heeded_and_what_is_not_used_of_it_is_told() -> None:
 
 
 def test_a_warm_up_that_fails_keeps_the_model_from_serving_until_it_is_mended() -> None:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     folder = daemon.models / "m"
     (folder / "1").mkdir(parents=True)
     (folder / "warmup").mkdir()
@@ -284,7 +284,7 @@ def test_a_warm_up_that_fails_keeps_the_model_from_serving_until_it_is_mended() 
 
 
 def test_a_model_without_a_configuration_has_one_all_the_same() -> None:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     scale(daemon.models / "fixed", 1)
     for name, settings in (("open", ""), ("batched", 'batch.max = "4"')):
         (daemon.models / name / "1").mkdir(parents=True)

@@ -50,7 +50,7 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with Daemon() as one, Daemon() as two:
+    with Daemon(builds=False) as one, Daemon(builds=False) as two:
         fleet = Fleet(tmp_path_factory.mktemp("fleet"), one, two)
         status, told, why = fleet.run("models", "add", "m", str(fleet.model), "--set", "backends=tensorrt")
         assert status == 0, told + why  # that setting leaves the reference: nothing is built
@@ -131,7 +131,7 @@ def test_a_token_opens_a_daemon_behind_tls_and_its_role_says_what_for(tmp_path: 
     certificate, key = authority.sign("box", "DNS:localhost", "IP:127.0.0.1")
     config = tmp_path / "edged.toml"
     config.write_text(f'[tls]\ncertificate = "{certificate}"\nkey = "{key}"\n')
-    with Daemon("--config", str(config)) as daemon:
+    with Daemon("--config", str(config), builds=False) as daemon:
         assert daemon.tcp.startswith("tls:")
         known = {"nobody": Credentials(ca=str(authority.ca))}
         for role in ("operate", "read"):

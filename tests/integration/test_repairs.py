@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    with Daemon() as running:
+    with Daemon(builds=False) as running:
         yield running
 
 

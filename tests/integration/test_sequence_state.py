@@ -35,7 +35,7 @@ def model_file(name: str) -> Path:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     arguments = [f"--model=voice={model_file('silero_vad')}", f"--model=plain={model_file('silero_vad_op18_ifless')}"]
-    with Daemon(*arguments) as daemon:
+    with Daemon(*arguments, builds=False) as daemon:
         daemon.ready("voice")
         daemon.ready("plain")
         yield daemon
@@ -167,7 +167,7 @@ def test_requests_that_belong_to_no_sequence_are_refused(channel: grpc.Channel) 
 
 def test_a_sequence_survives_the_loss_of_its_engine_host() -> None:
     windows = sound()
-    with Daemon() as daemon, grpc.insecure_channel(daemon.unix) as channel:
+    with Daemon(builds=False) as daemon, grpc.insecure_channel(daemon.unix) as channel:
         folder = daemon.models / "voice" / "1"
         folder.mkdir(parents=True)
         (folder / "model.onnx").write_bytes(model_file("silero_vad").read_bytes())

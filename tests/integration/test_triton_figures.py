@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Daemon]:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     for name in ("one", "two"):
         onnx_files.identity(daemon.models / f"{name}.onnx", "FP32")
     with daemon:

@@ -21,7 +21,7 @@ NAMES = ("classes", "repeat_int32", "simple", "simple_identity", "simple_int8", 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     triton_models.write_all(daemon.models)
     with daemon:
         for name in NAMES:
@@ -157,7 +157,7 @@ def test_shared_memory_is_not_for_clients_that_come_by_tcp(daemon: Daemon) -> No
 
 def test_shared_memory_is_for_clients_that_come_by_tcp_where_it_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "edged.toml").write_text("allow_shared_memory_over_tcp = true\n")
-    daemon = Daemon("--config", str(tmp_path / "edged.toml"))
+    daemon = Daemon("--config", str(tmp_path / "edged.toml"), builds=False)
     triton_models.simple(daemon.models)
     with daemon:
         daemon.ready("simple")

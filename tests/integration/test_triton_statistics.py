@@ -44,7 +44,7 @@ def _gathering(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def counted() -> Iterator[Daemon]:
     """Serves `rows`, which takes any number of them, `other`, and `broken`, which cannot be served."""
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     _gathering(daemon.models / "rows")
     _gathering(daemon.models / "other")
     (daemon.models / "broken.onnx").write_text("This is not a model.\n")

@@ -19,7 +19,7 @@ from tests.integration.inference_calls import Calls, request
 
 @pytest.fixture(scope="module")
 def traced() -> Iterator[Daemon]:
-    daemon = Daemon()
+    daemon = Daemon(builds=False)
     for name in ("one", "two"):
         onnx_files.identity(daemon.models / f"{name}.onnx", "FP32")
     with daemon:
@@ -105,7 +105,7 @@ def test_settings_of_a_model_that_is_not_there_are_not_found(calls: Calls) -> No
 
 
 def test_what_is_traced_when_the_daemon_stops_is_written(tmp_path: Path) -> None:
-    with Daemon() as daemon:
+    with Daemon(builds=False) as daemon:
         models.save(_identity(), daemon.models / "m.onnx")
         daemon.ready("m")
         with Calls(daemon.unix) as calls:

@@ -213,7 +213,7 @@ def _states(exhibit: Exhibit) -> set[str]:
 
 
 def _drop_all(chosen: Sequence[Exhibit]) -> None:
-    with Daemon("--model", f"shapes={MODEL_PATH}") as daemon, daemon.client() as client:
+    with Daemon("--model", f"shapes={MODEL_PATH}", builds=False) as daemon, daemon.client() as client:
         daemon.ready("shapes")
         before, opened = set(daemon.children().values()), measure.descriptors(daemon.pid)
         with measure.Tree(daemon.pid) as tree, _Visitor(daemon) as visitor:

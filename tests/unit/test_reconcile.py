@@ -41,9 +41,9 @@ def opened(*engines: EngineView, **more: Any) -> list[Action]:
     return reconcile([model(*engines, **more)], NOW, {"cpu"})
 
 
-def made(*models: ModelView, busy: frozenset[str] = frozenset(), paused: bool = False) -> list[Action]:
+def made(*models: ModelView, busy: frozenset[str] = frozenset(), **more: bool) -> list[Action]:
     """What is made for models."""
-    return [action for action in reconcile(models, NOW, busy, paused=paused) if not isinstance(action, Open)]
+    return [action for action in reconcile(models, NOW, busy, **more) if not isinstance(action, Open)]
 
 
 # -- what serves ----------------------------------------------------------------------------------------------------
@@ -201,6 +201,22 @@ def test_one_thing_is_made_at_a_time_in_a_lane_and_lanes_do_not_wait_for_each_ot
 def test_while_paused_nothing_is_made_and_what_is_there_is_opened() -> None:
     busy = (view("a"), ready("b", 0.5, wish="verify"), view("c", S.REJECTED, wish="build"))
     assert reconcile([model(*busy)], NOW, frozenset(), paused=True) == [Open("m", "b")]
+
+
+def test_by_command_alone_nothing_is_built_by_itself() -> None:
+    for lacking in (view("a"), view("a", S.FAILED, retry_at=NOW - 1), view("a", S.EVICTED, 0.5)):
+        assert made(model(ready("ref", 1.0), lacking)) == [Make("m", "a")]
+        assert made(model(ready("ref", 1.0), lacking), by_command=True) == []
+
+
+def test_by_command_alone_what_is_commanded_is_built_and_what_takes_seconds_is_done() -> None:
+    for engine, action in (
+        (view("a", wish="build"), Make("m", "a")),
+        (view("a", trial="other"), Try("m", "a", "other")),
+        (ready("a", wish="review"), Verify("m", "a")),
+        (view("ref"), Make("m", "ref")),
+    ):
+        assert made(model(engine), by_command=True) == [action]
 
 
 # -- commands -------------------------------------------------------------------------------------------------------
