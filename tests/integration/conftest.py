@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from edged.shapes import MODEL_PATH
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
+
+
+@pytest.fixture(scope="session")
+def built() -> Iterator[Path]:
+    """A cache that holds every engine of the embedded detector, to be copied: building them takes longest of all."""
+    with Daemon("--model", f"shapes={MODEL_PATH}") as daemon:
+        daemon.settled("shapes")
+        daemon.stop()
+        yield daemon.cache
 
 
 @pytest.fixture(scope="session")

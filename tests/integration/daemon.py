@@ -110,7 +110,7 @@ class Daemon:
             )
 
     def settled(self, model: str, seconds: float = 180.0) -> list[edged.client.operations.EngineInfo]:
-        """Waits until every engine of a model that is to be made has its outcome and the fastest serves; returns all."""
+        """Waits until every engine of a model that is to be made has its outcome and the best serves; returns all."""
         ends = {"ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale"}
         ends |= set() if self._builds else {"absent"}
         with self.client() as client:

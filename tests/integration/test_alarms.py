@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +23,9 @@ _STOPPED, _RUNNING = 0.04, 0.004  # seconds: more than ten times as long as it t
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
+def daemon(built: Path) -> Iterator[Daemon]:
     daemon = Daemon("--model", f"shapes={MODEL_PATH}")
+    shutil.copytree(built, daemon.cache)
     (daemon.home / "edged.toml").write_text("[engines]\nregression_factor = 3.0\nregression_seconds = 2.0\n")
     daemon._arguments = (*daemon._arguments, "--config", str(daemon.home / "edged.toml"))
     with daemon:

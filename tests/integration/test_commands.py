@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -67,8 +69,10 @@ def spare(client: edged.Client) -> str:
 # --- rebuild --------------------------------------------------------------------------------------------------------
 
 
-def test_a_serving_engine_is_rebuilt_without_a_failed_request() -> None:
-    with Daemon("--model", f"shapes={MODEL_PATH}") as daemon, daemon.client() as client:
+def test_a_serving_engine_is_rebuilt_without_a_failed_request(built: Path) -> None:
+    stored = Daemon("--model", f"shapes={MODEL_PATH}")
+    shutil.copytree(built, stored.cache)
+    with stored as daemon, daemon.client() as client:
         (before,) = [engine for engine in daemon.settled("shapes") if engine.state == "serving"]
         with Cameras(daemon, 2) as cameras:
             updates = list(client.rebuild(engine=before.key[:10], force=True))

@@ -159,9 +159,9 @@ def test_modules_in_the_callers_folder_are_not_imported(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.4])
 def test_a_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> None:
-    with Daemon("--model", f"shapes={MODEL_PATH}") as daemon:
+    with Daemon("--model", f"shapes={MODEL_PATH}", builds=False) as daemon:
         hosts = wait_for("a host appears", daemon.hosts)
         time.sleep(delay)
         daemon.kill()
@@ -175,7 +175,7 @@ def test_a_daemon_killed_while_a_host_starts_leaves_no_host(delay: float) -> Non
 def test_stopping_with_open_streams_ends_them_at_once(tmp_path: Path) -> None:
     config = tmp_path / "edged.toml"
     config.write_text("stop_seconds = 600.0\n")  # far more than any machine needs to end two streams
-    with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config)) as daemon:
+    with Daemon("--model", f"shapes={MODEL_PATH}", "--config", str(config), builds=False) as daemon:
         daemon.ready("shapes")
         with Cameras(daemon, 2):
             time.sleep(0.5)

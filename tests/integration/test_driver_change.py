@@ -6,7 +6,9 @@ the same kind: nothing in an engine says whether it still works there, and tryin
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,8 +23,10 @@ _OTHER = "Another processor with the same instructions"
 
 
 @pytest.fixture
-def daemon() -> Iterator[Daemon]:
-    with Daemon("--model", f"shapes={MODEL_PATH}") as daemon:
+def daemon(built: Path) -> Iterator[Daemon]:
+    daemon = Daemon("--model", f"shapes={MODEL_PATH}")
+    shutil.copytree(built, daemon.cache)
+    with daemon:
         yield daemon
 
 
