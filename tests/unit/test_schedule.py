@@ -188,7 +188,7 @@ def served(schedule: Schedule[Piece], lanes: dict[str, Share], turns: int) -> Co
 @given(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=12))
 def test_lanes_get_the_engine_in_proportion_to_their_weights(weights: list[float]) -> None:
     lanes = {f"lane {index}": Share(weight) for index, weight in enumerate(weights)}
-    turns = round(200 * sum(weights) / min(weights))
+    turns = round(40 * sum(weights) / min(weights))
     counts = served(Schedule[Piece](4), lanes, turns)
     for name, share in lanes.items():
         due = turns * share.weight / sum(weights)
