@@ -19,6 +19,7 @@ from edged.device.fingerprint import probe
 from edged.errors import ConfigError
 from edged.heartbeat import Heartbeat
 from edged.ingress import edge, slack
+from edged.ingress.activation import Activation
 from edged.ingress.lanes import Lanes
 from edged.ingress.publisher import Publisher
 from edged.ingress.server import Ingress
@@ -41,19 +42,25 @@ async def serve(
     config: Config,
     ready: Callable[[list[str]], None] | None = None,
     read: Callable[[], Config] | None = None,
+    activation: Activation | None = None,
 ) -> None:
     """Runs the daemon until a signal ends it (see `edged.signals`).
 
     `ready` is told the addresses once calls are answered; `read` gives the configuration anew, where there is something
-    to read it from. ConfigError when something cannot be used as configured.
+    to read it from; `activation` has the sockets that systemd has opened. ConfigError when something cannot be used as
+    configured.
     """
     signals = Signals()
     with _alone(places.state_dir(config)):
-        await _serve(config, signals, ready, read)
+        await _serve(config, signals, ready, read, activation)
 
 
 async def _serve(
-    config: Config, signals: Signals, ready: Callable[[list[str]], None] | None, read: Callable[[], Config] | None
+    config: Config,
+    signals: Signals,
+    ready: Callable[[list[str]], None] | None,
+    read: Callable[[], Config] | None,
+    activation: Activation | None,
 ) -> None:
     edge.raise_descriptor_limit()
     notifier = Notifier.of(os.environ)
@@ -83,6 +90,7 @@ async def _serve(
         config.allow_shared_memory_over_tcp,
         publisher,
         guard=guard,
+        activation=activation,
     )
     lanes = Lanes(controller, cameras, config, publisher, ingress)
     reloader = Reloader(config, read, controller, builder, ingress, lanes, notifier)

@@ -164,7 +164,7 @@ class Refused(EdgedError):
 
 
 class Superseded(EdgedError):
-    """The libraries on disk changed under a piece of work: its outcome belongs to no known device and is void."""
+    """Libraries or files on disk changed under a piece of work: its outcome belongs to nothing known and is void."""
 
 
 class Unsupported(EdgedError):

@@ -25,9 +25,12 @@ class ModelRead(msgspec.Struct, frozen=True, tag="model_read"):
 
 
 class ModelRefused(msgspec.Struct, frozen=True, tag="model_refused"):
-    """A model cannot be served as it is on disk."""
+    """A model cannot be served as it is on disk. `category` and `stage` are those of `edged.model.finding`, empty where
+    the reason is none of them."""
 
     reason: str
+    category: str = ""
+    stage: str = ""
 
 
 class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):

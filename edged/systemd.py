@@ -1,4 +1,5 @@
-"""What a service tells systemd and hears from it (sd_notify(3), sd_watchdog_enabled(3)). Elsewhere nothing is sent.
+"""What a service tells systemd and hears from it (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3)). Elsewhere
+nothing is sent.
 
 The protocol is lines of NAME=VALUE in one datagram, so no library is needed.
 """
@@ -7,10 +8,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 _SEND_SECONDS = 1.0
 _LONGEST_STATUS = 500  # characters; what is longer is cut, since it is read on one line
+_FIRST_DESCRIPTOR = 3  # of those that are passed, which follow each other
+_MOST_DESCRIPTORS = 1024  # what says more is nonsense
 
 
 class Notifier:
@@ -70,3 +73,21 @@ def watchdog_seconds(environment: Mapping[str, str], pid: int) -> float | None:
     if (named and named != str(pid)) or not (text.isascii() and text.isdecimal()) or not int(text):
         return None
     return int(text) / 1e6
+
+
+def passed_descriptors(environment: Mapping[str, str], pid: int) -> list[tuple[int, str]]:
+    """The sockets that systemd opened for this process, by descriptor, with the name that their unit gives them. None
+    where they are another process's, or the count is no number."""
+    text = environment.get("LISTEN_FDS", "")
+    if environment.get("LISTEN_PID") != str(pid) or not (text.isascii() and text.isdecimal() and len(text) <= 4):
+        return []
+    count = int(text) if int(text) <= _MOST_DESCRIPTORS else 0
+    names = environment.get("LISTEN_FDNAMES", "").split(":")
+    names += ["unknown"] * (count - len(names))
+    return [(_FIRST_DESCRIPTOR + index, names[index] or "unknown") for index in range(count)]
+
+
+def forget_descriptors(environment: MutableMapping[str, str]) -> None:
+    """No child takes them for its own."""
+    for name in ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "LISTEN_PIDFDID"):
+        environment.pop(name, None)

@@ -86,7 +86,9 @@ for kind in sysusers tmpfiles; do
 done
 run systemd-sysusers edged.conf
 run systemd-tmpfiles --create edged.conf
-run install -D -m 0644 "$top/systemd/edged.service" "$UNITS/edged.service"
+for unit in edged.service edged.socket edged-operate.socket; do
+    run install -D -m 0644 "$top/systemd/$unit" "$UNITS/$unit"
+done
 run install -D -m 0644 "$top/jetson/edged.service.d/jetson.conf" "$UNITS/edged.service.d/jetson.conf"
 run systemctl daemon-reload
 run systemctl enable edged

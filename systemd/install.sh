@@ -14,6 +14,7 @@ PREFIX=${PREFIX:-/usr} APP=${APP:-/opt/edged} DESTDIR=${DESTDIR:-} PYTHON=${PYTH
 WHEELS=${WHEELS:-} EXTRAS=${EXTRAS-openvino,http} PURGE=${PURGE:-}
 here=$(dirname "$(realpath "$0")")
 units=$PREFIX/lib/systemd/system
+all="edged.service edged.socket edged-operate.socket edged-refresh.service edged-refresh.path"
 
 fail() {
     echo "edged: $1" >&2
@@ -87,7 +88,7 @@ settle_paths() {
 install_files() {
     install -d "$DESTDIR$PREFIX/bin" "$DESTDIR/etc/edged"
     ln -sfn "$APP/bin/edged" "$DESTDIR$PREFIX/bin/edged"
-    for unit in edged.service edged-refresh.service edged-refresh.path; do
+    for unit in $all; do
         install -D -m 644 "$here/$unit" "$DESTDIR$units/$unit"
         sed -i "s|/usr/bin/edged|$PREFIX/bin/edged|" "$DESTDIR$units/$unit"
     done
@@ -102,15 +103,16 @@ tell_systemd() {
     systemd-tmpfiles --create "$PREFIX/lib/tmpfiles.d/edged.conf"
     systemctl daemon-reload
     systemctl try-restart edged.service
-    systemctl is-enabled --quiet edged.service || echo "edged is installed: systemctl enable --now edged"
+    systemctl is-enabled --quiet edged.service || systemctl is-enabled --quiet edged.socket ||
+        echo "edged is installed: systemctl enable --now edged"
 }
 
 remove() {
     if is_live; then
-        systemctl disable --now edged.service edged-refresh.path 2>/dev/null || true
+        systemctl disable --now edged.socket edged.service edged-refresh.path 2>/dev/null || true
     fi
     [ "$(readlink "$DESTDIR$PREFIX/bin/edged")" != "$APP/bin/edged" ] || rm -f "$DESTDIR$PREFIX/bin/edged"
-    for unit in edged.service edged-refresh.service edged-refresh.path; do
+    for unit in $all; do
         rm -f "$DESTDIR$units/$unit"
     done
     rm -f "$DESTDIR$PREFIX/lib/sysusers.d/edged.conf" "$DESTDIR$PREFIX/lib/tmpfiles.d/edged.conf"

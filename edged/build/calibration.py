@@ -11,18 +11,16 @@ file twice. The child measures on them in `conversion.py`.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from edged.model.samples import content
+from edged.model.samples import SHA_256, content, is_tensors
 from edged.vision.family import Recognition
 
 # To be raised with every change of what is measured (conversion.py, pictures.py, backend/onnx_int8.py).
 _METHOD = 2
 _ENOUGH = 4  # with fewer pictures of the user's all are needed
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def chosen(samples: Sequence[str]) -> dict[str, str]:
@@ -30,7 +28,8 @@ def chosen(samples: Sequence[str]) -> dict[str, str]:
 
     Equal pictures count as one, what they are called does not matter, and what cannot be read is left out.
     """
-    found = {named: path for path in sorted(samples, reverse=True) if _DIGEST.fullmatch(named := content(path))}
+    pictures = sorted((path for path in samples if not is_tensors(path)), reverse=True)
+    found = {named: path for path in pictures if SHA_256.fullmatch(named := content(path))}
     return {named: found[named] for named in sorted(found)[:: 2 if len(found) >= _ENOUGH else 1]}
 
 

@@ -1,8 +1,8 @@
 """Golden answers: what the reference answers to every question, kept in a file to compare engines with.
 
 A question that the reference itself cannot answer (indices out of range, say) is left out; at least one must remain. A
-picture of the user's that cannot be read is left out as well, and told: the engines of a model that serves should not
-depend on a file that may be half copied. A model is only taken in with pictures that can be read (`admission.py`).
+sample of the user's that cannot be read is left out as well, and told: the engines of a model that serves should not
+depend on a file that may be half copied. A model is only taken in with samples that can be read (`admission/`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from edged.backend.contract import Session, Signature, Stoppable
+from edged.build import given
 from edged.build.extent import Extent
-from edged.build.questions import PICTURE, WIDE, Pictures, Question, edges, tensors
+from edged.build.questions import GIVEN, PICTURE, WIDE, Pictures, Question, edges, tensors
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.files import read_regular
+from edged.model.samples import is_tensors
 from edged.store import atomic
 from edged.tensors import Array
 from edged.vision.family import Recognition
@@ -29,7 +32,7 @@ from edged.vision.placement import Placement
 
 SUFFIX = ".golden"
 _DIGEST_BYTES = 32  # of SHA-256, before the content
-_MOST_BYTES = 256 << 20  # of all pictures with their answers; what the user gave comes first
+_MOST_BYTES = 256 << 20  # of all samples and pictures with their answers; what the user gave comes first
 # How long an answer to wide values may take, as a multiple of the others and at least: a number that means how often
 # would have the reference count to 2^62.
 _PATIENCE, _LEAST_SECONDS = 20.0, 5.0
@@ -51,7 +54,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """All samples, tensors first. `skipped` says in a line each which of the user's pictures were left out, and why."""
+    """All samples, tensors first. `skipped` says in a line each which of the user's were left out, and why."""
 
     samples: list[Sample]
     skipped: tuple[str, ...] = ()
@@ -65,8 +68,8 @@ def deciding(samples: Sequence[Sample], precision: str) -> list[Sample]:
     """
     if precision == "fp32":
         return list(samples)
-    pictures = [sample for sample in samples if sample.kind == PICTURE]
-    return pictures or [sample for sample in samples if sample.kind != WIDE] or list(samples)
+    used = [sample for sample in samples if sample.kind in (GIVEN, PICTURE)]
+    return used or [sample for sample in samples if sample.kind != WIDE] or list(samples)
 
 
 def make(
@@ -76,7 +79,8 @@ def make(
     samples: Sequence[str] = (),
     extent: Extent = _ANY,
 ) -> Golden:
-    """Asks the reference everything. `samples` are paths of the user's pictures, used where the model takes pictures.
+    """Asks the reference everything. `samples` are paths of what the user gave; pictures are used where the model takes
+    them.
 
     EngineUnusable, with its first reason, when the reference answers nothing.
     """
@@ -87,26 +91,28 @@ def make(
             break
     for edge in edges(signature, recognition, extent):  # what the reference refuses is left out
         reference.ask(edge, twice=True)
-    skipped: list[str] = []
+    skipped = _ask_given(reference, given.questions(signature, samples))
     if recognition.preprocess is not None:
-        skipped = _ask_pictures(reference, Pictures(signature, recognition), samples)
+        pictures = Pictures(signature, recognition)
+        paths = (Path(sample) for sample in samples if not is_tensors(sample))
+        skipped += _ask_given(reference, (partial(pictures.sample, path) for path in paths))
+        for drawn in pictures.drawn():
+            reference.ask_within_limits(drawn)
     if not reference.samples:
         raise reference.first_error or EngineUnusable("no golden input fits the model's declared shapes")
     return Golden(reference.samples, tuple(skipped))
 
 
-def _ask_pictures(reference: _Reference, pictures: Pictures, samples: Sequence[str]) -> list[str]:
-    """Which of the user's were left out, and why."""
+def _ask_given(reference: _Reference, questions: Iterable[Callable[[], Question]]) -> list[str]:
+    """Which of the user's samples were left out, and why."""
     skipped = []
-    for path in map(Path, samples):
+    for question in questions:
         try:
-            reason = reference.ask_within_limits(pictures.sample(path))
+            reason = reference.ask_within_limits(question())
         except InvalidInput as error:
             reason = str(error)
         if reason:
             skipped.append(reason)
-    for question in pictures.drawn():
-        reference.ask_within_limits(question)
     return skipped
 
 
@@ -117,7 +123,7 @@ class _Reference:
         self.samples: list[Sample] = []
         self.first_error: EngineUnusable | None = None
         self._session = session
-        self._pictures = 0  # bytes of them, with their answers
+        self._bytes = 0  # of samples and pictures, with their answers
         self._random: set[str] = set()  # outputs that differ from run to run
         self._longest = 0.0  # seconds of an answer
 
@@ -132,7 +138,7 @@ class _Reference:
             return str(error)
         differing = {name for name, array in answer.items() if not _same(array, again[name])}
         self._random |= differing
-        left_out = self._random if question.kind == PICTURE else differing
+        left_out = self._random if question.kind in (GIVEN, PICTURE) else differing
         outputs = {name: array for name, array in answer.items() if name not in left_out}
         self.samples.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement))
         return ""
@@ -154,16 +160,16 @@ class _Reference:
             timer.join()
             session.go_on()  # it may have come too late to end this one
 
-    def ask_within_limits(self, picture: Question) -> str:
-        """Why a picture was left out; empty when it was not."""
-        last = self.samples[-1] if self._pictures else None
-        if last is not None and self._pictures + last.size > _MOST_BYTES:
-            return f"sample {picture.name} is one too many: golden answers take at most {_MOST_BYTES >> 20} MiB"
-        # Asking every picture twice would double the time for little: randomness is seen in the others.
-        refusal = self.ask(picture, twice=not self._pictures)
+    def ask_within_limits(self, question: Question) -> str:
+        """Why a sample or picture was left out; empty when it was not."""
+        last = self.samples[-1] if self._bytes else None
+        if last is not None and self._bytes + last.size > _MOST_BYTES:
+            return f"sample {question.name} is one too many: golden answers take at most {_MOST_BYTES >> 20} MiB"
+        # Asking each of them twice would double the time for little: randomness is seen in the others.
+        refusal = self.ask(question, twice=not self._bytes)
         if refusal:
-            return f"sample {picture.name} is refused by the reference: {refusal}"
-        self._pictures += self.samples[-1].size
+            return f"sample {question.name} is refused by the reference: {refusal}"
+        self._bytes += self.samples[-1].size
         return ""
 
 

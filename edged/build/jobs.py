@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from edged.backend.artefact import Artefact
-from edged.backend.contract import Composition, Order
+from edged.backend.contract import Composition, Order, Signature
 from edged.build.extent import Extent
 from edged.build.reach import Reach
 from edged.build.repair.messages import FreeDims, Lower, Prove, Simplify
@@ -26,7 +26,8 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 class Check(msgspec.Struct, frozen=True, tag=True):
     """Whether a backend takes a model as it was written; the last of its stages is `through`. Answered by `Checked`.
 
-    `reach` is what is known of some version of the runtime already.
+    `reach` is what is known of some version of the runtime already; `given` are the user's tensors, paths by the
+    digests of their contents.
     """
 
     order: Order
@@ -37,12 +38,15 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     extent: Extent = Extent()
     reach: Reach | None = None
     through: Stage = Stage.INFERENCE
+    given: dict[str, str] = {}
 
 
 class CheckSamples(msgspec.Struct, frozen=True, tag=True):
-    """Whether pictures can be read, by their paths. Answered by `Done`, or by the first reason why not."""
+    """Whether pictures can be read, and tensors of a model of this signature, by their paths. Answered by `Done`, or by
+    the first reason why not."""
 
     samples: tuple[str, ...]
+    signature: Signature
 
 
 class MakeGolden(msgspec.Struct, frozen=True, tag=True):
@@ -51,7 +55,7 @@ class MakeGolden(msgspec.Struct, frozen=True, tag=True):
     order: Order
     out: str
     recognition: Recognition
-    samples: tuple[str, ...] = ()  # paths of the user's pictures
+    samples: tuple[str, ...] = ()  # paths of what the user gave
     extent: Extent = Extent()  # of the shapes to ask with
 
 
@@ -86,7 +90,7 @@ class CompareLevels(msgspec.Struct, frozen=True, tag=True):
     order: Order
     recognition: Recognition
     tolerance: Tolerance
-    samples: tuple[str, ...] = ()  # paths of the user's pictures
+    samples: tuple[str, ...] = ()  # paths of what the user gave
     extent: Extent = Extent()
 
 

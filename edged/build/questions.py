@@ -1,4 +1,5 @@
-"""What an engine is asked before it may serve: seeded tensors of several kinds; pictures of the user's; drawn pictures.
+"""What an engine is asked before it may serve: seeded tensors of several kinds; what the user gave, pictures or tensors
+(`given.py`); drawn pictures.
 
 Pictures go through the very preparation that they meet while serving, because engines go wrong where their values are:
 noise hardly ever makes a detector see anything.
@@ -30,13 +31,16 @@ _SEED = 20240229
 # Sizes tried for dynamic dimensions other than the first, in this order, until the reference takes one.
 _SIZES = (64, 224, 32, 16, 8, 4, 2, 1, 512, 1024, 48, 96, 112, 128, 256, 320, 384, 416, 640, 16384)
 _KINDS = ("unit", "normal", "wide")
+_CONSTANTS = ("zeros", "ones")  # for models that answer certain values only: tried where nothing else is answered
 _LARGEST = 1 << 28  # elements of one golden input
 WIDE = "wide"  # the kind whose values are far beyond what a model is made for
 PICTURE = "picture"
+GIVEN = "given"  # tensors of the user's
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Inputs by name. A picture has a name, and a placement: where it lies in the input, as the first of the batch."""
+    """Inputs by name. A sample of the user's and a picture have a name; a picture also has a placement: where it lies
+    in the input, as the first of the batch."""
 
     inputs: dict[str, Array]
     kind: str
@@ -46,11 +50,13 @@ class Question(msgspec.Struct, frozen=True):
 
 def tensors(signature: Signature, recognition: Recognition, extent: Extent) -> Iterator[list[Question]]:
     """Seeded tensors of every kind, for one way after the other to fill dynamic dimensions in: some model takes one.
+    Afterwards the same with constants. Those of the first list that is answered, be it in part, are enough.
 
     What lies in the extent comes first, its usual shapes before all: an engine for a range of shapes refuses others.
     """
-    for shapes in _candidates(signature, recognition, extent):
-        yield [_tensors(signature, recognition, shapes, kind) for kind in _KINDS]
+    for kinds in (_KINDS, _CONSTANTS):
+        for shapes in _candidates(signature, recognition, extent):
+            yield [_tensors(signature, recognition, shapes, kind) for kind in kinds]
 
 
 def one_by_one(
@@ -61,10 +67,15 @@ def one_by_one(
     Left out are those whose inputs take more than `most_bytes`, and wide ones: a number that means how often or how
     much would keep the host busy for ever, or take its memory.
     """
-    for shapes in _candidates(signature, recognition, extent):
-        sizes = (np.prod(shapes[s.name], dtype=np.float64) * numpy_dtype(s.datatype).itemsize for s in signature.inputs)
-        if sum(sizes) <= most_bytes:
-            yield from (partial(_tensors, signature, recognition, shapes, kind) for kind in _KINDS if kind != WIDE)
+    for kinds in (_KINDS, _CONSTANTS):
+        for shapes in _candidates(signature, recognition, extent):
+            if _bytes(signature, shapes) <= most_bytes:
+                yield from (partial(_tensors, signature, recognition, shapes, kind) for kind in kinds if kind != WIDE)
+
+
+def _bytes(signature: Signature, shapes: Shapes) -> float:
+    sizes = (np.prod(shapes[s.name], dtype=np.float64) * numpy_dtype(s.datatype).itemsize for s in signature.inputs)
+    return sum(sizes)
 
 
 def edges(signature: Signature, recognition: Recognition, extent: Extent) -> list[Question]:
@@ -117,20 +128,25 @@ class _Companions:
 def read_sample(path: Path, content: str = "") -> image.Image:
     """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, when it cannot be used;
     Superseded when it is not the `content`, a SHA-256, that it is said to be."""
+    encoded = sample_content(path, content)
+    try:
+        return image.decode(encoded)
+    except EdgedError as error:
+        raise InvalidInput(f"sample {path.name} cannot be used: {error}") from error
+
+
+def sample_content(path: Path, content: str = "") -> bytes:
+    """The bytes of a user's sample, of a bearable size; errors as those of `read_sample`."""
     try:
         encoded = read_regular(path)
-        if content and hashlib.sha256(encoded).hexdigest() != content:
-            raise Superseded(f"sample {path.name} was changed while it was read")
-        check_size(path.name, len(encoded))
-        return image.decode(encoded)
-    except Superseded:
-        raise
     except OSError as error:
         if content:
             raise Superseded(f"sample {path.name} went while it was read: {error.strerror or error}") from error
         raise InvalidInput(f"sample {path.name} cannot be read: {error.strerror or error}") from error
-    except EdgedError as error:
-        raise InvalidInput(f"sample {path.name} cannot be used: {error}") from error
+    if content and hashlib.sha256(encoded).hexdigest() != content:
+        raise Superseded(f"sample {path.name} was changed while it was read")
+    check_size(path.name, len(encoded))
+    return encoded
 
 
 def _candidates(signature: Signature, recognition: Recognition, extent: Extent) -> Iterator[Shapes]:
@@ -192,6 +208,8 @@ def _shape(spec: TensorSpec, width: int, height: int, named: dict[str, int]) -> 
 
 
 def _values(datatype: str, shape: tuple[int, ...], kind: str) -> Array:
+    if kind in _CONSTANTS:
+        return _constant(datatype, shape, _CONSTANTS.index(kind))
     random = np.random.default_rng([_SEED, _KINDS.index(kind)])
     dtype = numpy_dtype(datatype)
     if datatype == "BYTES":
@@ -209,6 +227,14 @@ def _values(datatype: str, shape: tuple[int, ...], kind: str) -> Array:
             low, high = 0, 255  # a picture
         return np.asarray(random.integers(low, high, size=shape, dtype=dtype, endpoint=True))
     return np.asarray(_floats(random, shape, kind), dtype=dtype).reshape(shape)
+
+
+def _constant(datatype: str, shape: tuple[int, ...], value: int) -> Array:
+    if datatype == "BYTES":
+        return np.full(shape, str(value).encode(), np.object_)
+    if datatype == "BF16":
+        return np.full(shape, np.float32(value).view(np.uint32) >> 16, np.uint16)
+    return np.full(shape, value, numpy_dtype(datatype))
 
 
 def _floats(random: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.typing.NDArray[np.float32]:

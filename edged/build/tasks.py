@@ -15,15 +15,16 @@ from edged.backend import registry
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Backend, Composition, Order, Session, Signature
 from edged.backend.profile import PREFIX
-from edged.build import golden, jobs, runtimes, trial
+from edged.build import given, golden, jobs, runtimes, trial
 from edged.build.boxes import Matcher
 from edged.build.conversion import converted
-from edged.build.questions import PICTURE, WIDE, read_sample
+from edged.build.questions import GIVEN, PICTURE, WIDE, read_sample
 from edged.build.repair.messages import FreeDims, Lower, Prove, Simplify
 from edged.build.timing import in_turns
 from edged.build.verify import Pair, judge
 from edged.errors import InvalidInput, Superseded, Unsuitable
 from edged.model.identity import require_same
+from edged.model.samples import is_tensors
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
 
@@ -38,8 +39,11 @@ def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
         require_same(job.order)
         return trial.attempt(job, registry.load(job.order.recipe.backend), tell)
     if isinstance(job, jobs.CheckSamples):
-        for sample in job.samples:
-            read_sample(Path(sample))
+        for sample in map(Path, job.samples):
+            if is_tensors(sample.name):
+                given.read(sample, job.signature)
+            else:
+                read_sample(sample)
         return jobs.Done()
     if isinstance(job, jobs.LoadRuntime):
         return runtimes.load(job)
@@ -140,8 +144,9 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature) -> Pair
 
 
 def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
-    """What to time with: a picture, the user's if there is one, since some models take longer for some contents."""
-    return next((sample for sample in samples if sample.kind == PICTURE), samples[0])
+    """What to time with: what the user gave if there is something, otherwise a picture, since some models take longer
+    for some contents."""
+    return next((sample for sample in samples if sample.kind in (GIVEN, PICTURE)), samples[0])
 
 
 def _load(job: jobs.Build | jobs.Verify) -> Backend:

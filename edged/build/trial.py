@@ -2,19 +2,22 @@
 
     opset -> operators -> session -> inference
 
-What it is asked are the golden inputs (`questions.py`) except those that no camera gives.
+What it is asked are the golden inputs (`questions.py`) except those that no camera gives, and the tensors that the user
+gave.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
 from edged.backend.contract import Backend, Session
-from edged.build import jobs, reach
-from edged.build.questions import WIDE, Pictures, Question, one_by_one
+from edged.build import given, jobs, reach
+from edged.build.questions import GIVEN, Pictures, Question, one_by_one
 from edged.build.reach import Reach
 from edged.errors import EngineUnusable, InvalidInput, NotTaken
 from edged.model.finding import Category, Finding, Stage
@@ -31,6 +34,11 @@ TITLES = {
 }
 _CONVERT = "or have it changed: edged models add NAME FILE --convert"
 _PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
+# To one who has a model that answers only some values or sizes.
+_GIVE = (
+    "if it takes only certain values, give it some: --samples INPUTS.npz, where numpy.savez put an array for each input"
+    " by its name; if certain sizes, set preprocess.* or profile.INPUT"
+)
 _MOST_BYTES = 256 << 20  # of one question
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory", "Available memory of")
 
@@ -167,22 +175,26 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 def inference(
     job: jobs.Check, recognition: Recognition, session: Session
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Asks until every ordinary kind of input was answered once, in whichever shapes the model takes."""
+    """Asks what the user gave, then until every ordinary kind of input was answered once, in whichever shapes the model
+    takes."""
     answered: set[str] = set()
-    warnings: tuple[Finding, ...] = ()
+    warnings: list[Finding] = []
     first: Exception | None = None
-    for question in _questions(job, recognition):
-        if question.kind in answered:
-            break  # the next shapes, where these would do
+    for name, make in _questions(job, recognition):
         try:
+            question = make()
+            if question.kind in answered - {GIVEN}:
+                break  # the next shapes, where these would do
             answer = session.infer(question.inputs)
         except (EngineUnusable, InvalidInput, MemoryError) as error:
             first = first or error
+            if name:
+                warnings.append(_not_answered(name, error))
             continue
-        warnings = warnings or _not_finite(answer)
+        warnings += _not_finite(answer) if not any(each.category is Category.NOT_FINITE for each in warnings) else ()
         answered.add(question.kind)
     if answered:
-        return None, warnings
+        return None, tuple(warnings)
     if first is None:
         message = "no golden input fits the model's declared shapes"
         remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
@@ -191,18 +203,30 @@ def inference(
     whole = str(first.__cause__ or first)  # the runtime's own words, of which the error has the beginning
     if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
         return _no_memory(Stage.INFERENCE, f"running it takes more memory than it may: {said[:300]}"), ()
-    remedy = "if it takes only some sizes or values, say which: settings preprocess.* and profile.INPUT"
-    return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {said[:300]}", remedy), ()
+    return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {said[:300]}", _GIVE), ()
 
 
-def _questions(job: jobs.Check, recognition: Recognition) -> Iterator[Question]:
+def _questions(job: jobs.Check, recognition: Recognition) -> Iterator[tuple[str, Callable[[], Question]]]:
+    """Each to be made when its turn comes, with the name of the sample where it is one of the user's."""
     signature = job.order.signature
+    for content, path in job.given.items():
+        yield Path(path).name, partial(given.read, Path(path), signature, content)
     for make in one_by_one(signature, recognition, job.extent, _MOST_BYTES):
-        question = make()
-        if question.kind != WIDE:
-            yield question
+        yield "", make
     if recognition.preprocess is not None:
-        yield from Pictures(signature, recognition).drawn()
+        for question in Pictures(signature, recognition).drawn():
+            yield "", partial(_as_it_is, question)
+
+
+def _as_it_is(question: Question) -> Question:
+    return question
+
+
+def _not_answered(sample: str, error: Exception) -> Finding:
+    """Told of a model that answers something else: the sample is of no use when its engines are verified."""
+    said = " ".join(str(error).split())
+    message = said if said.startswith("sample ") else f"sample {sample[:80]} is not answered: {said[:300]}"
+    return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
 
 
 def _not_finite(answer: dict[str, Array]) -> tuple[Finding, ...]:

@@ -78,10 +78,10 @@ def finish(ended: Mapping[str, str], boxes: Sequence[Box], json: bool) -> None:
     """The summary: `ended` is by box why it failed, empty where it did not. Status 1 where any did."""
     failed = {name: why for name, why in ended.items() if why}
     if not json:
-        typer.echo(f"{len(ended) - len(failed)} of {len(boxes)} boxes done", err=True)
+        common.say(f"{len(ended) - len(failed)} of {len(boxes)} boxes done")
         for box in boxes:
             if box.name in failed:
-                typer.echo(f"  {box.name}: {failed[box.name]}", err=True)
+                common.say(f"  {box.name}: {failed[box.name]}")
     if failed:
         raise typer.Exit(common.FAILED)
 
@@ -90,7 +90,7 @@ def left(ended: Iterable[str], boxes: Sequence[Box], lasting: str) -> None:
     """Told where somebody leaves before all boxes have answered."""
     silent = [box.name for box in boxes if box.name not in set(ended)]
     told = f"no answer yet from {', '.join(silent)}" if silent else "all boxes have answered"
-    typer.echo("; ".join(filter(None, (told, lasting))), err=True)
+    common.say("; ".join(filter(None, (told, lasting))))
 
 
 def json_line(ended: Ended[Answer], wrong: str, plain: Callable[[Answer], Any]) -> None:

@@ -52,7 +52,7 @@ def _table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
             f"{each.fps_in:.1f}",
             f"{each.fps_answered:.1f}",
             _ages(each),
-            _skipped(each),
+            words.skipped(each.skipped, each.received),
             str(each.failed) if each.failed else "",
             f"{each.last_error} ({words.span(max(0.0, now - each.last_error_unix_s))} ago)" if each.last_error else "",
         )
@@ -72,9 +72,3 @@ def _ages(each: CameraInfo) -> str:
     if each.age_p50_ms is None or each.age_p99_ms is None:
         return ""
     return f"{each.age_p50_ms:.0f} / {each.age_p99_ms:.0f} ms"
-
-
-def _skipped(each: CameraInfo) -> str:
-    """As shares of what came, the largest first."""
-    reasons = sorted(each.skipped.items(), key=lambda item: -item[1])
-    return ", ".join(f"{reason} {count / each.received:.0%}" for reason, count in reasons if count)

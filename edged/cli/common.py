@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Annotated, NoReturn, ParamSpec
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
+from edged.cli.console import DataConsole, harmless
 from edged.errors import EdgedError, InvalidInput
 
 Parameters = ParamSpec("Parameters")
@@ -36,9 +37,8 @@ _INTERRUPTED = 128 + signal.SIGINT
 _NOBODY_READS = 128 + signal.SIGPIPE
 _UNFOLDED = 1 << 20  # columns: wider than anything printed
 
-# Labels and messages are data: brackets in them are no markup, colons no emoji.
-out = Console(markup=False, emoji=False, highlight=False)
-err = Console(stderr=True, markup=False, emoji=False, highlight=False)
+out = DataConsole()
+err = DataConsole(stderr=True)
 
 
 def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
@@ -53,7 +53,7 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
             function(*args, **kwargs)
             sys.stdout.flush()  # a closed pipe is met here, not while the interpreter exits
         except EdgedError as error:
-            typer.echo(f"edged: {error.message}", err=True)
+            say(f"edged: {error.message}")
             raise typer.Exit(USAGE if isinstance(error, InvalidInput) else FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
@@ -63,7 +63,7 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
         except OSError as error:
             if error.filename is None:  # such as standard output on a full disk
                 _discard_output()
-            typer.echo(f"edged: {refused_by_system(error)}", err=True)
+            say(f"edged: {refused_by_system(error)}")
             raise typer.Exit(FAILED) from None
 
     return wrapped
@@ -96,12 +96,17 @@ def show(renderable: RenderableType) -> None:
     if out.is_terminal:
         out.print(renderable, soft_wrap=isinstance(renderable, str))
         return
-    plain = Console(file=io.StringIO(), width=_UNFOLDED, color_system=None, markup=False, emoji=False, highlight=False)
+    plain = DataConsole(file=io.StringIO(), width=_UNFOLDED, color_system=None)
     with plain.capture() as captured:
         plain.print(renderable)
     for line in captured.get().removesuffix("\n").split("\n"):
         sys.stdout.write(line.rstrip() + "\n")
     sys.stdout.flush()  # what is followed through a pipe is seen as it comes
+
+
+def say(line: str) -> None:
+    """A line on standard error. What a box says is in it, which may be anything."""
+    typer.echo(harmless(line), err=True)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import grp
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ import typer
 
 from edged import paths
 from edged.cli import common
-from edged.errors import AlreadyExists
+from edged.errors import AlreadyExists, EdgedError, InvalidInput
 
 if TYPE_CHECKING:
     from edged.config import Reading
@@ -128,18 +129,25 @@ def _fields(row: Row) -> dict[str, object]:
 
 
 def _write(path: Path, data: bytes, force: bool) -> None:
-    """For its owner and group to read. AlreadyExists for a file that is there, without `force`."""
+    """For its owner and group to read. AlreadyExists for a file that is there, without `force`; InvalidInput for what
+    is there and no file; EdgedError where the system refuses."""
     from edged.store import atomic
 
-    before = path.stat() if path.exists() else None
-    if force:
-        atomic.write_file(path, data, _MODE)
-    else:
-        _write_new(path, data)
-    if os.geteuid() == 0:
-        # The service is not root; one who replaces a file leaves it whose it was.
-        owner, members = (before.st_uid, before.st_gid) if before is not None else (0, _group())
-        os.chown(path, owner, members)
+    try:
+        path = path.resolve() if force else path  # of a link, what it leads to is replaced and not the link
+        before = path.stat() if path.exists() else None
+        if before is not None and not stat.S_ISREG(before.st_mode):  # root could replace /dev/null
+            raise InvalidInput(f"{path} is no regular file; give another to --out")
+        if force:
+            atomic.write_file(path, data, _MODE)
+        else:
+            _write_new(path, data)
+        if os.geteuid() == 0:
+            # The service is not root; one who replaces a file leaves it whose it was.
+            owner, members = (before.st_uid, before.st_gid) if before is not None else (0, _group())
+            os.chown(path, owner, members)
+    except OSError as error:
+        raise EdgedError(common.refused_by_system(error, path)) from error
 
 
 def _write_new(path: Path, data: bytes) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -17,10 +17,12 @@ from rich.table import Table
 from edged import paths
 from edged.cli import common
 from edged.doctor.check import Check, Result
-from edged.doctor.examination import Step
-from edged.doctor.report import Report
-from edged.doctor.visit import Wanted, examine
 from edged.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from edged.doctor.examination import Step
+    from edged.doctor.report import Report
+    from edged.doctor.visit import Wanted
 
 _STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
 
@@ -52,6 +54,8 @@ def doctor(
 
     Exit status: 0 nothing is wrong, 1 something is, 2 the arguments are.
     """
+    from edged.doctor.visit import examine
+
     wanted = _wanted(model, config, state, cache, root, seconds, target)
     with _telling() as tell:
         report = asyncio.run(examine(wanted, tell))
@@ -83,6 +87,7 @@ def _wanted(
     """What the options mean. InvalidInput where they cannot be, ConfigError for a configuration that cannot be read."""
     from edged import config as configuration
     from edged.doctor import daemon
+    from edged.doctor.visit import Wanted
 
     if root is not None and not root.is_dir():
         raise InvalidInput(f"there is no directory {root}")

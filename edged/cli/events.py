@@ -72,7 +72,7 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
                 if json:
                     answers.json_line(each, "", lambda _: None)
                 elif follow and each.error:  # others go on, and somebody waits for this one
-                    typer.echo(f"{each.box}: {each.error}", err=True)
+                    common.say(f"{each.box}: {each.error}")
             elif json:
                 common.print_json(msgspec.json.encode({"box": each.box, "update": each.update.json()}))
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from edged.build.admission import Admission
 from edged.build.admission import limits as admission_limits
-from edged.cli import common, local, repairs, words
+from edged.cli import common, examining, local, repairs, words
 from edged.cli import look as looking
 from edged.errors import EdgedError, InvalidInput
 from edged.model.finding import Category, Finding, Stage
@@ -42,10 +43,11 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    samples: examining.Samples = None,
     convert: repairs.Convert = False,
     convert_steps: repairs.Steps = None,
-    seconds: local.Seconds = None,
-    memory_mb: local.MemoryMb = None,
+    seconds: examining.Seconds = None,
+    memory_mb: examining.MemoryMb = None,
     json: common.Json = False,
 ) -> None:
     """Show what an ONNX file holds, which detector family it is, and which backends here can serve it, or why not.
@@ -74,15 +76,10 @@ def inspect(
     settings, wish = parse_assignments(setting or []), Wish.parse(convert, convert_steps or [])
     if wish.is_any and draw is not None:
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
-    record: Record | None = None
     place = None if draw is None else looking.place_for(draw, file, out)
     try:
-        with common.working(f"{'repairing' if wish.is_any else 'examining'} {file.name}"):
-            box = local.Box(admission=admission_limits.given(seconds, memory_mb))
-            if wish.is_any:
-                admission, record = box.examine_repaired(file, settings, wish)
-            else:
-                admission = box.examine(file, settings)
+        box = local.Box(admission=admission_limits.given(seconds, memory_mb))
+        admission, record = _examined(box, file, settings, wish, samples or ())
     except InvalidInput as error:
         _refuse(file, error, json)
         raise typer.Exit(common.USAGE) from None
@@ -90,19 +87,33 @@ def inspect(
     if draw is not None and place is not None and admission.model is not None and not admission.refusal:
         with common.working(f"running {file.name} on {draw.name}"):
             seen = looking.look(file, settings, draw, place, admission.model.recognition.family)
-    if json:
-        facts = _facts(file, admission)
-        if seen is not None:
-            facts["seen"] = msgspec.to_builtins(seen)
-        if record is not None:
-            facts["repair"] = msgspec.to_builtins(record)
-        common.print_json(msgspec.json.encode(facts))
-    else:
+    _show(file, admission, record, seen, json)
+    if admission.refusal:
+        raise typer.Exit(common.USAGE)
+
+
+def _examined(
+    box: local.Box, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path]
+) -> tuple[Admission, Record | None]:
+    """What comes of a model as it is, or of what the repairs that are wished for make of it."""
+    with common.working(f"{'repairing' if wish.is_any else 'examining'} {file.name}"):
+        if wish.is_any:
+            return box.examine_repaired(file, settings, wish, samples)
+        return box.examine(file, settings, samples), None
+
+
+def _show(file: Path, admission: Admission, record: Record | None, seen: looking.Look | None, json: bool) -> None:
+    if not json:
         common.show(_table(file, admission, seen))
         for line in repairs.told(record):
             common.show(f"  {line}")
-    if admission.refusal:
-        raise typer.Exit(common.USAGE)
+        return
+    facts = _facts(file, admission)
+    if seen is not None:
+        facts["seen"] = msgspec.to_builtins(seen)
+    if record is not None:
+        facts["repair"] = msgspec.to_builtins(record)
+    common.print_json(msgspec.json.encode(facts))
 
 
 def register(app: typer.Typer) -> None:
@@ -112,9 +123,9 @@ def register(app: typer.Typer) -> None:
 def _refuse(file: Path, error: EdgedError, json: bool) -> None:
     """A file of which nothing is known but why it is refused."""
     if not json:
-        typer.echo(f"edged: {error}", err=True)
+        common.say(f"edged: {error}")
         return
-    finding = Finding.of(error) or Finding(Stage.FILE, Category.SETTINGS, str(error), "give other settings by --set")
+    finding = Finding.of(error) or Finding(Stage.FILE, Category.SETTINGS, str(error), "give other options")
     facts = {"file": str(file), **_verdict(finding, ()), **_NOTHING_KNOWN, "size": _size(file)}
     common.print_json(msgspec.json.encode(facts))
 
@@ -239,9 +250,9 @@ def _outcome(admission: Admission) -> dict[str, str]:
         return {**warnings, "verdict": "can be served here"}
     rows = {
         "verdict": f"cannot be served here: {finding.message}",
-        "stage": f"{finding.stage.value.replace('_', ' ')}: {finding.category.value.replace('_', ' ')}",
+        "stage": words.stage(finding.stage.value, finding.category.value),
     }
-    return {**warnings, **rows, **({"remedy": finding.remedy} if finding.remedy else {})}
+    return {**warnings, **rows, "remedy": finding.remedy}
 
 
 def _seen(seen: looking.Look) -> dict[str, str]:

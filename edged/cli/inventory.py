@@ -24,12 +24,15 @@ import msgspec
 
 from edged.client import address
 from edged.errors import ConfigError, EdgedError, InvalidInput
+from edged.files import read_regular
 
 if TYPE_CHECKING:
     from edged.client.credentials import Credentials
 
 _FILES = ("ca", "certificate", "key", "token_file")
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+# What TOML and people call what msgspec names otherwise.
+_TYPES = {"object": "a table", "array": "a list", "str": "a text", "float": "a number", "int": "a whole number"}
 
 
 class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,7 +48,7 @@ class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Entry(Defaults, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    target: str
+    target: str = ""
     groups: tuple[str, ...] = ()
 
 
@@ -98,9 +101,9 @@ class Inventory(msgspec.Struct, frozen=True):
 def load(path: Path) -> Inventory:
     """Reads an inventory. ConfigError, in one line, for anything wrong with it."""
     try:
-        plain = msgspec.toml.decode(path.read_bytes())
+        plain = msgspec.toml.decode(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"inventory {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"inventory {path} cannot be read: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"inventory {path} is not valid TOML: {error}") from error
     try:
@@ -131,7 +134,7 @@ def _box(name: str, given: dict[str, Any], defaults: Defaults, folder: Path) -> 
         raise ConfigError(f"{name!r} is no name for a box; take letters and digits")
     entry = _typed(given, _Entry, where)
     if not entry.target.strip():
-        raise ConfigError(f"{where} has an empty target; give tls:HOST:PORT or unix:/PATH")
+        raise ConfigError(f"{where} has no target; give tls:HOST:PORT or unix:/PATH")
     try:
         address.resolve(entry.target)
     except InvalidInput as error:
@@ -139,8 +142,18 @@ def _box(name: str, given: dict[str, Any], defaults: Defaults, folder: Path) -> 
     merged = {name: getattr(entry, name) or getattr(defaults, name) for name in Defaults.__struct_fields__}
     if entry.certificate or entry.key:  # a pair is one thing
         merged |= {"certificate": entry.certificate, "key": entry.key}
-    paths = {name: str(folder / Path(merged[name]).expanduser()) for name in _FILES if merged[name]}
+    for key, value in {"target": entry.target.strip(), **merged}.items():
+        if isinstance(value, str) and not value.isprintable():
+            raise ConfigError(f"{where}: {key} {value[:60]!r} has characters that nobody sees; take them out")
+    paths = {name: _place(folder, merged[name], f"{where}: {name}") for name in _FILES if merged[name]}
     return Box(name, entry.target.strip(), entry.groups, Defaults(**{**merged, **paths}))
+
+
+def _place(folder: Path, written: str, where: str) -> str:
+    try:
+        return str(folder / Path(written).expanduser())
+    except RuntimeError as error:
+        raise ConfigError(f"{where} {written!r} begins with the folder of a user whom there is not here") from error
 
 
 _Known = TypeVar("_Known", bound=msgspec.Struct)
@@ -154,10 +167,12 @@ def _typed(plain: object, kind: type[_Known], where: str) -> _Known:
 
 
 def _explain(message: str, names: Sequence[str]) -> str:
-    """msgspec's words, with the nearest name that there is for one that there is not."""
+    """msgspec's words as people and TOML have them; the nearest name that there is for one that there is not."""
     unknown = re.search(r"unknown field `(.*)`", message)
     if unknown is None:
-        return message
+        what, _, place = message.partition(" - at `$.")
+        typed = re.sub(r"`(\w+)`", lambda found: _TYPES.get(found[1], found[1]), what)
+        return f"{place.rstrip('`')}: {typed[:1].lower()}{typed[1:]}".removeprefix(": ")
     close = difflib.get_close_matches(unknown[1], names, n=1)
     meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
     return f"there is no key {unknown[1]!r}; {meant}"

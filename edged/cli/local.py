@@ -57,25 +57,6 @@ Cache = Annotated[
     ),
 ]
 
-Seconds = Annotated[
-    float | None,
-    typer.Option(
-        "--seconds",
-        envvar=admission_limits.SECONDS,
-        help="How long examining a model of up to 100 MiB may take; larger ones get more.",
-        show_default=False,
-    ),
-]
-MemoryMb = Annotated[
-    int | None,
-    typer.Option(
-        "--memory-mb",
-        envvar=admission_limits.MEMORY_MB,
-        help="MiB that examining a model may take, besides three times its own size.",
-        show_default=False,
-    ),
-]
-
 _LIMITS = Limits(seconds=600)
 
 
@@ -131,7 +112,9 @@ class Box:
             admission = asyncio.run(admit(builder, file, settings, self.installed(), tuple(pictures.values())))
         files = {file.name: file, **{e.path: file.parent / e.path for e in admission.inspection.external}}
         with _using(self.repository.root.parent):
-            self.repository.add(name, files, settings, samples=pictures)
+            # Copied after it was examined, by a path: only what was examined is taken in.
+            digest = admission.inspection.digest
+            self.repository.add(name, files, settings, samples=pictures, digest=digest)
         return admission.inspection, None
 
     def _add_repaired(
@@ -174,17 +157,21 @@ class Box:
         source = str(file.absolute())
         return asyncio.run(repair(place, wish, settings, self.installed(), source=source, samples=samples))
 
-    def examine(self, file: Path, settings: Mapping[str, str]) -> Admission:
-        """Everything about a model file, and which backends take it."""
+    def examine(self, file: Path, settings: Mapping[str, str], samples: Sequence[Path] = ()) -> Admission:
+        """Everything about a model file, and which backends take it. `samples` as those of `add`."""
+        given = tuple(model_samples.find(samples).values())
         with self._examiner() as builder:
-            return asyncio.run(examine(builder, file, settings, self.installed()))
+            return asyncio.run(examine(builder, file, settings, self.installed(), given))
 
-    def examine_repaired(self, file: Path, settings: Mapping[str, str], wish: Wish) -> tuple[Admission, Record]:
+    def examine_repaired(
+        self, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path] = ()
+    ) -> tuple[Admission, Record]:
         """What the repairs would make of a model file, and which backends take that. The file stays as it is, and
         nothing is kept."""
         with tempfile.TemporaryDirectory(prefix="edged-") as folder:
-            repaired = self._repaired(file, Path(folder), settings, wish)
-            return self.examine(repaired.path, settings), repaired.record
+            given = tuple(model_samples.find(samples).values())
+            repaired = self._repaired(file, Path(folder), settings, wish, given)
+            return self.examine(repaired.path, settings, samples), repaired.record
 
     def remove(self, name: str) -> None:
         """Takes a model out of the folder of models."""

@@ -11,13 +11,15 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from edged.cli import answers, common, local, repairs, words
+from edged.build.admission import limits as admission_limits
+from edged.cli import answers, common, examining, local, repairs, words
 from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
 from edged.client.operations import ModelInfo, ShapeRange, Shapes, TensorInfo
 from edged.control.plan import PlannedModel
 from edged.control.shape_report import shape_report
 from edged.errors import NotFound
+from edged.model.finding import Reason
 from edged.model.repair import Record, Wish
 
 if TYPE_CHECKING:
@@ -28,24 +30,21 @@ _NAME = typer.Argument(help="The name it serves under: letters, digits and . _ -
 
 
 def add(
+    context: typer.Context,
     name: Annotated[str, _NAME],
     file: Annotated[Path, typer.Argument(help="The ONNX file; external data is taken from beside it.")],
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A model setting, such as thresholds.score=0.4; repeatable."),
     ] = None,
-    samples: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--samples",
-            metavar="DIR_OR_FILE",
-            help="JPEG or PNG pictures to verify its engines with, or a folder of them; repeatable, 32 at most.",
-        ),
-    ] = None,
+    samples: examining.Samples = None,
     convert: repairs.Convert = False,
     convert_steps: repairs.Steps = None,
     reach: Reach = UNSAID,
     state: local.State = None,
+    cache: local.Cache = None,
+    seconds: examining.Seconds = None,
+    memory_mb: examining.MemoryMb = None,
     json: common.Json = False,
 ) -> None:
     """Take a model in, if it can be served here: into a running daemon, or into the folder of models.
@@ -78,7 +77,8 @@ def add(
         digest, record = added
         return {"name": name, "digest": digest, "settings": settings, "repair": record}
 
-    if local.daemon_is_meant(reach.named, state):
+    if local.daemon_is_meant(reach.named, state, cache):
+        examining.require_no_limits(context)
         from edged.client.upload import Package
 
         with common.working(f"reading {file.name}"):
@@ -93,7 +93,8 @@ def add(
         answers.put(question, reach, json, doing)
     else:
         with common.working(doing):
-            inspection, record = local.Box(state).add(name, file, settings, samples or (), wish)
+            box = local.Box(state, cache, admission_limits.given(seconds, memory_mb))
+            inspection, record = box.add(name, file, settings, samples or (), wish)
         answers.show(told, plain, (inspection.digest, record), json)
 
 
@@ -175,6 +176,7 @@ def _offline(name: str, planned: PlannedModel) -> ModelInfo:
     """A model as the disk has it: no daemon serves it."""
     model = planned.model
     signature = model.inspection.signature if model else None
+    found = Reason.of(planned.problem)
     return ModelInfo(
         name=name,
         version=planned.entry.version,
@@ -191,6 +193,8 @@ def _offline(name: str, planned: PlannedModel) -> ModelInfo:
         notes=model.notes if model else (),
         shapes=_offline_shapes(planned),
         repair=model.repair if model else None,
+        category=found.category,
+        stage=found.stage,
     )
 
 
@@ -236,6 +240,7 @@ def _facts(model: ModelInfo) -> Table:
         "model": model.name,
         "version": model.version,
         "state": f"{_state(model)}: {model.reason}" if model.reason else _state(model),
+        **({"stage": words.stage(model.stage, model.category)} if model.category else {}),
         "digest": model.digest or "none",
         "family": model.family or "raw tensors",
         "engine": f"{model.engine[:12]} ({model.backend}), swapped {model.swaps} times" if model.engine else "none",

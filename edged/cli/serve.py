@@ -45,7 +45,9 @@ def serve(
 
     from edged import config as configuration
     from edged import daemon, logs, paths
+    from edged.ingress.activation import Activation
 
+    activation = Activation.take(os.environ, os.getpid())
     logs.start()
     faulthandler.enable()  # a watchdog's SIGABRT leaves in the log where every thread was
     file = config or paths.default_config()
@@ -67,7 +69,7 @@ def serve(
         _LOG.info("configuration: %s", first.told())
         _announce(addresses)
 
-    uvloop.run(daemon.serve(settings, ready, (lambda: reading().required()) if file else None))
+    uvloop.run(daemon.serve(settings, ready, (lambda: reading().required()) if file else None, activation))
 
 
 def register(app: typer.Typer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 
 from edged.client.commands import EngineProgress
 
@@ -37,6 +38,11 @@ def far(phase: str, fraction: float | None, elapsed_s: float, estimate_s: float 
     return ", ".join(filter(None, (f"{phase}{share}", times(elapsed_s, estimate_s))))
 
 
+def stage(stage: str, category: str) -> str:
+    """Where a model was refused, and why: `external data: external truncated`."""
+    return f"{stage}: {category}".replace("_", " ")
+
+
 def times(elapsed_s: float, estimate_s: float | None) -> str:
     """Empty before anything has taken any time. An estimate that is over already tells nothing and is left out."""
     if estimate_s is not None and max(elapsed_s, 1.0) <= estimate_s:
@@ -61,6 +67,12 @@ def standing(engine: EngineProgress) -> str:
 def line(engine: EngineProgress) -> str:
     """Both, for a log."""
     return f"{name(engine)}: {standing(engine)}"
+
+
+def skipped(counts: Mapping[str, int], received: int) -> str:
+    """A camera's skipped frames by reason, as shares of what came, the largest first."""
+    reasons = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{reason} {count / max(count, received):.0%}" for reason, count in reasons if count)
 
 
 def shown(text: str) -> str:

@@ -210,7 +210,8 @@ class AsyncClient:
     ) -> operations.ModelInfo:
         """Uploads an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
 
-        `samples` are pictures that its engines are verified with: JPEG or PNG files or folders of them, 32 at most.
+        `samples` are what its engines are verified with: pictures as JPEG or PNG files, tensors as *.npz files with an
+        array for each input, or folders of them, 32 at most.
         `repairs` are made first: `edged.model.repair.Wish(needed=True)` for those without which it cannot be served.
         """
         upload = Upload(await asyncio.to_thread(Package.of, name, path, settings, samples, repairs))

@@ -95,8 +95,14 @@ def read_token(path: str | os.PathLike[str]) -> str:
     if not text.strip():
         raise InvalidInput(f"the token file {place} is empty; write the token into it")
     if is_exposed(mode):
-        _LOG.warning("the token file %s can be read by everybody; chmod 600 %s", place, place)
+        _tell_exposed(place)
     return checked_token(text, f"the token in {place}")
+
+
+@functools.cache
+def _tell_exposed(place: Path) -> None:
+    """Once, however many boxes it is for and however often they are tried."""
+    _LOG.warning("the token file %s can be read by everybody; chmod 600 %s", place, place)
 
 
 def is_exposed(mode: int) -> bool:

@@ -77,8 +77,9 @@ class Shapes(Info, frozen=True):
 
 class ModelInfo(Info, frozen=True):
     """A model in the daemon: `state` is loading, ready, refused or failed, and `reason` why it is not ready; `alarms`
-    tell what is wrong with it or its engines, `notes` what its config.pbtxt says to no effect. A version beside the one
-    that answers for the model is called NAME:VERSION."""
+    tell what is wrong with it or its engines, `notes` what its config.pbtxt says to no effect. Of one that is refused
+    `category` and `stage` say why and where as docs/admission.md lists them; they are empty where it is none of those.
+    A version beside the one that answers for the model is called NAME:VERSION."""
 
     name: str
     version: str
@@ -96,6 +97,8 @@ class ModelInfo(Info, frozen=True):
     notes: tuple[str, ...] = ()
     shapes: Shapes | None = None
     repair: repair.Record | None = None
+    category: str = ""
+    stage: str = ""
 
 
 class Verdict(Info, frozen=True):
@@ -208,6 +211,8 @@ def model_info(message: pb.ModelStatus) -> ModelInfo:
         notes=tuple(message.notes),
         shapes=_shapes(message.shapes) if message.HasField("shapes") else None,
         repair=_repair(message.repair) if message.HasField("repair") else None,
+        category=message.category,
+        stage=message.stage,
     )
 
 

@@ -36,10 +36,10 @@ class Package:
         samples: Samples = (),
         repairs: Wish | None = None,
     ) -> Package:
-        """`samples` are picture files or folders of them, `repairs` what the daemon is to do to the model first.
+        """`samples` are files or folders of them, `repairs` what the daemon is to do to the model first.
 
         ModelRefused for a file that is no ONNX model or lacks some of its external data, InvalidInput for samples that
-        are no pictures by their names, too many or too large.
+        are neither pictures nor tensors by their names, too many or too large.
         """
         header = ModelHeader(name=name, settings=dict(settings or {}))
         files = _files(Path(path))

@@ -47,30 +47,43 @@ def variables(root: Table | None = None) -> dict[str, Path]:
 def read(environment: Mapping[str, str], root: Table | None = None) -> tuple[Source, list[Problem], list[str]]:
     """What the environment says, what is wrong with it, and warnings of names that there are not.
 
-    Such a name is a warning, since everybody shares the environment, but wrong where it begins as a table's do.
+    Such a name is a warning, since everybody shares the environment, but wrong where it is a table's or begins as one.
     """
     root = root or tables()
     known, hints = variables(root), _hints(root)
     tree: dict[str, object] = {}
     places: dict[Path, Origin] = {}
+    problems: list[Problem] = []
     # Shorter ones first: a table as a whole before its keys.
     for name in sorted(known, key=len):
         text = environment.get(name, "").strip()
-        if text:
+        if _is_torn(text):
+            problems.append(Problem(Origin("environment", name), "", "it is not UTF-8"))
+        elif text:
             _put(tree, known[name], parsed(text, hints[name]))
             places[known[name]] = Origin("environment", name)
     source = Source(tree, places, Origin("environment"))
-    problems = [Problem(source.origin(fault.path), dotted(fault.path), fault.message) for fault in faults(tree, root)]
+    problems += [Problem(source.origin(fault.path), dotted(fault.path), fault.message) for fault in faults(tree, root)]
     strangers = [name for name in environment if name.startswith(_PREFIX) and name not in known.keys() | OTHERS]
     warnings: list[str] = []
     for name in sorted(strangers):
         close = nearest(name, sorted(known))
         meant = f"; did you mean {close}?" if close else ""
-        if any(name.startswith(f"{prefix}_") for prefix in _prefixes(root)):
-            problems.append(Problem(Origin("environment", name), "", f"there is no such variable{meant}"))
+        # A table's own is among them: EDGED_ACCESS would narrow nothing, which whoever sets it has to know.
+        if any(f"{name}_".startswith(f"{prefix}_") for prefix in _prefixes(root)):
+            problems.append(Problem(Origin("environment", _whole(name)), "", f"there is no such variable{meant}"))
         else:
-            warnings.append(f"{name} in the environment means nothing to edged{meant}")
+            warnings.append(f"{_whole(name)} in the environment means nothing to edged{meant}")
     return source, problems, warnings
+
+
+def _is_torn(text: str) -> bool:
+    """Whether there are bytes in it that are no UTF-8, which Python has as surrogates."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def parsed(text: str, hint: object) -> object:

@@ -25,8 +25,9 @@ def key_lines(text: str) -> dict[Path, int]:
     entries: dict[Path, int] = {}  # tables of each array so far
     table: Path = ()
     at = _past_blank(text, 0)
+    line, counted = 1, 0
     while at < len(text):
-        line = text.count("\n", 0, at) + 1
+        line, counted = line + text.count("\n", counted, at), at
         brackets = 2 if text.startswith("[[", at) else 1 if text[at] == "[" else 0
         parts, at = _parts(text, at + brackets)
         if not parts:

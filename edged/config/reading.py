@@ -111,12 +111,16 @@ def read_file(file: File) -> tuple[Source, list[Problem]]:
     """What a file says, and what is wrong with that."""
     whole = Origin("file", str(file))
     try:
-        text = read_regular(file).decode()
+        text = read_regular(file).decode("utf-8-sig")  # editors of Windows begin files with a mark
         tree = msgspec.toml.decode(text)
     except OSError as error:
         return Source(whole=whole), [Problem(whole, "", f"it cannot be read: {error.strerror or error}")]
     except RecursionError:
         return Source(whole=whole), [Problem(whole, "", "it is not valid TOML: its brackets are nested too deep")]
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        why = f"it is not valid TOML: byte 0x{error.object[error.start]:02x} is not UTF-8; save it as UTF-8"
+        return Source(whole=whole), [Problem(Origin("file", str(file), line), "", why)]
     except (msgspec.DecodeError, ValueError) as error:
         return Source(whole=whole), [_not_toml(file, str(error))]
     places = {path: Origin("file", str(file), line) for path, line in key_lines(text).items()}

@@ -43,7 +43,10 @@ def shown(value: object) -> str:
     """A value that somebody wrote, in one line that is not too long."""
     if isinstance(value, dict):
         return "a table"
-    text = toml(value)
+    try:
+        text = toml(value)
+    except RecursionError:  # dotted keys nest tables in a list as deep as one likes
+        return "a list that is nested too deep"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 

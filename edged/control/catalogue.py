@@ -18,7 +18,7 @@ from edged.control.warmup import require_data
 from edged.errors import BuildFailed, EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady
 from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
-from edged.model.finding import Finding
+from edged.model.finding import Finding, Reason
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, plain_entry, split_name, versioned_name
 from edged.serving.session import ServingSession
@@ -68,6 +68,7 @@ class Catalogue:
         self._told: dict[str, tuple[str, ...]] = {}  # what was said of each configuration
         self._prove = prove
         self._late: dict[str, tuple[ModelEntry, int]] = {}  # what was tried again already, and how often
+        self._known: set[str] = set()  # digests of models that something was found out of
 
     def name(self, named: Mapping[str, Path]) -> None:
         """The configuration names these models now; the next look sees them."""
@@ -130,6 +131,16 @@ class Catalogue:
             elif planned.entry != entry or planned.weights_changed():
                 planned.entry = entry
                 self._read(planned)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was found out of models that nothing is served by any more, and nothing is to be."""
+        needed = {
+            model.digest for planned in self.models.values() for model in (planned.model, planned.served) if model
+        }
+        for digest in self._known - needed:
+            self._builder.forget(digest)
+        self._known = needed
 
     def _is_awaited(self, name: str, entries: Mapping[str, ModelEntry]) -> bool:
         """Whether it is the version beside a model that is to answer for the model, and the model has not come so far:
@@ -235,7 +246,8 @@ class Catalogue:
         level = logging.DEBUG if planned.problem is None else logging.WARNING
         planned.problem, planned.engines = error, {}
         name = planned.entry.name
-        self._events.tell(ModelRefused(str(error)), name)
+        found = Reason.of(error)
+        self._events.tell(ModelRefused(str(error), found.category, found.stage), name)
         if planned.serving:
             _LOG.log(level, "model %s was changed and cannot be served: %s; the one before it goes on", name, error)
             return
@@ -249,9 +261,6 @@ class Catalogue:
         if planned.reading is not None:
             planned.reading.cancel()
         planned.engines = {}
-        digest = planned.model.digest if planned.model is not None else ""
-        if digest and all(other.model is None or other.model.digest != digest for other in self.models.values()):
-            self._builder.forget(digest)
         self._told.pop(name, None)
         self._late.pop(name, None)
         gone = NotFound(f"model {name!r} was removed")

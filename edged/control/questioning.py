@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from edged.backend.contract import Signature
+from edged.build import given
 from edged.build.extent import Extent
 from edged.build.golden import Sample
 from edged.build.questions import PICTURE, WIDE, Question, one_by_one
@@ -60,7 +61,8 @@ class Acquaintance:
 
     def is_of(self, model: Model) -> bool:
         same = self.model.digest == model.digest and self.model.recognition == model.recognition
-        return same and self.model.learnt == model.learnt  # other shapes are asked first then
+        same = same and self.model.learnt == model.learnt  # other shapes are asked first then
+        return same and (not model.samples or self.model.entry.stamp == model.entry.stamp)
 
 
 class Questioner:
@@ -137,7 +139,9 @@ def fault(signature: Signature, forms: Forms, reference: Forms) -> str:
 def _questions(known: Acquaintance) -> list[tuple[int, Callable[[], Question]]]:
     """Questions to try, each to be made when its turn comes: the one that was answered before, or all."""
     model = known.model
-    every = enumerate(one_by_one(model.inspection.signature, model.recognition, Extent.of(model), _MOST_BYTES))
+    signature = model.inspection.signature
+    made_up = one_by_one(signature, model.recognition, Extent.of(model), _MOST_BYTES)
+    every = enumerate([*given.questions(signature, model.samples), *made_up])
     return [each for each in every if known.place in (None, each[0])]
 
 
@@ -163,7 +167,8 @@ async def _infer(model: Model, question: Question, link: HostLink, session: int)
 
 def _is_same(sample: Sample, question: Question) -> bool:
     shapes = {name: array.shape for name, array in question.inputs.items()}
-    return sample.kind == question.kind and shapes == {name: array.shape for name, array in sample.inputs.items()}
+    named = (sample.kind, sample.name) == (question.kind, question.name)
+    return named and shapes == {name: array.shape for name, array in sample.inputs.items()}
 
 
 def _inputs(signature: Signature, question: Question) -> Iterator[InputTensor]:

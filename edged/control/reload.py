@@ -120,7 +120,7 @@ def _told(key: str, old: object, new: object) -> Iterator[str]:
             yield f"{key}: in another order"
     elif isinstance(old, dict) and isinstance(new, dict):
         yield from (f"{key}: without {each}" for each in old if each not in new)
-        yield from (f"{key}: {each} is {new[each]}" for each in new if old.get(each) != new[each])
+        yield from (f"{key}: {each} is {_word(new[each])}" for each in new if old.get(each) != new[each])
     elif old != new:
         yield f"{key}: {_word(old)} → {_word(new)}"
 
@@ -130,4 +130,6 @@ def _word(found: object) -> str:
         return "there"
     if isinstance(found, bool):
         return "true" if found else "false"
+    if isinstance(found, tuple):
+        return ", ".join(map(str, found)) or "none"
     return "none" if found is None or found == "" else str(found)

@@ -77,7 +77,9 @@ class ExplanationReport(msgspec.Struct, frozen=True):
     summary: str
 
 
-def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False) -> list[EngineReport]:
+def engines(
+    models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False
+) -> list[EngineReport]:
     """Every engine that a model should have, then those in the store that none wants any more. `by_command`: the
     configuration has engines built by command alone."""
     reports = [

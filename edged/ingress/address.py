@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from edged.errors import ConfigError
+
+_TAKEN = "the port is taken; choose another"
 
 
 def unix_path(address: str) -> Path:
@@ -53,11 +56,16 @@ def _is_loopback(host: str) -> bool:
 
 def make_way(path: Path) -> None:
     """Removes a socket that a killed daemon left. ConfigError when something else is there, or a living daemon."""
-    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError(f"{path} exists and is not a socket; remove it or listen elsewhere")
+    require_socket(path)
     if _is_answered(path):
         raise ConfigError(f"another daemon listens on {path}; stop it or listen elsewhere")
     path.unlink(missing_ok=True)
+
+
+def require_socket(path: Path) -> None:
+    """ConfigError where there is something else."""
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"{path} exists and is not a socket; remove it or listen elsewhere")
 
 
 def _is_answered(path: Path) -> bool:
@@ -74,11 +82,23 @@ def _is_answered(path: Path) -> bool:
 def why_not_tcp(host: str, port: int) -> str:
     """Why gRPC could not listen there."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        reasons = [why_not(family, place) for family, place in _places(host, port)]
     except socket.gaierror as error:
         return f"{host} has no address here: {error.strerror}"
-    reasons = [why_not(family, place) for family, _, _, _, place in found]
     return next(filter(None, reasons), "gRPC refused it")
+
+
+def require_untaken(host: str, port: int) -> None:
+    """ConfigError where somebody listens at one of the addresses that a name has: gRPC is content with the others, and
+    clients would show their tokens to whoever that is."""
+    with contextlib.suppress(socket.gaierror):
+        if port and any(why_not(family, place) == _TAKEN for family, place in _places(host, port)):
+            raise ConfigError(f"cannot listen on {host}:{port}: {_TAKEN}")
+
+
+def _places(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return [(family, place) for family, _, _, _, place in found]
 
 
 def why_not(family: int, place: tuple[Any, ...] | str) -> str:
@@ -89,6 +109,6 @@ def why_not(family: int, place: tuple[Any, ...] | str) -> str:
             probe.bind(place)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            return "the port is taken; choose another"
+            return _TAKEN
         return error.strerror or str(error)
     return ""

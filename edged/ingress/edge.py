@@ -42,8 +42,14 @@ _FIXED: tuple[Option, ...] = (
 )
 
 
-def options(max_message_mb: int) -> list[Option]:
-    """What gRPC's server of one address is told.
+# After which clients are asked to connect anew, which they do for their next call, and lose none. Not at once: while a
+# connection is still being agreed upon, gRPC loses calls over it, or waits 20 s for a ping.
+_BRIEF: Option = ("grpc.max_connection_age_ms", 10_000)
+
+
+def options(max_message_mb: int, is_brief: bool = False) -> list[Option]:
+    """What gRPC's server of one address is told. Connections to a brief one last ten seconds, or as long as the calls
+    that began meanwhile.
 
     Clients ask for messages up to INT32_MAX; what is accepted is bounded by the memory of a small box.
     """
@@ -52,6 +58,7 @@ def options(max_message_mb: int) -> list[Option]:
         ("grpc.max_receive_message_length", max_message_mb << 20),
         ("grpc.max_allowed_incoming_connections", most_connections(soft)),
         *_FIXED,
+        *([_BRIEF] if is_brief else []),
     ]
 
 

@@ -15,7 +15,8 @@ import grpc
 from edged.errors import ConfigError
 from edged.ingress import edge
 from edged.ingress.access.sockets import settle
-from edged.ingress.address import make_way, tcp_address, unix_path, why_not, why_not_tcp
+from edged.ingress.address import make_way, require_untaken, tcp_address, unix_path, why_not, why_not_tcp
+from edged.ingress.handover import Handover
 
 _LOG = logging.getLogger("edged.ingress")
 _AGAIN_SECONDS = 0.5  # until another try to listen where a server has ended
@@ -37,32 +38,52 @@ class Listener:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         credentials: grpc.ServerCredentials | None = None,
         group: str = "",
+        handover: Handover | None = None,
+        is_brief: bool = False,
     ) -> None:
         """`unix:PATH` or `HOST:PORT` (port 0: any free one), with `credentials` also of other machines' reach.
         ConfigError where that is impossible. `interceptors` see every call; `group` may open the socket, otherwise the
-        daemon's own may.
+        daemon's own may. `handover` is for a path that systemd listens at: who had connected there is answered too,
+        by a server of their own, which `is_brief`: it asks clients to connect anew, which they do here.
         """
         edge.quieten()
-        self._credentials, self._group = credentials, group
+        self._credentials, self._group, self._handover = credentials, group, handover
         self._register = register
-        self._make = partial(grpc.aio.server, interceptors=interceptors, options=edge.options(max_message_mb))
+        self._make = partial(grpc.aio.server, interceptors=interceptors, options=edge.options(max_message_mb, is_brief))
         self._path: Path | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._is_stopping = False
         self.address = self._open(address)  # as clients name it
+        self._early: Listener | None = None
+        if handover is not None:
+            target = f"unix:{handover.early}"
+            self._early = Listener(
+                target, max_message_mb, register, interceptors=interceptors, group=group, is_brief=True
+            )
 
     async def start(self) -> None:
         """Answers from now on."""
-        await self._server.start()
+        if self._early is not None:
+            await self._early.start()
+        await self._begin()
         self._keeper = asyncio.create_task(self._keep())
 
     async def stop(self, grace: float) -> None:
         """Takes no more calls, lets running ones end within `grace` seconds, then cancels them."""
-        self._is_stopping = True
-        await self._server.stop(grace)
+        self.leave()
+        await asyncio.gather(self._server.stop(grace), *([self._early.stop(grace)] if self._early else []))
         if self._keeper is not None:
             await asyncio.gather(self._keeper, return_exceptions=True)
-        if self._path is not None:
+
+    def leave(self) -> None:
+        """Clients that come from now on do not reach it; to be followed by `stop`. What is at the path afterwards is
+        somebody else's."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        if self._handover is not None:
+            self._handover.leave()
+        elif self._path is not None:
             self._path.unlink(missing_ok=True)
 
     async def _keep(self) -> None:
@@ -76,14 +97,24 @@ class Listener:
             if self._is_stopping:
                 return
             _LOG.error("gRPC gave up %s; it answers there anew%.300s", self.address, why)
+            if self._handover is not None:
+                self._handover.leave()
             while not self._is_stopping:
                 try:
                     self._open(self.address.removeprefix("tls:"))
-                    await self._server.start()
+                    await self._begin()
                     break
                 except ConfigError as error:
                     _LOG.error("%s; tried again", error)
                     await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _begin(self) -> None:
+        await self._server.start()
+        if self._handover is not None:
+            try:
+                self._handover.enter()
+            except OSError as error:
+                raise ConfigError(f"cannot listen on {self._handover.path}: {error.strerror or error}") from error
 
     def _open(self, address: str) -> str:
         """A server that is bound; its address as clients name it."""
@@ -96,6 +127,7 @@ class Listener:
             return self._bind_unix(unix_path(address))
         host, port = tcp_address(address, allow_remote=self._credentials is not None)
         target = f"[{host}]" if ":" in host else host
+        require_untaken(host, port)
         try:
             if self._credentials is not None:
                 return f"tls:{target}:{self._server.add_secure_port(f'{target}:{port}', self._credentials)}"
@@ -105,15 +137,19 @@ class Listener:
         return f"{target}:{bound}"
 
     def _bind_unix(self, path: Path) -> str:
+        bound = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
-            make_way(path)
-            self._server.add_insecure_port(f"unix:{path}")
-            settle(path, self._group)
+            if self._handover is None:
+                make_way(path)
+            else:
+                bound = unix_path(f"unix:{self._handover.prepare()}")
+            self._server.add_insecure_port(f"unix:{bound}")
+            settle(bound, self._group)
         except OSError as error:
             raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; choose another place") from error
         except RuntimeError as error:
-            why = why_not(socket.AF_UNIX, str(path)) or "gRPC refused it"
+            why = why_not(socket.AF_UNIX, str(bound)) or "gRPC refused it"
             raise ConfigError(f"cannot listen on {path}: {why}; choose another place") from error
         self._path = path
         return f"unix:{path}"

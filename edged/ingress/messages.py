@@ -14,6 +14,7 @@ from edged.control.plan import PlannedModel
 from edged.control.readiness import Readiness, ReadyState, held_up, readiness
 from edged.control.shape_report import ShapeReport
 from edged.events import Event
+from edged.model.finding import Reason
 from edged.model.repair import Record
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import CameraReport
@@ -30,6 +31,7 @@ def model_status(
 ) -> pb.ModelStatus:
     """A model with those of the alarms that are about it."""
     model, slot, stands = planned.model, planned.slot, model_stands(planned, asking)
+    found = Reason.of(planned.problem)
     status = pb.ModelStatus(
         name=planned.entry.name,
         version=planned.version,
@@ -38,6 +40,8 @@ def model_status(
         settings=planned.entry.settings,
         swaps=slot.swaps,
         alarms=[alarm(each) for each in alarms if each.model == planned.entry.name],
+        category=found.category,
+        stage=found.stage,
     )
     if slot.current is not None:
         status.engine, status.backend = slot.current.engine.key, slot.current.engine.backend

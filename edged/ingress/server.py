@@ -12,6 +12,7 @@ from edged.control.controller import Controller
 from edged.ingress.access import doors
 from edged.ingress.access.guard import Guard
 from edged.ingress.access.interceptor import Interceptor
+from edged.ingress.activation import Activation
 from edged.ingress.cameras import CameraService
 from edged.ingress.health import HealthService
 from edged.ingress.inference.service import InferenceService
@@ -43,9 +44,12 @@ class Ingress:
         publisher: Publisher | None = None,
         *,
         guard: Guard,
+        activation: Activation | None = None,
     ) -> None:
+        """`activation` has the sockets that systemd listens at already."""
         self._max_message_mb = max_message_mb
         self.guard = guard
+        self._activation = activation or Activation()
         self.tally = Tally(controller.events)
         self.cameras = CameraService(controller, cameras, tracking, publisher)
         self.inference = InferenceService(controller, tracing, shared_memory_over_tcp)
@@ -75,13 +79,16 @@ class Ingress:
         """Answers from now on."""
         for listener in self._listeners.values():
             await listener.start()
+        self._activation.start()
 
     async def stop(self, grace: float) -> None:
         """Refuses new calls, lets running ones end within `grace` seconds, then cancels them."""
         self._health.stop()
         for each in self._streaming:
             each.stop()
+        self._activation.rest()
         await asyncio.gather(*(listener.stop(grace) for listener in self._listeners.values()), *self._closing)
+        await self._activation.close()
 
     async def open(self, address: str) -> str:
         """Answers at one more address; which it is. ConfigError where that is impossible."""
@@ -97,7 +104,10 @@ class Ingress:
     def close(self, address: str, grace: float) -> None:
         """Takes no more calls at an address. Those under way end within `grace` seconds, which nobody waits for: the
         one that asked for this may be among them."""
-        closing = asyncio.get_running_loop().create_task(self._listeners.pop(address).stop(grace))
+        listener = self._listeners.pop(address)
+        listener.leave()
+        self._activation.turn_away()
+        closing = asyncio.get_running_loop().create_task(listener.stop(grace))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
@@ -113,6 +123,7 @@ class Ingress:
             interceptors=[interceptor],
             credentials=certificate.credentials(door.asks_certificates) if certificate and door.has_tls else None,
             group=door.group,
+            handover=self._activation.at(address),
         )
 
     def _register(self, server: grpc.aio.Server) -> None:

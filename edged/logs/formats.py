@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import re
 from datetime import datetime, timezone
+from types import TracebackType
+from typing import TypeAlias
 
 import msgspec
 
@@ -16,27 +18,35 @@ from edged.logs.fields import about
 TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 # Clients choose some of what is logged: none of it may look like another line, or move a terminal's cursor.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+_Failed: TypeAlias = (
+    "tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]"  # as of sys.exc_info
+)
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 
 
-class TextLines(logging.Formatter):
+class _Lines(logging.Formatter):
+    """One line for each record, and a traceback below it, indented: its last words may be a client's, and none of them
+    is to look like another record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, failed: _Failed) -> str:
+        return "\n".join(f"  {one_line(line)}" for line in super().formatException(failed).split("\n"))
+
+
+class TextLines(_Lines):
     """A line with its time, and a traceback below it where there is one."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return one_line(super().formatMessage(record))
 
-
-class PriorityLines(logging.Formatter):
+class PriorityLines(_Lines):
     """Without a time, which the journal has; every line of a traceback with the priority, since each is an entry."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return one_line(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         prefix = f"<{priority(record.levelno)}>"

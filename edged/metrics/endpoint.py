@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -42,7 +43,8 @@ class Endpoint:
             host, port = tcp_address(self._listen)
             self._server = await asyncio.start_server(self._connected, host, port, limit=_HEAD_BYTES)
         except OSError as error:
-            why = error.strerror or str(error)
+            taken = error.errno == errno.EADDRINUSE  # asyncio has words of its own, with a tuple in them
+            why = "the port is taken" if taken else error.strerror or str(error)
             raise ConfigError(f"[metrics] cannot listen on {self._listen}: {why}; choose another") from error
         bound = self._server.sockets[0].getsockname()[1]
         return f"http://{f'[{host}]' if ':' in host else host}:{bound}{_PATH}"

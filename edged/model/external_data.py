@@ -6,9 +6,11 @@ Format: onnx/docs/ExternalData.md.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -19,6 +21,8 @@ from edged.model.finding import Category, Finding, Stage
 from edged.model.inspection import ExternalFile
 from edged.model.weights import byte_size
 
+_SHA_1 = re.compile(r"[0-9a-f]{40}")
+_CHUNK = 1 << 20
 _LARGEST = 1 << 62  # beyond it offset and length together do not fit into the 64 bits that runtimes have for them
 
 
@@ -31,12 +35,13 @@ class _Reference(msgspec.Struct, frozen=True):
     end: int
 
 
-def files(proto: onnx.ModelProto, folder: Path) -> tuple[tuple[ExternalFile, ...], Finding | None]:
-    """Every external file once, by its path, with what is wrong with it; and the first thing that is wrong."""
+def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[ExternalFile, ...], Finding | None]:
+    """Every external file that tensors name, once, by its path, with what is wrong with it; and the first thing that is
+    wrong."""
     first: Finding | None = None
     needed: dict[str, _Reference] = {}
     damaged: dict[str, Finding] = {}
-    for tensor in onnx_walk.tensors(proto):
+    for tensor in tensors:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         reference = _reference(tensor)
@@ -54,6 +59,52 @@ def files(proto: onnx.ModelProto, folder: Path) -> tuple[tuple[ExternalFile, ...
         first = first or finding
         found.append(ExternalFile(location, size, finding.line() if finding is not None else ""))
     return tuple(found), first
+
+
+def altered(
+    tensors: Iterable[onnx.TensorProto], folder: Path, found: Sequence[ExternalFile]
+) -> tuple[tuple[ExternalFile, ...], Finding | None]:
+    """`found`, which are whole, with those that are not what a model says of them by their checksum; and the first that
+    is not. Reads those that have one; such as vanish meanwhile are for whoever reads them next."""
+    said: dict[str, dict[str, str]] = {}  # tensors by checksum by file
+    for tensor in tensors:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and (entries := _entries(tensor)).get("checksum"):
+            name = onnx_walk.text(tensor.name)
+            said.setdefault(entries["location"], {}).setdefault(entries["checksum"].lower(), name)
+    first: Finding | None = None
+    judged = []
+    for file in found:
+        finding = _compared(folder, file.path, said.get(file.path, {}))
+        first = first or finding
+        judged.append(msgspec.structs.replace(file, problem=finding.line()) if finding is not None else file)
+    return tuple(judged), first
+
+
+def _compared(folder: Path, location: str, said: Mapping[str, str]) -> Finding | None:
+    """`said` are names of tensors by the checksum, a SHA-1 of the whole file, that they give."""
+    if not said:
+        return None
+    for checksum, tensor in said.items():
+        if not _SHA_1.fullmatch(checksum):
+            what = f"tensor {tensor!r} has a damaged reference to external data: checksum {checksum[:50]!r} is no SHA-1"
+            return _finding(Category.EXTERNAL_DAMAGED, what, "export the model again", tensor)
+    try:
+        held = _sha_1(folder / location)
+    except OSError:
+        return None
+    for checksum, tensor in said.items():
+        if checksum != held:
+            what = f"external data {location[:200]!r} was altered: its SHA-1 is {held[:12]}..., the model says"
+            return _finding(Category.EXTERNAL_DAMAGED, f"{what} {checksum[:12]}...", "copy it again", tensor)
+    return None
+
+
+def _sha_1(path: Path) -> str:
+    digest = hashlib.sha1(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _entries(tensor: onnx.TensorProto) -> dict[str, str]:

@@ -25,12 +25,13 @@ _Names: TypeAlias = Set[str]
 _Indices: TypeAlias = Set[int]
 
 
-def check(proto: onnx.ModelProto) -> Finding | None:
+def check(walk: onnx_walk.Walk) -> Finding | None:
     """The first thing that is wrong."""
-    return next(_model(proto), None)
+    return next(_model(walk), None)
 
 
-def _model(proto: onnx.ModelProto) -> Iterator[Finding]:
+def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
+    proto = walk.proto
     if not proto.graph.node:
         yield _finding(Category.NO_GRAPH, "the model has no nodes: it computes nothing")
     if not proto.graph.output:
@@ -41,7 +42,7 @@ def _model(proto: onnx.ModelProto) -> Iterator[Finding]:
         yield _finding(Category.DUPLICATE, f"the model names two opsets of domain {domain[:100]!r}")
     yield from _functions(proto)
     yield from _graph(proto.graph, (), ())
-    for tensor in onnx_walk.tensors(proto):
+    for tensor in walk.tensors:
         if (finding := weights.check(tensor)) is not None:
             yield finding
 
@@ -79,34 +80,44 @@ def _nodes(
     """The nodes of a graph or a function, to which the names `given` are known from the start."""
     makers: dict[str, int] = {}
     names: set[str] = set()
+    made = [tuple(node.output) for node in nodes]  # asked for once: what is in a message of protobuf is slow to come by
     for index, node in enumerate(nodes):
-        if node.name and node.name in names:
+        own = node.name
+        if own and own in names:
             yield _finding(Category.DUPLICATE, f"two nodes are called {label(node)[:100]!r}", label(node))
-        names.add(node.name)
-        for name in filter(None, node.output):
-            yield from _bad_name(name, f"what {called(node)} makes")
+        names.add(own)
+        for name in made[index]:
+            if not name:
+                continue
+            if not _is_text(name):
+                yield from _bad_name(name, f"what {called(node)} makes")
             if name in makers or name in given:
                 other = called(nodes[makers[name]]) + " makes" if name in makers else "the inputs or initialisers have"
                 message = f"{called(node)} makes {text(name)[:100]!r}, which {other} already"
                 yield _finding(Category.DUPLICATE, message, label(node))
-            if _is_known(name, taken):
+            if taken and _is_known(name, taken):
                 message = f"{called(node)} makes {text(name)[:100]!r}, which the graph around it has as well"
                 yield _finding(Category.DUPLICATE, message, label(node))
             makers[name] = index
-    scopes, before = ({*given, *makers}, *outer), set(given)
-    for node in nodes:
+    here, before = {*given, *makers}, set(given)
+    for index, node in enumerate(nodes):
         for name in node.input:
-            if name and not _is_known(name, scopes):
+            if name and name not in here and not _is_known(name, outer):
                 message = f"{called(node)} reads {text(name)[:100]!r}, which nothing makes"
                 yield _finding(Category.DANGLING, message, label(node))
-        for body in bodies(node):
-            yield from _graph(body, scopes, (before, *taken))
-        before.update(node.output)
+        if node.attribute:
+            for body in bodies(node):
+                yield from _graph(body, (here, *outer), (before, *taken))
+        before.update(made[index])
     yield from _cycle(nodes, makers)
 
 
 def _is_known(name: str, scopes: Iterable[_Names]) -> bool:
     return any(name in scope for scope in scopes)
+
+
+def _is_text(name: str | bytes) -> bool:
+    return isinstance(name, str)
 
 
 def _bad_name(name: str | bytes, what: str) -> Iterator[Finding]:
@@ -126,6 +137,8 @@ def _twice(names: Sequence[str]) -> list[str]:
 def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[Finding]:
     """Files may list nodes in any order; what none can have is one that waits for itself."""
     needs = [{makers[name] for name in _read(node) if name in makers} for node in nodes]
+    if all(max(needed, default=-1) < index for index, needed in enumerate(needs)):
+        return  # in the order of the file, as exporters write it, every node comes after what it reads
     users: dict[int, list[int]] = {}
     for index, needed in enumerate(needs):
         for need in needed:
@@ -162,6 +175,8 @@ def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
 def _read(node: onnx.NodeProto) -> set[str]:
     """What a node reads of the graph that it is in, itself and in its bodies."""
     found = set(node.input)
+    if not node.attribute:
+        return found
     for body in bodies(node):
         own = {*(value.name for value in body.input), *(tensor.name for tensor in body.initializer)}
         own |= {name for inner in body.node for name in inner.output}

@@ -17,7 +17,7 @@ import onnx.shape_inference
 
 from edged.model import onnx_walk
 from edged.model.finding import Category, Finding, Stage
-from edged.model.onnx_walk import called, label, text
+from edged.model.onnx_walk import Walk, called, label, text
 
 _MOST = 1024  # of versions; none has come near
 _KEPT = 4096  # bytes of a tensor that shapes may be worked out from; larger ones are weights
@@ -33,46 +33,55 @@ _ATTRIBUTE = re.compile(r"\battribute\b", re.IGNORECASE)
 _SHAPE = re.compile(r"shape|dim|rank|size|axis|broadcast", re.IGNORECASE)
 
 
-def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, changed: large values are taken out, and with them what protobuf could not hand on."""
-    for tensor in onnx_walk.tensors(proto):
+def take_weights_out(walk: Walk) -> None:
+    """Changes the model: large values go, and with them what protobuf could not hand on."""
+    for tensor in walk.tensors:
         if len(tensor.raw_data) > _KEPT or max(len(tensor.float_data), len(tensor.int32_data)) * 4 > _KEPT:
             for field in ("raw_data", "float_data", "int32_data"):
                 tensor.ClearField(field)
-    return proto
 
 
-def with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """With every shape worked out that follows from the model; as it is where that fails."""
+def infer(walk: Walk) -> tuple[onnx.ModelProto, Finding | None]:
+    """The model with every shape worked out that follows from it, as it is where that fails; and the first thing that
+    the package finds wrong, None as well where it cannot cope with what it is given."""
+    versions = [walk.proto.ir_version, *(entry.version for entry in walk.proto.opset_import)]
+    finding = None
+    if all(0 <= version <= _MOST for version in versions):  # it counts them in 32 bits; runtimes are asked in any case
+        finding = next(_nodes(walk), None)
+        if finding is None:
+            try:  # where nothing is wrong, what is worked out is the same as below
+                return _inferred(walk.proto, is_strict=True), None
+            except Exception as error:  # of several kinds without a base of their own
+                finding = _told(" ".join(str(error).split()), walk)
     try:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        return _inferred(walk.proto, is_strict=False), finding
     except Exception:  # an aid only: whatever stops it says nothing about the model
-        return proto
+        return walk.proto, finding
 
 
-def suspicion(proto: onnx.ModelProto) -> Finding | None:
-    """The first thing that the package finds wrong; None as well where it cannot cope with what it is given."""
-    versions = [proto.ir_version, *(entry.version for entry in proto.opset_import)]
-    if not all(0 <= version <= _MOST for version in versions):
-        return None  # which it counts in 32 bits; runtimes are asked about them in any case
-    return next(_nodes(proto), None) or _inferred(proto)
+def _inferred(proto: onnx.ModelProto, *, is_strict: bool) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(proto, check_type=is_strict, strict_mode=is_strict, data_prop=True)
 
 
-def _nodes(proto: onnx.ModelProto) -> Iterator[Finding]:
+def _nodes(walk: Walk) -> Iterator[Finding]:
     """Attributes and numbers of inputs and outputs, node by node: so it is known which, and in any order of nodes.
 
     Nodes of functions may leave attributes to their callers, so these are left out."""
-    context = type(onnx.checker.DEFAULT_CONTEXT)()
+    context, proto = type(onnx.checker.DEFAULT_CONTEXT)(), walk.proto
     context.ir_version = proto.ir_version
     local = {(function.domain, function.name) for function in proto.functions}
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     opset = opsets.get("", opsets.get("ai.onnx", 0))
     # Both names are of ONNX's own domain, whichever of them file and node use.
     context.opset_imports = {**opsets, **dict.fromkeys(onnx_walk.ONNX_DOMAINS, opset)}
-    for graph in onnx_walk.graphs(proto.graph):
+    is_looked_at: dict[tuple[str, str], bool] = {}
+    for graph in walk.graphs:
         for node in graph.node:
-            is_plain = node.domain in onnx_walk.ONNX_DOMAINS and (node.domain, node.op_type) not in local
-            if not is_plain or not _is_known(node, opset):
+            kind = (node.domain, node.op_type)
+            if kind not in is_looked_at:
+                is_plain = node.domain in onnx_walk.ONNX_DOMAINS and kind not in local
+                is_looked_at[kind] = is_plain and _is_known(node.op_type, opset)
+            if not is_looked_at[kind]:
                 continue
             try:
                 onnx.checker.check_node(_alone(node), context)
@@ -83,17 +92,17 @@ def _nodes(proto: onnx.ModelProto) -> Iterator[Finding]:
                 yield _finding(Category.INVALID_NODE, f"{called(node)}: {why[:300]}", label(node))
 
 
-def _is_known(node: onnx.NodeProto, opset: int) -> bool:
+def _is_known(operator: str, opset: int) -> bool:
     """Operators that ONNX has not got are for the runtimes to know."""
     try:
-        return bool(onnx.defs.has(node.op_type, opset, ""))
+        return bool(onnx.defs.has(operator, opset, ""))
     except Exception:  # a name that is no text
         return False
 
 
 def _alone(node: onnx.NodeProto) -> onnx.NodeProto:
     """A node with empty graphs in place of its own: those are looked at by themselves, and read what is around them."""
-    if not any(True for _ in onnx_walk.bodies(node)):
+    if not node.attribute or not any(True for _ in onnx_walk.bodies(node)):
         return node
     alone = onnx.NodeProto()
     alone.CopyFrom(node)
@@ -104,22 +113,14 @@ def _alone(node: onnx.NodeProto) -> onnx.NodeProto:
     return alone
 
 
-def _inferred(proto: onnx.ModelProto) -> Finding | None:
-    try:
-        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True, data_prop=True)
-    except Exception as error:  # of several kinds without a base of their own
-        return _told(" ".join(str(error).split()), proto)
-    return None
-
-
-def _told(said: str, proto: onnx.ModelProto) -> Finding | None:
+def _told(said: str, walk: Walk) -> Finding | None:
     if _NOT_SAID.search(said):
         return None
     at = _AT.search(said)
     if at is None:
         return None  # it could not even begin, which says nothing
     operator, why = at["operator"], re.sub(r"\[(Type|Shape)InferenceError\] ?", "", at["why"]).strip()
-    node = _found(operator, at["node"] or "", proto)
+    node = _found(operator, at["node"] or "", walk)
     what = called(node) if node is not None else f"a node ({operator})"
     return _finding(_category(why), f"{what}: {why[:300]}", label(node) if node is not None else "")
 
@@ -133,9 +134,9 @@ def _category(why: str) -> Category:
     return Category.INVALID_NODE
 
 
-def _found(operator: str, name: str, proto: onnx.ModelProto) -> onnx.NodeProto | None:
+def _found(operator: str, name: str, walk: Walk) -> onnx.NodeProto | None:
     """The node that is meant, where it has a name or is the only one of its operator."""
-    kin = [node for node in onnx_walk.all_nodes(proto) if text(node.op_type) == operator]
+    kin = [node for node in walk.nodes if text(node.op_type) == operator]
     if name:
         return next((node for node in kin if text(node.name) == name), None)
     nameless = [node for node in kin if not node.name]

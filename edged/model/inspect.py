@@ -5,6 +5,7 @@ Format: https://github.com/onnx/onnx/blob/main/docs/IR.md (ModelProto).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections import Counter
@@ -19,7 +20,7 @@ from edged.errors import ModelRefused
 from edged.files import read_regular
 from edged.model import external_data, graph_check, inference_check, onnx_walk, wire
 from edged.model.finding import Category, Finding, Stage
-from edged.model.identity import file_digest, model_digest
+from edged.model.identity import model_digest
 from edged.model.inspection import ExternalFile, Inspection
 from edged.model.memory import footprint
 from edged.model.mistaken import mistake
@@ -62,27 +63,23 @@ def inspect(path: Path, told: Told = _untold) -> Inspection:
     told(Stage.FILE)
     size = _require_file(path)
     told(Stage.PARSE)
-    proto = _parse(path)
+    proto, graph_digest = _parse(path)
     told(Stage.GRAPH)
-    finding = graph_check.check(proto)
-    nodes = list(onnx_walk.all_nodes(proto))
-    graphs = list(onnx_walk.graphs(proto.graph))
-    parameters = sum(_elements(tensor) for graph in graphs for tensor in graph.initializer)
-    operators = Counter(onnx_walk.operator(node) for graph in graphs for node in graph.node)
-    first = _first_nodes(proto, nodes)
-    external, missing = external_data.files(proto, path.parent)
-    suspicion = None
+    walk = onnx_walk.Walk.of(proto)
+    finding = graph_check.check(walk)
+    parameters = sum(_elements(tensor) for graph in walk.graphs for tensor in graph.initializer)
+    external, missing = external_data.files(walk.tensors, path.parent)
+    inferred, suspicion = proto, None
     if finding is None:  # what is known to be wrong is not given to code that trusts it
-        inferred = inference_check.with_shapes(inference_check.without_weights(proto))
-        suspicion = inference_check.suspicion(proto)
-    else:
-        inferred = proto
+        inference_check.take_weights_out(walk)
+        inferred, suspicion = inference_check.infer(walk)
     # What an exporter left away is told as it was worked out; what it said stays as it is.
     inputs, outputs = _values(proto.graph, inferred.graph)
     finding = finding or next((found for _, found in (*inputs, *outputs) if found is not None), None)
-    needs = footprint(inferred)
+    needs = footprint(walk.tensors, inferred)
     told(Stage.EXTERNAL_DATA)
-    graph_digest = file_digest(path)
+    if missing is None:
+        external, missing = external_data.altered(walk.tensors, path.parent, external)
     digest, damage = _digest(path, external, graph_digest, missing)
     return Inspection(
         digest=digest,
@@ -93,14 +90,14 @@ def inspect(path: Path, told: Told = _untold) -> Inspection:
         producer=f"{onnx_walk.text(proto.producer_name)} {onnx_walk.text(proto.producer_version)}".strip(),
         metadata={onnx_walk.text(entry.key): onnx_walk.text(entry.value) for entry in proto.metadata_props},
         signature=Signature(tuple(spec for spec, _ in inputs), tuple(spec for spec, _ in outputs)),
-        operators=dict(sorted(operators.items())),
-        subgraphs=len(graphs) - 1,
+        operators=_operators(walk),
+        subgraphs=len(walk.graphs) - 1,
         functions=len(proto.functions),
         parameters=parameters,
         external=external,
         finding=finding or damage,
         suspicion=suspicion,
-        nodes=first,
+        nodes=_first_nodes(walk),
         footprint=needs,
     )
 
@@ -112,7 +109,7 @@ def external_files(path: Path) -> tuple[ExternalFile, ...]:
     read, so that a program that has no child for it may ask: nothing is worked out of the graph.
     """
     _require_file(path)
-    external, missing = external_data.files(_parse(path), path.parent)
+    external, missing = external_data.files(onnx_walk.Walk.of(_parse(path)[0]).tensors, path.parent)
     if missing is not None:
         raise missing.refusal()
     return external
@@ -158,7 +155,8 @@ def _require_file(path: Path) -> int:
     return status.st_size
 
 
-def _parse(path: Path) -> onnx.ModelProto:
+def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
+    """What a file holds, and the SHA-256 of these very bytes: it may be another file in a moment."""
     try:
         data = read_regular(path)
     except OSError as error:
@@ -176,7 +174,7 @@ def _parse(path: Path) -> onnx.ModelProto:
         if not proto.HasField("graph"):
             missing = f"{path.name} is not an ONNX model: it has no graph with outputs"
             raise _no_model(Category.NO_GRAPH, missing, "name the .onnx file itself, or copy it again")
-    return proto
+    return proto, hashlib.sha256(data).hexdigest()
 
 
 def _unparsed(name: str, data: bytes) -> ModelRefused:
@@ -258,12 +256,23 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     return onnx_walk.text(dim.dim_param) or "?"
 
 
-def _first_nodes(proto: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> dict[str, str]:
+def _operators(walk: onnx_walk.Walk) -> dict[str, int]:
+    """How often each is there, without local functions."""
+    counts = Counter((node.domain, node.op_type) for graph in walk.graphs for node in graph.node)
+    named: Counter[str] = Counter()
+    for (domain, name), count in counts.items():
+        named[onnx_walk.operator_name(domain, name)] += count
+    return dict(sorted(named.items()))
+
+
+def _first_nodes(walk: onnx_walk.Walk) -> dict[str, str]:
     """For each operator that a runtime must have, the first node with it."""
-    local = {(function.domain, function.name) for function in proto.functions}
+    known = {(function.domain, function.name) for function in walk.proto.functions}
     first: dict[str, str] = {}
-    for node in nodes:
-        if (node.domain, node.op_type) not in local:
+    for node in walk.nodes:
+        kind = (node.domain, node.op_type)
+        if kind not in known:
+            known.add(kind)
             first.setdefault(onnx_walk.operator(node), onnx_walk.label(node))
     return first
 

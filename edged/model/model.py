@@ -13,6 +13,7 @@ from edged.model.batching import most_rows
 from edged.model.inspection import Inspection
 from edged.model.repair import Record
 from edged.model.repository import ModelEntry
+from edged.model.samples import is_tensors
 from edged.model.triton_config import TritonConfig
 from edged.vision.family import Recognition, recognise
 
@@ -32,8 +33,8 @@ class Model(msgspec.Struct, frozen=True):
         of it."""
         if entry.problem:
             raise ConfigError(f"model {entry.name}: {entry.problem}")
-        if inspection.refusal:
-            raise ModelRefused(inspection.refusal)
+        if inspection.finding is not None:
+            raise inspection.finding.refusal()
         signature = inspection.signature
         if not signature.outputs:
             raise ModelRefused(f"model {entry.name} has no outputs")
@@ -133,8 +134,9 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """Paths of the pictures that its user gave for verifying engines with; none for a model that takes none."""
-        return self.entry.samples if self.recognition.preprocess else ()
+        """Paths of what its user gave for verifying engines with: tensors, and pictures where it takes them."""
+        given = self.entry.samples
+        return given if self.recognition.preprocess else tuple(path for path in given if is_tensors(path))
 
     def order(self, recipe: Recipe, artefact: Artefact | None = None, effort: Effort = "full") -> Order:
         """An order for one of its engines; without an artefact it is not built yet, or a reference."""

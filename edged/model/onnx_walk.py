@@ -5,7 +5,8 @@ Runs where a model is parsed. Graphs are nested a few dozen deep at most, since 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import onnx
 
@@ -24,8 +25,13 @@ def domain(name: str | bytes) -> str:
 
 def operator(node: onnx.NodeProto) -> str:
     """With its domain where that is not ONNX's own."""
-    own, name = text(node.domain), text(node.op_type)
-    return name if own in ONNX_DOMAINS else f"{own}.{name}"
+    return operator_name(node.domain, node.op_type)
+
+
+def operator_name(domain: str | bytes, name: str | bytes) -> str:
+    """As `operator`, of what a node says of itself."""
+    own = text(domain)
+    return text(name) if own in ONNX_DOMAINS else f"{own}.{text(name)}"
 
 
 def label(node: onnx.NodeProto) -> str:
@@ -52,37 +58,53 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     while waiting:
         current = waiting.pop()
         yield current
-        for node in current.node:
-            waiting.extend(bodies(node))
+        waiting += _inside(current.node)
 
 
 def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """Those of the main graph, and those inside the nodes of local functions."""
     yield from graphs(proto.graph)
     for function in proto.functions:
-        for node in function.node:
-            for body in bodies(node):
-                yield from graphs(body)
+        for body in _inside(function.node):
+            yield from graphs(body)
 
 
-def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node, wherever it is."""
-    for graph in all_graphs(proto):
-        yield from graph.node
-    for function in proto.functions:
-        yield from function.node
+@dataclass(frozen=True)
+class Walk:
+    """All that is in a model, gone through once: graphs may hold hundreds of thousands of nodes, and going through them
+    is most of what looking at one costs. What is listed is the model's own, so changing it changes the model."""
+
+    proto: onnx.ModelProto
+    graphs: Sequence[onnx.GraphProto]  # the main one first, then those inside its nodes
+    nodes: Sequence[onnx.NodeProto]  # wherever they are, those of the main graph first, those of functions last
+    tensors: Sequence[onnx.TensorProto]  # with values in the file or beside it: initialisers, then those in attributes
+
+    @classmethod
+    def of(cls, proto: onnx.ModelProto) -> Walk:
+        main = list(graphs(proto.graph))
+        inner = [body for function in proto.functions for body in _inside(function.node)]
+        every = [*main, *(graph for body in inner for graph in graphs(body))]
+        nodes = [node for graph in every for node in graph.node]
+        nodes += [node for function in proto.functions for node in function.node]
+        tensors = [tensor for graph in every for tensor in _constants(graph)]
+        tensors += [tensor for node in nodes if node.attribute for tensor in _attached(node)]
+        return cls(proto, main, nodes, tensors)
 
 
-def tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Everything that has values in the file or beside it: initialisers, and tensors in attributes."""
-    for graph in all_graphs(proto):
-        yield from graph.initializer
-        for sparse in graph.sparse_initializer:
-            yield from (sparse.values, sparse.indices)
-    for node in all_nodes(proto):
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            if attribute.HasField("sparse_tensor"):
-                yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
+def _inside(nodes: Iterable[onnx.NodeProto]) -> list[onnx.GraphProto]:
+    return [body for node in nodes if node.attribute for body in bodies(node)]
+
+
+def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+
+
+def _attached(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("sparse_tensor"):
+            yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)

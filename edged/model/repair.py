@@ -70,12 +70,15 @@ class Wish(msgspec.Struct, frozen=True):
     @property
     def words(self) -> tuple[str, ...]:
         """What `parse` understands."""
-        versions = {Step.OPSET: self.opset, Step.IR: self.ir}
-        return tuple(f"{s.value}={versions[s]}" if versions.get(s) else s.value for s in self.chosen)
+        return tuple(f"{s.value}={version}" if (version := self.version(s)) else s.value for s in self.chosen)
 
     def wants(self, step: Step) -> bool:
         """Whether a step is to be made where it applies."""
         return step in self.chosen or (self.needed and step in _NEEDED)
+
+    def version(self, step: Step) -> int:
+        """The version that was named with a step; 0 where none was."""
+        return {Step.OPSET: self.opset, Step.IR: self.ir}.get(step, 0)
 
     def insists(self, step: Step) -> bool:
         """Whether it was named: one that cannot be made is then an error, not left out."""

@@ -3,7 +3,7 @@
     models/NAME/VERSION/model.onnx     with external data beside it
     models/NAME/config.pbtxt           Triton's configuration, optional: docs/triton.md tells what edged makes of it
     models/NAME/edged.toml             settings, optional
-    models/NAME/samples/*.jpg          pictures to verify engines with, JPEG or PNG, optional
+    models/NAME/samples/*.jpg          what engines are verified with, JPEG, PNG or tensors as *.npz, optional
     models/FILE.onnx                   a plain file serves as model FILE, version 1
 
 The highest numeric version serves, and others beside it where `versions` says so. The directory is the truth; whoever
@@ -22,11 +22,12 @@ from pathlib import Path
 
 import msgspec
 
-from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Superseded
 from edged.files import foreign, not_stored, read_regular
 from edged.model import repair, triton_config, triton_files, versions
 from edged.model import samples as model_samples
 from edged.model import settings as model_settings
+from edged.model.identity import model_digest
 from edged.model.triton_config import TritonConfig
 from edged.model.versions import VersionPolicy
 from edged.store import atomic
@@ -39,8 +40,8 @@ _SEPARATOR = ":"  # no name of a model has one
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """One version of a model as the disk has it. `stamp` changes with its files, settings and samples, which are paths
-    of pictures; `problem` says why it is unusable.
+    """One version of a model as the disk has it. `stamp` changes with its files, settings and samples, which are paths;
+    `problem` says why it is unusable.
 
     The version that answers whoever names none is called as the model is; others are called NAME:VERSION. `triton` is
     what config.pbtxt says, `labels` the names of classes by output that it names, `folder` where its other files are.
@@ -115,11 +116,14 @@ class Repository:
         samples: Mapping[str, Path] | None = None,
         move: bool = False,
         record: repair.Record | None = None,
+        digest: str = "",
     ) -> Path:
         """Copies or moves a model in: the first file is the ONNX model, the others its external data by relative path.
-        `samples` are pictures by file name, `record` is what was done to it before.
+        `samples` are by file name, `record` is what was done to it before, `digest` that of the model as it was
+        examined, where its files may have become others since.
 
-        Appears whole or not at all. AlreadyExists when the name is taken. Returns the path of the model.
+        Appears whole or not at all. AlreadyExists when the name is taken, Superseded for a model of another digest.
+        Returns the path of the model.
         """
         check_name(name)
         model_settings.validate(settings)
@@ -135,6 +139,8 @@ class Repository:
             for target, source in _targets(staged, files, samples or {}):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 take(source, target)
+            if digest:
+                _require_digest(staged / "1" / _MODEL, files, digest)
             if record is not None:
                 place = staged / "1" / repair.FILE
                 if place.exists():
@@ -189,7 +195,8 @@ class Repository:
         if self.accepts_foreign or entry.problem or not model.exists():
             return entry
         inside = [model, *model.parents]
-        problem = foreign([*inside[: inside.index(self.root)], self.root])
+        # Of a link also the folder that it leads into: whoever may write there exchanges the model.
+        problem = foreign([*inside[: inside.index(self.root)], self.root, model.resolve().parent])
         hint = '; or set access.foreign_files = "accept"'
         return msgspec.structs.replace(entry, problem=problem + hint) if problem else entry
 
@@ -301,6 +308,13 @@ def _targets(staged: Path, files: Mapping[str, Path], samples: Mapping[str, Path
         yield staged / "1" / (_MODEL if index == 0 else relative), source
     for name, source in samples.items():
         yield staged / model_samples.FOLDER / name, source
+
+
+def _require_digest(model: Path, files: Mapping[str, Path], digest: str) -> None:
+    """That what lies there now is what was examined."""
+    first, *external = files
+    if model_digest(model, external) != digest:
+        raise Superseded(f"{files[first].name} was replaced while it was examined; add it again")
 
 
 def _files(folder: Path) -> Iterator[Path]:

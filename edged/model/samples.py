@@ -1,8 +1,8 @@
-"""The pictures that a user gives with a model to verify its engines with: which files count, and which may be added.
+"""What a user gives with a model to verify its engines with: which files count, and which may be added.
 
-They lie in `models/NAME/samples/` as JPEG or PNG files. What lies there may be changed at any time by anybody, so a
-file that cannot be read then is left out when engines are verified, and said so; a model is only *added* with pictures
-that can be read.
+They lie in `models/NAME/samples/`: pictures as JPEG or PNG files, tensors as *.npz files. What lies there may be
+changed at any time by anybody, so a file that cannot be read then is left out when engines are verified, and said so; a
+model is only *added* with samples that can be read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import hashlib
 import heapq
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,9 +19,17 @@ from edged.errors import InvalidInput
 from edged.files import read_regular
 
 FOLDER = "samples"
-SUFFIXES = (".jpg", ".jpeg", ".png")
+SHA_256 = re.compile(r"[0-9a-f]{64}")
+_TENSORS = ".npz"
+_SUFFIXES = (".jpg", ".jpeg", ".png", _TENSORS)
+_WANTED = "*.jpg, *.jpeg, *.png or *.npz files"
 MOST = 32  # more would make verifying take long and tell little
 MOST_BYTES = 16 << 20  # of one file
+
+
+def is_tensors(name: str) -> bool:
+    """Whether a sample of that name or path holds tensors, by the names of the model's inputs, instead of a picture."""
+    return name.lower().endswith(_TENSORS)
 
 
 def listed(folder: Path) -> tuple[Path, ...]:
@@ -49,13 +58,13 @@ def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> di
 def check_name(name: str) -> None:
     """Refuses what cannot be the name of a sample, so that none lands where it does not belong or is not seen there."""
     if not _is_sample(name) or "/" in name or "\0" in name:
-        raise InvalidInput(f"sample {name[:80]!r} is not named like a picture; give *.jpg, *.jpeg or *.png files")
+        raise InvalidInput(f"sample {name[:80]!r} is not named like a picture or tensors; give {_WANTED}")
 
 
 def check_size(name: str, size: int) -> None:
     """Refuses a sample of more than `MOST_BYTES`."""
     if size > MOST_BYTES:
-        raise InvalidInput(f"sample {name} has {size >> 20} MiB; give pictures of at most {MOST_BYTES >> 20} MiB")
+        raise InvalidInput(f"sample {name} has {size >> 20} MiB; give files of at most {MOST_BYTES >> 20} MiB")
 
 
 def content(path: str) -> str:
@@ -79,16 +88,16 @@ def _expanded(path: Path) -> list[Path]:
     try:
         found = sorted(p for p in path.iterdir() if _is_sample(p.name)) if path.is_dir() else [path]
         if not found:
-            raise InvalidInput(f"there is no picture in {path}; put *.jpg, *.jpeg or *.png files there")
+            raise InvalidInput(f"there is no picture or tensors in {path}; put {_WANTED} there")
         for sample in found:
             check_name(sample.name)
             check_size(sample.name, sample.stat().st_size)
             if not sample.is_file():
-                raise InvalidInput(f"sample {sample} is not a file; give pictures, or a folder of them")
+                raise InvalidInput(f"sample {sample} is not a file; give pictures or tensors, or a folder of them")
     except OSError as error:
         raise InvalidInput(f"sample {path} cannot be read: {error.strerror or error}") from error
     return found
 
 
 def _is_sample(name: str) -> bool:
-    return not name.startswith(".") and name.lower().endswith(SUFFIXES) and name.isprintable()
+    return not name.startswith(".") and name.lower().endswith(_SUFFIXES) and name.isprintable()

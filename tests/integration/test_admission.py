@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edged import events
 from edged.errors import InvalidInput
 from tests import models
 from tests.integration.daemon import Daemon, wait_for
@@ -92,7 +93,7 @@ def test_a_daemon_refuses_a_model_that_never_ends_and_serves_the_others(tmp_path
     config = tmp_path / "edged.toml"
     config.write_text("[admission]\nseconds = 4.0\n")
     models.save(models.matmul(), tmp_path / "good.onnx")
-    with Daemon("--config", str(config)) as daemon, daemon.client() as client:
+    with Daemon("--config", str(config), builds=False) as daemon, daemon.client() as client:
         models.save(endless(), daemon.models / "bad" / "1" / "model.onnx")
         client.add_model("good", tmp_path / "good.onnx")
 
@@ -102,6 +103,10 @@ def test_a_daemon_refuses_a_model_that_never_ends_and_serves_the_others(tmp_path
         reason = wait_for("the model is refused", refused, seconds=200)
         assert "did not end within" in reason
         assert "admission.seconds" in reason
+        (bad,) = (m for m in client.models() if m.name == "bad")
+        assert (bad.stage, bad.category) == ("inference", "timed_out")
+        (event,) = (event for event in client.events() if isinstance(event.what, events.ModelRefused))
+        assert (event.model, event.json()["stage"], event.json()["category"]) == ("bad", "inference", "timed_out")
         daemon.ready("good")
         before = tree(daemon.models)
         with pytest.raises(InvalidInput, match="did not end within"):

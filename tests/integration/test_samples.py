@@ -17,8 +17,10 @@ from edged.client.operations import Verdict
 from edged.errors import EdgedError
 from edged.proto import operations_pb2 as pb
 from edged.shapes import MODEL_PATH, Scene
+from tests import models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
+from tests.unit.test_given import choosy, npz
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,21 @@ def test_engines_are_verified_with_the_samples_that_were_uploaded(daemon: Daemon
         assert verdict.figures["boxes"] == 1.0
         assert "skipped_samples" not in verdict.figures
     assert len(golden_files(daemon)) == 1
+
+
+def test_a_model_that_answers_odd_values_only_serves_with_tensors_that_were_uploaded(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    model, ask = models.save(choosy(50, 70), tmp_path / "choosy.onnx"), npz(tmp_path / "ask.npz", x=[50, 70])
+    with daemon.client() as client:
+        with pytest.raises(EdgedError, match=r"no golden input is answered: .*--samples INPUTS\.npz"):
+            client.add_model("choosy", model)
+        before = golden_files(daemon)
+        client.add_model("choosy", model, samples=ask, settings={"backends": "onnxruntime"})
+    for verdict in verdicts(daemon, "choosy"):
+        assert verdict.accepted, verdict.reason
+    daemon.ready("choosy")  # which it is only when its host has answered
+    assert len(golden_files(daemon) - before) == 1
 
 
 def test_a_sample_on_disk_that_cannot_be_read_costs_no_engine_and_is_told(daemon: Daemon, pictures: Path) -> None:

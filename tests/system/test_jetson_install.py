@@ -68,6 +68,8 @@ def test_what_is_done_on_a_jetson(box: str) -> None:
         "systemd-sysusers edged.conf",
         "systemd-tmpfiles --create edged.conf",
         f"install -D -m 0644 {HOUSE}/systemd/edged.service {units}/edged.service",
+        f"install -D -m 0644 {HOUSE}/systemd/edged.socket {units}/edged.socket",
+        f"install -D -m 0644 {HOUSE}/systemd/edged-operate.socket {units}/edged-operate.socket",
         f"install -D -m 0644 {HOUSE}/jetson/edged.service.d/jetson.conf {units}/edged.service.d/jetson.conf",
         "systemctl daemon-reload",
         "systemctl enable edged",
@@ -100,7 +102,7 @@ def test_a_release_that_nobody_knows_goes_on_with_a_note_and_nonsense_does_not(t
     box = copy("jetson-agx-thor-jp71", tmp_path)
     commands, said = plan(release(box, "# R40 (release), REVISION: 1.0, GCID: 1\n"))
     assert "does not know L4T 40.1.0" in said
-    assert len(commands) == 13
+    assert len(commands) == 15
     (box / "etc/nv_tegra_release").unlink()
     dpkg = box / "var/lib/dpkg/status"
     dpkg.write_text("Package: nvidia-l4t-core\nStatus: install ok installed\nVersion: unknown\n")

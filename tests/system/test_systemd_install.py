@@ -14,6 +14,8 @@ from tests.system.systemd.wheel import CHECKOUT, make_wheel
 
 FILES = {
     "usr/lib/systemd/system/edged.service",
+    "usr/lib/systemd/system/edged.socket",
+    "usr/lib/systemd/system/edged-operate.socket",
     "usr/lib/systemd/system/edged-refresh.service",
     "usr/lib/systemd/system/edged-refresh.path",
     "usr/lib/sysusers.d/edged.conf",

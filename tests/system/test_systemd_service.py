@@ -18,7 +18,8 @@ from tests.system.systemd.service import CONFIG, MAKE, UNIT, Service, shared
 
 pytestmark = pytest.mark.timeout(400)
 _STOP_SECONDS = 20.0  # the unit's TimeoutStopSec
-_UNITS = ("edged.service", "edged-refresh.service", "edged-refresh.path")
+_SOCKETS = ("edged.socket", "edged-operate.socket")
+_UNITS = ("edged.service", *_SOCKETS, "edged-refresh.service", "edged-refresh.path")
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +76,7 @@ def test_the_journal_finds_its_lines_by_model_and_event_and_has_their_priority(s
 
 
 def test_its_sockets_are_for_two_groups(service: Service) -> None:
-    found = {
-        name: service.box.run("stat", "-c", "%a %U %G", f"/run/edged/{name}").stdout.strip()
-        for name in ("edged.sock", "operate.sock")
-    }
-    assert found == {"edged.sock": "660 edged edged", "operate.sock": "660 edged edged-operate"}
+    assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
 
 
 def test_its_status_says_what_serves(service: Service) -> None:
@@ -134,6 +131,27 @@ def test_it_stops_in_time_although_a_host_does_not(service: Service) -> None:
     assert service.box.run("test", "-e", "/run/edged/edged.sock", check=False).returncode == 1
     assert service.box.run("test", "-d", "/run/edged", check=False).returncode == 0
     service.box.run("systemctl", "start", UNIT)
+
+
+def test_with_its_socket_unit_the_first_call_starts_it_and_none_is_refused(service: Service) -> None:
+    found = service.box.run
+    found("systemctl", "stop", UNIT)
+    found("systemctl", "enable", "--now", "edged.socket")
+    assert [service.box.show(unit, "SubState") for unit in _SOCKETS] == ["listening"] * 2
+    assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
+    for end in (("stop", UNIT), ("restart", UNIT), ("kill", "--signal=KILL", "--kill-whom=main", UNIT), ("stop", UNIT)):
+        assert service.edged("status").stdout.startswith("edged")
+        assert service.show("ActiveState") == "active"
+        assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
+        hidden = found("sh", "-c", "stat -c '%a %G' /run/edged/.operate.sock.*").stdout.split("\n")
+        assert hidden == ["660 edged-operate"] * 2 + [""], "none of its other names is open to more"
+        found("systemctl", *end)
+        if "kill" in end:
+            service.wait("it is gone", lambda: service.show("SubState") == "auto-restart", 20)
+    found("systemctl", "disable", "--now", "edged.socket")
+    assert [service.box.show(unit, "SubState") for unit in _SOCKETS] == ["dead"] * 2
+    found("systemctl", "start", UNIT)
+    assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
 
 
 @pytest.mark.long
@@ -194,6 +212,12 @@ def test_uninstalling_keeps_what_was_made_until_it_is_purged(service: Service) -
     for path in (*kept, "/usr/bin/edged", "/opt/edged"):
         assert service.box.run("test", "-e", path, check=False).returncode == 1, path
     assert service.box.run("id", "edged", check=False).returncode == 1
+
+
+def _owners(service: Service) -> list[str]:
+    """Mode, user and group of the sockets for frames and for operators."""
+    done = service.box.run("stat", "-c", "%a %U %G", "/run/edged/edged.sock", "/run/edged/operate.sock")
+    return done.stdout.splitlines()
 
 
 def _killed_for_memory(service: Service) -> int:

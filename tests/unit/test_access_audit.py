@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -9,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from edged.config import Access, Tls
 from edged.ingress.access import audit
 from edged.ingress.access.about import about
 from edged.ingress.access.audit import AuditLog, Line
+from edged.ingress.access.guard import Guard
+from edged.ingress.rest.access import HttpGuard
+from edged.ingress.rest.exchange import Answer, Ask
+from edged.ingress.rest.routes import Route, find
 from edged.proto import open_inference_pb2 as inference
 from edged.proto import operations_pb2 as operations
 
@@ -107,3 +113,27 @@ def test_what_a_request_is_about() -> None:
     load = inference.RepositoryModelLoadRequest(model_name="m" * 500)
     load.parameters["file:1/model.onnx"].bytes_param = b"contents"
     assert about(load) == {"model_name": "m" * 200}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "about"),
+    [
+        ("/v2/logging", b'{"log_verbose_level": 1, "log_info": false}', {"settings": "log_info, log_verbose_level"}),
+        ("/v2/models/door/trace/setting", b'{"trace_file": "x"}', {"model": "door", "settings": "trace_file"}),
+        ("/v2/logging", b"", None),
+        ("/v2/logging", b"[" * 5000, None),
+        ("/v2/repository/models/door/load", b'{"parameters": {"config": "x"}}', {"model": "door"}),
+    ],
+)
+def test_of_http_the_same_is_written_down(tmp_path: Path, path: str, body: bytes, about: dict[str, str] | None) -> None:
+    guard = Guard(Access(), Tls(), tmp_path)
+    route = find("POST", path)
+    assert isinstance(route, Route)
+
+    async def work() -> Answer:
+        return Answer()
+
+    asyncio.run(HttpGuard(guard, "localhost:8000").carry(route, Ask("POST", path, body=body), work))
+    guard.audit.close()
+    (line,) = (tmp_path / "audit" / audit.FILE).read_text().splitlines()
+    assert json.loads(line).get("about") == about

@@ -82,3 +82,15 @@ def test_a_socket_is_its_groups(tmp_path: Path) -> None:
     settle(path, group.gr_name)
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
     assert path.stat().st_gid == group.gr_gid
+
+
+def test_a_link_is_as_safe_as_the_folder_that_it_leads_into(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "shapes.onnx").write_bytes(MODEL_PATH.read_bytes())
+    (root / "shapes.onnx").symlink_to(elsewhere / "shapes.onnx")
+    repository = Repository(root, accepts_foreign=False)
+    assert repository.entries()["shapes"].problem == ""
+    elsewhere.chmod(0o777)
+    assert f"{elsewhere} may be written by everybody; chmod o-w it" in repository.entries()["shapes"].problem

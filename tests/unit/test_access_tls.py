@@ -116,3 +116,25 @@ def test_a_change_that_cannot_be_used_leaves_what_was(
     assert "cannot be read" in held.problem
     with pytest.raises(ConfigError):
         held.heed(_tls(tmp_path / "missing.pem"))
+
+
+def test_what_changes_while_it_is_read_is_seen_at_the_next_look(
+    authority: Authority, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_LOOK_SECONDS", 0.0)
+    place, second = tmp_path / "box.pem", authority.issue("meanwhile")
+    shutil.copy(certificate, place)
+    shutil.copy(certificate.with_suffix(".key"), place.with_suffix(".key"))
+    held = Certificate(_tls(place))
+    read = tls.read
+
+    def read_and_replace(files: Tls, now: float) -> tls.Material:
+        found = read(files, now)
+        shutil.copy(second, place)
+        shutil.copy(second.with_suffix(".key"), place.with_suffix(".key"))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tls, "read", read_and_replace)
+        held.heed(_tls(place))
+    assert held.look()

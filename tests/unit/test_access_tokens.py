@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from edged.config import Access, Tls
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
-from edged.ingress.access import tokens
+from edged.ingress.access import callers, tokens
+from edged.ingress.access.guard import Guard, tokens_path
+from edged.ingress.access.roles import parse
 from edged.ingress.access.tokens import TokenBook, TokenFile, make
 
 
@@ -101,3 +104,31 @@ def test_a_book_sees_changes_and_keeps_what_it_had_where_they_are_none(tmp_path:
     file.path.unlink()
     assert book.look(at_once=True)
     assert (book.find(secret), book.problem) == (None, "")
+
+
+def test_calls_end_with_their_token_even_where_another_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edged.ingress.access.tokens._LOOK_SECONDS", 0.0)
+    file = TokenFile(tokens_path(Access(), tmp_path))
+    token, secret = make("yard", parse(["infer"]))
+    file.add(token)
+    guard = Guard(Access(), Tls(), tmp_path)
+    who = guard.caller(guard.door("localhost:8001"), f"Bearer {secret}")
+    assert guard.lost(who) is None
+    file.revoke("yard")
+    file.add(make("yard", parse(["infer"]))[0])
+    guard.look()
+    assert "token yard is no longer good" in str(guard.lost(who))
+
+
+def test_calls_end_once_their_certificate_has_lost_a_role(tmp_path: Path) -> None:
+    access = Access(certificates={"anna": ("infer", "read"), "operators": ("operate",)})
+    guard = Guard(access, Tls(), tmp_path)
+    somebody = callers.at(guard.door("localhost:8001"))
+    who = callers.with_certificate(somebody, ["anna", "anna.lan"], access.certificates, 2.0, 1.0)
+    guard.heed(Access(certificates={"anna": ("infer", "read", "operate")}), [])
+    assert guard.lost(who) is None
+    guard.heed(Access(certificates={"anna": ("read",)}), [])
+    assert "certificate anna has lost a role" in str(guard.lost(who))
+    assert guard.lost(somebody) is None

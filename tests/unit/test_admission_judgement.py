@@ -95,6 +95,28 @@ def test_limits_come_from_options_before_the_environment(monkeypatch: pytest.Mon
         given()
 
 
+@pytest.mark.parametrize("category", Category)
+def test_whatever_is_found_there_is_something_to_do_about_it(category: Category) -> None:
+    bare = found(Stage.SESSION, category)
+    assert bare.remedy
+    assert "\n" not in bare.line()
+    assert bare.line() == f"{bare.message}; {bare.remedy}"
+    assert not bare.has_own_remedy
+    own = Finding(Stage.SESSION, category, "no", "do this")
+    assert own.has_own_remedy
+    assert own.line() == "no; do this"
+
+
+def test_what_only_who_gave_the_limits_can_tell_is_told_by_them() -> None:
+    grown = found(Stage.INFERENCE, Category.TOO_MUCH_MEMORY)
+    told = judgement.completed(grown, LIMITS)
+    assert told is not None
+    assert "admission.memory_mb" in told.remedy
+    assert judgement.completed(told, AdmissionLimits(memory_mb=64)) is told
+    other = found(Stage.SESSION, Category.REFUSED)
+    assert judgement.completed(other, LIMITS) is other
+
+
 def test_a_finding_travels_with_its_error() -> None:
     error = SUSPICION.refusal("m.onnx: ")
     assert str(error) == "m.onnx: 3 against 4; export it again"
@@ -102,3 +124,6 @@ def test_a_finding_travels_with_its_error() -> None:
     plain: EdgedError = ModelRefused("no")
     assert Finding.of(plain) is None
     assert Finding.of(NotFound("no")) is None
+    settings = Finding.of(ConfigError("threads='x'"))
+    assert settings is not None
+    assert (settings.stage, settings.category) == (Stage.FILE, Category.SETTINGS)

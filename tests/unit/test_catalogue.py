@@ -20,6 +20,7 @@ from edged.control.states import EngineState
 from edged.errors import EdgedError, InvalidInput, NotFound, NotReady
 from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
+from edged.model.finding import Category, Finding, Stage
 from edged.model.inspection import Inspection
 from edged.model.repository import ModelEntry
 from edged.serving.session import ServingSession
@@ -227,6 +228,21 @@ def test_what_is_kept_of_a_content_is_dropped_with_the_last_model_that_has_it(tm
     run(story())
 
 
+def test_what_is_kept_of_a_content_is_dropped_once_another_has_taken_its_place(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        planned = await house.add("m")
+        serve(planned, "key")
+        await house.holds("m", inspection("other"), "2")
+        assert house.readers.forgotten == [], "the one before it still answers"
+        assert planned.model is not None
+        planned.serve(planned.model)
+        await house.look()
+        assert house.readers.forgotten == [inspection("m").digest]
+
+    run(story())
+
+
 def test_a_model_that_goes_while_it_is_read_is_not_planned(tmp_path: Path) -> None:
     async def story() -> None:
         house = House(tmp_path)
@@ -350,6 +366,19 @@ def test_a_model_that_cannot_be_read_is_refused_and_whoever_waits_is_told(tmp_pa
         assert (str(planned.problem), planned.model, planned.engines) == ("it is no model", None, {})
         assert "model 'm' cannot be served: it is no model" in str(await answer(planned))
         assert told(house.events, ModelRefused) == [ModelRefused("it is no model")]
+
+    run(story())
+
+
+def test_what_a_reader_found_is_told_by_its_category(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        cut = Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_TRUNCATED, "w.bin is truncated", "copy it again")
+        planned = await house.holds("m", msgspec.structs.replace(inspection("m"), finding=cut), "1")
+        assert planned.problem is not None
+        assert Finding.of(planned.problem) == cut
+        refused = ModelRefused("w.bin is truncated; copy it again", "external_truncated", "external_data")
+        assert told(house.events, ModelRefused) == [refused]
 
     run(story())
 

@@ -247,6 +247,27 @@ def test_what_is_not_used_of_a_configuration_is_counted_in_the_list_and_told_of_
     assert call("box:1", "models", "show", "m").exit_code != 0
 
 
+def test_a_refusal_is_told_by_stage_and_category(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = dict.fromkeys(("version", "digest", "family", "engine", "backend"), "")
+    model = ModelInfo(
+        name="m",
+        state="refused",
+        reason="w.bin is truncated",
+        inputs=(),
+        outputs=(),
+        settings={},
+        swaps=0,
+        category="external_truncated",
+        stage="external_data",
+        **fields,
+    )
+    monkeypatch.setattr(Client, "models", lambda _: [model])
+    shown = call("box:1", "models", "show", "m")
+    assert "external data: external truncated" in shown.stdout
+    (listed,) = json.loads(call("box:1", "models", "list", "--json").stdout)["models"]
+    assert (listed["stage"], listed["category"]) == ("external_data", "external_truncated")
+
+
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +324,12 @@ def test_spans(seconds: float, told: str) -> None:
 )
 def test_how_long_it_took_and_may_take(elapsed: float, estimate: float | None, told: str) -> None:
     assert words.times(elapsed, estimate) == told
+
+
+def test_whoever_asks_for_help_does_not_wait_for_grpc() -> None:
+    told = "import sys, edged.cli.app; print([name for name in ('grpc', 'edged.doctor.visit') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_names_out_of_a_file_cannot_steer_a_terminal() -> None:

@@ -18,6 +18,8 @@ from edged.cli import look as looking
 from edged.errors import InvalidInput
 from edged.shapes import CLASSES, MODEL_PATH, Scene
 from edged.tensors import TensorSpec
+from tests import models
+from tests.unit.test_given import choosy, npz
 from tests.vision_exports import Export
 from tests.vision_graphs import graph
 
@@ -202,3 +204,15 @@ def test_the_place_of_the_painted_picture() -> None:
     assert looking.place_for(Path("street.png"), Path("yolo.onnx"), Path("x/y.PNG")) == Path("x/y.PNG")
     with pytest.raises(InvalidInput, match="suffix"):
         looking.place_for(Path("street.png"), Path("yolo.onnx"), Path("y"))
+
+
+def test_a_model_is_tried_with_the_samples_that_are_given(folder: Path) -> None:
+    path = models.save(choosy(50, 70), folder / "choosy.onnx")
+    alone = call(path, "--json")
+    assert alone.exit_code == 2
+    assert "--samples INPUTS.npz" in json.loads(alone.stdout)["remedy"]
+    given = call(path, "--json", "--samples", npz(folder / "ask.npz", x=[50, 70]))
+    assert (given.exit_code, json.loads(given.stdout)["ok"]) == (0, True)
+    unfit = call(path, "--samples", folder / "ask.npz", "--samples", "street.png")
+    assert unfit.exit_code == 2
+    assert "this model takes no pictures" in unfit.stderr

@@ -106,6 +106,8 @@ def test_a_token_that_everybody_may_read_is_told(
     with caplog.at_level(logging.WARNING):
         assert read_token(place) == TOKEN
     assert ("can be read by everybody" in caplog.text) == warned
+    assert read_token(place) == TOKEN  # as for the next box, or when one is tried again
+    assert caplog.text.count("can be read by everybody") == warned
     assert TOKEN not in caplog.text
 
 

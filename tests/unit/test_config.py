@@ -88,6 +88,10 @@ def test_whole_numbers_are_seconds_too(tmp_path: Path) -> None:
     assert load(written(tmp_path, "stop_seconds = 3")).stop_seconds == 3
 
 
+def test_a_file_may_begin_with_the_mark_of_editors_that_leave_one(tmp_path: Path) -> None:
+    assert load(written(tmp_path, b"\xef\xbb\xbfstop_seconds = 3")).stop_seconds == 3.0
+
+
 def test_the_configuration_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Config().state = "/elsewhere"  # type: ignore[misc]
@@ -112,7 +116,9 @@ def test_the_configuration_cannot_be_changed() -> None:
         ("models = []", "models"),
         ("listen = [", "not valid TOML"),
         ("a = 1\na = 2", "not valid TOML"),
-        (b'state = "\xff"', "not valid TOML"),
+        (b'\nstate = "\xff"', "edged.toml:2: it is not valid TOML: byte 0xff is not UTF-8"),
+        (f"listen = [{{{'.'.join('a' * 3000)} = 1}}]", "listen[0]"),
+        (f"state = [{{{'.'.join('a' * 3000)} = 1}}]", "nested too deep"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_file_and_the_place(tmp_path: Path, text: str | bytes, words: str) -> None:

@@ -73,10 +73,28 @@ def test_init_does_not_write_through_a_link_that_leads_nowhere(tmp_path: Path) -
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_init_says_where_it_cannot_write(tmp_path: Path) -> None:
-    status, _, said = call("init", "--out", tmp_path / "none" / "x.toml")
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_init_says_where_it_cannot_write(tmp_path: Path, force: tuple[str, ...]) -> None:
+    status, _, said = call("init", "--out", tmp_path / "none" / "x.toml", *force)
     assert status == 1
     assert "none/x.toml: No such file or directory" in said
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_init_replaces_nothing_that_is_no_file(tmp_path: Path, force: tuple[str, ...]) -> None:
+    """Such as /dev/null, which root could."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    status, _, said = call("init", "--out", pipe, *force)
+    assert (status, said) == (2, f"edged: {pipe} is no regular file; give another to --out\n")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_init_replaces_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    file, link = written(tmp_path, "stop_seconds = 1"), tmp_path / "link.toml"
+    link.symlink_to(file)
+    assert call("init", "--out", link, "--force")[0] == 0
+    assert (link.is_symlink(), file.read_text()) == (True, template())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

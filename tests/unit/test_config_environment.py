@@ -79,6 +79,9 @@ def test_what_variables_mean(environment: dict[str, str], config: Config) -> Non
             {"EDGED_ENGINES_BUDGET": "5"},
             "EDGED_ENGINES_BUDGET: there is no such variable; did you mean EDGED_ENGINES_BUDGET_MB?",
         ),
+        ({"EDGED_ACCESS": "{ loopback = [] }"}, "EDGED_ACCESS: there is no such variable"),
+        ({"EDGED_STATE": "/data/\udcff"}, "EDGED_STATE: it is not UTF-8"),
+        ({"EDGED_ENGINES_\udcff": "5"}, "EDGED_ENGINES_\\udcff: there is no such variable"),
         ({"EDGED_MODELS_DOOR": "/x"}, "EDGED_MODELS_DOOR: there is no such variable; did you mean EDGED_MODELS?"),
     ],
 )

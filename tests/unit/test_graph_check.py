@@ -10,10 +10,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edged.model import graph_check
-from edged.model.finding import Category, Stage
+from edged.model.finding import Category, Finding, Stage
+from edged.model.onnx_walk import Walk
 from tests import models
 
 node = helper.make_node
+
+
+def check(proto: onnx.ModelProto) -> Finding | None:
+    return graph_check.check(Walk.of(proto))
 
 
 def chain(*nodes: onnx.NodeProto, constants: tuple[TensorProto, ...] = (), **more: object) -> onnx.ModelProto:
@@ -168,7 +173,7 @@ WRONG: dict[str, tuple[Callable[[], onnx.ModelProto], Category, str]] = {
 @pytest.mark.parametrize("what", WRONG)
 def test_what_cannot_be_computed_is_told_by_its_category_and_node(what: str) -> None:
     make, category, where = WRONG[what]
-    found = graph_check.check(make())
+    found = check(make())
     assert found is not None
     assert (found.stage, found.category) == (Stage.GRAPH, category), found
     assert found.node in where.split("|")
@@ -178,14 +183,14 @@ def test_what_cannot_be_computed_is_told_by_its_category_and_node(what: str) -> 
 
 def test_too_few_values_in_fields_are_noticed_as_well() -> None:
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3], float_data=[1.0, 2.0])
-    found = graph_check.check(chain(node("Add", ["x", "w"], ["y"]), constants=(tensor,)))
+    found = check(chain(node("Add", ["x", "w"], ["y"]), constants=(tensor,)))
     assert found is not None
     assert found.message == "tensor 'w' holds 2 values, where its shape [3] takes 3"
 
 
 def test_a_ring_is_told_with_its_length_however_long_it_is() -> None:
     ring = [node("Identity", [f"t{at}"], [f"t{(at + 1) % 5000}"]) for at in range(5000)]
-    found = graph_check.check(chain(*ring, node("Add", ["x", "t0"], ["y"])))
+    found = check(chain(*ring, node("Add", ["x", "t0"], ["y"])))
     assert found is not None
     assert "a cycle of 5000 nodes" in found.message
 
@@ -217,7 +222,7 @@ RIGHT: dict[str, Callable[[], onnx.ModelProto]] = {
 
 @pytest.mark.parametrize("what", RIGHT)
 def test_what_can_be_computed_is_left_alone(what: str) -> None:
-    assert graph_check.check(RIGHT[what]()) is None
+    assert check(RIGHT[what]()) is None
 
 
 def test_a_body_may_call_its_inputs_as_something_outside_is_called() -> None:
@@ -228,4 +233,23 @@ def test_a_body_may_call_its_inputs_as_something_outside_is_called() -> None:
         [models.value("on", "BOOL", []), models.value("w", "FP32", [2])],
     )
     times = numpy_helper.from_array(np.array(2), "times")
-    assert graph_check.check(chain(node("Loop", ["times", "up", "x"], ["y"], body=body), constants=(times,))) is None
+    assert check(chain(node("Loop", ["times", "up", "x"], ["y"], body=body), constants=(times,))) is None
+
+
+def test_a_model_is_gone_through_once_and_all_that_is_in_it_is_found() -> None:
+    """Wherever it is: in the branches of branches, and in functions and their branches."""
+    inner = branch(node("Constant", [], ["t"], value=constant("attached")))
+    inner.initializer.append(constant("deep"))
+    within = branch(choice(inner, "t"))
+    call = node("Twice", ["x"], ["y"], domain="mine")
+    twice = function("Twice", node("Neg", ["a"], ["b"]), choice(branch(node("Abs", ["a"], ["t"])), "unused"))
+    proto = chain(choice(within, "z"), call, functions=[twice], constants=(constant("w"),), domains={"mine": 1})
+    walk = Walk.of(proto)
+    assert len(walk.graphs) == 5  # each If has an `else` of its own
+    assert walk.graphs[0] is proto.graph
+    kinds = sorted(each.op_type for each in walk.nodes)
+    assert kinds == ["Abs", "Constant", "If", "If", "If", "Neg", "Neg", "Neg", "Neg", "Twice"]
+    assert walk.nodes[0].op_type == "If"
+    assert [tensor.name for tensor in walk.tensors] == ["w", "deep", "attached"]
+    walk.tensors[0].ClearField("raw_data")
+    assert not proto.graph.initializer[0].raw_data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import hashlib
 import os
 import pickle
 import zipfile
@@ -401,6 +402,35 @@ def test_external_data_that_is_no_file_is_refused_without_waiting(
     path = models.external(tmp_path, write=False)
     make(tmp_path / "weights.bin")
     assert "regular file" in refused(path).refusal
+
+
+def with_checksum(folder: Path, checksum: str) -> Path:
+    path = models.external(folder)
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].external_data.add(key="checksum", value=checksum)
+    return models.save(proto, path)
+
+
+@pytest.mark.parametrize("shown", [str.lower, str.upper])
+def test_external_data_is_compared_with_its_checksum(tmp_path: Path, shown: Callable[[str], str]) -> None:
+    weights = models.external(tmp_path).with_name("weights.bin")
+    held = hashlib.sha1(weights.read_bytes(), usedforsecurity=False).hexdigest()
+    path = with_checksum(tmp_path, shown(held))
+    assert inspect(path).finding is None
+    weights.write_bytes(bytes(48))  # as long as before
+    found = refused(path)
+    assert found.finding is not None
+    assert (found.finding.stage, found.finding.category) == (Stage.EXTERNAL_DATA, Category.EXTERNAL_DAMAGED)
+    assert found.finding.node == "w"
+    assert f"external data 'weights.bin' was altered: its SHA-1 is {hashlib.sha1(bytes(48)).hexdigest()[:12]}..." in (
+        found.refusal
+    )
+    assert held[:12] in found.refusal
+    assert found.external[0].problem == found.refusal
+
+
+def test_a_checksum_that_nothing_can_have_is_refused(tmp_path: Path) -> None:
+    assert "checksum 'deadbeef' is no SHA-1" in refused(with_checksum(tmp_path, "deadbeef")).refusal
 
 
 def test_a_damaged_reference_to_external_data_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -86,17 +87,21 @@ def test_groups_and_names_choose_in_the_order_of_the_file(tmp_path: Path) -> Non
     ("text", "told"),
     [
         ("", "there is no box in it"),
-        ("boxes = 3", "the file: Expected `object`"),
+        ("boxes = 3", "the file: boxes: expected a table, got a whole number"),
+        ('[boxes]\na = "x"', r"expected a table, got a text"),
         ("[boxes.a", "is not valid TOML"),
         ('[boxes.a]\ntarget = "tls:a"\ntagret = "x"', r"\[boxes.a\]: there is no key 'tagret'; did you mean 'target'"),
         ('[boxes.a]\ntarget = "tls:a"\ntoken = "secret"', "there is no key 'token'; did you mean 'token_file'"),
         ('[box.a]\ntarget = "tls:a"', "there is no key 'box'; did you mean 'boxes'"),
         ('[defaults]\ncertifcate = "x"\n[boxes.a]\ntarget = "a"', r"\[defaults\]: .*did you mean 'certificate'"),
-        ("[boxes.a]\ngroups = []", r"\[boxes.a\]: Object missing required field `target`"),
-        ('[boxes.a]\ntarget = " "', "empty target"),
+        ("[boxes.a]\ngroups = []", r"\[boxes.a\] has no target; give tls:HOST:PORT"),
+        ('[boxes.a]\ntarget = " "', "has no target"),
         ('[boxes.a]\ntarget = "http://a"', r"\[boxes.a\]: 'http://a' is a URL"),
-        ('[boxes.a]\ntarget = "a"\ntimeout_s = 0', "> 0"),
-        ('[boxes.a]\ntarget = "a"\ngroups = "dock"', "Expected `array`"),
+        ('[boxes.a]\ntarget = "a"\ntimeout_s = 0', "timeout_s: expected a number > 0"),
+        ('[boxes.a]\ntarget = "a"\ngroups = "dock"', "groups: expected a list, got a text"),
+        ('[boxes.a]\ntarget = "a\\u0000"', r"target 'a\\x00' has characters that nobody sees"),
+        ('[boxes.a]\ntarget = "a"\ntoken_file = "a\\u0000"', "token_file .* has characters that nobody sees"),
+        ('[boxes.a]\ntarget = "a"\ntoken_file = "~nobody-of-here/t"', "token_file '~nobody-of-here/t' begins with"),
         ('[boxes."a\\u001b[31m"]\ntarget = "a"', "is no name for a box"),
         ('[boxes.a]\ntarget = "a:8001"\n[boxes.b]\ntarget = "a"', "boxes a and b have the same target, a:8001"),
     ],
@@ -106,6 +111,17 @@ def test_a_file_that_is_wrong_is_refused_in_one_line(tmp_path: Path, text: str, 
         load(written(tmp_path, text))
     assert str(tmp_path / "boxes.toml") in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+def test_a_file_may_begin_with_the_mark_of_editors_that_leave_one(tmp_path: Path) -> None:
+    (box,) = load(written(tmp_path, '\ufeff[boxes.a]\ntarget = "tls:a"\n')).boxes
+    assert box.name == "a"
+
+
+def test_a_pipe_does_not_hold_it_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is not a regular file"):
+        load(tmp_path / "pipe")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -102,6 +102,13 @@ def test_libraries_speak_of_details_at_the_second_level_only(written: io.StringI
         assert ("DEBUG" in _said(written, "a library")) is spoken
 
 
+def test_no_name_looks_like_another_line_in_the_other_format(written: io.StringIO) -> None:
+    _set(LogHandlers(), log_format="ISO8601")
+    _LOG.info("camera %s", "door\n2026-05-01T10:00:00.000Z I edged: all is well\x1b[2J")
+    assert written.getvalue().count("\n") == 1
+    assert "\x1b" not in written.getvalue()
+
+
 def test_the_format_changes_and_comes_back(written: io.StringIO) -> None:
     handlers = LogHandlers()
     patterns = {

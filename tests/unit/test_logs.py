@@ -55,6 +55,18 @@ def test_text_is_a_line_with_its_time_whoever_chose_a_name() -> None:
     assert line[:4].isdecimal()
 
 
+@pytest.mark.parametrize("form", [TextLines(), PriorityLines()])
+def test_no_error_of_a_client_looks_like_another_line(form: logging.Formatter) -> None:
+    forged = "2026-05-01 10:00:00,000 W edged.access: all is well"
+    try:
+        raise ValueError(f"of a client\n{forged}\x1b[2J")
+    except ValueError:
+        lines = form.format(record("failed", level=logging.ERROR)).split("\n")
+    assert "Traceback" in lines[1]
+    assert all(line.removeprefix("<3>").startswith("  ") for line in lines[1:])
+    assert lines[-1].endswith(f"  {forged}\\x1b[2J")
+
+
 def test_json_is_one_object_a_line() -> None:
     try:
         raise KeyError("x")

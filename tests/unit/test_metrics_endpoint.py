@@ -158,5 +158,7 @@ def test_it_listens_on_this_machine_only(listen: str) -> None:
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=r"\[metrics\] cannot listen on .*; choose another"):
+        with pytest.raises(
+            ConfigError, match=rf"\[metrics\] cannot listen on 127.0.0.1:{port}: the port is taken; choose another"
+        ):
             run(Endpoint(f"127.0.0.1:{port}", scrape).start())

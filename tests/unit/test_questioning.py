@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -219,3 +220,29 @@ def test_another_model_is_another_acquaintance() -> None:
     assert not known.is_of(other)
     renamed = msgspec.structs.replace(known.model, entry=entry(stamp="2"))
     assert known.is_of(renamed)
+
+
+# -- a model that answers certain values only -----------------------------------------------------------------------
+
+
+def only(value: float) -> Callable[[Array], Array | Exception]:
+    return lambda array: array if (array == value).all() else EngineUnusable("not this one")
+
+
+def test_constants_are_asked_where_nothing_else_is_answered() -> None:
+    host = Host(only(1.0))
+    known = ask(host, is_reference=True)
+    assert known.place == len(host.asked) - 1, "every other kind came first"
+
+
+def test_what_the_user_gave_is_asked_first_and_again_after_it_was_replaced(tmp_path: Path) -> None:
+    np.savez(tmp_path / "ask.npz", x=np.full((1, 4), 7.5, np.float32))
+    given = msgspec.structs.replace(entry(), samples=(str(tmp_path / "ask.npz"),))
+    host, known = Host(only(7.5)), Acquaintance(Model.of(given, inspection()))
+    ask(host, known, is_reference=True)
+    assert (known.place, len(host.asked)) == (0, 1)
+    assert known.is_of(Model.of(given, inspection()))
+    assert not known.is_of(Model.of(msgspec.structs.replace(given, stamp="2"), inspection()))
+    (tmp_path / "ask.npz").write_bytes(b"half copied")
+    with pytest.raises(Unaskable, match=r"sample ask\.npz cannot be used"):
+        ask(host, Acquaintance(Model.of(given, inspection())), is_reference=True)

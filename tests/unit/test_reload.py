@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edged.build.child import Limits
-from edged.config import Config, Engines, Frigate, Http, Zmq
+from edged.config import Access, Config, Engines, Frigate, Http, Zmq
 from edged.control.reload import PARTS, Outcome, Part, diff, value, with_value
 
 NONE = Config()
@@ -66,6 +66,12 @@ def test_what_is_gone_what_is_new_and_what_changed_is_told_by_name() -> None:
         "models: without m; models: n is /3; models: o is /4",
         "frigate.labels: 1 → 2",
     ]
+
+
+def test_what_is_a_list_is_told_as_people_write_it() -> None:
+    old, new = Config(), Config(access=Access(grants={"localhost:8001": ("infer", "read"), "localhost:8002": ()}))
+    (change,) = diff(old, new)
+    assert change.told == "access.grants: localhost:8001 is infer, read; access.grants: localhost:8002 is none"
 
 
 def test_another_order_is_a_change_that_can_be_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import onnx
 import pytest
 from onnx import helper
@@ -19,6 +20,7 @@ from edged.errors import Unsuitable
 from edged.model.inspect import inspect
 from edged.vision.family import Recognition, recognise
 from tests import repair_models as models
+from tests.unit.test_given import choosy, npz
 
 
 def _order(path: Path) -> Order:
@@ -174,3 +176,18 @@ def test_quantised_models_and_halves_are_given_more_room(tmp_path: Path) -> None
     halves = models.gelu()
     halves.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     assert proof.tolerance_for(models.save(halves, tmp_path / "b.onnx")) == TOLERANCES["fp16"]
+
+
+def test_a_model_that_answers_certain_values_only_is_compared_by_those_that_its_user_gave(tmp_path: Path) -> None:
+    original = models.save(choosy(50, 70), tmp_path / "original.onnx")
+    job = _proof(original, models.save(choosy(50, 70), tmp_path / "same.onnx"), evaluate=True)
+    with pytest.raises(Unsuitable):
+        proof.prove(job)
+    sample = npz(tmp_path / "ask.npz", x=[50, 70, 50])
+    for evaluate in (True, False):
+        job = msgspec.structs.replace(job, samples=(str(sample),), evaluate=evaluate)
+        proven = proof.prove(job)
+        assert proven.verdict.accepted
+        assert proven.questions == 1
+    swapped = models.save(choosy(70, 50), tmp_path / "swapped.onnx")
+    assert not proof.prove(msgspec.structs.replace(job, repaired=_order(swapped))).verdict.accepted

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from edged.build.child import Limits, run
+from edged.build.jobs import LoadedRuntime
 from edged.build.repair import repairer
 from edged.build.repair.messages import Lower, Lowered, Prove
 from edged.build.repair.repairer import Repaired, repair
@@ -58,6 +59,38 @@ def test_only_the_step_that_is_named_is_made(tmp_path: Path) -> None:
     assert (done.before, done.after) == ("18", "13")
     assert done.proof.by.startswith("onnxruntime ")  # which takes opset 18 as well
     assert done.details == ("1 ReduceMean converted for opset 17",)
+
+
+def runtimes_take(monkeypatch: pytest.MonkeyPatch, opsets: dict[str, int]) -> None:
+    async def newest(work: object, backend: str) -> LoadedRuntime:
+        return LoadedRuntime("1.0", opsets[backend], 10)
+
+    monkeypatch.setattr(repairer._Work, "_newest", newest)
+
+
+def test_a_version_that_is_named_goes_to_what_every_runtime_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtimes_take(monkeypatch, {"onnxruntime": 20, "tensorrt": 17})
+    path = models.save(models.mean(), tmp_path / "mean.onnx")  # opset 18, which ONNX Runtime takes
+    both, before = ("onnxruntime", "tensorrt"), path.read_bytes()
+
+    def done(wish: Wish) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+        path.write_bytes(before)
+        record = asyncio.run(repair(path, wish, {}, both, source=str(path))).record
+        return [(done.before, done.after) for done in record.steps], record.left_out
+
+    assert done(NEEDED) == ([], ())
+    assert done(Wish.parse(False, ["opset"])) == ([("18", "17")], ())
+    runtimes_take(monkeypatch, {"onnxruntime": 20, "tensorrt": 64})
+    assert done(Wish.parse(False, ["opset"])) == ([], ("opset: it is 18 already, which every runtime here takes",))
+    assert done(Wish.parse(False, ["opset=18"])) == ([], ("opset: it is 18 already",))
+
+
+def test_a_newer_version_that_is_named_is_an_error(tmp_path: Path) -> None:
+    path = models.save(models.mean(), tmp_path / "mean.onnx")
+    with pytest.raises(ModelRefused, match="opset=19: it is 18, and repairs lead to older versions only"):
+        _repair(path, Wish.parse(False, ["opset=19"]))
 
 
 def test_external_data_is_shared_and_part_of_the_identity(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, OutOfSpace
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, OutOfSpace, Superseded
 from edged.model import repair
+from edged.model.identity import model_digest
 from edged.model.repository import Repository, check_name, plain_entry
 from edged.store import atomic
 from tests.waiting import ends_despite_fifo
@@ -212,6 +213,21 @@ def test_a_model_is_added_with_its_weights_and_settings(root: Path, source: Path
     assert path.read_bytes() == b"model"
     assert (path.parent / "data" / "w.bin").read_bytes() == b"weights"
     assert [p.name for p in root.iterdir()] == ["yolo"]
+
+
+def test_only_what_was_examined_is_taken_in(root: Path, source: Path, tmp_path: Path) -> None:
+    weights, repository = tmp_path / "w.bin", Repository(root)
+    weights.write_bytes(b"weights")
+    files = {"some.onnx": source, "w.bin": weights}
+    digest = model_digest(source, ["w.bin"])
+    for changed in (source, weights):
+        before = changed.read_bytes()
+        changed.write_bytes(b"another")
+        with pytest.raises(Superseded, match=f"{source.name} was replaced while it was examined; add it again"):
+            repository.add("yolo", files, {}, digest=digest)
+        assert list(root.iterdir()) == []
+        changed.write_bytes(before)
+    assert repository.add("yolo", files, {}, digest=digest).read_bytes() == source.read_bytes()
 
 
 def test_a_name_that_is_taken_is_refused_and_nothing_changes(root: Path, source: Path) -> None:

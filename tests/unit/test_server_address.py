@@ -92,6 +92,10 @@ def test_a_port_that_is_taken_is_called_taken(taken: int) -> None:
     assert refusal(f"127.0.0.1:{taken}") == (f"cannot listen on 127.0.0.1:{taken}: the port is taken; choose another")
 
 
+def test_a_name_with_one_address_taken_is_not_content_with_the_other(taken: int) -> None:
+    assert refusal(f"localhost:{taken}") == f"cannot listen on localhost:{taken}: the port is taken; choose another"
+
+
 def test_a_name_without_an_address_is_not_called_taken(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

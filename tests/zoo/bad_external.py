@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -52,6 +53,7 @@ def _write(entries: Mapping[str, str], content: bytes | None, path: Path) -> Non
 
 _WHOLE = _NUMBERS.tobytes()
 _PADDED = bytes(64) + _WHOLE
+_SHA_1 = hashlib.sha1(_WHOLE, usedforsecurity=False).hexdigest()
 _AT = {"location": WEIGHTS, "offset": "0", "length": "16"}
 # Where there is a number that cannot be, the file may also be called too short for it.
 _IMPOSSIBLE = _DAMAGED + _TRUNCATED
@@ -63,7 +65,9 @@ _PLACES: dict[str, tuple[str, Mapping[str, str], bytes | None, tuple[Ending, ...
     "external_at_an_offset": ("weights after others", {"offset": "64"}, _PADDED, (SERVED,)),
     "external_in_a_folder": ("weights in a folder beside the model", {"location": "data/w.bin"}, _WHOLE, (SERVED,)),
     "external_unicode": ("weights in a file of an odd name", {"location": "größe 模型.bin"}, _WHOLE, (SERVED,)),
-    "external_with_checksum": ("a checksum, which nobody reads", {"checksum": "0" * 40}, _WHOLE, (SERVED,)),
+    "external_with_checksum": ("weights with their checksum", {"checksum": _SHA_1}, _WHOLE, (SERVED,)),
+    "external_altered": ("other weights than the checksum is of", {"checksum": _SHA_1}, bytes(16), _DAMAGED),
+    "external_checksum_odd": ("a checksum of another kind", {"checksum": "0" * 64}, _WHOLE, _DAMAGED),
     "external_missing": ("weights that were left behind", {}, None, _MISSING),
     "external_empty": ("a file of weights without a byte", {}, b"", _TRUNCATED),
     "external_truncated": ("weights that end too early", {}, _WHOLE[:10], _TRUNCATED),

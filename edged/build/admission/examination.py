@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edged.backend.contract import Order, Recipe
-from edged.build import jobs
+from edged.build import given, jobs
 from edged.build.admission import judgement
 from edged.build.admission.limits import box_mb
 from edged.build.child import Limits, run
@@ -22,11 +22,12 @@ from edged.model.finding import Category, Finding, Stage
 from edged.model.inspection import Inspection
 from edged.model.model import Model
 from edged.model.repository import plain_entry
+from edged.model.samples import is_tensors
 
 if TYPE_CHECKING:
     from edged.build.builder import Builder
 
-_PICTURES = Limits(seconds=120.0, memory_mb=4096)
+_SAMPLES = Limits(seconds=120.0, memory_mb=4096)
 _AT_ONCE = 2  # children that try runtimes
 _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after these, runtimes have nothing to add
 
@@ -47,11 +48,18 @@ class Admission(msgspec.Struct, frozen=True):
         return self.finding.line() if self.finding is not None else ""
 
 
-async def examine(builder: Builder, path: Path, settings: Mapping[str, str], installed: Iterable[str]) -> Admission:
-    """Reads a model and tries it on every installed backend.
+async def examine(
+    builder: Builder,
+    path: Path,
+    settings: Mapping[str, str],
+    installed: Iterable[str],
+    samples: Sequence[Path] = (),
+) -> Admission:
+    """Reads a model and tries it on every installed backend. Of the user's `samples` it is asked with the tensors.
 
-    ModelRefused, with its finding, when it cannot even be read; ConfigError when the settings do not fit it. Other
-    errors of edged are nobody's fault but its own or the box's.
+    ModelRefused, with its finding, when it cannot even be read; ConfigError when the settings do not fit it,
+    InvalidInput for samples that cannot be used with a model that can be served. Other errors of edged are nobody's
+    fault but its own or the box's.
     """
     model_settings.validate(settings)
     inspection, names = await builder.inspect(path), tuple(installed)
@@ -62,7 +70,9 @@ async def examine(builder: Builder, path: Path, settings: Mapping[str, str], ins
     held = judgement.first(held, judgement.memory(inspection.footprint, builder.admission, size_mb, box_mb()))
     model = None
     if inspection.finding is None:
-        model = Model.of(plain_entry(path.stem, path, settings), inspection)
+        own = tuple(str(sample.absolute()) for sample in samples)
+        entry = msgspec.structs.replace(plain_entry(path.stem, path, settings), samples=own)
+        model = Model.of(entry, inspection)
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(backend: str) -> jobs.Checked | str:
@@ -71,7 +81,10 @@ async def examine(builder: Builder, path: Path, settings: Mapping[str, str], ins
             return await builder.check(job, size_mb)
 
     answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
-    return _judged(inspection, model, answers, held)
+    admission = _judged(inspection, model, answers, held)
+    if samples and model is not None and admission.finding is None:
+        await _check_samples(model, samples)
+    return admission
 
 
 async def admit(
@@ -85,11 +98,10 @@ async def admit(
 
     ModelRefused when the model cannot be served here, InvalidInput for samples that cannot be used.
     """
-    admission = await examine(builder, path, settings, [name for name in installed if name == REFERENCE.backend])
+    backends = [name for name in installed if name == REFERENCE.backend]
+    admission = await examine(builder, path, settings, backends, samples)
     if admission.finding is not None:
         raise admission.finding.refusal(f"{path.name} cannot be served here: ")
-    if samples and admission.model is not None:
-        await _check_samples(admission.model, samples)
     return admission
 
 
@@ -124,6 +136,7 @@ def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, 
         model.recognition if model is not None else None,
         Extent.of(model) if model is not None else Extent(),
         through=through,
+        given=given.files(model.samples) if model is not None else {},
     )
 
 
@@ -155,6 +168,7 @@ def _size_mb(inspection: Inspection) -> float:
 async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
     """In a child, because decoders are made of C and whoever sends pictures may mean harm."""
     recognition = model.recognition
-    if recognition.preprocess is None:
-        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without samples")
-    await run(jobs.CheckSamples(tuple(str(sample.absolute()) for sample in samples)), jobs.Done, _PICTURES)
+    if recognition.preprocess is None and not all(is_tensors(sample.name) for sample in samples):
+        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without them")
+    paths = tuple(str(sample.absolute()) for sample in samples)
+    await run(jobs.CheckSamples(paths, model.inspection.signature), jobs.Done, _SAMPLES)

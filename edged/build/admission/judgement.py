@@ -74,7 +74,7 @@ def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float
 
 def completed(finding: Finding | None, limits: AdmissionLimits) -> Finding | None:
     """With the remedy that only who gave the limits can tell."""
-    if finding is None or finding.category is not Category.TOO_MUCH_MEMORY or finding.remedy:
+    if finding is None or finding.category is not Category.TOO_MUCH_MEMORY or finding.has_own_remedy:
         return finding
     return msgspec.structs.replace(finding, remedy=_raise_memory(limits))
 

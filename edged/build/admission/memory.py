@@ -24,7 +24,7 @@ from edged.files import read_regular
 from edged.store import atomic
 from edged.version import __version__
 
-_FORMAT = 3  # of these files, and of what the stages look at
+_FORMAT = 4  # of these files, and of what the stages look at
 _MOST = 1000  # outcomes of models that were refused and never came back
 _UNREADABLE = (OSError, msgspec.MsgspecError, RecursionError, EdgedError)
 
@@ -58,7 +58,7 @@ class Outcomes:
             return
         if registry.agree(found.reach.version, _version(backend) or ""):
             self._write(place, msgspec.json.encode(found))
-            self._prune()
+            atomic.prune(self._outcomes, _MOST)
 
     def reach(self, backend: str) -> Reach | None:
         """What was found out of some version of a runtime."""
@@ -77,16 +77,11 @@ class Outcomes:
         version = _version(job.order.recipe.backend)
         if not job.order.digest or version is None:
             return None
-        asked = msgspec.structs.replace(job, reach=None, order=msgspec.structs.replace(job.order, model=""))
+        order = msgspec.structs.replace(job.order, model="")
+        asked = msgspec.structs.replace(job, reach=None, order=order, given=dict.fromkeys(job.given, ""))
         parts = [str(_FORMAT), __version__, version, *(msgspec.json.encode(part).decode() for part in (limits, asked))]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return self._outcomes / f"{job.order.digest}-{key[:16]}.json"
-
-    def _prune(self) -> None:
-        with contextlib.suppress(OSError):
-            places = sorted(self._outcomes.glob("*.json"), key=lambda place: place.stat().st_mtime)
-            for place in places[: max(0, len(places) - _MOST)]:
-                place.unlink(missing_ok=True)
 
     @staticmethod
     def _write(place: Path, content: bytes) -> None:

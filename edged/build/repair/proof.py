@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import onnx
 
 from edged.backend import registry
 from edged.backend.contract import Session
-from edged.build import golden
+from edged.build import given, golden
 from edged.build.boxes import Matcher
 from edged.build.golden import Sample
 from edged.build.questions import WIDE, Pictures, Question, tensors
@@ -86,6 +87,9 @@ def _questions(job: Prove, asked: list[Sample]) -> Iterator[Question]:
         yield from questions
         if asked:  # one way to fill dynamic dimensions in is enough
             break
+    for make in given.questions(signature, job.samples):
+        with contextlib.suppress(InvalidInput):  # which was told when it was to be added
+            yield make()
     if job.recognition.preprocess is not None:
         for _, question in zip(range(_PICTURES), Pictures(signature, job.recognition).drawn(), strict=False):
             yield question

@@ -72,8 +72,8 @@ async def repair(
     ModelRefused where it cannot be repaired or not be proven to answer as it did.
     """
     inspection = await _inspect(path)
-    if inspection.refusal:
-        raise ModelRefused(inspection.refusal)
+    if inspection.finding is not None:
+        raise inspection.finding.refusal()
     work = _Work(path, inspection, wish, settings, tuple(installed), tuple(map(str, samples)))
     try:
         await work.versions()
@@ -133,14 +133,12 @@ class _Work:
         if takes is None:
             missing = "ONNX Runtime, which every repair is compared with, is missing or broken; see: edged doctor"
             raise Unsupported(missing)
-        newest = [takes]
-        if opset > takes.opset or ir > takes.ir_version:  # otherwise it is served, and the others are no matter
+        newest, named = [takes], self._wish.insists(Step.OPSET) or self._wish.insists(Step.IR)
+        if named or opset > takes.opset or ir > takes.ir_version:  # otherwise it is served, and others are no matter
             others = [await self._newest(name) for name in self._installed if name != REFERENCE.backend]
             newest += [told for told in others if told is not None]
-        opsets = _targets(opset, takes.opset, [each.opset for each in newest], self._wish.opset)
-        irs = _targets(ir, takes.ir_version, [each.ir_version for each in newest], self._wish.ir)
-        opsets = opsets if self._wish.wants(Step.OPSET) else [0]
-        irs = irs if self._wish.wants(Step.IR) else [0]
+        opsets = self._targets(Step.OPSET, opset, takes.opset, [each.opset for each in newest])
+        irs = self._targets(Step.IR, ir, takes.ir_version, [each.ir_version for each in newest])
         self._note_named(opsets, irs, opset, ir)
         if opsets == [0] and irs == [0]:
             return
@@ -164,10 +162,26 @@ class _Work:
             return None
         return told if told.opset and told.ir_version else None
 
+    def _targets(self, step: Step, version: int, reference: int, all_newest: Sequence[int]) -> list[int]:
+        """The versions to try, in order; 0 for none. Where it has to be older, first what every runtime takes; a step
+        that is named goes to that also where ONNX Runtime, the reference, takes the model as it is.
+
+        Unsuitable for a newer version than the model's.
+        """
+        if not self._wish.wants(step):
+            return [0]
+        if wished := self._wish.version(step):
+            if wished > version:
+                raise Unsuitable(f"{step.value}={wished}: it is {version}, and repairs lead to older versions only")
+            return [wished] if wished < version else [0]
+        older = sorted({newest for newest in (*all_newest, reference) if newest <= reference and newest < version})
+        return older if older and (version > reference or self._wish.insists(step)) else [0]
+
     def _note_named(self, opsets: list[int], irs: list[int], opset: int, ir: int) -> None:
         for step, targets, is_at in ((Step.OPSET, opsets, opset), (Step.IR, irs, ir)):
             if self._wish.insists(step) and targets == [0]:
-                self.left_out.append(f"{step.value}: it is {is_at} already, which is taken here")
+                taken = "" if self._wish.version(step) else ", which every runtime here takes"
+                self.left_out.append(f"{step.value}: it is {is_at} already{taken}")
 
     async def _lower(self, opset: int, ir: int, is_run_here: bool) -> None:
         before, out = self.inspection, self._beside("lowered")
@@ -188,7 +202,7 @@ class _Work:
             self._order(self.path, self.inspection),
             self._order(out, after),
             self._recognition(self.inspection),
-            self._samples if not evaluate else (),
+            self._samples,
             self._extent(self.inspection),
             evaluate,
             _EVALUATE_SECONDS,
@@ -311,15 +325,6 @@ class _Work:
             except ConfigError:
                 continue
         raise Unsuitable("nothing is known of its inputs")
-
-
-def _targets(version: int, reference: int, all_newest: Iterable[int], wished: int) -> list[int]:
-    """The versions to try, in order; 0 for none. Where it has to be older, first what every runtime takes."""
-    if wished:
-        return [wished] if wished < version else [0]
-    if version <= reference:
-        return [0]
-    return sorted({min(newest, reference) for newest in all_newest})
 
 
 def _versions(opset: int, ir: int) -> str:

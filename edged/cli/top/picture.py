@@ -11,7 +11,6 @@ from rich.text import Text
 from edged.cli import words
 from edged.cli.top.layout import Cell, Column, Row, cut, plain, table
 from edged.cli.top.seen import Seen
-from edged.client.cameras import CameraInfo
 from edged.client.load import DeviceLoad, HostLoad, LoadInfo, ModelLoad
 
 _BAD, _DOUBTFUL, _GOOD, _OLD = "bold red", "yellow", "green", "dim"
@@ -233,17 +232,11 @@ def _cameras(known: Sequence[tuple[Seen, LoadInfo]]) -> Iterator[_Ranked]:
                 Cell(f"{camera.fps_answered:.1f}"),
                 Cell(_whole_ms(camera.age_p50_ms)),
                 Cell(_whole_ms(camera.age_p99_ms)),
-                Cell(skipped(camera)),
+                Cell(words.skipped(camera.skipped, camera.received)),
                 Cell(str(camera.failed), _DOUBTFUL if camera.failed else ""),
             )
             name = (box.name, camera.camera, camera.model)
             yield row, _ranks(name, camera.fps_in, camera.age_p50_ms or 0.0), box
-
-
-def skipped(camera: CameraInfo) -> str:
-    """As shares of what came, the largest first."""
-    reasons = sorted(camera.skipped.items(), key=lambda item: -item[1])
-    return ", ".join(f"{reason} {count / camera.received:.0%}" for reason, count in reasons if count)
 
 
 def _hosts(known: Sequence[tuple[Seen, LoadInfo]]) -> Iterator[_Ranked]:

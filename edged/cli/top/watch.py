@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -59,7 +60,7 @@ class Watch:
                     while not self._over.is_set():
                         began = time.monotonic()
                         load = client.load()
-                        self._keep(box.name, lambda seen, load=load: seen.answered(load, time.time()))  # type: ignore[misc]
+                        self._keep(box.name, partial(Seen.answered, load=load, now=time.time()))
                         self._over.wait(max(0.0, self._interval - (time.monotonic() - began)))
             except EdgedError as error:
                 told = error.message
@@ -67,7 +68,7 @@ class Watch:
                 told = common.refused_by_system(error)
             else:
                 return
-            self._keep(box.name, lambda seen, told=told: seen.failed(told, time.time()))  # type: ignore[misc]
+            self._keep(box.name, partial(Seen.failed, error=told, now=time.time()))
             self._over.wait(min(self._interval, 1.0))
 
     def _keep(self, name: str, change: Callable[[Seen], Seen]) -> None:

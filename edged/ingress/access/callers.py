@@ -8,7 +8,7 @@ from urllib.parse import unquote
 import msgspec
 
 from edged.ingress.access.doors import Door
-from edged.ingress.access.roles import Role, Roles
+from edged.ingress.access.roles import NONE, Role, Roles
 from edged.ingress.access.tokens import Token
 
 _BEARER = "bearer "
@@ -18,6 +18,7 @@ class Caller(msgspec.Struct, frozen=True):
     """Who calls, by a name for people, and with which roles.
 
     `key` is whom limits count it for. `is_known`: whether it is clear who it is; `has_shown`: by a token or a
+    certificate, and `given` are the roles that it has by its `proof`: the digest of the token, or names in the
     certificate. `problem` says what is wrong with what it showed, `remedy` what else it could do where its roles are
     too few.
     """
@@ -29,6 +30,8 @@ class Caller(msgspec.Struct, frozen=True):
     problem: str = ""
     remedy: str = ""
     has_shown: bool = False
+    proof: tuple[str, ...] = ()
+    given: Roles = NONE
 
 
 def at(door: Door, peer: str = "") -> Caller:
@@ -50,8 +53,16 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
         problem = f"the token {token.name} has expired; make another on the daemon's machine: edged tokens new"
         return msgspec.structs.replace(caller, problem=problem)
     who = f"token {token.name}"
+    given: Roles = frozenset(token.roles)
     return msgspec.structs.replace(
-        caller, name=who, roles=caller.roles | frozenset(token.roles), key=who, is_known=True, has_shown=True
+        caller,
+        name=who,
+        roles=caller.roles | given,
+        key=who,
+        is_known=True,
+        has_shown=True,
+        proof=(token.sha256,),
+        given=given,
     )
 
 
@@ -70,19 +81,26 @@ def with_certificate(
         return caller
     if now >= expires:  # it was good when the connection was made
         return msgspec.structs.replace(caller, problem=f"the certificate of {shown[0][:80]} has expired; renew it")
-    roles: Roles = frozenset(role for name in shown for role in known.get(name, ()))
+    given = roles_of(shown, known)
     name = next((name for name in shown if name in known), shown[0])[:80]
     who = f"certificate {name}"
-    remedy = "" if roles else f"; give it some: access.certificates, {name!r}"
+    remedy = "" if given else f"; give it some: access.certificates, {name!r}"
     return msgspec.structs.replace(
         caller,
         name=who,
-        roles=caller.roles | roles,
+        roles=caller.roles | given,
         key=who,
         is_known=True,
         has_shown=True,
         remedy=remedy or caller.remedy,
+        proof=tuple(name for name in shown if name in known),
+        given=given,
     )
+
+
+def roles_of(names: Iterable[str], known: Mapping[str, tuple[Role, ...]]) -> Roles:
+    """Those of a certificate with these names: all of them count together."""
+    return frozenset(role for name in names for role in known.get(name, ()))
 
 
 def secret_of(authorization: str) -> str | None:

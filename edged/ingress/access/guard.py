@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from edged.config.access import Access, Tls
 from edged.control.alarms import Alarm, AlarmKind
-from edged.errors import ConfigError, EdgedError, Unauthenticated
+from edged.errors import ConfigError, EdgedError, Forbidden, Unauthenticated
 from edged.ingress.access import callers, certificates, doors
 from edged.ingress.access.about import about
 from edged.ingress.access.audit import AuditLog, Line, now_told
@@ -43,7 +43,7 @@ class Guard:
         self.generation = 0  # another number once callers may have other roles
         self._book = TokenBook(self._file(access))
         self._requests: dict[str, type[Message]] = {}
-        self._open: dict[str, set[asyncio.Task[object]]] = {}  # what callers who showed something have under way
+        self._open: dict[Caller, set[asyncio.Task[object]]] = {}  # what callers who showed something have under way
 
     def knows(self, requests: Mapping[str, type[Message]]) -> None:
         """What comes as bytes, by the path of its method."""
@@ -156,28 +156,29 @@ class Guard:
         if task is None:
             yield
             return
-        running = self._open.setdefault(who.key, set())
+        running = self._open.setdefault(who, set())
         running.add(task)
         try:
             yield
         finally:
             running.discard(task)
             if not running:
-                self._open.pop(who.key, None)
+                self._open.pop(who, None)
 
-    def lost(self, key: str) -> EdgedError | None:
-        """Why the calls of a caller may run no longer; None where they may."""
-        if not key.startswith("token "):
-            return None
-        now, name = time.time(), key.removeprefix("token ")
-        token = next((token for token in self._book.tokens if token.name == name), None)
-        if token is None or (token.expires and now >= token.expires):
-            return Unauthenticated(f"the token {name} is no longer good; make another: edged tokens new")
+    def lost(self, who: Caller) -> EdgedError | None:
+        """Why the calls of a caller may run no longer; None where what it showed is as good as it was."""
+        if who.key.startswith("token "):
+            # By its digest: another one may have its name by now.
+            token = next((token for token in self._book.tokens if token.sha256 in who.proof), None)
+            if token is None or (token.expires and time.time() >= token.expires):
+                return Unauthenticated(f"the {who.name} is no longer good; make another: edged tokens new")
+        elif who.given - callers.roles_of(who.proof, self.access.certificates):
+            return Forbidden(f"the {who.name} has lost a role here; see access.certificates")
         return None
 
     def _expel(self) -> None:
-        for key, tasks in list(self._open.items()):
-            if self.lost(key) is not None:
+        for who, tasks in list(self._open.items()):
+            if self.lost(who) is not None:
                 for task in list(tasks):
                     task.cancel()
 

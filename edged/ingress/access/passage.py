@@ -147,7 +147,7 @@ class Passage:
             with guard.under_way(who):
                 yield cast(Context, heard)
         except asyncio.CancelledError:
-            error = guard.lost(who.key)
+            error = guard.lost(who)
             if error is not None:
                 await end(cast(Context, heard), error)
             heard.outcome = grpc.StatusCode.CANCELLED.name

@@ -84,7 +84,7 @@ class Certificate:
     def __init__(self, tls: Tls) -> None:
         """ConfigError for files that cannot be used."""
         self._tls = tls
-        self._sign = self._signed()
+        self._sign = _signed(tls)
         self._material = read(tls, time.time())
         self._refused = ""
         self._looked = time.monotonic()
@@ -108,10 +108,11 @@ class Certificate:
 
     def heed(self, tls: Tls) -> None:
         """Other files, from the next handshake on. ConfigError where they cannot be used: then as before."""
+        sign = _signed(tls)  # before they are read: what changes meanwhile is seen at the next look
         found = read(tls, time.time())
         with self._lock:
             self._tls, self._material, self._refused = tls, found, ""
-        self._sign = self._signed()
+        self._sign = sign
 
     def look(self) -> bool:
         """Reads the files again where they changed; whether others are in force now."""
@@ -119,7 +120,7 @@ class Certificate:
         if now - self._looked < _LOOK_SECONDS:
             return False
         self._looked = now
-        sign = self._signed()
+        sign = _signed(self._tls)
         if sign == self._sign:
             return False
         self._sign = sign
@@ -137,17 +138,19 @@ class Certificate:
         """What is wrong with the certificate, or soon will be; empty where nothing."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
-    def _signed(self) -> tuple[tuple[int, ...], ...]:
-        """Files are often replaced one after the other: what does not fit together yet does with the next change."""
-        found: list[tuple[int, ...]] = []
-        for path in (self._tls.certificate, self._tls.key, self._tls.client_ca):
-            try:
-                status = Path(path).stat()
-            except OSError:
-                found.append(())
-            else:
-                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        return tuple(found)
+
+def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
+    """By what a change of the files is seen. They are often replaced one after the other: what does not fit together
+    yet does with the next change."""
+    found: list[tuple[int, ...]] = []
+    for path in (tls.certificate, tls.key, tls.client_ca):
+        try:
+            status = Path(path).stat()
+        except OSError:
+            found.append(())
+        else:
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)
 
 
 def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:

@@ -14,6 +14,7 @@ import msgspec
 
 from edged.errors import InvalidInput
 from edged.ingress.rpc import Context, Service
+from edged.logs.formats import TextLines
 from edged.proto import open_inference_pb2 as pb
 
 Value: TypeAlias = bool | int | str
@@ -133,12 +134,9 @@ def _told(value: Value) -> pb.LogSettingsResponse.SettingValue:
     return pb.LogSettingsResponse.SettingValue(string_param=value)
 
 
-class _Iso(logging.Formatter):
-    """UTC to the millisecond, for programs that read logs."""
+class _Iso(TextLines):
+    """UTC to the millisecond, for programs that read logs; otherwise as all text, whoever chose the names in it."""
 
     converter = staticmethod(time.gmtime)
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s")

@@ -12,6 +12,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
+
 from edged.errors import ClientLimited, EdgedError, Unauthenticated
 from edged.ingress.access import policy
 from edged.ingress.access.callers import Caller
@@ -22,6 +24,7 @@ from edged.ingress.status import code_of, describe, http_of
 
 _CAMERAS = "/edged.v1.Cameras/"
 _LONGEST = 200  # of a name that is written down
+_OF_SETTINGS = ("trace", "logging")
 # The method of gRPC that each route means.
 METHODS: dict[str, str] = {
     "server": policy.INFERENCE + "ServerMetadata",
@@ -82,8 +85,19 @@ class HttpGuard:
         finally:
             guard.limits.end(usage, size)
             if policy.is_audited(method):
-                names = {name: value[:_LONGEST] for name, value in route.names.items()}
+                names = {name: value[:_LONGEST] for name, value in route.names.items()} | _settings(route, ask.body)
                 guard.record(method, who, ask.peer, names, outcome, message, began)
+
+
+def _settings(route: Route, body: bytes) -> dict[str, str]:
+    """Which settings a request is about, as gRPC's record has them: never their values."""
+    if route.what not in _OF_SETTINGS or not body:
+        return {}
+    try:
+        named = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):  # which is how the call ends, and that is written down
+        return {}
+    return {"settings": ", ".join(sorted(named))[:_LONGEST]} if named else {}
 
 
 def refused(error: EdgedError) -> Answer:

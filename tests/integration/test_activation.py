@@ -1,0 +1,179 @@
+"""A daemon whose sockets somebody else listens at, as systemd does: before it runs, while it does, and after."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+import edged
+from edged.errors import NotReady
+
+# Descriptors from 200 on, as many as it is told, become those from 3 on; then it is the command.
+_PASS = """
+import os, sys
+count, *command = sys.argv[1:]
+for index in range(int(count)):
+    os.dup2(200 + index, 3 + index)
+os.environ.update(LISTEN_FDS=count, LISTEN_PID=str(os.getpid()))
+os.execv(command[0], command)
+"""
+
+
+class Manager:
+    """In systemd's place: listens at two paths, and starts the daemon with what it listens at."""
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="edt-"))
+        self.first, self.second = self.home / "first", self.home / "second"
+        self._sockets = [self._listen(path) for path in (self.first, self.second)]
+        self._process: subprocess.Popen[str] | None = None
+        self.listens(self.first)
+
+    def listens(self, *paths: Path) -> None:
+        """Where the configuration says."""
+        named = ", ".join(f'"unix:{path}"' for path in paths)
+        new = self.home / "edged.toml.new"
+        new.write_text(f"listen = [{named}]\n")
+        new.rename(self.home / "edged.toml")
+
+    def start(self) -> None:
+        daemon = [sys.executable, "-m", "edged", "serve", "--config", str(self.home / "edged.toml")]
+        daemon += ["--state", str(self.home / "state"), "--cache", str(self.home / "cache")]
+        copies = [fcntl.fcntl(each, fcntl.F_DUPFD, 200 + index) for index, each in enumerate(self._sockets)]
+        assert copies == [200, 201]
+        with (self.home / "log").open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PASS, str(len(copies)), *daemon],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                pass_fds=copies,
+            )
+        for copy in copies:
+            os.close(copy)
+
+    def wait(self) -> None:
+        """Until it answers."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().startswith("listening on "), self.log()
+
+    def end(self, how: signal.Signals) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.send_signal(how)
+        self._process.wait(20)
+        self._process.stdout.close()
+        self._process = None
+
+    def listener(self, path: Path) -> int:
+        """The process that listens where a client comes to by a path."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            pid: int = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        return pid
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def log(self) -> str:
+        return (self.home / "log").read_text()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self.end(signal.SIGKILL)
+        for each in self._sockets:
+            each.close()
+        shutil.rmtree(self.home)
+
+    @staticmethod
+    def _listen(path: Path) -> socket.socket:
+        found = socket.socket(socket.AF_UNIX)
+        found.bind(str(path))
+        found.listen(16)
+        return found
+
+
+@pytest.fixture
+def manager() -> Iterator[Manager]:
+    found = Manager()
+    yield found
+    found.close()
+
+
+class Call:
+    """Somebody who asks whether there is a daemon, by a connection of its own, from before there is one."""
+
+    def __init__(self, path: Path) -> None:
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
+        self._ask = self._channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        self._answer = self._ask.future(b"", timeout=30)
+
+    def require(self) -> None:
+        """It is answered, and so is the next."""
+        assert self._answer.result()
+        assert self._ask(b"", timeout=30)
+        self._channel.close()
+
+
+def test_no_call_is_lost_from_one_daemon_to_the_next(manager: Manager) -> None:
+    here = os.getpid()
+    early = Call(manager.first)
+    manager.start()
+    early.require()
+    manager.wait()
+    assert manager.listener(manager.first) == manager.pid, "who comes now reaches the daemon itself"
+
+    manager.end(signal.SIGTERM)
+    assert manager.listener(manager.first) == here, "who comes now waits for the next start"
+    assert sorted(path.name for path in manager.home.iterdir() if path.is_socket()) == ["first", "second"]
+
+    early = Call(manager.first)
+    manager.start()
+    early.require()
+    manager.wait()
+    manager.end(signal.SIGKILL)
+    with pytest.raises(ConnectionRefusedError):
+        manager.listener(manager.first)
+
+    manager.start()
+    manager.wait()
+    assert manager.listener(manager.first) == manager.pid
+    manager.end(signal.SIGTERM)
+    assert manager.listener(manager.first) == here, "what the killed one left was taken up"
+
+
+def test_an_address_that_is_not_configured_is_turned_away_until_a_reload_adds_it(manager: Manager) -> None:
+    manager.start()
+    manager.wait()
+    assert f"systemd listens on {manager.second}, where no address is configured" in manager.log()
+    with edged.Client(f"unix:{manager.first}") as client, edged.Client(f"unix:{manager.second}") as other:
+        with pytest.raises(NotReady):
+            other.models()
+        manager.listens(manager.first, manager.second)
+        assert [(each.told, each.problem) for each in client.reload()] == [
+            (f"listen: unix:{manager.second} is new", "")
+        ]
+        assert manager.listener(manager.second) == manager.pid
+        manager.listens(manager.first)
+        assert [each.problem for each in client.reload()] == [""]
+        assert manager.listener(manager.second) == os.getpid()
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.settimeout(10)
+            raw.connect(str(manager.second))
+            assert raw.recv(1) == b""

@@ -1,0 +1,180 @@
+"""Sockets that systemd passes: what its variables say, what is taken of it, and whose address each is."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from edged import systemd
+from edged.ingress.activation import Activation
+from tests.waiting import run
+
+_PID = 4711
+_FIRST = 200  # descriptors, beyond those that are in use here
+
+
+@pytest.mark.parametrize(
+    ("environment", "passed"),
+    [
+        ({}, []),
+        ({"LISTEN_FDS": "1", "LISTEN_PID": "4711"}, [(3, "unknown")]),
+        (
+            {"LISTEN_FDS": "3", "LISTEN_PID": "4711", "LISTEN_FDNAMES": "edged.socket::c"},
+            [(3, "edged.socket"), (4, "unknown"), (5, "c")],
+        ),
+        ({"LISTEN_FDS": "1", "LISTEN_PID": "4711", "LISTEN_FDNAMES": "a:b:c"}, [(3, "a")]),
+        ({"LISTEN_FDS": "1", "LISTEN_PID": "4712"}, []),
+        ({"LISTEN_FDS": "1"}, []),
+        ({"LISTEN_FDS": "0", "LISTEN_PID": "4711"}, []),
+        *(({"LISTEN_FDS": text, "LISTEN_PID": "4711"}, []) for text in ("", "-1", "x", "٣", "9999", "9" * 5000, "1.0")),
+    ],
+)
+def test_what_is_passed_to_this_process(environment: dict[str, str], passed: list[tuple[int, str]]) -> None:
+    assert systemd.passed_descriptors(environment, _PID) == passed
+
+
+class Passing:
+    """Passes descriptors as systemd does, from another number on."""
+
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
+
+    def take(self, *descriptors: int, more: int = 0) -> Activation:
+        """`more` are counted and are not there."""
+        for index, each in enumerate(descriptors):
+            assert fcntl.fcntl(each, fcntl.F_DUPFD, _FIRST + index) == _FIRST + index
+        count = str(len(descriptors) + more)
+        self.environment.update(LISTEN_FDS=count, LISTEN_PID=str(_PID), LISTEN_FDNAMES="one", HOME="/")
+        return Activation.take(self.environment, _PID)
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Passing]:
+    monkeypatch.setattr(systemd, "_FIRST_DESCRIPTOR", _FIRST)
+    yield Passing()
+    os.closerange(_FIRST, _FIRST + 10)
+
+
+def listening(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, kind)
+    found.bind(str(path))
+    found.listen()
+    return found
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_each_is_for_the_address_of_its_path_and_no_child_hears_of_it(passing: Passing, tmp_path: Path) -> None:
+    async def check() -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "var").symlink_to("run")
+        with listening(tmp_path / "run/a") as first, listening(tmp_path / "run/b") as second:
+            activation = passing.take(first.fileno(), second.fileno())
+            assert passing.environment == {"HOME": "/"}
+            assert not os.get_inheritable(_FIRST)
+            assert not os.get_inheritable(_FIRST + 1)
+            found = activation.at(f"unix:{tmp_path}/var/a")
+            assert found is not None
+            assert found.path == tmp_path / "run/a"
+            assert activation.at(f"unix://{tmp_path}/run/b") not in (None, found)
+            assert activation.at(f"unix:{tmp_path}/run/c") is None
+            assert activation.at("localhost:8001") is None
+            await activation.close()
+            assert not is_open(_FIRST)
+
+    run(check())
+
+
+def test_what_is_another_process_s_stays_and_its_variables_go(passing: Passing, tmp_path: Path) -> None:
+    with listening(tmp_path / "a") as other:
+        fcntl.fcntl(other, fcntl.F_DUPFD, _FIRST)
+        environment = {"LISTEN_FDS": "1", "LISTEN_PID": str(_PID + 1), "LISTEN_FDNAMES": "a"}
+        assert Activation.take(environment, _PID).at(f"unix:{tmp_path}/a") is None
+        assert environment == {}
+        assert is_open(_FIRST)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "bound", "datagram", "packets", "abstract", "file"])
+def test_what_cannot_be_used_is_told_in_a_line(
+    passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    async def check() -> None:
+        with passed(kind, tmp_path) as other, listening(tmp_path / "good") as good:
+            activation = passing.take(other.fileno(), good.fileno())
+            assert activation.at(f"unix:{tmp_path}/good") is not None
+            assert activation.at(f"unix:{tmp_path}/a") is None
+            activation.start()
+            assert caplog.records[0].message.endswith("it is closed" if kind != "file" else "it stays unused")
+            assert is_open(_FIRST) == (kind == "file")
+            if kind == "file":
+                assert not os.get_inheritable(_FIRST)
+            await activation.close()
+
+    run(check())
+
+
+def passed(kind: str, folder: Path) -> socket.socket | TextIO:
+    if kind == "tcp":
+        return socket.create_server(("127.0.0.1", 0))
+    if kind == "file":
+        return (folder / "a").open("w")
+    if kind == "abstract":
+        found = socket.socket(socket.AF_UNIX)
+        found.bind(f"\0edged-test-{folder}")
+        found.listen()
+        return found
+    if kind == "packets":
+        return listening(folder / "a", socket.SOCK_SEQPACKET)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM if kind == "datagram" else socket.SOCK_STREAM)
+    found.bind(str(folder / "a"))
+    return found
+
+
+def test_a_count_beyond_what_there_is_costs_one_line(
+    passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        with listening(tmp_path / "a") as good:
+            activation = passing.take(good.fileno(), more=500)
+            assert activation.at(f"unix:{tmp_path}/a") is not None
+            activation.start()
+            assert [record.message for record in caplog.records if "LISTEN_FDS" in record.message] == [
+                f"descriptor {_FIRST + 1} of LISTEN_FDS (unknown) is no socket; it stays unused"
+            ]
+            await activation.close()
+
+    run(check())
+
+
+def test_where_no_address_is_configured_clients_are_turned_away(
+    passing: Passing, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        with listening(tmp_path / "a") as unnamed:
+            activation = passing.take(unnamed.fileno())
+            activation.start()
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "a")
+            assert await reader.read() == b""
+            writer.close()
+            assert f"systemd listens on {tmp_path}/a, where no address is configured" in caplog.text
+            activation.rest()
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "a")
+            with pytest.raises(asyncio.TimeoutError):  # who comes now waits for the next daemon
+                await asyncio.wait_for(reader.read(), 0.2)
+            writer.close()
+            await activation.close()
+
+    run(check())

@@ -1,0 +1,255 @@
+"""The user's tensors: read with care, asked of whatever is to serve, enough for a model that answers nothing else."""
+
+from __future__ import annotations
+
+import io
+import random
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from edged.backend.contract import Signature
+from edged.build import calibration, given, golden
+from edged.build.admission import Admission, admit, examine, prove
+from edged.build.builder import Builder
+from edged.build.child import Limits
+from edged.build.questions import GIVEN
+from edged.errors import EngineUnusable, InvalidInput, ModelRefused, Superseded
+from edged.model.finding import Category, Finding
+from edged.model.model import Model
+from edged.model.repository import plain_entry
+from edged.model.samples import content
+from edged.store.store import Store
+from edged.tensors import Array, TensorSpec
+from edged.vision.family import Recognition, Thresholds
+from tests import models
+from tests.waiting import run
+
+TENSORS = Recognition(None, "", None, "", (), Thresholds())  # of a model that takes no pictures
+SIGNATURE = Signature((TensorSpec("a", "FP32", ("n", 2)), TensorSpec("b.0", "BYTES", ("n",))), ())
+
+
+def choosy(*values: int) -> onnx.ModelProto:
+    """A model that answers these numbers and no others."""
+    encode = helper.make_node("OneHotEncoder", ["x"], ["y"], domain="ai.onnx.ml", cats_int64s=values, zeros=0)
+    inputs, outputs = [models.value("x", "INT64", ["n"])], [models.value("y", "FP32", None)]
+    return models.model([encode], inputs, outputs, domains={"ai.onnx.ml": 3})
+
+
+def npz(path: Path, **arrays: object) -> Path:
+    np.savez_compressed(path, **{name.replace("__", "."): np.asarray(value) for name, value in arrays.items()})
+    return path
+
+
+A, B = np.arange(6, dtype=np.float32).reshape(3, 2), np.array(["eins", "zwölf", ""])
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_come_out_as_sessions_take_them(tmp_path: Path) -> None:
+    question = given.read(npz(tmp_path / "ask.npz", a=np.asfortranarray(A).astype(">f4"), b__0=B), SIGNATURE)
+    assert (question.kind, question.name, question.placement) == (GIVEN, "ask.npz", None)
+    a, b = question.inputs["a"], question.inputs["b.0"]
+    assert a.dtype == np.float32
+    assert a.flags.c_contiguous
+    assert a.flags.writeable
+    np.testing.assert_array_equal(a, A)
+    assert b.tolist() == [b"eins", "zwölf".encode(), b""]
+    again = given.read(npz(tmp_path / "ask.npz", a=A, b__0=np.array([b"x", b"yz", b""])), SIGNATURE)
+    assert again.inputs["b.0"].tolist() == [b"x", b"yz", b""]
+
+
+WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "an input is missing": ({"a": A}, "it has no array 'b.0'"),
+    "no input": ({"a": A, "b__0": B, "c": A}, "'c' is no input of the model, which has 'a', 'b.0'"),
+    "another type": (
+        {"a": A.astype(np.float64), "b__0": B},
+        r"'a' is float64, the model takes FP32: astype\('float32'\)",
+    ),
+    "another shape": ({"a": A.T, "b__0": B}, r"'a' is \[2, 3\], the model takes \[-1, 2\]"),
+    "numbers for texts": ({"a": A, "b__0": np.arange(3)}, r"the model takes texts: astype\('S'\)"),
+    "objects": ({"a": A, "b__0": np.array(["x", 1, None], object)}, r"the model takes texts: astype\('S'\)"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_the_model_does_not_take_is_told_in_one_line(tmp_path: Path, what: str) -> None:
+    arrays, words = WRONG[what]
+    with pytest.raises(InvalidInput, match=rf"^sample ask\.npz cannot be used: .*{words}") as raised:
+        given.read(npz(tmp_path / "ask.npz", **arrays), SIGNATURE)
+    assert "\n" not in str(raised.value)
+
+
+def archive(path: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in members.items():
+            file.writestr(f"{name}.npy", data)
+    return path
+
+
+def test_nothing_is_unpacked_that_would_fill_the_memory(tmp_path: Path) -> None:
+    bomb = archive(tmp_path / "bomb.npz", a=bytes(65 << 20))
+    assert bomb.stat().st_size < 1 << 20
+    with pytest.raises(InvalidInput, match="take more than 64 MiB"):
+        given.read(bomb, SIGNATURE)
+    lie = io.BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 50, 2)}
+    np.lib.format.write_array_header_1_0(lie, header)
+    with pytest.raises(InvalidInput, match="'a' is cut off"):
+        given.read(archive(tmp_path / "lie.npz", a=lie.getvalue(), b__0=b""), one_input())
+
+
+@pytest.mark.parametrize("words", [b"(" * 5000, b"-" * 5000, b"1+" * 2000 + b"1", b"{[]: 1}", b"\0", b""])
+def test_a_header_that_python_stumbles_over_is_damaged(tmp_path: Path, words: bytes) -> None:
+    member = b"\x93NUMPY\x01\x00" + len(words).to_bytes(2, "little") + words
+    with pytest.raises(InvalidInput, match="'a' has a damaged header"):
+        given.read(archive(tmp_path / "odd.npz", a=member, b__0=b""), one_input())
+
+
+def one_input() -> Signature:
+    return Signature((SIGNATURE.inputs[0], TensorSpec("b__0", "FP32", ())), ())
+
+
+def test_a_damaged_file_is_an_error_of_its_own_wherever_it_is_damaged(tmp_path: Path) -> None:
+    whole = npz(tmp_path / "ask.npz", a=A, b__0=B).read_bytes()
+    chance = random.Random(7)
+    outcomes: set[str] = set()
+    for _ in range(400):
+        spoiled = bytearray(whole[: chance.choice([len(whole), len(whole), chance.randrange(len(whole))])])
+        for _ in range(chance.randrange(1, 4)):
+            if spoiled:
+                spoiled[chance.randrange(len(spoiled))] = chance.randrange(256)
+        (tmp_path / "ask.npz").write_bytes(spoiled)
+        try:
+            given.read(tmp_path / "ask.npz", SIGNATURE)
+            outcomes.add("read")
+        except InvalidInput as error:
+            outcomes.add(str(error)[:30])
+    assert "sample ask.npz cannot be used:"[:30] in outcomes
+    assert outcomes <= {"read", "sample ask.npz cannot be used:"}
+
+
+def test_a_file_that_was_replaced_is_not_taken_for_the_one_that_was_meant(tmp_path: Path) -> None:
+    path = npz(tmp_path / "ask.npz", a=A, b__0=B)
+    assert given.read(path, SIGNATURE, content(str(path))).name == "ask.npz"
+    with pytest.raises(Superseded, match="was changed"):
+        given.read(path, SIGNATURE, "0" * 64)
+    path.unlink()
+    with pytest.raises(Superseded, match="went while"):
+        given.read(path, SIGNATURE, "0" * 64)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        given.read(path, SIGNATURE)
+
+
+def test_tensors_are_nothing_to_calibrate_on_and_pictures_nothing_to_ask_with(tmp_path: Path) -> None:
+    picture, tensors = tmp_path / "a.jpg", npz(tmp_path / "ask.npz", a=A)
+    picture.write_bytes(b"any")
+    both = [str(picture), str(tensors), str(tmp_path / "gone.npz")]
+    assert list(calibration.chosen(both).values()) == [str(picture)]
+    assert given.files(both) == {content(str(tensors)): str(tensors)}
+
+
+# -- golden answers -------------------------------------------------------------------------------------------------
+
+
+class Choosy:
+    """Answers only where every value is one of a few."""
+
+    def __init__(self, *values: int) -> None:
+        self._values = values
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        if not np.isin(inputs["x"], self._values).all():
+            raise EngineUnusable("Unknown Category and zeros = 0.")
+        return {"y": inputs["x"] + 1}
+
+    def close(self) -> None:
+        pass
+
+
+NUMBERS = Signature((TensorSpec("x", "INT64", (16,)),), ())
+
+
+@pytest.mark.parametrize(("value", "kind"), [(0, "zeros"), (1, "ones")])
+def test_constants_are_asked_where_nothing_else_is_answered(value: int, kind: str) -> None:
+    (sample,) = golden.make(Choosy(value), NUMBERS, TENSORS).samples
+    assert sample.kind == kind
+    assert set(sample.inputs["x"].tolist()) == {value}
+
+
+def test_what_the_user_gave_is_asked_and_judged_by(tmp_path: Path) -> None:
+    path = npz(tmp_path / "ask.npz", x=[40, 70] * 8)
+    made = golden.make(Choosy(40, 70), NUMBERS, TENSORS, [str(path)])
+    (sample,) = made.samples
+    assert (sample.kind, sample.name, made.skipped) == (GIVEN, "ask.npz", ())
+    assert sample.outputs["y"].tolist() == [41, 71] * 8
+    many = golden.make(Choosy(*range(256)), NUMBERS, TENSORS, [str(path)]).samples
+    assert [each.kind for each in golden.deciding(many, "fp16")] == [GIVEN]
+
+
+def test_a_sample_that_is_refused_is_left_out_and_told(tmp_path: Path) -> None:
+    path = npz(tmp_path / "ask.npz", x=[40, 70] * 8)
+    (reason,) = golden.make(Choosy(0, 1), NUMBERS, TENSORS, [str(path)]).skipped
+    assert reason.startswith("sample ask.npz is refused by the reference: Unknown Category")
+    with pytest.raises(EngineUnusable, match="Unknown Category"):
+        golden.make(Choosy(2), NUMBERS, TENSORS, [str(path)])
+
+
+# -- admission, with real children ----------------------------------------------------------------------------------
+
+
+def builder_in(cache: Path) -> Builder:
+    return Builder(Store(cache), cache, Limits(seconds=60))
+
+
+def admitted(tmp_path: Path, proto: onnx.ModelProto, *samples: Path) -> Admission:
+    path = models.save(proto, tmp_path / "model.onnx")
+    return run(admit(builder_in(tmp_path / "cache"), path, {}, ["onnxruntime"], samples), 200)
+
+
+def test_a_model_that_takes_one_small_number_only_is_taken_in_unaided(tmp_path: Path) -> None:
+    assert admitted(tmp_path, choosy(1, 50, 70)).finding is None
+
+
+def test_one_that_takes_odd_values_only_needs_some_and_says_how(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused) as raised:
+        admitted(tmp_path, choosy(50, 70))
+    finding = Finding.of(raised.value)
+    assert finding is not None
+    assert finding.category is Category.FAILED
+    assert "--samples INPUTS.npz" in finding.remedy
+    assert admitted(tmp_path, choosy(50, 70), npz(tmp_path / "ask.npz", x=[50, 70])).warnings == ()
+
+
+def test_a_sample_that_the_model_does_not_answer_is_told_of_what_is_served_and_the_reason_of_what_is_not(
+    tmp_path: Path,
+) -> None:
+    sample = npz(tmp_path / "ask.npz", x=[3])
+    (warning,) = admitted(tmp_path, choosy(0, 1), sample).warnings
+    assert (warning.category, warning.message.partition(": ")[0]) == (Category.FAILED, "sample ask.npz is not answered")
+    with pytest.raises(ModelRefused, match="no golden input is answered: "):
+        admitted(tmp_path, choosy(50, 70), sample)
+    floats = npz(tmp_path / "ask.npz", x=[50.0])
+    with pytest.raises(ModelRefused, match=r"sample ask\.npz cannot be used: array 'x' is float64"):
+        admitted(tmp_path, choosy(50, 70), floats)
+    with pytest.raises(InvalidInput, match=r"sample ask\.npz cannot be used: array 'x' is float64"):
+        admitted(tmp_path, choosy(0, 1), floats)
+
+
+def test_what_was_found_with_one_sample_is_not_what_is_found_with_another(tmp_path: Path) -> None:
+    path, sample = models.save(choosy(50, 70), tmp_path / "model.onnx"), tmp_path / "ask.npz"
+    builder = builder_in(tmp_path / "cache")
+    inspection = run(builder.inspect(path), 200)
+    entry = msgspec.structs.replace(plain_entry("m", path, {}), samples=(str(npz(sample, x=[50])),))
+    assert run(prove(builder, Model.of(entry, inspection)), 200) == ()
+    npz(sample, x=[51, 52])
+    with pytest.raises(ModelRefused):
+        run(prove(builder, Model.of(entry, inspection)), 200)
+    assert run(examine(builder, path, {}, ["onnxruntime"]), 200).finding is not None

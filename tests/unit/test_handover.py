@@ -1,0 +1,309 @@
+"""A path that systemd listens at is the daemon's while that runs, and systemd's again afterwards, whatever was left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from edged.errors import ConfigError
+from edged.ingress import edge
+from edged.ingress.activation import Activation
+from edged.ingress.handover import Handover, Whereabouts, whereabouts
+from edged.ingress.listener import Listener
+from tests.waiting import run, until
+
+
+def listen(path: Path) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX)
+    found.bind(str(path))
+    found.listen(16)
+    return found
+
+
+def reaches(path: Path, listening: socket.socket) -> bool:
+    """Whether who connects to a path comes to this socket."""
+    listening.setblocking(False)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        try:
+            listening.accept()[0].close()
+        except BlockingIOError:
+            return False
+    return True
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "e.sock"
+
+
+@pytest.fixture
+def inherited(path: Path) -> Iterator[socket.socket]:
+    with listen(path) as found:
+        yield found
+
+
+class Taken:
+    """Has taken the path with a socket of its own, in place of gRPC's."""
+
+    def __init__(self, path: Path, inherited: socket.socket) -> None:
+        self.handover = Handover(path, inherited.dup())
+        self.own = listen(self.handover.prepare())
+
+    async def enter(self) -> Taken:
+        self.handover.enter()
+        return self
+
+    async def end(self) -> None:
+        self.handover.leave()
+        self.own.close()
+        await self.handover.relay.close()
+
+    async def die(self) -> None:
+        """As by kill -9: nothing is given back."""
+        self.own.close()
+        await self.handover.relay.close()
+
+
+@pytest.mark.parametrize(
+    ("is_answered", "beside", "are_one", "found"),
+    [
+        (True, False, False, Whereabouts.PATH),  # before the first start, or after an end in order
+        (True, True, True, Whereabouts.PATH),  # a daemon that was killed before it had begun
+        (False, True, False, Whereabouts.BESIDE),
+        (True, True, False, Whereabouts.OTHER),
+        (False, False, False, Whereabouts.LOST),
+    ],
+)
+def test_where_systemds_socket_is(is_answered: bool, beside: bool, are_one: bool, found: Whereabouts) -> None:
+    assert whereabouts(is_answered, beside, are_one) is found
+
+
+def test_the_path_is_lent_and_given_back(path: Path, inherited: socket.socket) -> None:
+    async def check() -> None:
+        mode = path.stat().st_mode
+        taken = Taken(path, inherited)
+        assert reaches(path, inherited), "nothing has changed before it enters"
+        await taken.enter()
+        assert reaches(path, taken.own)
+        taken.handover.leave()
+        reader, writer = await asyncio.open_unix_connection(path)
+        await asyncio.sleep(0.05)
+        inherited.accept()[0].close()  # nobody else has
+        assert await reader.read() == b""
+        writer.close()
+        await taken.end()
+        assert path.stat().st_mode == mode
+        assert os.listdir(path.parent) == [path.name]
+
+    run(check())
+
+
+def test_what_was_never_entered_leaves_all_as_it_was(path: Path, inherited: socket.socket) -> None:
+    async def check() -> None:
+        taken = Taken(path, inherited)
+        await taken.end()
+        assert reaches(path, inherited)
+
+    run(check())
+
+
+@pytest.mark.parametrize("had_entered", [True, False])
+def test_what_a_killed_daemon_left_is_taken_up(path: Path, inherited: socket.socket, had_entered: bool) -> None:
+    async def check() -> None:
+        killed = Taken(path, inherited)
+        if had_entered:
+            await killed.enter()
+        await killed.die()
+        taken = await Taken(path, inherited).enter()
+        assert reaches(path, taken.own)
+        await taken.end()
+        assert reaches(path, inherited)
+        assert os.listdir(path.parent) == [path.name]
+
+    run(check())
+
+
+def test_a_socket_unit_that_was_started_anew_counts_and_not_what_an_older_one_left(path: Path) -> None:
+    async def check() -> None:
+        with listen(path) as older:
+            await (await Taken(path, older).enter()).die()
+        path.unlink()
+        with listen(path) as newer:
+            taken = await Taken(path, newer).enter()
+            assert reaches(path, taken.own)
+            await taken.end()
+            assert reaches(path, newer)
+
+    run(check())
+
+
+def test_another_daemon_at_the_path_is_not_pushed_aside(path: Path, inherited: socket.socket) -> None:
+    async def check() -> None:
+        await (await Taken(path, inherited).enter()).die()
+        path.unlink()
+        with listen(path) as other:
+            with pytest.raises(ConfigError, match="another daemon listens on"):
+                Handover(path, inherited).prepare()
+            assert reaches(path, other)
+
+    run(check())
+
+
+def test_a_file_in_the_way_is_left_alone(path: Path, inherited: socket.socket) -> None:
+    path.unlink()
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="is not a socket"):
+        Handover(path, inherited).prepare()
+    assert path.read_text() == "mine"
+
+
+def test_where_the_names_of_systemds_socket_are_gone_it_says_so_and_listens(
+    path: Path, inherited: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        path.unlink()
+        taken = await Taken(path, inherited).enter()
+        assert "restart its socket unit" in caplog.text
+        assert reaches(path, taken.own)
+        await taken.end()
+        assert os.listdir(path.parent) == []
+
+    run(check())
+
+
+def test_a_socket_of_another_user_is_refused_with_what_to_do(
+    path: Path, inherited: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", forbidden)
+    with pytest.raises(ConfigError, match="set SocketUser= of its unit"):
+        Handover(path, inherited).prepare()
+
+
+class Served:
+    """gRPC behind a path that systemd listens at: calls are answered with how often."""
+
+    def __init__(self, path: Path, inherited: socket.socket) -> None:
+        self.activation = Activation({path: inherited.dup()})
+        self.servers: list[grpc.aio.Server] = []
+        self.target = f"unix:{path}"
+        handover = self.activation.at(self.target)
+        assert handover is not None
+        self.handover = handover
+
+    def listener(self) -> Listener:
+        return Listener(self.target, 1, self._register, handover=self.handover)
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        async def answer(request: bytes, _: object) -> bytes:
+            return request
+
+        self.servers.append(server)
+        handlers = {"echo": grpc.unary_unary_rpc_method_handler(answer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+
+
+async def echo(channel: grpc.aio.Channel) -> bytes:
+    answer: bytes = await channel.unary_unary("/test/echo")(b"it", timeout=20)
+    return answer
+
+
+def test_who_called_before_there_was_a_server_is_answered_and_then_sent_to_it(
+    path: Path, inherited: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "_BRIEF", (edge._BRIEF[0], 1000))
+
+    async def check() -> None:
+        served = Served(path, inherited)
+        async with grpc.aio.insecure_channel(served.target) as channel:
+            early = asyncio.create_task(echo(channel))
+            await asyncio.sleep(0.05)
+            assert not early.done()
+            listener = served.listener()
+            await listener.start()
+            assert await early == b"it"
+            while served.handover.relay.carried:  # it goes on all the time; `run` bounds how long
+                assert await echo(channel) == b"it"
+            assert await echo(channel) == b"it"
+            assert not served.handover.relay.carried
+            await listener.stop(0)
+        await served.activation.close()
+        assert reaches(path, inherited)
+        assert os.listdir(path.parent) == [path.name]
+
+    run(check())
+
+
+def test_a_server_that_ends_by_itself_is_followed_by_another(path: Path, inherited: socket.socket) -> None:
+    async def check() -> None:
+        served = Served(path, inherited)
+        listener = served.listener()
+        await listener.start()
+        for server in list(served.servers):  # that of those who were early, too
+            await server.stop(0)
+        await until(lambda: len(served.servers) == 4)
+        async with grpc.aio.insecure_channel(served.target) as channel:
+            assert await echo(channel) == b"it"
+        await listener.stop(0)
+        await served.activation.close()
+        assert reaches(path, inherited)
+
+    run(check())
+
+
+def test_while_no_server_follows_clients_wait(
+    path: Path, inherited: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        served = Served(path, inherited)
+        listener = served.listener()
+        await listener.start()
+        prepare, tries = Handover.prepare, 0
+
+        def failing(handover: Handover) -> Path:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise ConfigError("not now")
+            return prepare(handover)
+
+        monkeypatch.setattr(Handover, "prepare", failing)
+        await served.servers[0].stop(0)
+        await until(lambda: tries == 1)
+        async with grpc.aio.insecure_channel(served.target) as channel:
+            assert await echo(channel) == b"it"
+        await listener.stop(0)
+        await served.activation.close()
+
+    run(check())
+
+
+def test_an_address_that_is_given_up_is_turned_away_and_can_be_taken_again(
+    path: Path, inherited: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        served = Served(path, inherited)
+        for _ in range(2):
+            listener = served.listener()
+            await listener.start()
+            async with grpc.aio.insecure_channel(served.target) as channel:
+                assert await echo(channel) == b"it"
+            listener.leave()
+            served.activation.turn_away()
+            await listener.stop(0)
+            reader, writer = await asyncio.open_unix_connection(path)
+            assert await reader.read() == b""
+            writer.close()
+        assert caplog.text.count("who connects is turned away") == 1
+        await served.activation.close()
+
+    run(check())

@@ -1,0 +1,98 @@
+"""What commands do to the box itself where no daemon runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from edged.build.admission import Admission, AdmissionLimits
+from edged.build.builder import Builder
+from edged.cli import local
+from edged.cli import models as models_command
+from edged.errors import Superseded
+from tests import models
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def replaced_by_a_link(file: Path, other: Path) -> None:
+    file.unlink()
+    file.symlink_to(other)
+
+
+def overwritten(file: Path, other: Path) -> None:
+    file.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("replace", [replaced_by_a_link, overwritten])
+def test_a_file_that_is_replaced_after_it_was_examined_is_not_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Callable[[Path, Path], None]
+) -> None:
+    file, other = models.save(models.conv(), tmp_path / "m.onnx"), models.save(models.matmul(), tmp_path / "other.onnx")
+    admit = local.admit
+
+    async def slow(
+        builder: Builder, path: Path, settings: Mapping[str, str], installed: Iterable[str], samples: Sequence[Path]
+    ) -> Admission:
+        found = await admit(builder, path, settings, installed, samples)
+        replace(file, other)
+        return found
+
+    box = local.Box(tmp_path / "state", tmp_path / "cache")
+    monkeypatch.setattr(local, "admit", slow)
+    with pytest.raises(Superseded, match=r"m\.onnx was replaced while it was examined; add it again"):
+        box.add("m", file, {})
+    assert list(box.repository.root.iterdir()) == []
+    monkeypatch.undo()
+    inspection, _ = box.add("m", file, {})
+    assert (box.repository.root / "m" / "1" / "model.onnx").read_bytes() == other.read_bytes()
+    assert inspection.digest == box.plans()["m"].model.digest  # type: ignore[union-attr]
+
+
+class Recorded(Exception):
+    """Ends a command as soon as it is known what it would do."""
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "seconds"),
+    [((), {}, 18.0), (("--seconds", "60"), {}, 60.0), ((), {"EDGED_ADMISSION_SECONDS": "40"}, 40.0)],
+)
+def test_models_are_added_within_the_limits_that_were_given(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    environment: dict[str, str],
+    seconds: float,
+) -> None:
+    made: list[tuple[object, ...]] = []
+
+    def box(*arguments: object) -> None:
+        made.append(arguments)
+        raise Recorded
+
+    monkeypatch.setattr(local, "Box", box)
+    folders = ("--state", str(tmp_path), "--cache", str(tmp_path / "c"))
+    result = add("m", "m.onnx", *folders, "--memory-mb", "512", *words, environment=environment)
+    assert isinstance(result.exception, Recorded)
+    assert made == [(tmp_path, tmp_path / "c", AdmissionLimits(seconds=seconds, memory_mb=512))]
+
+
+def test_a_daemon_has_limits_of_its_own(tmp_path: Path) -> None:
+    file = models.save(models.conv(), tmp_path / "m.onnx")
+    target = ("--target", f"unix:{tmp_path}/nobody")
+    refused = add("m", file, *target, "--seconds", "60")
+    assert refused.exit_code == 2
+    assert "--seconds is for commands without a daemon" in refused.stderr
+    unheeded = add("m", file, *target, environment={"EDGED_ADMISSION_SECONDS": "60"})
+    assert "--seconds" not in unheeded.stderr
+    assert unheeded.exit_code == 1, "nobody listens there"
+
+
+def add(*line: str | Path, environment: dict[str, str] | None = None) -> Result:
+    app = typer.Typer()
+    models_command.register(app)
+    return CliRunner().invoke(app, ["models", "add", *map(str, line)], env=environment)

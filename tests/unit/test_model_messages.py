@@ -1,0 +1,37 @@
+"""What the daemon tells of a model that it refuses comes out at the client, for people and for programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from edged.client import operations
+from edged.config import Health
+from edged.errors import ConfigError, EdgedError, EngineUnusable
+from edged.ingress import messages
+from edged.model.finding import Category, Finding, Stage
+from tests.unit.control_room import planned_model
+
+CYCLE = Finding(Stage.GRAPH, Category.CYCLE, "the graph has a cycle", "export it again")
+
+
+@pytest.mark.parametrize(
+    ("problem", "stage", "category"),
+    [
+        (CYCLE.refusal(), "graph", "cycle"),
+        (ConfigError("setting threads='x'"), "file", "settings"),
+        (EngineUnusable("its host was lost"), "", ""),
+    ],
+)
+def test_why_a_model_is_refused_is_told_in_words_and_by_category(
+    problem: EdgedError, stage: str, category: str
+) -> None:
+    planned = planned_model("m")
+    planned.problem = problem
+    told = operations.model_info(messages.model_status(planned, (), Health(), None))
+    assert (told.state, told.reason) == ("refused", str(problem))
+    assert (told.stage, told.category) == (stage, category)
+
+
+def test_one_that_is_not_refused_has_no_category() -> None:
+    told = operations.model_info(messages.model_status(planned_model("m"), (), Health(), None))
+    assert (told.state, told.stage, told.category) == ("loading", "", "")
