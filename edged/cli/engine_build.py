@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from edged.build.jobs import Progress
-from edged.cli import common, local
-from edged.control import ahead
+from edged.cli import common, folders
 from edged.errors import EdgedError, InvalidInput
-from edged.store.record import EngineRecord
+
+if TYPE_CHECKING:
+    from edged.build.jobs import Progress
+    from edged.cli.local import Box
+    from edged.control import ahead
+    from edged.store.record import EngineRecord
 
 
 def build(
@@ -34,8 +37,8 @@ def build(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the model, as for a file.", show_default=False),
     ] = None,
-    state: local.State = None,
-    cache: local.Cache = None,
+    state: folders.State = None,
+    cache: folders.Cache = None,
     json: common.Json = False,
 ) -> None:
     """Build engines ahead with TensorRT for RTX, for a GPU that this box does not have, and store them under its key.
@@ -47,7 +50,9 @@ def build(
 
     The status is 1 when any engine could not be built. With --json one object a line for each engine.
     """
-    box = local.Box(state, cache)
+    from edged.control import ahead
+
+    box = folders.box(state, cache)
     if ahead.BACKEND not in box.present():
         raise InvalidInput("TensorRT for RTX is not installed here: pip install 'edged[tensorrt-rtx]'")
     on = _target(target, box)
@@ -75,7 +80,9 @@ def register(engines: typer.Typer) -> None:
     engines.command("build")(common.command(build))
 
 
-def _target(text: str, box: local.Box) -> ahead.Target:
+def _target(text: str, box: Box) -> ahead.Target:
+    from edged.control import ahead
+
     place = Path(text)
     if not place.is_file():
         return ahead.target(text, box.fingerprint)

@@ -9,7 +9,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from edged.cli import answers, common, engine_build, engine_commands, local, words
+from edged.cli import answers, common, engine_build, engine_commands, folders, words
 from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
 from edged.client.operations import Composition, EngineInfo, Explanation
@@ -21,8 +21,8 @@ _SHORTEST = 6  # characters of a key that are taken for it
 def list_(
     model: Annotated[str, typer.Argument(help="Only this model's.", show_default=False)] = "",
     reach: Reach = UNSAID,
-    state: local.State = None,
-    cache: local.Cache = None,
+    state: folders.State = None,
+    cache: folders.Cache = None,
     json: common.Json = False,
 ) -> None:
     """Show every engine that a model should have here, and those in the store that none wants any more.
@@ -37,17 +37,17 @@ def list_(
         plain=lambda engines: {"engines": [engine.json() for engine in engines]},
         table=lambda boxes: _list(answers.flat(boxes)),
     )
-    if local.daemon_is_meant(reach.named, state, cache):
+    if folders.daemon_is_meant(reach.named, state, cache):
         answers.put(question, reach, json)
     else:
-        answers.show(question.tell, question.plain, local.Box(state, cache).engines(model), json)
+        answers.show(question.tell, question.plain, folders.box(state, cache).engines(model), json)
 
 
 def why(
     model: Annotated[str, typer.Argument(help="The model's name.")],
     reach: Reach = UNSAID,
-    state: local.State = None,
-    cache: local.Cache = None,
+    state: folders.State = None,
+    cache: folders.Cache = None,
     json: common.Json = False,
 ) -> None:
     """Say which part of its key makes each engine of a model a hit or a miss, against the nearest one stored."""
@@ -56,17 +56,17 @@ def why(
         tell=lambda explanations: [_reasons(explanations)],
         plain=lambda explanations: {"explanations": [item.json() for item in explanations]},
     )
-    if local.daemon_is_meant(reach.named, state, cache):
+    if folders.daemon_is_meant(reach.named, state, cache):
         answers.put(question, reach, json)
     else:
-        answers.show(question.tell, question.plain, local.Box(state, cache).explain(model), json)
+        answers.show(question.tell, question.plain, folders.box(state, cache).explain(model), json)
 
 
 def show(
     key: Annotated[str, typer.Argument(help="The engine's key, or its beginning: 6 characters at least.")],
     reach: Reach = UNSAID,
-    state: local.State = None,
-    cache: local.Cache = None,
+    state: folders.State = None,
+    cache: folders.Cache = None,
     json: common.Json = False,
 ) -> None:
     """Show everything about one engine: the parts of its key, its verdict with the figures, its build, its times."""
@@ -75,10 +75,10 @@ def show(
     question = Question(
         ask=lambda client: _keyed(client.engines(), key), tell=lambda engines: [_sheet(engines)], plain=_plain
     )
-    if local.daemon_is_meant(reach.named, state, cache):
+    if folders.daemon_is_meant(reach.named, state, cache):
         answers.put(question, reach, json)
     else:
-        answers.show(question.tell, question.plain, _keyed(local.Box(state, cache).engines(""), key), json)
+        answers.show(question.tell, question.plain, _keyed(folders.box(state, cache).engines(""), key), json)
 
 
 def register(app: typer.Typer) -> None:

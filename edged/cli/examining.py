@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from edged.build.admission import limits as admission_limits
+from edged.build.admission import variables
 from edged.errors import InvalidInput
 
 Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        envvar=admission_limits.SECONDS,
+        envvar=variables.SECONDS,
         help="How long examining a model of up to 100 MiB may take; larger ones get more.",
         show_default=False,
     ),
@@ -23,7 +23,7 @@ MemoryMb = Annotated[
     int | None,
     typer.Option(
         "--memory-mb",
-        envvar=admission_limits.MEMORY_MB,
+        envvar=variables.MEMORY_MB,
         help="MiB that examining a model may take, besides three times its own size.",
         show_default=False,
     ),

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.table import Table
 
-from edged.build.admission import Admission
-from edged.build.admission import limits as admission_limits
-from edged.cli import common, examining, local, repairs, words
+from edged.cli import common, examining, folders, repairs, words
 from edged.cli import look as looking
 from edged.errors import EdgedError, InvalidInput
 from edged.model.finding import Category, Finding, Stage
 from edged.model.inspection import ExternalFile
 from edged.model.repair import Record, Wish
 from edged.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from edged.build.admission.examination import Admission
+    from edged.cli.local import Box
 
 
 def inspect(
@@ -78,7 +80,7 @@ def inspect(
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
     place = None if draw is None else looking.place_for(draw, file, out)
     try:
-        box = local.Box(admission=admission_limits.given(seconds, memory_mb))
+        box = folders.box(seconds=seconds, memory_mb=memory_mb)
         admission, record = _examined(box, file, settings, wish, samples or ())
     except InvalidInput as error:
         _refuse(file, error, json)
@@ -93,7 +95,7 @@ def inspect(
 
 
 def _examined(
-    box: local.Box, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path]
+    box: Box, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path]
 ) -> tuple[Admission, Record | None]:
     """What comes of a model as it is, or of what the repairs that are wished for make of it."""
     with common.working(f"{'repairing' if wish.is_any else 'examining'} {file.name}"):

@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-import typer
 
 from edged import paths
 from edged.backend import registry
-from edged.build.admission import Admission, AdmissionLimits, admit, examine
 from edged.build.admission import limits as admission_limits
+from edged.build.admission.examination import Admission, admit, examine
+from edged.build.admission.limits import AdmissionLimits
 from edged.build.builder import Builder, Task, Tell
 from edged.build.child import Limits
 from edged.build.repair.repairer import Repaired, repair
-from edged.cli import common
-from edged.client.operations import EngineInfo, Explanation
+from edged.cli import common, stored
+from edged.client.operations import EngineInfo, Explanation, ModelInfo
 from edged.config import Engines
 from edged.control import offline, report
 from edged.control.ahead import Target
@@ -32,7 +29,7 @@ from edged.control.desired import DesiredEngine
 from edged.control.plan import PlannedModel
 from edged.control.planner import Planner
 from edged.device.fingerprint import probe
-from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
+from edged.errors import AlreadyExists, EdgedError, NotFound
 from edged.model import samples as model_samples
 from edged.model import settings
 from edged.model.inspection import Inspection
@@ -42,42 +39,7 @@ from edged.model.repository import Repository, check_name, plain_entry
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
-State = Annotated[
-    Path | None,
-    typer.Option(
-        "--state", help="Directory for models; no daemon is asked then, whatever EDGED_TARGET says.", show_default=False
-    ),
-]
-Cache = Annotated[
-    Path | None,
-    typer.Option(
-        "--cache",
-        help="Directory for engines; no daemon is asked then, whatever EDGED_TARGET says.",
-        show_default=False,
-    ),
-]
-
 _LIMITS = Limits(seconds=600)
-
-
-def daemon_is_meant(target: str | None, *folders: Path | None) -> bool:
-    """Whether a command goes to a daemon: one is named, or no folder is and one answers on the default socket.
-
-    A folder that is named comes before EDGED_TARGET. InvalidInput when a daemon and a folder are both named.
-    """
-    if any(folders):
-        if target:
-            raise InvalidInput("a daemon has its own folders: give --target, or --state and --cache, not both")
-        return False
-    if target or os.environ.get("EDGED_TARGET", "").strip():
-        return True
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe_socket:
-        probe_socket.settimeout(1.0)
-        try:
-            probe_socket.connect(str(paths.client_socket()))
-        except OSError:
-            return False
-    return True
 
 
 class Box:
@@ -181,6 +143,10 @@ class Box:
     def plans(self) -> dict[str, PlannedModel]:
         """What every model of the repository should have on this box."""
         return asyncio.run(offline.plans(self.repository, self._store, self._builder, self._planner))
+
+    def models(self) -> list[ModelInfo]:
+        """Models as `edged models list` shows them."""
+        return [stored.model_info(name, planned) for name, planned in sorted(self.plans().items())]
 
     def engines(self, model: str) -> list[EngineInfo]:
         """Engines as `edged engines list` shows them."""

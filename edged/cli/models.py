@@ -6,20 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from rich.console import RenderableType
 from rich.table import Table
 
-from edged.build.admission import limits as admission_limits
-from edged.cli import answers, common, examining, local, repairs, words
+from edged.cli import answers, common, examining, folders, repairs, words
 from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
 from edged.client.operations import ModelInfo, ShapeRange, Shapes, TensorInfo
-from edged.control.plan import PlannedModel
-from edged.control.shape_report import shape_report
 from edged.errors import NotFound
-from edged.model.finding import Reason
 from edged.model.repair import Record, Wish
 
 if TYPE_CHECKING:
@@ -41,8 +36,8 @@ def add(
     convert: repairs.Convert = False,
     convert_steps: repairs.Steps = None,
     reach: Reach = UNSAID,
-    state: local.State = None,
-    cache: local.Cache = None,
+    state: folders.State = None,
+    cache: folders.Cache = None,
     seconds: examining.Seconds = None,
     memory_mb: examining.MemoryMb = None,
     json: common.Json = False,
@@ -77,7 +72,7 @@ def add(
         digest, record = added
         return {"name": name, "digest": digest, "settings": settings, "repair": record}
 
-    if local.daemon_is_meant(reach.named, state, cache):
+    if folders.daemon_is_meant(reach.named, state, cache):
         examining.require_no_limits(context)
         from edged.client.upload import Package
 
@@ -93,12 +88,12 @@ def add(
         answers.put(question, reach, json, doing)
     else:
         with common.working(doing):
-            box = local.Box(state, cache, admission_limits.given(seconds, memory_mb))
+            box = folders.box(state, cache, seconds, memory_mb)
             inspection, record = box.add(name, file, settings, samples or (), wish)
         answers.show(told, plain, (inspection.digest, record), json)
 
 
-def list_(reach: Reach = UNSAID, state: local.State = None, json: common.Json = False) -> None:
+def list_(reach: Reach = UNSAID, state: folders.State = None, json: common.Json = False) -> None:
     """Show the models, what serves them, and what is wrong with them."""
     question = Question(
         ask=lambda client: list(client.models()),
@@ -106,7 +101,7 @@ def list_(reach: Reach = UNSAID, state: local.State = None, json: common.Json = 
         plain=lambda models: {"models": [model.json() for model in models]},
         table=lambda boxes: _list(answers.flat(boxes)),
     )
-    if local.daemon_is_meant(reach.named, state):
+    if folders.daemon_is_meant(reach.named, state):
         answers.put(question, reach, json)
     else:
         answers.show(question.tell, question.plain, _stored(state), json)
@@ -115,7 +110,7 @@ def list_(reach: Reach = UNSAID, state: local.State = None, json: common.Json = 
 def show(
     name: Annotated[str, typer.Argument(help="The model's name, or NAME:VERSION.")],
     reach: Reach = UNSAID,
-    state: local.State = None,
+    state: folders.State = None,
     json: common.Json = False,
 ) -> None:
     """Show one model: its tensors and their open dimensions with what requests had there, its settings, what serves it,
@@ -125,7 +120,7 @@ def show(
         tell=lambda model: [_facts(model)],
         plain=ModelInfo.json,
     )
-    if local.daemon_is_meant(reach.named, state):
+    if folders.daemon_is_meant(reach.named, state):
         answers.put(question, reach, json)
     else:
         answers.show(question.tell, question.plain, _named(_stored(state), name), json)
@@ -134,7 +129,7 @@ def show(
 def remove(
     name: Annotated[str, typer.Argument(help="The model's name.")],
     reach: Reach = UNSAID,
-    state: local.State = None,
+    state: folders.State = None,
     json: common.Json = False,
 ) -> None:
     """Take a model out; its engines stay in the store until space is needed."""
@@ -144,10 +139,10 @@ def remove(
         return name
 
     question = Question(ask, tell=lambda _: [f"model {name} removed"], plain=lambda _: {"name": name})
-    if local.daemon_is_meant(reach.named, state):
+    if folders.daemon_is_meant(reach.named, state):
         answers.put(question, reach, json)
     else:
-        local.Box(state).remove(name)
+        folders.box(state).remove(name)
         answers.show(question.tell, question.plain, name, json)
 
 
@@ -169,47 +164,7 @@ def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
 
 def _stored(state: Path | None) -> list[ModelInfo]:
     """Those of the folder of models."""
-    return [_offline(name, planned) for name, planned in sorted(local.Box(state).plans().items())]
-
-
-def _offline(name: str, planned: PlannedModel) -> ModelInfo:
-    """A model as the disk has it: no daemon serves it."""
-    model = planned.model
-    signature = model.inspection.signature if model else None
-    found = Reason.of(planned.problem)
-    return ModelInfo(
-        name=name,
-        version=planned.entry.version,
-        digest=model.digest if model else "",
-        state="refused" if planned.problem else "stored",
-        reason=str(planned.problem or ""),
-        family=(model.recognition.family or "") if model else "",
-        engine="",
-        backend="",
-        inputs=tuple(TensorInfo(s.name, s.datatype, s.dims) for s in signature.inputs) if signature else (),
-        outputs=tuple(TensorInfo(s.name, s.datatype, s.dims) for s in signature.outputs) if signature else (),
-        settings=planned.entry.settings,
-        swaps=0,
-        notes=model.notes if model else (),
-        shapes=_offline_shapes(planned),
-        repair=model.repair if model else None,
-        category=found.category,
-        stage=found.stage,
-    )
-
-
-def _offline_shapes(planned: PlannedModel) -> Shapes | None:
-    report = shape_report(planned)
-    return None if report is None else msgspec.convert(_plain(msgspec.to_builtins(report)), Shapes)
-
-
-def _plain(report: dict[str, Any]) -> dict[str, Any]:
-    """A report in the words of the client library."""
-    for each in report["inputs"]:
-        for kind in ("serving", "wanted", "seen"):
-            if each[kind] is not None:
-                each[kind]["usual"] = each[kind]["optimum"]
-    return report
+    return folders.box(state).models()
 
 
 def _list(models: Sequence[tuple[str, ModelInfo]]) -> RenderableType:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from edged.backend import registry
-from edged.build.admission import prove
+from edged.build.admission.examination import prove
 from edged.build.builder import REFERENCE, Builder
 from edged.config import Engines, Health
 from edged.control import health, lowering

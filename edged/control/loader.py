@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from edged.build.admission import admit
+from edged.build.admission.examination import admit
 from edged.build.builder import Builder
 from edged.control.catalogue import Catalogue
 from edged.control.plan import PlannedModel

@@ -18,14 +18,14 @@ from edged.build import given
 from edged.build.extent import Extent
 from edged.build.golden import Sample
 from edged.build.questions import PICTURE, WIDE, Question, one_by_one
+from edged.control.asking import asked
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotReady, Overloaded, WrongAnswers
 from edged.model.model import Model
 from edged.raw_contents import to_array, to_bytes
 from edged.serving import messages as m
 from edged.serving.arena import Arena
 from edged.serving.link import HostLink
-from edged.serving.parcel import order, pack
-from edged.serving.work import InputTensor, TensorWork, Work
+from edged.serving.work import InputTensor
 from edged.tensors import Array
 
 _MOST_BYTES = 64 << 20  # of one question: it takes room from requests
@@ -146,23 +146,8 @@ def _questions(known: Acquaintance) -> list[tuple[int, Callable[[], Question]]]:
 
 
 async def _infer(model: Model, question: Question, link: HostLink, session: int) -> Forms:
-    work = TensorWork(tuple(_inputs(model.inspection.signature, question)), None)
-    work.future.cancel()  # nobody waits for it
-    refused: list[EdgedError] = []
-
-    def refuse(_: Work, error: EdgedError) -> None:
-        refused.append(error)
-
-    parcels = pack([work], link.arena, refuse)
-    try:
-        if refused:
-            raise refused[0]
-        reply = await link.submit(order(parcels, session, None))
-        assert isinstance(reply, m.Answer)  # tensors are answered so
+    async with asked(tuple(_inputs(model.inspection.signature, question)), link, session) as reply:
         return await asyncio.to_thread(_forms, reply, link.arena)
-    finally:
-        for parcel in parcels:
-            parcel.release()
 
 
 def _is_same(sample: Sample, question: Question) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edged.backend.profile import Profile
+from edged.control.asking import asked
 from edged.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -23,8 +24,7 @@ from edged.model.model import Model
 from edged.model.triton_check import made_up_inputs
 from edged.model.triton_config import WARMUP_FOLDER, Warmup, WarmupInput
 from edged.serving.link import HostLink
-from edged.serving.parcel import order, pack
-from edged.serving.work import InputTensor, TensorWork, Work
+from edged.serving.work import InputTensor
 from edged.tensors import TensorSpec, byte_size, numpy_dtype
 
 _ANY = Profile()
@@ -42,7 +42,8 @@ async def warm_up(model: Model, link: HostLink, session: int, profile: Profile =
             if not profile.takes({tensor.name: tensor.shape for tensor in inputs}):
                 continue
             for _ in range(warmup.count):
-                await _infer(inputs, link, session)
+                async with asked(inputs, link, session):
+                    pass
         except HostLost:
             raise
         except EdgedError as error:
@@ -54,24 +55,6 @@ def require_data(model: Model) -> None:
     """ConfigError where a request cannot be made: a file that it takes is missing, or of the wrong size."""
     for warmup in model.triton.warmups:
         inputs_of(warmup, model)
-
-
-async def _infer(inputs: tuple[InputTensor, ...], link: HostLink, session: int) -> None:
-    work = TensorWork(inputs, None)
-    work.future.cancel()  # nobody waits for it
-    refused: list[EdgedError] = []
-
-    def refuse(_: Work, error: EdgedError) -> None:
-        refused.append(error)
-
-    parcels = pack([work], link.arena, refuse)
-    try:
-        if refused:
-            raise refused[0]
-        await link.submit(order(parcels, session, None))
-    finally:
-        for parcel in parcels:
-            parcel.release()
 
 
 def inputs_of(warmup: Warmup, model: Model) -> tuple[InputTensor, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edged.backend import registry
-from edged.build import admission
+from edged.build.admission.examination import Admission, examine
 from edged.build.builder import Builder
 from edged.build.child import Limits
 from edged.client.operations import AlarmInfo, EngineInfo, ModelInfo
@@ -99,7 +99,7 @@ class Patients:
         entry = self._entries[name]
         checks: list[Check] = []
         try:
-            found = await admission.examine(self._builder, Path(entry.path), entry.settings, self._installed)
+            found = await examine(self._builder, Path(entry.path), entry.settings, self._installed)
         except EdgedError as error:
             return [wrong(Name.ADMISSION, f"it cannot be served here: {error}", _inspect(entry), name)]
         checks += _admitted(name, entry, found)
@@ -142,7 +142,7 @@ class Patients:
         return list(levels.judge(name, await levels.compare(model, _LIMITS)))
 
 
-def _admitted(name: str, entry: ModelEntry, found: admission.Admission) -> Iterator[Check]:
+def _admitted(name: str, entry: ModelEntry, found: Admission) -> Iterator[Check]:
     """A line for the model, and one for each backend that does not take it though the reference does."""
     if found.refusal:
         yield wrong(Name.ADMISSION, f"it cannot be served here: {found.refusal}", _inspect(entry), name)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from edged.backend import registry
-from edged.build.admission import admit
+from edged.build.admission.examination import admit
 from edged.control.controller import Controller
 from edged.files import not_stored
 

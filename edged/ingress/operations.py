@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import BinaryIO, TypeAlias
 
 from edged.backend import registry
-from edged.build.admission import admit
+from edged.build.admission.examination import admit
 from edged.build.repair.repairer import Repaired, repair
 from edged.control import report
 from edged.control.alarms import Alarm

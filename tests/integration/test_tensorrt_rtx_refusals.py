@@ -12,7 +12,8 @@ from edged.backend import registry
 from edged.backend.contract import Order, Recipe, Signature
 from edged.backend.trt import plan
 from edged.build import jobs
-from edged.build.admission import AdmissionLimits, children
+from edged.build.admission import children
+from edged.build.admission.limits import AdmissionLimits
 from edged.build.builder import Builder
 from edged.control import ahead
 from edged.device.fingerprint import Fingerprint

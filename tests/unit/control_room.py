@@ -16,11 +16,12 @@ from edged.backend.artefact import FileRecord
 from edged.backend.contract import Nodes, Order, Recipe, Signature
 from edged.build.builder import MakeRoom, Task, Tell
 from edged.build.jobs import Progress
+from edged.build.reference import REFERENCE
 from edged.build.standard import Standard
 from edged.control import maker as maker_module
 from edged.control import opener as opener_module
 from edged.control import plan as plan_module
-from edged.control.plan import PlannedModel
+from edged.control.plan import PlannedEngine, PlannedModel
 from edged.device.fingerprint import Fingerprint
 from edged.errors import EngineUnusable
 from edged.events import EventLog, What
@@ -259,6 +260,16 @@ class FakeHosts:
 
     def empty(self, wanted: object) -> list[FakeHost]:
         return self.idle
+
+
+def served_reference(name: str = "m") -> PlannedModel:
+    """A model whose reference was just installed."""
+    planned = planned_model(name)
+    planned.model = model(name)
+    key = key_of(planned.model, REFERENCE)
+    planned.engines = {key.digest: PlannedEngine(key, REFERENCE)}
+    serve(planned, key.digest)
+    return planned
 
 
 def serve(planned: PlannedModel, key: str, *, edition: str = "", backend: str = "fake") -> FakeHost:

@@ -11,7 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.build.admission import AdmissionLimits, admit, children, examine, prove
+from edged.build.admission import children
+from edged.build.admission.examination import admit, examine, prove
+from edged.build.admission.limits import AdmissionLimits
 from edged.build.builder import Builder
 from edged.build.child import Limits
 from edged.errors import BuildFailed, ConfigError, ModelRefused

@@ -10,7 +10,7 @@ import pytest
 
 from edged.backend.contract import Recipe
 from edged.build import golden
-from edged.build.admission import admit, examine
+from edged.build.admission.examination import admit, examine
 from edged.build.builder import REFERENCE, Builder, Task
 from edged.build.child import Limits
 from edged.build.jobs import Progress

@@ -21,7 +21,7 @@ import typer
 from rich.table import Table
 from typer.testing import CliRunner, Result
 
-from edged.cli import common, engines, infer, local, stream
+from edged.cli import common, engines, folders, infer, local, stream
 from edged.cli.meter import Meter
 from edged.client.client import Client
 from edged.client.operations import Composition, EngineInfo, Verdict
@@ -492,13 +492,13 @@ def test_a_folder_that_is_named_comes_before_the_daemon_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EDGED_TARGET", "box:1")
-    assert local.daemon_is_meant(None)
-    assert local.daemon_is_meant(None, None)
-    assert local.daemon_is_meant("box:2", None)
-    assert not local.daemon_is_meant(None, tmp_path)
-    assert not local.daemon_is_meant(None, None, tmp_path)
+    assert folders.daemon_is_meant(None)
+    assert folders.daemon_is_meant(None, None)
+    assert folders.daemon_is_meant("box:2", None)
+    assert not folders.daemon_is_meant(None, tmp_path)
+    assert not folders.daemon_is_meant(None, None, tmp_path)
     with pytest.raises(InvalidInput, match="not both"):
-        local.daemon_is_meant("box:2", tmp_path)
+        folders.daemon_is_meant("box:2", tmp_path)
 
 
 def test_no_daemon_is_meant_where_none_is_named_and_none_answers(
@@ -506,7 +506,7 @@ def test_no_daemon_is_meant_where_none_is_named_and_none_answers(
 ) -> None:
     monkeypatch.setenv("EDGED_TARGET", " ")
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
-    assert not local.daemon_is_meant(None, None)
+    assert not folders.daemon_is_meant(None, None)
 
 
 def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:

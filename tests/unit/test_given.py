@@ -16,7 +16,7 @@ from onnx import helper
 
 from edged.backend.contract import Signature
 from edged.build import calibration, given, golden
-from edged.build.admission import Admission, admit, examine, prove
+from edged.build.admission.examination import Admission, admit, examine, prove
 from edged.build.builder import Builder
 from edged.build.child import Limits
 from edged.build.questions import GIVEN

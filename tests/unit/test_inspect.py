@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.build.admission import admit, examine
+from edged.build.admission.examination import admit, examine
 from edged.build.builder import Builder
 from edged.build.child import Limits
 from edged.client.upload import Package

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.build.admission import Admission
+from edged.build.admission.examination import Admission
 from edged.config import Health
 from edged.control import loader as loading
 from edged.control.loader import Listed, Loader

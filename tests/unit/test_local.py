@@ -9,7 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from edged.build.admission import Admission, AdmissionLimits
+from edged.build.admission.examination import Admission
+from edged.build.admission.limits import AdmissionLimits
 from edged.build.builder import Builder
 from edged.cli import local
 from edged.cli import models as models_command

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from edged.build.reference import REFERENCE
 from edged.config import Health
 from edged.control.chores import Chores
-from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.prober import Prober
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady
 from edged.serving.slot import Slot
 from edged.serving.work import InputTensor, TensorWork
 from tests.fake_link import FakeLink
-from tests.unit.control_room import key_of, model, planned_model, serve, settle
+from tests.unit.control_room import served_reference, settle
 from tests.waiting import run
 
 LATER = 1e9  # seconds after which every engine is due
@@ -40,15 +38,6 @@ class Questioner:
             raise outcome
 
 
-def served(name: str = "m") -> PlannedModel:
-    planned = planned_model(name)
-    planned.model = model(name)
-    key = key_of(planned.model, REFERENCE)
-    planned.engines = {key.digest: PlannedEngine(key, REFERENCE)}
-    serve(planned, key.digest)
-    return planned
-
-
 def prober(questioner: Questioner) -> Prober:
     asking: Any = questioner
     return Prober(asking, Health(), Chores(lambda: None))
@@ -59,7 +48,7 @@ def prober(questioner: Questioner) -> Prober:
 
 def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
     async def story() -> None:
-        questioner, planned = Questioner(), served()
+        questioner, planned = Questioner(), served_reference()
         probing = prober(questioner)
         assert planned.slot.current is not None
         vitals = planned.slot.current.vitals
@@ -77,7 +66,7 @@ def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("no room")])
 def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> None:
     async def story() -> None:
-        questioner, planned = Questioner(), served()
+        questioner, planned = Questioner(), served_reference()
         questioner.outcomes.append(error)
         prober(questioner).look([planned], LATER)
         await settle()
@@ -89,7 +78,7 @@ def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> None:
 
 def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that() -> None:
     async def story() -> None:
-        questioner, planned = Questioner(), served()
+        questioner, planned = Questioner(), served_reference()
         assert planned.slot.current is not None
         planned.slot.current.vitals.unproven = "nothing is answered"
         questioner.outcomes.append(EngineUnusable("nothing is answered"))
@@ -102,7 +91,7 @@ def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that() -> 
 
 def test_one_engine_is_probed_at_a_time() -> None:
     async def story() -> None:
-        questioner, models = Questioner(), [served("one"), served("other")]
+        questioner, models = Questioner(), [served_reference("one"), served_reference("other")]
         probing = prober(questioner)
         questioner.gate.clear()
         for _ in range(3):

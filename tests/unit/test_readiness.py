@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from edged.build.reference import REFERENCE
 from edged.config import Health
 from edged.control import readiness as readiness_module
-from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.plan import PlannedModel
 from edged.control.readiness import ReadyState, all_ready, next_probe, readiness
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady
 from edged.serving import vitals as vitals_module
 from edged.serving.vitals import Vitals
-from tests.unit.control_room import Clock, key_of, model, planned_model, serve
+from tests.unit.control_room import Clock, model, planned_model, served_reference
 
 SETTINGS = Health(probe_seconds=30.0, probe_failures=3)
 WRONG = EngineUnusable("inference failed")
@@ -23,16 +22,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(vitals_module, "time", clock)
     return clock
-
-
-def served(name: str = "m") -> PlannedModel:
-    """A model whose reference was just installed."""
-    planned = planned_model(name)
-    planned.model = model(name)
-    key = key_of(planned.model, REFERENCE)
-    planned.engines = {key.digest: PlannedEngine(key, REFERENCE)}
-    serve(planned, key.digest)
-    return planned
 
 
 def vitals(planned: PlannedModel) -> Vitals:
@@ -53,7 +42,7 @@ def test_a_model_is_loading_until_an_engine_is_there() -> None:
 
 
 def test_a_model_whose_engine_cannot_be_opened_now_says_why() -> None:
-    planned = served()
+    planned = served_reference()
     planned.slot.current = None
     (reference,) = planned.engines.values()
     reference.refusals, reference.reason = 2, "it cannot be opened now: bad_alloc"
@@ -67,13 +56,13 @@ def test_a_model_that_cannot_be_served_is_refused_and_one_that_still_answers_is_
     found = readiness(planned, SETTINGS)
     assert (found.state, found.can_serve) == (ReadyState.REFUSED, False)
     assert "it is no model" in found.reason
-    before = served()
+    before = served_reference()
     before.problem = NotReady("the new one is no model")
     assert readiness(before, SETTINGS).is_ready
 
 
 def test_an_engine_that_answered_nothing_yet_is_unproven_until_a_request_is_answered(clock: Clock) -> None:
-    planned = served()
+    planned = served_reference()
     vitals(planned).unproven = "nothing that edged can make up is answered"
     found = readiness(planned, SETTINGS)
     assert (found.state, found.is_ready, found.can_serve) == (ReadyState.UNPROVEN, False, True)
@@ -82,7 +71,7 @@ def test_an_engine_that_answered_nothing_yet_is_unproven_until_a_request_is_answ
 
 
 def test_probes_that_fail_in_a_row_end_readiness_and_one_answer_brings_it_back(clock: Clock) -> None:
-    planned = served()
+    planned = served_reference()
     for _ in range(2):
         vitals(planned).missed(WRONG)
         assert readiness(planned, SETTINGS).is_ready
@@ -95,7 +84,7 @@ def test_probes_that_fail_in_a_row_end_readiness_and_one_answer_brings_it_back(c
 
 
 def test_requests_that_fail_make_an_engine_suspect_and_one_probe_decides(clock: Clock) -> None:
-    planned = served()
+    planned = served_reference()
     for _ in range(50):
         vitals(planned).failed(WRONG)  # by a client that sends nothing that the model takes, say
     assert vitals(planned).is_suspect
@@ -105,7 +94,7 @@ def test_requests_that_fail_make_an_engine_suspect_and_one_probe_decides(clock: 
 
 
 def test_a_probe_that_is_answered_clears_an_engine_of_what_its_clients_did(clock: Clock) -> None:
-    planned = served()
+    planned = served_reference()
     for _ in range(50):
         vitals(planned).failed(WRONG)
     vitals(planned).answered(clock.now)
@@ -126,20 +115,20 @@ def test_what_is_wrong_with_a_request_says_nothing_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize(("strict", "ready"), [(True, False), (False, True)])
-def test_the_server_is_ready_when_every_model_is_that_can_be_served(strict: bool, ready: bool) -> None:
+def test_the_server_is_ready_when_every_model_is_that_can_be_served_reference(strict: bool, ready: bool) -> None:
     settings = Health(strict_readiness=strict)
     refused = planned_model("refused")
     refused.problem = NotReady("it is no model")
     assert all_ready([], settings)
-    assert all_ready([served(), refused], settings)
-    assert all_ready([served(), planned_model("loading")], settings) is ready
+    assert all_ready([served_reference(), refused], settings)
+    assert all_ready([served_reference(), planned_model("loading")], settings) is ready
 
 
 # -- whom to probe --------------------------------------------------------------------------------------------------
 
 
 def test_an_engine_is_probed_after_it_had_nothing_to_do_for_long_enough(clock: Clock) -> None:
-    planned = served()
+    planned = served_reference()
     assert next_probe([planned], SETTINGS, clock.now + 29.0) is None
     assert next_probe([planned], SETTINGS, clock.now + 30.0) is planned
     vitals(planned).answered(clock.now + 20.0)
@@ -147,7 +136,7 @@ def test_an_engine_is_probed_after_it_had_nothing_to_do_for_long_enough(clock: C
 
 
 def test_it_is_not_asked_again_before_the_time_is_over_once_more(clock: Clock) -> None:
-    planned = served()
+    planned = served_reference()
     vitals(planned).unproven = "it answers nothing"  # as it did to the probe before
     vitals(planned).asked = clock.now + 30.0
     assert next_probe([planned], SETTINGS, clock.now + 31.0) is None
@@ -155,13 +144,13 @@ def test_it_is_not_asked_again_before_the_time_is_over_once_more(clock: Clock) -
 
 
 def test_the_one_that_was_not_heard_of_for_longest_comes_first(clock: Clock) -> None:
-    one, other = served("one"), served("other")
+    one, other = served_reference("one"), served_reference("other")
     vitals(one).heard = vitals(one).asked = clock.now + 5.0
     assert next_probe([one, other], SETTINGS, clock.now + 100.0) is other
 
 
 def test_a_suspect_is_asked_at_once_and_then_every_other_moment(clock: Clock) -> None:
-    planned = served()
+    planned = served_reference()
     vitals(planned).asked = clock.now - 10.0
     for _ in range(3):
         vitals(planned).failed(WRONG)
@@ -172,7 +161,7 @@ def test_a_suspect_is_asked_at_once_and_then_every_other_moment(clock: Clock) ->
 
 
 def test_without_probes_only_suspects_are_asked(clock: Clock) -> None:
-    planned, never = served(), Health(probe_seconds=0.0)
+    planned, never = served_reference(), Health(probe_seconds=0.0)
     assert next_probe([planned], never, clock.now + 1e6) is None
     for _ in range(3):
         vitals(planned).failed(WRONG)
@@ -208,7 +197,7 @@ def empty(planned: PlannedModel) -> None:
 
 @pytest.mark.parametrize("change", [busy, opening, lost, stopping, outdated, empty])
 def test_what_has_something_to_do_or_is_being_replaced_is_left_alone(change: object, clock: Clock) -> None:
-    planned = served()
+    planned = served_reference()
     assert callable(change)
     change(planned)
     assert next_probe([planned], SETTINGS, clock.now + 1e6) is None

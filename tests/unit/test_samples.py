@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edged.backend import registry
-from edged.build.admission import admit
+from edged.build.admission.examination import admit
 from edged.build.builder import Builder
 from edged.build.child import Limits
 from edged.device.fingerprint import probe

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import msgspec
 
+from edged.build.admission.variables import MEMORY_MB, SECONDS
 from edged.build.child import Limits, Patience
 from edged.device import system
 from edged.device.root import Root
 from edged.errors import ConfigError
 from edged.model.finding import Stage
 
-SECONDS, MEMORY_MB = "EDGED_ADMISSION_SECONDS", "EDGED_ADMISSION_MEMORY_MB"
 _USUAL_MB = 100  # of a model that the seconds are for
 _TIMES = 3  # what a runtime takes at most for each byte of weights: the file, the tensors, and a copy of them in order
 _LEFT = 0.1  # share of the box that admission leaves to everything else
