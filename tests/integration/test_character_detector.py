@@ -17,6 +17,8 @@ from tests.integration.daemon import Daemon
 Box = tuple[float, float, float, float]
 Pixels = npt.NDArray[np.uint8]
 
+pytestmark = pytest.mark.long
+
 
 def _write(text: str, size: tuple[int, int], scale: float, thickness: int) -> tuple[Pixels, list[Box]]:
     """Characters in several colours on light gray, and where each of them is."""

@@ -79,6 +79,7 @@ def resident_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
+@pytest.mark.long
 def test_models_that_vanish_while_they_are_opened_are_not_kept_in_memory(daemon: Daemon) -> None:
     onnx_files.scale(daemon.models / "warm.onnx", 3)
     daemon.ready("warm")

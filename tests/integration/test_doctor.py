@@ -170,6 +170,7 @@ def test_folders_memory_and_descriptors_that_are_too_small(tmp_path: Path) -> No
     assert "128 files" in found.one(Name.DESCRIPTORS).message
 
 
+@pytest.mark.long
 def test_a_daemon_that_is_not_there(tmp_path: Path) -> None:
     named = doctor("-t", f"unix:{tmp_path}/edged.sock", *folders(tmp_path))
     assert named.wrong() == {"daemon"}
@@ -194,6 +195,7 @@ def test_a_runtime_that_cannot_be_imported(tmp_path: Path) -> None:
     assert "libgomp.so.1" in found.one(Name.RUNTIME, "onnxruntime").message
 
 
+@pytest.mark.long
 def test_a_runtime_that_crashes_or_hangs_takes_nothing_with_it(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n")
     (tmp_path / "av.py").write_text("import time; time.sleep(1000)\n")

@@ -67,6 +67,7 @@ def test_an_engine_that_answers_rightly_is_taken_over_without_a_build(daemon: Da
         assert "after a trial" in engine.reason or engine.state == "serving"
 
 
+@pytest.mark.long
 def test_rebuild_as_a_policy_tries_nothing(daemon: Daemon) -> None:
     before = {e.key: e for e in daemon.settled("shapes")}
     daemon.stop()

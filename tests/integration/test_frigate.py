@@ -112,6 +112,7 @@ def test_a_picture_of_another_size_than_the_models_is_fitted(detector: FrigateDe
     assert rows[:3, 2:] == pytest.approx(small[:3, 2:], abs=0.03)
 
 
+@pytest.mark.long
 def test_class_ids_stay_within_the_labels() -> None:
     settings = "timeout_ms = 10000\nscore = 0.05\nlabels = 2"
     with FrigateDaemon("--model", f"shapes={MODEL_PATH}", settings=settings) as daemon:
@@ -296,6 +297,7 @@ def _slow(path: Path) -> Path:
     return onnx_files.save(path, graph)
 
 
+@pytest.mark.long
 def test_a_model_that_is_too_slow_costs_frigate_no_timeout(tmp_path: Path) -> None:
     model = _slow(tmp_path / "slow.onnx")
     assert onnx.load(model).graph.name == "slow"
@@ -326,6 +328,7 @@ def test_a_model_that_is_not_there_is_told_so_and_the_log_says_what_to_do() -> N
             assert detector.is_ready
 
 
+@pytest.mark.long
 def test_of_several_models_the_one_that_is_asked_for_answers(tmp_path: Path) -> None:
     other = onnx_files.convolutions(tmp_path / "other.onnx")
     arguments = ("--model", f"shapes={MODEL_PATH}", "--model", f"other={other}")
@@ -343,6 +346,7 @@ def test_of_several_models_the_one_that_is_asked_for_answers(tmp_path: Path) -> 
         assert not daemon.said("Traceback")
 
 
+@pytest.mark.long
 def test_the_configured_model_serves_whatever_frigate_calls_its_own(tmp_path: Path) -> None:
     other = onnx_files.convolutions(tmp_path / "other.onnx")
     arguments = ("--model", f"shapes={MODEL_PATH}", "--model", f"other={other}")
@@ -363,6 +367,7 @@ def test_a_model_whose_outputs_nobody_can_read_gives_nothing_and_a_reason(tmp_pa
         assert daemon.said("cannot be read as objects")
 
 
+@pytest.mark.long
 def test_a_model_is_read_as_frigates_model_type_says_where_nothing_else_tells(tmp_path: Path) -> None:
     """Without metadata and of a shape that fits two families, the embedded detector is only raw tensors."""
     proto = onnx.load(MODEL_PATH)
@@ -397,6 +402,7 @@ def test_an_upload_is_taken_where_that_is_configured() -> None:
         assert (daemon.models / "sent" / "1" / "model.onnx").read_bytes() == MODEL_PATH.read_bytes()
 
 
+@pytest.mark.long
 def test_an_upload_that_is_no_model_is_refused() -> None:
     with FrigateDaemon(settings="uploads = true") as daemon:
         with FrigateDetector(daemon.endpoint, "../../broken.onnx", file=b"this is no model") as detector:
@@ -433,6 +439,7 @@ def test_two_daemons_do_not_take_each_others_endpoint(daemon: FrigateDaemon) -> 
         assert detector.detect(as_bytes(picture())).any()
 
 
+@pytest.mark.long
 def test_frigate_may_come_over_tcp() -> None:
     with FrigateDaemon("--model", f"shapes={MODEL_PATH}", endpoint="tcp://localhost:0") as daemon:
         line = wait_for("the log names the port", lambda: [x for x in daemon.log.read_text().split() if "tcp://" in x])

@@ -14,6 +14,8 @@ import pytest
 from edged.client import Client
 from tests.integration.daemon import Daemon
 
+pytestmark = pytest.mark.long
+
 _LINES = (
     "The quick brown fox jumps over",
     "the lazy dog while seven wizards",

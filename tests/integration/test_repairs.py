@@ -93,6 +93,7 @@ def test_a_new_exporters_model_is_refused_repaired_served_and_remembered(daemon:
     assert info.repair.original == record["original"]
 
 
+@pytest.mark.long
 def test_what_would_be_done_is_shown_and_nothing_kept(daemon: Daemon) -> None:
     file = models.save(models.classifier(10), daemon.home / "shown.onnx")
     before = file.read_bytes()

@@ -26,7 +26,7 @@ from tests.integration.tensorrt_rtx import INSTALLED, ask, builder, conv, here, 
 from tests.waiting import run
 
 __all__ = ["builder", "store"]
-pytestmark = INSTALLED
+pytestmark = [INSTALLED, pytest.mark.long]
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------

@@ -209,6 +209,7 @@ def test_what_neither_proves_is_not_taken_in(tmp_path: Path, monkeypatch: pytest
         _repair(path, Wish.parse(False, ["opset=13"]))
 
 
+@pytest.mark.long
 def test_a_name_that_is_taken_beside_the_model_is_avoided(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(models.classifier(), path, save_as_external_data=True, location="m.lowered.onnx", size_threshold=0)
@@ -218,6 +219,7 @@ def test_a_name_that_is_taken_beside_the_model_is_avoided(tmp_path: Path) -> Non
     assert (tmp_path / "m.lowered.onnx").read_bytes() == weights
 
 
+@pytest.mark.long
 def test_a_copy_of_the_same_original_comes_out_the_same(tmp_path: Path) -> None:
     path = models.save(models.gelu(), tmp_path / "one.onnx")
     other = Path(shutil.copy(path, tmp_path / "other.onnx"))
