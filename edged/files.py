@@ -9,9 +9,13 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from edged.errors import EdgedError, InvalidInput, OutOfSpace
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# What msgspec raises of bytes that are not the JSON that is wanted: no JSON, another one, no text, nested too deep.
+NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def not_stored(what: str, error: OSError) -> EdgedError:

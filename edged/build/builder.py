@@ -28,7 +28,7 @@ from edged.build.golden import load as load_golden
 from edged.build.reference import REFERENCE as REFERENCE
 from edged.build.standard import Standard
 from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfSpace, Refused, Unsupported, WrongAnswers
-from edged.files import read_regular
+from edged.files import NOT_JSON, read_regular
 from edged.model.identity import file_digest
 from edged.model.inspection import Inspection
 from edged.model.model import Model
@@ -319,7 +319,7 @@ class Builder:
         try:
             graph = file_digest(path) if path.is_file() else ""
             known = msgspec.json.decode(read_regular(self._read_place(graph)), type=Inspection)
-        except (OSError, msgspec.MsgspecError, RecursionError, EdgedError):
+        except (OSError, *NOT_JSON, EdgedError):
             return None
         # With external data the files beside the model decide, and they are read and checked by the child.
         return None if known.external else known

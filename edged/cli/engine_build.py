@@ -11,6 +11,7 @@ import typer
 
 from edged.cli import common, folders
 from edged.errors import EdgedError, InvalidInput
+from edged.files import NOT_JSON
 
 if TYPE_CHECKING:
     from edged.build.jobs import Progress
@@ -92,7 +93,7 @@ def _target(text: str, box: Box) -> ahead.Target:
 
     try:
         recorded = msgspec.json.decode(place.read_bytes(), type=Facts)
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, *NOT_JSON) as error:
         raise InvalidInput(f"{place} has no facts that `edged device --json` wrote: {error}") from error
     return ahead.recorded_target(recorded.facts, box.fingerprint, place.name)
 

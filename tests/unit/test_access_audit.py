@@ -122,6 +122,7 @@ def test_what_a_request_is_about() -> None:
         ("/v2/models/door/trace/setting", b'{"trace_file": "x"}', {"model": "door", "settings": "trace_file"}),
         ("/v2/logging", b"", None),
         ("/v2/logging", b"[" * 5000, None),
+        ("/v2/logging", b'{"log\xff": 1}', None),
         ("/v2/repository/models/door/load", b'{"parameters": {"config": "x"}}', {"model": "door"}),
     ],
 )

@@ -202,9 +202,21 @@ def test_what_was_found_is_remembered_for_the_same_question_only(
     assert not asked
     with pytest.raises(BuildFailed):
         run(prove(builder_in(tmp_path / "cache", seconds=30.0), model))
-    builder.forget(model.digest)
+    for kept in (tmp_path / "cache" / "admissions").iterdir():
+        kept.write_bytes(b'{"reach": {"version": "\xff"}}')  # no text: it is asked anew
     with pytest.raises(BuildFailed):
         run(prove(builder, model))
+
+
+def test_what_was_found_is_forgotten_with_its_model(tmp_path: Path, cache: Path) -> None:
+    path = models.save(models.matmul(), tmp_path / "model.onnx")
+    builder = builder_in(tmp_path / "cache")
+    model = Model.of(plain_entry("m", path, {}), run(builder.inspect(path), 200))
+    assert run(prove(builder, model), 200) == ()
+    assert list((tmp_path / "cache" / "admissions").iterdir())
+    builder.forget(model.digest)
+    assert not list((tmp_path / "cache" / "admissions").iterdir())
+    assert not list((tmp_path / "cache" / "inspections").iterdir())
 
 
 def test_a_file_that_is_no_model_is_refused_with_its_finding(tmp_path: Path, cache: Path) -> None:

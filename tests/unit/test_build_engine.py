@@ -153,11 +153,12 @@ def test_what_was_read_of_a_model_is_remembered_until_the_file_changes(builder: 
     assert run(builder.inspect(path)).digest != first.digest
 
 
-def test_a_damaged_memory_of_a_model_is_read_anew(builder: Builder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [b"{", b'{"digest": "\xff"}', b"[" * 100_000])
+def test_a_damaged_memory_of_a_model_is_read_anew(builder: Builder, tmp_path: Path, damaged: bytes) -> None:
     path = models.save(models.matmul(), tmp_path / "model.onnx")
     first = run(builder.inspect(path))
     (known,) = (tmp_path / "cache" / "inspections").glob(f"{first.graph_digest}*.json")
-    known.write_bytes(b"{")
+    known.write_bytes(damaged)
     assert run(builder.inspect(path)) == first
 
 

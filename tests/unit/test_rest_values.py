@@ -111,6 +111,7 @@ def test_nan_and_infinities_are_bare_words_and_may_come_as_strings() -> None:
         ("FP32", [1], b"7", "not a list"),
         ("FP32", [1], b'{"a":1}', "not a list"),
         ("BYTES", [1], b"[1]", "strings"),
+        ("BYTES", [1], b'["\xff"]', "strings"),
         ("BYTES", [1], b'["a","b"]', "holds 2 values"),
         ("BYTES", [1], b"[" * 200 + b'"a"' + b"]" * 200, "strings"),
         ("FP16", [1], b"[1]", "binary tensor data"),

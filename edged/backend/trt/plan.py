@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from edged.errors import EngineUnusable
+from edged.files import NOT_JSON
 
 _KINDS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 _MAGIC, _SHORT, _HEADER = 4, 28, 64  # bytes: of the magic, up to and with the version, of all that is known of
@@ -78,7 +79,7 @@ def _after_json(data: bytes) -> int:
         return 0
     try:
         msgspec.json.decode(data[_MAGIC:end], type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return 0
     return end
 

@@ -20,13 +20,13 @@ from edged.build.reach import Reach
 from edged.device import runtimes
 from edged.device.root import Root
 from edged.errors import EdgedError
-from edged.files import read_regular
+from edged.files import NOT_JSON, read_regular
 from edged.store import atomic
 from edged.version import __version__
 
 _FORMAT = 4  # of these files, and of what the stages look at
 _MOST = 1000  # outcomes of models that were refused and never came back
-_UNREADABLE = (OSError, msgspec.MsgspecError, RecursionError, EdgedError)
+_UNREADABLE = (OSError, *NOT_JSON, EdgedError)
 
 
 class Outcomes:

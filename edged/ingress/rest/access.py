@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from edged.errors import ClientLimited, EdgedError, Unauthenticated
+from edged.files import NOT_JSON
 from edged.ingress.access import policy
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.guard import Guard
@@ -95,7 +96,7 @@ def _settings(route: Route, body: bytes) -> dict[str, str]:
         return {}
     try:
         named = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):  # which is how the call ends, and that is written down
+    except NOT_JSON:  # which is how the call ends, and that is written down
         return {}
     return {"settings": ", ".join(sorted(named))[:_LONGEST]} if named else {}
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from edged.errors import InvalidInput
+from edged.files import NOT_JSON
 
 Part: TypeAlias = "bytes | memoryview"
 Headers: TypeAlias = "tuple[tuple[str, str], ...]"
@@ -62,7 +63,7 @@ def wanted(body: bytes, kind: type[T], what: str) -> T:
     """The JSON of a body, which may be empty where every field may be left out. InvalidInput says what is wrong."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise InvalidInput(f"{what} cannot be used: {error}") from None
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from edged.errors import InvalidInput
+from edged.files import NOT_JSON
 from edged.ingress.rest import values
 from edged.ingress.rest.exchange import JSON, Answer, Part
 from edged.proto import open_inference_pb2 as pb
@@ -164,7 +165,7 @@ def _decode(text: bytes) -> _Inference:
             if not values.has_bare_words(text):
                 raise
             return _decoder.decode(values.with_bare_words(text))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise InvalidInput(f"the request's JSON cannot be used: {error}") from None
 
 

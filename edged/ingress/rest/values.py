@@ -17,6 +17,7 @@ import numpy as np
 
 from edged import raw_contents
 from edged.errors import InvalidInput, TooLarge
+from edged.files import NOT_JSON
 from edged.tensors import Array, numpy_dtype
 
 _BLOCK = 1 << 18  # characters of numbers that are read at a time
@@ -127,7 +128,7 @@ def _strings(name: str, text: bytes) -> list[bytes]:
     found: list[bytes] = []
     try:
         _flatten(_anything.decode(text), found, _DEEPEST)
-    except (msgspec.DecodeError, RecursionError, TypeError):
+    except (*NOT_JSON, TypeError):
         raise InvalidInput(f"input {name!r} is BYTES; data has to hold strings") from None
     return found
 
