@@ -178,7 +178,7 @@ def _table(models: Sequence[tuple[str, ModelInfo]]) -> Table:
     more = [*(["alarms"] if alarming else []), *(["notes"] if noting else [])]
     table = Table(*answers.boxed(models), *titles, *more, box=None, pad_edge=False)
     for box, model in models:
-        inputs = ", ".join(f"{t.name} {t.datatype}{list(t.shape)}" for t in model.inputs)
+        inputs = ", ".join(f"{words.shown(t.name)} {t.datatype}{list(t.shape)}" for t in model.inputs)
         family = model.family or ("raw tensors" if model.digest else "")
         alarms = ["; ".join(alarm.message for alarm in model.alarms)] if alarming else []
         told = model.reason or inputs
@@ -220,15 +220,15 @@ def _state(model: ModelInfo) -> str:
 
 
 def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
-    return "\n".join(f"{t.name} {t.datatype}{list(t.shape)}" for t in tensors) or "none"
+    return "\n".join(f"{words.shown(t.name)} {t.datatype}{list(t.shape)}" for t in tensors) or "none"
 
 
 def _open_dimensions(shapes: Shapes) -> dict[str, str]:
-    lines = [f"{each.name}[{', '.join(each.dims)}]" for each in shapes.inputs]
+    lines = [f"{words.shown(each.name)}[{', '.join(each.dims)}]" for each in shapes.inputs]
     lines += [f"one dimension: {tie}" for tie in shapes.ties]
-    wanted = [f"{each.name} {_range(each.wanted)}" for each in shapes.inputs if each.wanted is not None]
-    serving = [f"{each.name} {_range(each.serving)}" for each in shapes.inputs if each.serving is not None]
-    seen = [f"{each.name} {_range(each.seen)}" for each in shapes.inputs if each.seen is not None]
+    wanted = [f"{words.shown(each.name)} {_range(each.wanted)}" for each in shapes.inputs if each.wanted is not None]
+    serving = [f"{words.shown(each.name)} {_range(each.serving)}" for each in shapes.inputs if each.serving is not None]
+    seen = [f"{words.shown(each.name)} {_range(each.seen)}" for each in shapes.inputs if each.seen is not None]
     return {
         "open": "\n".join(lines),
         "  engines for": "\n".join(wanted) or _UNKNOWN.get(shapes.policy, _UNKNOWN["any"]),
