@@ -136,7 +136,10 @@ class Catalogue:
     def _forget(self) -> None:
         """What was found out of models that nothing is served by any more, and nothing is to be."""
         needed = {
-            model.digest for planned in self.models.values() for model in (planned.model, planned.served) if model
+            digest
+            for planned in self.models.values()
+            for digest in (planned.examined, *(model.digest for model in (planned.model, planned.served) if model))
+            if digest
         }
         for digest in self._known - needed:
             self._builder.forget(digest)
@@ -194,6 +197,7 @@ class Catalogue:
             async with self._readers:
                 inspection = await self._builder.inspect(Path(entry.path))
                 model = Model.of(entry, inspection)
+                planned.examined = model.digest
                 warnings = await self._prove(model) if self._prove is not None else ()
             for warning in warnings:
                 _LOG.warning("model %s: %s", entry.name, warning.line())

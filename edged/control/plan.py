@@ -222,6 +222,7 @@ class PlannedModel:
     opening: asyncio.Task[None] | None = None
     opening_key: str = ""
     reading: asyncio.Task[None] | None = None
+    examined: str = ""  # digest of what was read last, whatever came of it
     _weights: str = ""
     _known: Acquaintance | None = None
 

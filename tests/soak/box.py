@@ -54,7 +54,8 @@ class Box(Daemon):
         return found
 
     def calm(self) -> None:
-        """Waits until every camera has gone, all is made that is to be made, and every model answers."""
+        """Waits until every camera has gone, all is made that is to be made, and every model answers. Then the engines
+        of models that have gone are evicted, which the daemon does by itself only for want of room."""
         with self.client() as client:
 
             def is_calm() -> bool:
@@ -63,6 +64,7 @@ class Box(Daemon):
                 return not (status.building or connected) and status.serving == status.models
 
             wait_for("the daemon is calm", is_calm, _CALM_SECONDS)
+            client.evict(everything=True)
 
     def victims(self, kind: str) -> list[int]:
         """Processes of its own that may be killed: `host`, or `worker` for those that build."""

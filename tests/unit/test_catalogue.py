@@ -12,16 +12,17 @@ import msgspec
 import pytest
 
 from edged.config import Engines
-from edged.control.catalogue import Catalogue
+from edged.control.catalogue import Catalogue, Prove
 from edged.control.chores import Chores
 from edged.control.plan import PlannedModel
 from edged.control.planner import Planner
 from edged.control.states import EngineState
-from edged.errors import EdgedError, InvalidInput, NotFound, NotReady
+from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady
 from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
 from edged.model.finding import Category, Finding, Stage
 from edged.model.inspection import Inspection
+from edged.model.model import Model
 from edged.model.repository import ModelEntry
 from edged.serving.session import ServingSession
 from edged.serving.work import FrameWork
@@ -70,7 +71,7 @@ class Shelf:
 class House:
     """A catalogue of a repository. Made within a loop."""
 
-    def __init__(self, root: Path, named: dict[str, Path] | None = None) -> None:
+    def __init__(self, root: Path, named: dict[str, Path] | None = None, prove: Prove | None = None) -> None:
         self.shelf, self.readers, self.events = Shelf(), Readers(), EventLog()
         self.retired: list[ServingSession | None] = []
         store = Store(root)
@@ -83,6 +84,7 @@ class House:
             self.events,
             Chores(lambda: None),
             self.retired.append,
+            prove,
         )
 
     async def look(self) -> None:
@@ -237,6 +239,23 @@ def test_what_is_kept_of_a_content_is_dropped_once_another_has_taken_its_place(t
         assert house.readers.forgotten == [], "the one before it still answers"
         assert planned.model is not None
         planned.serve(planned.model)
+        await house.look()
+        assert house.readers.forgotten == [inspection("m").digest]
+
+    run(story())
+
+
+def test_what_was_found_of_a_model_that_is_refused_is_kept_until_it_goes(tmp_path: Path) -> None:
+    async def refuse(_: Model) -> tuple[()]:
+        raise EngineUnusable("no runtime takes it")
+
+    async def story() -> None:
+        house = House(tmp_path, prove=refuse)
+        planned = await house.add("m")
+        assert planned.problem is not None
+        await house.look()
+        assert house.readers.forgotten == []
+        del house.shelf.models["m"]
         await house.look()
         assert house.readers.forgotten == [inspection("m").digest]
 
