@@ -2,7 +2,7 @@
 #   make demo    starts a daemon, streams cameras through it, shows what happens, ends by itself
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
+.PHONY: help demo test test-long live-1 live-2 lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
   test-perf-analyzer test-onnx-backend test-zoo fuzz soak \
   resolve-arm64 bench deb-trigger install uninstall test-systemd format clean
 
@@ -52,9 +52,16 @@ $(VENV)/.dev: $(BIN)/python $(SOURCES)
 demo: $(VENV)/.run  ## Start a daemon in a scratch folder, stream cameras through it and show what happens (ARGS="--seconds 40").
 	$(BIN)/edged demo --json .demo/demo.json --snapshot .demo/demo.jpg $(ARGS)
 
-# Much of a test is waiting for what was started: side by side they take half of the time.
-test: lint types architecture  ## Everything that must hold before a change lands.
-	@$(MAKE) --no-print-directory --output-sync=line -j3 unit integration system
+# Much of a test is waiting for what was started: side by side they take half of the time. The suites of real processes
+# are cut in two parts that take about as long as the pure tests.
+test: lint architecture  ## Everything that must hold before a change lands.
+	@$(MAKE) --no-print-directory --output-sync=line -j4 types unit live-1 live-2
+
+live-1: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/integration/test_[a-k]*.py -m 'not long' $(ARGS)
+
+live-2: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/system tests/integration/test_[l-z]*.py -m 'not long' $(ARGS)
 
 lint: $(VENV)/.dev  ## Style and likely bugs (ruff).
 	$(BIN)/ruff check .

@@ -16,6 +16,8 @@ import pytest
 from edged.client import Client
 from tests.integration.daemon import Daemon
 
+pytestmark = pytest.mark.long
+
 _FACE = (179, 62, 270, 175)
 _SIZE = 512
 

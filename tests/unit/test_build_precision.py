@@ -67,7 +67,12 @@ def make(model: Model, recipe: Recipe, folder: Path) -> tuple[EngineRecord, list
 
 
 @pytest.mark.parametrize(
-    ("backend", "precision"), [("onnxruntime", "fp16"), ("onnxruntime", "int8"), ("openvino", "int8")]
+    ("backend", "precision"),
+    [
+        pytest.param("onnxruntime", "fp16", marks=pytest.mark.long),
+        ("onnxruntime", "int8"),
+        pytest.param("openvino", "int8", marks=pytest.mark.long),
+    ],
 )
 def test_an_engine_of_another_precision_is_built_from_a_converted_graph_and_judged(
     backend: str, precision: str, shapes: Model, tmp_path: Path
