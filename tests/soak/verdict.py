@@ -21,7 +21,7 @@ SLACK: Final[Mapping[str, int]] = {
     "host_fds": 2,
     "host_threads": 2,
     "segments": 1,  # of a client that was killed, until the next one comes
-    "files": 2,
+    "files": 12,  # what is remembered of builds that were killed, for when their models come back
 }
 assert set(SLACK) == set(Figures.__struct_fields__)
 
