@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Set
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,7 +23,7 @@ from edged.build.admission.limits import USUAL, AdmissionLimits
 from edged.build.admission.memory import Outcomes
 from edged.build.child import Limits, run
 from edged.build.extent import Extent
-from edged.build.golden import Sample
+from edged.build.golden import SUFFIX, Sample
 from edged.build.golden import load as load_golden
 from edged.build.reference import REFERENCE as REFERENCE
 from edged.build.standard import Standard
@@ -199,9 +199,17 @@ class Builder:
     def forget(self, digest: str) -> None:
         """Removes what was found out of a model that has gone: what it holds, its golden answers, that it may serve."""
         self._outcomes.forget(digest)
-        for place in (*self._golden.glob(f"{digest}*.golden"), *self._inspections.glob(f"{digest}-*.json")):
+        for place in (*self._golden.glob(f"{digest}*{SUFFIX}"), *self._inspections.glob(f"{digest}-*.json")):
             with contextlib.suppress(OSError):
                 place.unlink()
+
+    def forget_others(self, needed: Set[str]) -> None:
+        """Removes the golden answers of models that went while no daemon ran, or right before it was killed: those that
+        are not `needed`, by digest, and have no engine in the store. What else is kept is small and bounded."""
+        kept = {place.name.removesuffix(SUFFIX).partition("-")[0] for place in self._golden.glob(f"*{SUFFIX}")}
+        built = {record.parts.get("model", "") for record in self._store.records().values()}
+        for digest in filter(None, kept - needed - built):
+            self.forget(digest)
 
     def recorded(self, model: Model) -> list[Sample]:
         """What the reference was asked and answered when there were engines to be compared with it; none where it was

@@ -69,6 +69,7 @@ class Catalogue:
         self._prove = prove
         self._late: dict[str, tuple[ModelEntry, int]] = {}  # what was tried again already, and how often
         self._known: set[str] = set()  # digests of models that something was found out of
+        self._is_tidy = False  # whether nothing is kept any more of models that went before the daemon came
 
     def name(self, named: Mapping[str, Path]) -> None:
         """The configuration names these models now; the next look sees them."""
@@ -144,6 +145,9 @@ class Catalogue:
         for digest in self._known - needed:
             self._builder.forget(digest)
         self._known = needed
+        if not self._is_tidy and not any(planned.is_being_read for planned in self.models.values()):
+            self._is_tidy = True
+            self._builder.forget_others(needed)
 
     def _is_awaited(self, name: str, entries: Mapping[str, ModelEntry]) -> bool:
         """Whether it is the version beside a model that is to answer for the model, and the model has not come so far:

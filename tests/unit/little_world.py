@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -258,6 +258,9 @@ class Box:
         return None
 
     def forget(self, digest: str) -> None:
+        pass
+
+    def forget_others(self, needed: Set[str]) -> None:
         pass
 
     @asynccontextmanager

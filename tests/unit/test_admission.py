@@ -219,6 +219,15 @@ def test_what_was_found_is_forgotten_with_its_model(tmp_path: Path, cache: Path)
     assert not list((tmp_path / "cache" / "inspections").iterdir())
 
 
+def test_golden_answers_of_models_that_nobody_has_are_removed(tmp_path: Path) -> None:
+    builder = builder_in(tmp_path / "cache")
+    golden = tmp_path / "cache" / "golden"
+    for name in ("aa-1.golden", "aa.golden", "bb-1.golden"):
+        (golden / name).write_bytes(b"answers")
+    builder.forget_others({"aa"})
+    assert sorted(place.name for place in golden.iterdir()) == ["aa-1.golden", "aa.golden"]
+
+
 def test_a_file_that_is_no_model_is_refused_with_its_finding(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "model.onnx").write_text("no model at all")
     with pytest.raises(ModelRefused) as raised:

@@ -77,6 +77,11 @@ def test_an_engine_is_built_verified_timed_and_stored(builder: Builder, store: S
     store.artefact(key).check()
     assert list((tmp_path / "cache" / "golden").iterdir())
     assert [p.name for p in (tmp_path / "cache" / "staging").iterdir() if p.is_dir()] == []
+    builder.forget_others(set())
+    assert list((tmp_path / "cache" / "golden").iterdir()), "there is an engine that is compared with them"
+    store.remove(key)
+    builder.forget_others(set())
+    assert not list((tmp_path / "cache" / "golden").iterdir())
 
 
 def test_an_engine_is_asked_with_the_shapes_that_the_models_settings_say(builder: Builder, tmp_path: Path) -> None:

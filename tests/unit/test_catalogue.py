@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import msgspec
@@ -38,6 +38,7 @@ class Readers:
         self.files: dict[str, Inspection | Exception] = {}
         self.now = self.most = self.reads = 0
         self.forgotten: list[str] = []
+        self.tidied: list[set[str]] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -56,6 +57,9 @@ class Readers:
 
     def forget(self, digest: str) -> None:
         self.forgotten.append(digest)
+
+    def forget_others(self, needed: Set[str]) -> None:
+        self.tidied.append(set(needed))
 
 
 class Shelf:
@@ -241,6 +245,22 @@ def test_what_is_kept_of_a_content_is_dropped_once_another_has_taken_its_place(t
         planned.serve(planned.model)
         await house.look()
         assert house.readers.forgotten == [inspection("m").digest]
+
+    run(story())
+
+
+def test_what_is_kept_of_models_that_went_before_is_dropped_once_all_are_read(tmp_path: Path) -> None:
+    async def story() -> None:
+        house = House(tmp_path)
+        house.readers.gate.clear()
+        house.shelf.models["m"] = entry("m", "1")
+        for _ in range(2):
+            await house.look()
+        assert house.readers.tidied == [], "it is not known yet which models there are"
+        house.readers.gate.set()
+        for _ in range(3):
+            await house.look()
+        assert house.readers.tidied == [{inspection("m").digest}]
 
     run(story())
 
