@@ -104,7 +104,7 @@ test-onnx-backend: $(VENV)/.dev  ## Every test model of the onnx package, served
 	$(BIN)/python -m tests.onnx_backend $(ARGS)
 
 # Another seed each time, which is printed; the same one sends the same again.
-fuzz: $(VENV)/.dev  ## Nonsense for every call, 200,000 messages for handlers and 20,000 for a live daemon; ten minutes (SEED=7).
+fuzz: $(VENV)/.dev  ## Nonsense for every call, 200,000 messages for handlers and 20,000 for a live daemon; five minutes (SEED=7).
 	$(BIN)/python -m tests.fuzz $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Another seed each time; what fails tells which it was.
@@ -112,7 +112,7 @@ MINUTES ?= 10
 soak: $(VENV)/.dev  ## A daemon to which everything happens at once, and whether it grows (MINUTES=60, SEED=7).
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-test-zoo: $(VENV)/.dev  ## All good and bad models of tests/zoo: does each end as its manifest says? Half an hour (ARGS="-k external").
+test-zoo: $(VENV)/.dev  ## All good and bad models of tests/zoo: does each end as its manifest says? A quarter of an hour (ARGS="-k external").
 	$(BIN)/python -m pytest tests/integration/test_zoo.py $(ARGS)
 
 # Bindings say which calls a generation of TensorRT has, and need neither its libraries nor a GPU. The older TensorRT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,14 @@ def built() -> Iterator[Path]:
         daemon.settled("shapes")
         daemon.stop()
         yield daemon.cache
+
+
+@pytest.fixture
+def stored(built: Path) -> Daemon:
+    """One that was not started yet, and finds every engine of the embedded detector in its store."""
+    daemon = Daemon("--model", f"shapes={MODEL_PATH}")
+    shutil.copytree(built, daemon.cache)
+    return daemon
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from edged.shapes import MODEL_PATH
 from tests.integration.daemon import Daemon, wait_for
 from tests.integration.test_engine_life import Cameras
 
@@ -23,9 +20,8 @@ _STOPPED, _RUNNING = 0.04, 0.004  # seconds: more than ten times as long as it t
 
 
 @pytest.fixture
-def daemon(built: Path) -> Iterator[Daemon]:
-    daemon = Daemon("--model", f"shapes={MODEL_PATH}")
-    shutil.copytree(built, daemon.cache)
+def daemon(stored: Daemon) -> Iterator[Daemon]:
+    daemon = stored
     (daemon.home / "edged.toml").write_text("[engines]\nregression_factor = 3.0\nregression_seconds = 2.0\n")
     daemon._arguments = (*daemon._arguments, "--config", str(daemon.home / "edged.toml"))
     with daemon:

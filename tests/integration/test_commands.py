@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,6 @@ import edged
 from edged import events
 from edged.client.operations import EngineInfo
 from edged.errors import InvalidInput, NotFound, Refused
-from edged.shapes import MODEL_PATH
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 from tests.integration.test_engine_life import Cameras
@@ -69,9 +66,7 @@ def spare(client: edged.Client) -> str:
 # --- rebuild --------------------------------------------------------------------------------------------------------
 
 
-def test_a_serving_engine_is_rebuilt_without_a_failed_request(built: Path) -> None:
-    stored = Daemon("--model", f"shapes={MODEL_PATH}")
-    shutil.copytree(built, stored.cache)
+def test_a_serving_engine_is_rebuilt_without_a_failed_request(stored: Daemon) -> None:
     with stored as daemon, daemon.client() as client:
         (before,) = [engine for engine in daemon.settled("shapes") if engine.state == "serving"]
         with Cameras(daemon, 2) as cameras:

@@ -6,14 +6,11 @@ the same kind: nothing in an engine says whether it still works there, and tryin
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from edged.shapes import MODEL_PATH
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from tests.integration.daemon import Daemon
@@ -23,10 +20,8 @@ _OTHER = "Another processor with the same instructions"
 
 
 @pytest.fixture
-def daemon(built: Path) -> Iterator[Daemon]:
-    daemon = Daemon("--model", f"shapes={MODEL_PATH}")
-    shutil.copytree(built, daemon.cache)
-    with daemon:
+def daemon(stored: Daemon) -> Iterator[Daemon]:
+    with stored as daemon:
         yield daemon
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -29,11 +27,9 @@ def fresh() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def daemon(built: Path) -> Iterator[Daemon]:
+def daemon(stored: Daemon) -> Iterator[Daemon]:
     """Finds its engines in the store."""
-    daemon = Daemon("--model", f"shapes={MODEL_PATH}")
-    shutil.copytree(built, daemon.cache)
-    with daemon:
+    with stored as daemon:
         yield daemon
 
 

@@ -53,17 +53,7 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
         problem = f"the token {token.name} has expired; make another on the daemon's machine: edged tokens new"
         return msgspec.structs.replace(caller, problem=problem)
     who = f"token {token.name}"
-    given: Roles = frozenset(token.roles)
-    return msgspec.structs.replace(
-        caller,
-        name=who,
-        roles=caller.roles | given,
-        key=who,
-        is_known=True,
-        has_shown=True,
-        proof=(token.sha256,),
-        given=given,
-    )
+    return _known(caller, who, frozenset(token.roles), (token.sha256,))
 
 
 def ill_formed(caller: Caller) -> Caller:
@@ -85,6 +75,12 @@ def with_certificate(
     name = next((name for name in shown if name in known), shown[0])[:80]
     who = f"certificate {name}"
     remedy = "" if given else f"; give it some: access.certificates, {name!r}"
+    found = _known(caller, who, given, tuple(name for name in shown if name in known))
+    return msgspec.structs.replace(found, remedy=remedy or caller.remedy)
+
+
+def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Caller:
+    """The caller under a name of its own, with the roles that what it shows gives it."""
     return msgspec.structs.replace(
         caller,
         name=who,
@@ -92,8 +88,7 @@ def with_certificate(
         key=who,
         is_known=True,
         has_shown=True,
-        remedy=remedy or caller.remedy,
-        proof=tuple(name for name in shown if name in known),
+        proof=proof,
         given=given,
     )
 
