@@ -7,7 +7,7 @@ import os
 import pwd
 import stat
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 
@@ -31,6 +31,64 @@ def read_regular(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path.name} is not a regular file")
         return file.read()
+
+
+def read_inside(folder: Path, name: str | PurePath) -> bytes:
+    """All bytes of a regular file that a package names by its path inside the package's `folder`.
+
+    OSError for a path that leaves the folder, and if the file or a folder on the way to it is a symbolic link: a
+    stranger's package could name any file that the daemon can read.
+    """
+    with os.fdopen(_open_inside(folder, name), "rb") as file:
+        return file.read()
+
+
+def status_inside(folder: Path, name: str | PurePath) -> os.stat_result:
+    """The status of such a file; OSError as `read_inside`."""
+    handle = _open_inside(folder, name)
+    try:
+        return os.fstat(handle)
+    finally:
+        os.close(handle)
+
+
+def _open_inside(folder: Path, name: str | PurePath) -> int:
+    """Each step is opened relative to the one before it, so that no folder can be replaced by a link meanwhile."""
+    pure = PurePath(name)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise OSError(errno.EPERM, "it lies outside the model's folder")
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for step in pure.parts[:-1]:
+            inner = _step(handle, step, os.O_PATH | os.O_DIRECTORY)
+            os.close(handle)
+            handle = inner
+        file = _step(handle, pure.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    finally:
+        os.close(handle)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return file
+
+
+def _step(folder: int, name: str, flags: int) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as error:
+        is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(folder, name)
+        if is_link:
+            raise OSError(
+                errno.ELOOP, "it is reached by a link; copy the file itself into the model's folder"
+            ) from None
+        raise
+
+
+def _is_link(folder: int, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
 
 
 def foreign(paths: Iterable[Path]) -> str:

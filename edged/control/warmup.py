@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from edged.errors import (
     Overloaded,
     WarmupFailed,
 )
-from edged.files import read_regular
+from edged.files import read_inside
 from edged.model.model import Model
 from edged.model.triton_check import made_up_inputs
 from edged.model.triton_config import WARMUP_FOLDER, Warmup, WarmupInput
@@ -76,14 +76,14 @@ def inputs_of(warmup: Warmup, model: Model) -> tuple[InputTensor, ...]:
 
 def _data(warmup: Warmup, each: WarmupInput, spec: TensorSpec, shape: tuple[int, ...], model: Model) -> bytes:
     if each.data == "file":
-        path = Path(model.entry.folder) / WARMUP_FOLDER / each.file
-        return _file(f"model_warmup {warmup.name!r}", path, spec, shape)
+        path = PurePosixPath(WARMUP_FOLDER, each.file)
+        return _file(f"model_warmup {warmup.name!r}", Path(model.entry.folder), path, spec, shape)
     return _random(spec.datatype, shape) if each.data == "random" else _zeros(spec.datatype, shape)
 
 
-def _file(what: str, path: Path, spec: TensorSpec, shape: tuple[int, ...]) -> bytes:
+def _file(what: str, folder: Path, path: PurePosixPath, spec: TensorSpec, shape: tuple[int, ...]) -> bytes:
     try:
-        data = read_regular(path)
+        data = read_inside(folder, path)
     except OSError as error:
         raise ConfigError(f"{what}: {path.name} cannot be read: {error.strerror or error}") from error
     if spec.datatype != "BYTES" and len(data) != byte_size(spec.datatype, shape):

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from edged.errors import ConfigError
-from edged.files import read_regular
+from edged.files import read_inside, status_inside
 
 FILE = "repair.json"  # in the folder of the version that it is about
 _FORMAT = 1
@@ -161,9 +161,9 @@ def write(record: Record) -> bytes:
 def read(path: Path) -> Record | None:
     """The record in a file; None where there is none or it is not one: it is for people, and no model depends on it."""
     try:
-        if path.stat().st_size > _LARGEST:
+        if status_inside(path.parent, path.name).st_size > _LARGEST:
             return None
-        record = msgspec.json.decode(read_regular(path), type=Record)
+        record = msgspec.json.decode(read_inside(path.parent, path.name), type=Record)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return record if record.format == _FORMAT else None

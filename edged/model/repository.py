@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Superseded
-from edged.files import foreign, not_stored, read_regular
+from edged.files import foreign, not_stored, read_inside
 from edged.model import repair, triton_config, triton_files, versions
 from edged.model import samples as model_samples
 from edged.model import settings as model_settings
@@ -222,17 +222,17 @@ def folder_entries(
     present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
     if not present:
         return []
-    settings, wrong = _read_settings(path / _SETTINGS)
+    settings, wrong = _read_settings(path)
     said = triton or TritonConfig()
     policy = (None if wrong else versions.setting(settings)) or said.versions or VersionPolicy()
     labels, unreadable = triton_files.read_labels(path, said)
-    named = list(triton_files.named_files(path, said))
-    lost = [f"{triton_config.FILE} names {file.name}, which is not there" for file in named if not os.path.isfile(file)]
+    named = list(triton_files.named_files(said))
+    lost = (problem for file in named if (problem := triton_files.unusable(path, file)))
     chosen, numbers = policy.choose(present), ", ".join(map(str, sorted(present)))
     none = "" if chosen else f"of the versions {numbers} none is served, since versions={policy}; change it"
-    problem = problem or wrong or unreadable or next(iter(lost), "") or none
+    problem = problem or wrong or unreadable or next(lost, "") or none
     samples = model_samples.listed(path / model_samples.FOLDER)
-    common = [*sources, path / _SETTINGS, *named, *samples]
+    common = [*sources, path / _SETTINGS, *(path / file for file in named), *samples]
     entries: list[ModelEntry] = []
     for number in chosen or (max(present),):
         model = present[number] / (said.model_file or _MODEL)
@@ -287,9 +287,9 @@ def _unread(folder: Path, version: Path) -> Iterator[str]:
             yield f"{path.relative_to(folder)} is not read: settings are in {folder.name}/{_SETTINGS}"
 
 
-def _read_settings(path: Path) -> tuple[dict[str, str], str]:
+def _read_settings(folder: Path) -> tuple[dict[str, str], str]:
     try:
-        settings = model_settings.read_toml(read_regular(path))
+        settings = model_settings.read_toml(read_inside(folder, _SETTINGS))
         model_settings.validate(settings)
     except FileNotFoundError:
         return {}, ""

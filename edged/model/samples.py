@@ -33,10 +33,13 @@ def is_tensors(name: str) -> bool:
 
 
 def listed(folder: Path) -> tuple[Path, ...]:
-    """The samples in a folder, the first `MOST` by name; none where there is no folder or it may not be read."""
+    """The samples in a folder, the first `MOST` by name; none if the folder is missing or cannot be read. Links are not
+    followed: a stranger's package could make a sample of any picture that the daemon can read."""
     try:
+        if folder.is_symlink():
+            return ()
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if _is_sample(entry.name) and entry.is_file()]
+            names = [entry.name for entry in entries if _is_sample(entry.name) and entry.is_file(follow_symlinks=False)]
     except OSError:
         return ()
     return tuple(folder / name for name in heapq.nsmallest(MOST, names))

@@ -370,3 +370,55 @@ def test_of_two_adds_of_one_name_at_once_one_is_told_that_it_is_taken(
     with pytest.raises(AlreadyExists, match="yolo"):
         Repository(root).add("yolo", {"m": source}, {})
     assert [path.name for path in root.iterdir()] == ["yolo"]
+
+
+_LABELS = 'output { name: "y" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" }'
+_WARMUP = (
+    'model_warmup { name: "w" inputs { key: "x" value'
+    ' { data_type: TYPE_FP32 dims: [ 2 ] input_data_file: "labels.txt" } } }'
+)
+_STATE = (
+    'sequence_batching { state { input_name: "a" output_name: "b" data_type: TYPE_FP32 dims: [ 2 ]'
+    ' initial_state { name: "i" data_type: TYPE_FP32 dims: [ 2 ] data_file: "labels.txt" } } }'
+)
+
+
+@pytest.mark.parametrize("link", ["file", "folder", "device", "fifo"])
+@pytest.mark.parametrize(("config", "folder"), [(_LABELS, ""), (_WARMUP, "warmup"), (_STATE, "initial_state")])
+def test_entries_file_named_by_configuration_behind_link_is_refused(
+    root: Path, tmp_path: Path, config: str, folder: str, link: str
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    secret = tmp_path / "elsewhere" / "labels.txt"
+    secret.write_text("root:secret-hash")
+    model = lay(root, "m", "1")
+    (model / "config.pbtxt").write_text(config if link != "folder" else config.replace("labels.txt", "in/labels.txt"))
+    place = model / folder
+    place.mkdir(exist_ok=True)
+    if link == "folder":
+        (place / "in").symlink_to(secret.parent)
+    elif link == "fifo":
+        os.mkfifo(place / "labels.txt")
+    else:
+        (place / "labels.txt").symlink_to(secret if link == "file" else "/dev/zero")
+    entry = Repository(root).entries()["m"]
+    assert "labels.txt" in entry.problem
+    assert "secret-hash" not in repr(entry)
+
+
+@pytest.mark.parametrize("name", ["config.pbtxt", "edged.toml"])
+def test_entries_configuration_that_is_a_link_is_refused(root: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "elsewhere").write_text("")
+    (lay(root, "m", "1") / name).symlink_to(tmp_path / "elsewhere")
+    assert name in Repository(root).entries()["m"].problem
+
+
+def test_entries_samples_that_are_links_are_left_out(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "private.jpg").write_bytes(b"picture")
+    linked, inside = lay(root, "linked", "1"), lay(root, "inside", "1")
+    (linked / "samples").symlink_to(tmp_path / "elsewhere")
+    (inside / "samples").mkdir()
+    (inside / "samples" / "a.jpg").symlink_to(tmp_path / "elsewhere" / "private.jpg")
+    entries = Repository(root).entries()
+    assert entries["linked"].samples == entries["inside"].samples == ()

@@ -6,12 +6,13 @@ import functools
 import math
 import struct
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from edged.backend.contract import Signature
 from edged.errors import InvalidInput, NotReady
+from edged.files import read_inside, status_inside
 from edged.ingress.inference.parameters import Options, SequenceId
 from edged.ingress.inference.sequences import Kept
 from edged.ingress.inference.sequences import State as KeptState
@@ -77,7 +78,7 @@ def _initial(state: State, spec: TensorSpec, sizes: _Sizes, folder: Path) -> Kep
     shape = sizes.shape(spec, state.initial_dims or state.dims)
     if not state.initial_file:
         return Kept(shape, bytes(4 * math.prod(shape) if spec.datatype == "BYTES" else byte_size(spec.datatype, shape)))
-    data = _file(folder / STATE_FOLDER / state.initial_file)
+    data = _file(folder, PurePosixPath(STATE_FOLDER, state.initial_file))
     if spec.datatype != "BYTES" and len(data) != byte_size(spec.datatype, shape):
         raise InvalidInput(
             f"the initial state {state.initial_file!r} has {len(data)} bytes,"
@@ -86,18 +87,18 @@ def _initial(state: State, spec: TensorSpec, sizes: _Sizes, folder: Path) -> Kep
     return Kept(shape, data)
 
 
-def _file(path: Path) -> bytes:
+def _file(folder: Path, path: PurePosixPath) -> bytes:
     try:
-        status = path.stat()
-        return _contents(path, status.st_mtime_ns, status.st_size)
+        status = status_inside(folder, path)
+        return _contents(folder, path, status.st_mtime_ns, status.st_size)
     except OSError as error:
-        raise NotReady(f"the initial state {path.name!r} cannot be read: {error.strerror}") from None
+        raise NotReady(f"the initial state {path.name!r} cannot be read: {error.strerror or error}") from None
 
 
 @functools.lru_cache(maxsize=32)
-def _contents(path: Path, changed: int, size: int) -> bytes:
+def _contents(folder: Path, path: PurePosixPath, changed: int, size: int) -> bytes:
     """A file as it was when it had this time and size."""
-    return path.read_bytes()
+    return read_inside(folder, path)
 
 
 def _control(control: Control, spec: TensorSpec, sizes: _Sizes, options: Options) -> InputTensor:
