@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_PACKAGE = "edged/proto"
+_IMPORT = re.compile(r'^import "(\w+\.proto)";$', re.MULTILINE)
 
 
 class ProtoBuildHook(BuildHookInterface):
@@ -14,13 +20,21 @@ class ProtoBuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         from grpc_tools import protoc
 
-        root = Path(self.root)
-        sources = sorted((root / "protos").glob("*.proto"))
-        # The left side of the mapping is the import path that the generated modules use for each other.
-        arguments = ["protoc", f"--proto_path=edged/proto={root / 'protos'}"]
-        arguments += [f"--python_out={root}", f"--pyi_out={root}"]
-        arguments += [f"edged/proto/{source.name}" for source in sources]
-        if protoc.main(arguments) != 0:
-            raise RuntimeError("protoc failed on protos/: see its message above")
+        with tempfile.TemporaryDirectory() as scratch:
+            names = _stage(Path(self.root, "protos"), Path(scratch, _PACKAGE))
+            if protoc.main(["protoc", f"-I{scratch}", f"--python_out={self.root}", f"--pyi_out={self.root}", *names]):
+                raise RuntimeError("protoc failed on protos/: see its message above")
         # Generated files are ignored by git; without this line the wheel would leave them out.
-        build_data["artifacts"] += ["edged/proto/*_pb2.py", "edged/proto/*_pb2.pyi"]
+        build_data["artifacts"] += [f"{_PACKAGE}/*_pb2.py", f"{_PACKAGE}/*_pb2.pyi"]
+
+
+def _stage(source: Path, target: Path) -> list[str]:
+    """Copy the protos to where Python's import path wants them; return their names below the include root.
+
+    In protos/ they import each other by bare names, so that `protoc -I protos protos/*.proto` works for every language.
+    Python's generated modules import each other by the names that protoc was given.
+    """
+    shutil.copytree(source, target)
+    for path in target.glob("*.proto"):
+        path.write_text(_IMPORT.sub(rf'import "{_PACKAGE}/\1";', path.read_text()))
+    return sorted(f"{_PACKAGE}/{path.name}" for path in target.glob("*.proto"))
