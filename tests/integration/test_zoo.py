@@ -39,12 +39,12 @@ _LONGEST_LINE = 600  # letters that anybody reads
 _SHOWN = (
     "type_bf16", "name_unicode", "if_nested", "initialiser_listed", "external", "nan_constant",
     "fifo", "text", "truncated_to_50", "nested_by_thousands", "two_models_in_one_file", "cycle_in_a_branch",
-    "function_calls_itself", "type_mixed", "map_out", "opset_28", "domain_unknown", "attribute_of_a_wrong_type",
+    "function_calls_itself", "type_mixed", "map_out", "opset_beyond", "domain_unknown", "attribute_of_a_wrong_type",
     "external_absolute", "external_link_to_a_device", "external_sum_overflows", "output_of_4_tib",
     "row_beyond_the_table",
 )  # fmt: skip
 _DROPPED = (
-    "type_fp32", "file_unicode", "nan_constant", "fifo", "html", "nested_by_thousands", "cycle_of_two", "opset_28",
+    "type_fp32", "file_unicode", "nan_constant", "fifo", "html", "nested_by_thousands", "cycle_of_two", "opset_beyond",
     "external_upwards", "external_fifo", "output_of_4_tib", "loop_endless",
 )  # fmt: skip
 _ALL = {each.name: each for each in exhibits(runtime.Reach(0, 0))}
@@ -141,7 +141,7 @@ def test_the_command_tells_it_to_programs(name: str, zoo: Mapping[str, Exhibit],
         assert told["remedy"]
 
 
-@pytest.mark.parametrize("name", ["type_fp32", "external", "external_missing", "opset_28"])
+@pytest.mark.parametrize("name", ["type_fp32", "external", "external_missing", "opset_beyond"])
 def test_a_model_is_added_whole_or_not_at_all(name: str, zoo: Mapping[str, Exhibit], tmp_path: Path) -> None:
     exhibit = zoo[name]
     path, state = _made(exhibit, tmp_path), tmp_path / "state"

@@ -19,12 +19,14 @@ _IR_TOO_NEW = refused(Stage.OPSET, Category.IR_TOO_NEW)
 def hall(reach: Reach) -> Hall:
     """All versions, as they have to end with a runtime of this reach."""
     versions = Hall()
-    for opset in (*range(7, 27), 27, 28, 999):
+    opsets = {str(opset): opset for opset in range(7, 27)} | {"beyond": reach.opset + 1, "far_beyond": 999}
+    for name, opset in opsets.items():
         endings = (SERVED,) if opset <= reach.opset else _TOO_NEW
-        versions.add(f"opset_{opset}", f"operators of version {opset}", partial(relu, opset=opset), *endings)
-    for ir in (*range(4, 14), 14, 99, 2**40):
+        versions.add(f"opset_{name}", f"operators of version {opset}", partial(relu, opset=opset), *endings)
+    irs = {str(ir): ir for ir in range(4, 14)} | {"beyond": reach.ir + 1, "far_beyond": 99, "huge": 2**40}
+    for name, ir in irs.items():
         endings = (SERVED,) if ir <= reach.ir else _IR_TOO_NEW
-        versions.add(f"ir_{ir}", f"format version {ir}", partial(relu, ir=ir), *endings)
+        versions.add(f"ir_{name}", f"format version {ir}", partial(relu, ir=ir), *endings)
     versions.add("ir_3", "format version 3, which lists initialisers as inputs", _listed, SERVED)
     versions.add(
         "initialiser_listed", "an initialiser that is listed as an input, as optional ones are", _later, SERVED
