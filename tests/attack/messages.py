@@ -1,0 +1,157 @@
+"""Large messages, packed ones that grow when they are unpacked, and ones that are costly to parse."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+
+import grpc
+import numpy as np
+
+from edged.proto import open_inference_pb2 as pb
+from tests.attack.abuse import NUMBERS, Abuse, Target
+from tests.fuzz import http2
+
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+_DETECT = "/edged.v1.Cameras/Detect"
+_OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+_MIB = 1 << 20
+
+
+def _raw(size: int) -> bytes:
+    """A good request of so many bytes."""
+    rows = size // 16
+    request = pb.ModelInferRequest(model_name=NUMBERS)
+    request.inputs.add(name="x", datatype="FP32", shape=[rows, 4])
+    request.raw_input_contents.append(bytes(rows * 16))
+    return request.SerializeToString()
+
+
+def _typed(size: int) -> bytes:
+    """A good request whose values are in the message."""
+    rows = size // 16
+    request = pb.ModelInferRequest(model_name=NUMBERS)
+    tensor = request.inputs.add(name="x", datatype="FP32", shape=[rows, 4])
+    tensor.contents.fp32_contents.extend(np.ones(rows * 4, np.float32))
+    return request.SerializeToString()
+
+
+def _hollow(size: int) -> bytes:
+    """A message of empty inputs: two bytes each on the wire, many more as objects."""
+    return b"\x2a\x00" * (size // 2)
+
+
+def _deep(size: int) -> bytes:
+    """One input that has a very long shape."""
+    shape = b"\x01" * (size - 32)
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32").SerializeToString()
+    tensor += b"\x1a" + _varint(len(shape)) + shape
+    return b"\x2a" + _varint(len(tensor)) + tensor
+
+
+def _calls(
+    path: str, body: Callable[[], bytes], count: int, *, streams: bool = False
+) -> Callable[[Target, float], None]:
+    """Calls of one client on `count` connections, as fast as they are answered."""
+
+    def work(target: Target, until: float) -> None:
+        data = body()
+
+        def client(number: int) -> None:
+            options = [*_OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(target.tcp if number % 2 else target.unix, options) as channel:
+                call = channel.stream_stream(path) if streams else channel.unary_unary(path)
+                while (left := until - time.monotonic()) > 0:
+                    with contextlib.suppress(grpc.RpcError):
+                        if streams:
+                            for _ in call(itertools.repeat(data, 4), timeout=left):  # type: ignore[operator]
+                                pass
+                        else:
+                            call(data, timeout=left)  # type: ignore[operator]
+
+        _together(client, count)
+
+    return work
+
+
+def _bombs(size: int) -> Callable[[Target, float], None]:
+    """Messages that are small until they are unpacked."""
+
+    def work(target: Target, until: float) -> None:
+        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+        packed = b"".join(packer.compress(bytes(_MIB)) for _ in range(size // _MIB)) + packer.flush()
+
+        def client(number: int) -> None:
+            while time.monotonic() < until:
+                with (
+                    contextlib.suppress(OSError),
+                    http2.greeted(target.tcp if number % 2 else target.unix) as connection,
+                ):
+                    connection.sendall(http2.update(0, 1 << 30))
+                    for stream in range(1, 9, 2):
+                        extra = [(b"grpc-encoding", b"gzip")]
+                        connection.sendall(http2.call(stream, _INFER, extra))
+                        for piece in _pieces(http2.message(stream, packed, compressed=1)):
+                            connection.sendall(piece)
+                    connection.settimeout(max(0.1, min(2.0, until - time.monotonic())))
+                    list(http2.frames(connection))
+
+        _together(client, 9)
+
+    return work
+
+
+def _announced(target: Target, until: float) -> None:
+    """Streams on which the largest message is announced, and a little of it is sent now and then."""
+
+    def client(number: int) -> None:
+        with contextlib.suppress(OSError), http2.greeted(target.tcp if number % 2 else target.unix) as connection:
+            for stream in range(1, 200, 2):
+                begins = b"\0" + struct.pack(">I", 60 * _MIB)
+                connection.sendall(http2.call(stream, _STREAM) + http2.frame(http2.DATA, 0, stream, begins))
+            while time.monotonic() < until:
+                for stream in range(1, 200, 2):
+                    connection.sendall(http2.frame(http2.DATA, 0, stream, bytes(200)))
+                time.sleep(0.2)
+
+    _together(client, 4)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + 65536] for at in range(0, len(data), 65536))
+
+
+def _together(client: Callable[[int], None], count: int) -> None:
+    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
+
+
+ABUSES = (
+    Abuse("messages beyond the limit", _calls(_INFER, lambda: _raw(250 * _MIB), 9)),
+    Abuse("messages of 60 MiB", _calls(_INFER, lambda: _raw(60 * _MIB), 9)),
+    Abuse("streamed messages of 60 MiB", _calls(_STREAM, lambda: _raw(60 * _MIB), 9, streams=True)),
+    Abuse("frames of 60 MiB that are none", _calls(_DETECT, lambda: bytes(60 * _MIB), 9, streams=True)),
+    Abuse("values in messages of 60 MiB", _calls(_INFER, lambda: _typed(60 * _MIB), 4)),
+    Abuse("60 MiB of empty inputs", _calls(_INFER, lambda: _hollow(60 * _MIB), 4)),
+    Abuse("a shape of 60 MiB", _calls(_INFER, lambda: _deep(60 * _MIB), 4)),
+    Abuse("gzip that unpacks to 250 MiB", _bombs(250 * _MIB)),
+    Abuse("gzip that unpacks to 60 MiB", _bombs(60 * _MIB)),
+    Abuse("messages announced and trickled", _announced),
+)
