@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -50,13 +52,15 @@ def call(*line: str) -> Result:
 class Terminal:
     """The program at a terminal of its own, and everything that it has written."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, *targets: str, columns: int = 90, lines: int = 12) -> None:
         self._ours, self._its = pty.openpty()
-        termios.tcsetwinsize(self._its, (12, 90)) if hasattr(termios, "tcsetwinsize") else None
+        fcntl.ioctl(self._its, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.before = termios.tcgetattr(self._its)
         self.written = b""
-        environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "90", "LINES": "12"}
-        command = [sys.executable, "-c", PROGRAM, "top", "--target", target, "--interval", "0.2"]
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        environment["TERM"] = "xterm-256color"
+        command = [sys.executable, "-c", PROGRAM, "top", "--interval", "0.2"]
+        command += [word for target in targets for word in ("--target", target)]
         self.process = subprocess.Popen(
             command, stdin=self._its, stdout=self._its, stderr=self._its, env=environment, start_new_session=True
         )
@@ -171,6 +175,29 @@ def test_json_goes_on_until_it_is_ended(running: Running) -> None:
 
 
 # --- at a terminal --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_screen_of_one_box_has_a_line_for_each_row(running: Running, columns: int) -> None:
+    with Terminal(running.target, columns=columns, lines=30) as terminal:
+        terminal.shows("doors  ready")
+        wait(lambda: "doors  ready" in terminal.picture(), "a whole picture")
+        lines = terminal.picture().splitlines()
+    words = [line.split()[0] for line in lines if line.strip()]
+    assert words == ["edged", "cpu", "making", "MODEL", "doors", "q"]
+    assert max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_screen_of_several_boxes_has_a_line_for_each_box(running: Running, tmp_path: Path, columns: int) -> None:
+    away = f"unix:{tmp_path}/away"
+    with Terminal(running.target, away, columns=columns, lines=30) as terminal:
+        terminal.shows("silent")
+        wait(lambda: "here" in terminal.picture(), "both were asked")
+        lines = terminal.picture().splitlines()
+    heading = next(i for i, line in enumerate(lines) if line.startswith("BOX"))
+    assert [line.split()[1] for line in lines[heading + 1 : heading + 3]] == ["here", "silent"]
+    assert max(map(len, lines)) <= columns
 
 
 def test_keys_sort_and_quit(running: Running) -> None:

@@ -49,13 +49,10 @@ def table(columns: Sequence[Column], rows: Sequence[Row], width: int, style: str
     while len(kept) > 1 and _needed(columns, natural, kept) > width:
         kept.remove(min(reversed(kept), key=lambda i: columns[i].matters))
     widths = _widths(columns, natural, kept, width)
-    heading = Text(_GAP * " ", end="").join(
-        Text(_fill(columns[i].title, widths[i], columns[i].is_right), "dim", end="") for i in kept
-    )
-    lines = [heading]
+    gap = Text(_GAP * " ")
+    lines = [gap.join(Text(_fill(columns[i].title, widths[i], columns[i].is_right), "dim") for i in kept)]
     for row, words in zip(rows, texts, strict=True):
-        parts = [Text(_fill(words[i], widths[i], columns[i].is_right), row[i].style, end="") for i in kept]
-        lines.append(Text(_GAP * " ", end="").join(parts))
+        lines.append(gap.join(Text(_fill(words[i], widths[i], columns[i].is_right), row[i].style) for i in kept))
     for line in lines:
         line.rstrip()
         line.truncate(width)

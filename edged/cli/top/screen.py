@@ -12,7 +12,7 @@ import time
 import tty
 from collections.abc import Iterator
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -58,7 +58,7 @@ class Screen:
             self._order, self._offset = self._order.next(), 0
         self._offset += steps.get(key, 0)
 
-    def _picture(self) -> Group:
+    def _picture(self) -> Text:
         width, height = self._console.size
         self._lines = picture(self._watch.seen(), width, self._order, time.time())
         room = max(1, height - 1)
@@ -67,7 +67,8 @@ class Screen:
         below = len(self._lines) - self._offset - len(shown)
         told = _HELP.format(order=self._order.value) + (f"   {below} more lines" if below else "")
         filler = [Text("")] * (room - len(shown))
-        return Group(*shown, *filler, Text(told[:width], "dim", no_wrap=True, end=""))
+        # One text: what ends a line is said here, whatever the lines themselves would end with.
+        return Text("\n", no_wrap=True, end="").join((*shown, *filler, Text(told[:width], "dim")))
 
 
 @contextlib.contextmanager
