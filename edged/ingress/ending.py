@@ -13,14 +13,23 @@ _PROPAGATED_SECONDS = 0.1  # after which an error has certainly left every handl
 
 
 async def end(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
-    """Ends a call with the status of an error, and keeps nothing of the call.
+    """Ends a call with the status of an error, and keeps nothing of the call."""
+    await abort(context, *describe(error), named(error))
+
+
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any],
+    code: grpc.StatusCode,
+    message: str,
+    trailing: tuple[tuple[str, str], ...] = (),
+) -> NoReturn:
+    """Ends a call with a status, and keeps nothing of the call.
 
     gRPC keeps what it raises here, and the call is in its traceback, together with all that was sent: many megabytes
     that would stay until the garbage collector comes.
     """
-    code, message = describe(error)
     try:
-        await context.abort(code, message, named(error))
+        await context.abort(code, message, trailing)
     except grpc.aio.AbortError as aborted:
         asyncio.get_running_loop().call_later(_PROPAGATED_SECONDS, _forget, aborted)
         raise

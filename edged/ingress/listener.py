@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -35,21 +35,20 @@ class Listener:
         max_message_mb: int,
         register: Callable[[grpc.aio.Server], None],
         *,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         credentials: grpc.ServerCredentials | None = None,
         group: str = "",
         handover: Handover | None = None,
         is_brief: bool = False,
     ) -> None:
         """`unix:PATH` or `HOST:PORT` (port 0: any free one), with `credentials` also of other machines' reach.
-        ConfigError where that is impossible. `interceptors` see every call; `group` may open the socket, otherwise the
-        daemon's own may. `handover` is for a path that systemd listens at: who had connected there is answered too,
-        by a server of their own, which `is_brief`: it asks clients to connect anew, which they do here.
+        ConfigError where that is impossible. `group` may open the socket, otherwise the daemon's own may. `handover` is
+        for a path that systemd listens at: who had connected there is answered too, by a server of their own, which
+        `is_brief`: it asks clients to connect anew, which they do here.
         """
         edge.quieten()
         self._credentials, self._group, self._handover = credentials, group, handover
         self._register = register
-        self._make = partial(grpc.aio.server, interceptors=interceptors, options=edge.options(max_message_mb, is_brief))
+        self._make = partial(grpc.aio.server, options=edge.options(max_message_mb, is_brief))
         self._path: Path | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._is_stopping = False
@@ -57,9 +56,7 @@ class Listener:
         self._early: Listener | None = None
         if handover is not None:
             target = f"unix:{handover.early}"
-            self._early = Listener(
-                target, max_message_mb, register, interceptors=interceptors, group=group, is_brief=True
-            )
+            self._early = Listener(target, max_message_mb, register, group=group, is_brief=True)
 
     async def start(self) -> None:
         """Answers from now on."""

@@ -1,28 +1,41 @@
-"""Registers typed handlers with gRPC and turns whatever they raise into a status, in one place.
+"""Collects typed handlers as the methods of gRPC services.
 
-Handlers are plain functions of messages; they raise `EdgedError` and never touch status codes.
+Handlers are plain functions of messages and of a `Context`, which is values only; they raise `EdgedError` and never
+touch status codes. What stands between them and gRPC is `edged.ingress.call_guard`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-import grpc
+import msgspec
 from google.protobuf.message import DecodeError, Message
 
-from edged.errors import EdgedError, InvalidInput, Unsupported
-from edged.ingress.ending import end
-from edged.ingress.status import code_of
-
-_LOG = logging.getLogger("edged.calls")  # says something only where it is asked to be verbose
+from edged.errors import InvalidInput, Unsupported
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Context(msgspec.Struct, frozen=True):
+    """What a handler may know of its call: `peer` as gRPC names it, the call's `metadata`, and when the call `expires`,
+    of time.monotonic(), None for never.
+
+    All of it is read when the call begins. gRPC's own context points to memory that is freed when the call ends, which
+    is earlier than a handler's generator or its tasks may end, and to ask it then ends the process.
+    """
+
+    peer: str
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+    expires: float | None = None
+
+    def time_remaining(self) -> float | None:
+        """In seconds."""
+        return None if self.expires is None else max(0.0, self.expires - time.monotonic())
+
+
 Unary: TypeAlias = Callable[[Request, Context], Awaitable[Response]]
 Feed: TypeAlias = Callable[[Request, Context], AsyncIterator[Response]]
 Upload: TypeAlias = Callable[[AsyncIterator[Request], Context], Awaitable[Response]]
@@ -30,14 +43,28 @@ Duplex: TypeAlias = Callable[[AsyncIterator[Request], Context], AsyncIterator[Re
 EncodedDuplex: TypeAlias = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
 
 
+class Method(NamedTuple):
+    """One method: `answer` is a coroutine function, or with `gives_many` an async generator function.
+
+    `read` makes a request of bytes, or raises InvalidInput; `write` makes bytes of a response.
+    """
+
+    path: str
+    answer: Callable[[Any, Context], Any]
+    read: Callable[[bytes], Any]
+    write: Callable[[Any], bytes]
+    takes_many: bool = False
+    gives_many: bool = False
+
+
 class Service:
-    """Collects the methods of one gRPC service."""
+    """Collects the methods of one gRPC service. `methods` are by path, such as `/edged.v1.Cameras/Detect`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self.methods: dict[str, Method] = {}
+        self.requests: dict[str, type[Message]] = {}  # what comes alone, by the path of its method
         self._unary: dict[str, Callable[..., Awaitable[Any]]] = {}
-        self.requests: dict[str, type[Message]] = {}  # what comes as bytes, by the path of its method
 
     def unary(
         self,
@@ -48,46 +75,28 @@ class Service:
     ) -> None:
         """One message in, one out; `encoded` answers those that come by gRPC, from bytes to bytes."""
         self._unary[method] = handler
-        self.requests[f"/{self._path(method)}"] = request
+        self.requests[self._path(method)] = request
         if encoded is not None:
-            self._methods[method] = grpc.unary_unary_rpc_method_handler(_answering(self._path(method), encoded))
-            return
-        read = _reading(request)
-
-        async def answer(data: bytes, context: Context) -> Response:
-            return await handler(read(data), context)
-
-        self._methods[method] = grpc.unary_unary_rpc_method_handler(
-            _answering(self._path(method), answer), None, _serialize
-        )
+            self._add(method, encoded, _as_it_is, _as_it_is)
+        else:
+            self._add(method, handler, _reading(request), _serialize)
 
     def upload(self, method: str, request: type[Request], handler: Upload[Request, Response]) -> None:
         """Many messages in, one out."""
-        self._methods[method] = grpc.stream_unary_rpc_method_handler(
-            _answering(self._path(method), handler), _reading(request), _serialize
-        )
+        self._add(method, handler, _reading(request), _serialize, takes_many=True)
 
     def feed(self, method: str, request: type[Request], handler: Feed[Request, Response]) -> None:
         """One message in, many out."""
-        self.requests[f"/{self._path(method)}"] = request
-        read = _reading(request)
-
-        def answer(data: bytes, context: Context) -> AsyncIterator[Response]:
-            return handler(read(data), context)
-
-        self._methods[method] = grpc.unary_stream_rpc_method_handler(
-            _streaming(self._path(method), answer), None, _serialize
-        )
+        self.requests[self._path(method)] = request
+        self._add(method, handler, _reading(request), _serialize, gives_many=True)
 
     def duplex(self, method: str, request: type[Request], handler: Duplex[Request, Response]) -> None:
         """Many messages in, many out."""
-        self._methods[method] = grpc.stream_stream_rpc_method_handler(
-            _streaming(self._path(method), handler), _reading(request), _serialize
-        )
+        self._add(method, handler, _reading(request), _serialize, takes_many=True, gives_many=True)
 
     def duplex_encoded(self, method: str, handler: EncodedDuplex) -> None:
         """As `duplex`, from the bytes of messages to bytes."""
-        self._methods[method] = grpc.stream_stream_rpc_method_handler(_streaming(self._path(method), handler))
+        self._add(method, handler, _as_it_is, _as_it_is, takes_many=True, gives_many=True)
 
     async def call(self, method: str, request: Message, response: type[Response], context: Context) -> Response:
         """Has a unary method answer a message that came in some other way than by gRPC; raises what it raises.
@@ -100,11 +109,20 @@ class Service:
         return answer
 
     def _path(self, method: str) -> str:
-        return f"{self.name}/{method}"
+        return f"/{self.name}/{method}"
 
-    def register(self, server: grpc.aio.Server) -> None:
-        """Adds the service to a server that has not been started."""
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(self.name, self._methods),))
+    def _add(
+        self,
+        method: str,
+        answer: Callable[[Any, Context], Any],
+        read: Callable[[bytes], Any],
+        write: Callable[[Any], bytes],
+        *,
+        takes_many: bool = False,
+        gives_many: bool = False,
+    ) -> None:
+        path = self._path(method)
+        self.methods[path] = Method(path, answer, read, write, takes_many, gives_many)
 
 
 def _reading(request: type[Request]) -> Callable[[bytes], Request]:
@@ -125,44 +143,5 @@ def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def _answering(path: str, handler: Callable[..., Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
-    async def call(request: Any, context: Context) -> Any:
-        began = time.perf_counter()
-        try:
-            response = await handler(request, context)
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            _tell(path, began, "cancelled")
-            raise
-        except Exception as error:
-            await _refuse(path, began, error, context)
-        else:
-            _tell(path, began, "OK")
-            return response
-
-    return call
-
-
-def _streaming(path: str, handler: Callable[..., AsyncIterator[Any]]) -> Callable[[Any, Context], AsyncIterator[Any]]:
-    async def call(requests: Any, context: Context) -> AsyncIterator[Any]:
-        began = time.perf_counter()
-        try:
-            async for response in handler(requests, context):
-                yield response
-        except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
-            _tell(path, began, "cancelled")
-            raise
-        except Exception as error:
-            await _refuse(path, began, error, context)
-        else:
-            _tell(path, began, "OK")
-
-    return call
-
-
-async def _refuse(path: str, began: float, error: Exception, context: Context) -> NoReturn:
-    _tell(path, began, code_of(error).name if isinstance(error, EdgedError) else grpc.StatusCode.INTERNAL.name)
-    await end(context, error)
-
-
-def _tell(path: str, began: float, outcome: str) -> None:
-    _LOG.debug("%s: %s, %.1f ms", path, outcome, (time.perf_counter() - began) * 1e3)
+def _as_it_is(data: bytes) -> bytes:
+    return data

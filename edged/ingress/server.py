@@ -6,12 +6,10 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-import grpc
-
 from edged.control.controller import Controller
 from edged.ingress.access import doors
+from edged.ingress.access.gate import Gate
 from edged.ingress.access.guard import Guard
-from edged.ingress.access.interceptor import Interceptor
 from edged.ingress.activation import Activation
 from edged.ingress.cameras import CameraService
 from edged.ingress.health import HealthService
@@ -56,13 +54,14 @@ class Ingress:
         self._streaming = (self.cameras, self.inference)
         self.calls = Calls(self.inference.service(), self.inference.inference)
         self._operations = OperationsService(controller, cameras, self.tally)
-        self._services = [self.cameras.service(), self.calls.service, self._operations.service()]
-        self._health = HealthService(controller, [service.name for service in self._services])
-        self._services.append(self._health.service())
+        self.services = [self.cameras.service(), self.calls.service, self._operations.service()]
+        self._health = HealthService(controller, [service.name for service in self.services])
+        self.services.append(self._health.service())
         controller.observers.append(self._health.look)
         controller.concerns.append(guard.alarms)
-        for service in self._services:
+        for service in self.services:
             guard.knows(service.requests)
+        self.services.append(reflection_service(service.name for service in self.services))
         self._listeners = {address: self._listener(address) for address in dict.fromkeys(listen)}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -112,21 +111,15 @@ class Ingress:
         closing.add_done_callback(self._closing.discard)
 
     def _listener(self, address: str) -> Listener:
-        interceptor = Interceptor(self.guard, address)
-        door, certificate = interceptor.door, self.guard.certificate
+        gate = Gate(self.guard, address, self.services)
+        door, certificate = gate.door, self.guard.certificate
         if warning := doors.warning(door):
             _LOG.warning("%s", warning)
         return Listener(
             address,
             self._max_message_mb,
-            self._register,
-            interceptors=[interceptor],
+            gate.register,
             credentials=certificate.credentials(door.asks_certificates) if certificate and door.has_tls else None,
             group=door.group,
             handover=self._activation.at(address),
         )
-
-    def _register(self, server: grpc.aio.Server) -> None:
-        for service in self._services:
-            service.register(server)
-        reflection_service(service.name for service in self._services).register(server)

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 
 from edged import daemon as composition
 from edged.config import Config
+from edged.ingress.access.gate import Gate
 from edged.ingress.server import Ingress
 from edged.proto import open_inference_pb2 as pb
 from tests.fuzz import goods
@@ -43,30 +44,30 @@ _WEIGHTS |= {"AddModel": 0.3, "RepositoryModelLoad": 0.1, "Rebuild": 0.03, "Veri
 _WEIGHTS |= {"Reload": 0.05, "Evict": 0.2, "GetLoad": 0.1}
 
 
-class _Registry:
-    """What services register with a server, which never starts."""
+def _handler(gate: Gate, path: str) -> Handler | None:
+    """What gRPC would call for a method."""
 
-    def __init__(self, register: Callable[[grpc.aio.Server], None]) -> None:
-        self._handlers: list[grpc.GenericRpcHandler] = []
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers = self._handlers.extend  # type: ignore[method-assign]
-        register(server)
+    class Details:
+        method = path
+        invocation_metadata = ()
 
-    def handler(self, path: str) -> Handler | None:
-        class Details:
-            method = path
-            invocation_metadata = ()
-
-        found = (each.service(Details()) for each in self._handlers)  # type: ignore[arg-type]
-        return next((each for each in found if each is not None), None)
+    return gate.service(Details())  # type: ignore[arg-type]
 
 
 class _Context:
-    """A call as handlers see it, from a client on a unix socket."""
+    """gRPC's end of a call, from a client on a unix socket that sends these messages."""
 
-    def __init__(self, seconds: float | None, metadata: tuple[tuple[str, str], ...]) -> None:
-        self._seconds, self._metadata = seconds, metadata
+    def __init__(
+        self, seconds: float | None, metadata: tuple[tuple[str, str], ...] = (), sent: Sequence[bytes] = ()
+    ) -> None:
+        self._seconds, self._metadata, self._sent = seconds, metadata, iter(sent)
         self.code, self.details = grpc.StatusCode.OK, ""
+
+    async def read(self) -> object:
+        return next(self._sent, grpc.aio.EOF)
+
+    async def write(self, message: bytes) -> None:
+        await asyncio.sleep(0)
 
     def peer(self) -> str:
         return "unix:"
@@ -89,11 +90,12 @@ class World:
     """Calls every method of a daemon with messages of chance, and counts what it answers."""
 
     def __init__(self, ingress: Ingress, models: Path, tally: Tally) -> None:
-        registry = _Registry(ingress._register)
+        (address,) = ingress.addresses
+        gate = Gate(ingress.guard, address, ingress.services)
         self._models, self._tally = models, tally
         self.methods: list[Registered] = []
         for method in goods.methods():
-            handler = registry.handler(method.path)
+            handler = _handler(gate, method.path)
             if handler is None:
                 tally.fail(f"{method.path} is registered nowhere")
             else:
@@ -147,7 +149,7 @@ class World:
 
     async def truth(self) -> None:
         """A real inference is as it was before."""
-        context = _Context(30.0, ())
+        context = _Context(30.0)
         wanted = goods.truth(3)
         data = await asyncio.wait_for(self._infer.unary_unary(wanted.SerializeToString(), context), _PATIENCE)
         told = pb.ModelInferResponse.FromString(data)
@@ -163,23 +165,21 @@ class World:
         metadata: tuple[tuple[str, str], ...],
     ) -> tuple[str, str]:
         """The status of a call, by name, and its words. What is none is `hung`, or an exception by its type."""
-        context = _Context(seconds, metadata)
-        read = handler.request_deserializer or (lambda data: data)
         bytes_sent = [each.SerializeToString() for each in sent]
-
-        async def requests() -> AsyncIterator[Any]:
-            for each in bytes_sent:
-                yield read(each)
-
-        asked: Any = requests() if method.takes_many else read(bytes_sent[0])
+        context = _Context(seconds, metadata, bytes_sent)
+        names = {
+            True: {True: "stream_stream", False: "stream_unary"},
+            False: {True: "unary_stream", False: "unary_unary"},
+        }
+        answer: Any = getattr(handler, names[method.takes_many][method.gives_many])
+        # A feed may go on as long as somebody listens.
+        is_endless = method.gives_many and not method.takes_many
         try:
-            if method.gives_many:
-                stream = handler.stream_stream if method.takes_many else handler.unary_stream
-                is_endless = not method.takes_many  # it may be a feed that goes on as long as somebody listens
-                await asyncio.wait_for(_listen(stream(asked, context), is_endless), _PATIENCE)
+            if is_endless:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(answer(bytes_sent[0], context), _LISTENS)
             else:
-                answer = handler.stream_unary if method.takes_many else handler.unary_unary
-                await asyncio.wait_for(answer(asked, context), _PATIENCE)
+                await asyncio.wait_for(answer(None if method.takes_many else bytes_sent[0], context), _PATIENCE)
         except grpc.aio.AbortError:
             return context.code.name, context.details
         except asyncio.TimeoutError:
@@ -194,22 +194,6 @@ class World:
             await asyncio.sleep(1.0)
             if not list(self._models.glob(f"{goods.VICTIM}*")):
                 await asyncio.to_thread(goods.write_victim, self._models)
-
-
-async def _listen(stream: AsyncIterator[Any], is_endless: bool) -> None:
-    """Takes all that comes; of a feed only what comes at once."""
-    async with contextlib.aclosing(stream):  # type: ignore[type-var]
-        while True:
-            following = asyncio.ensure_future(anext(stream))
-            done, _ = await asyncio.wait([following], timeout=_LISTENS if is_endless else None)
-            if not done:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
-                return
-            try:
-                following.result()
-            except StopAsyncIteration:
-                return
 
 
 def _is_right(method: Method, code: str, details: str) -> bool:
@@ -300,7 +284,7 @@ async def _until_all_serve(found: World) -> None:
     async def is_ready(name: str) -> bool:
         with contextlib.suppress(grpc.aio.AbortError):
             request = pb.ModelReadyRequest(name=name).SerializeToString()
-            return bool((await handler.unary_unary(request, _Context(10.0, ()))).ready)
+            return pb.ModelReadyResponse.FromString(await handler.unary_unary(request, _Context(10.0))).ready
         return False
 
     for name in (goods.NUMBERS, goods.TEXTS, goods.SHAPES, goods.VICTIM):

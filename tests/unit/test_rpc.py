@@ -10,6 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from edged.config import Access, Tls
+from edged.ingress.access.callers import Caller
+from edged.ingress.access.guard import Guard
+from edged.ingress.access.roles import ALL
+from edged.ingress.call_guard import CallGuard
 from edged.ingress.rpc import Context, Service
 from edged.proto import open_inference_pb2 as pb
 from tests.waiting import run
@@ -39,7 +44,7 @@ async def duplex(
 
 
 @pytest.mark.parametrize("kind", ["unary", "feed", "upload", "duplex"])
-def test_bytes_that_are_no_message_are_their_senders_fault(kind: str) -> None:
+def test_bytes_that_are_no_message_are_their_senders_fault(kind: str, tmp_path: Path) -> None:
     async def work() -> None:
         service = Service("test.Service")
         service.unary("unary", pb.ModelReadyRequest, unary)
@@ -48,7 +53,7 @@ def test_bytes_that_are_no_message_are_their_senders_fault(kind: str) -> None:
         service.duplex("duplex", pb.ModelReadyRequest, duplex)
         server, folder = grpc.aio.server(), Path(tempfile.mkdtemp(prefix="edt-"))
         server.add_insecure_port(f"unix:{folder}/s")
-        service.register(server)
+        server.add_generic_rpc_handlers((handlers(service, tmp_path),))
         await server.start()
         try:
             async with grpc.aio.insecure_channel(f"unix:{folder}/s") as channel:
@@ -63,6 +68,16 @@ def test_bytes_that_are_no_message_are_their_senders_fault(kind: str) -> None:
             shutil.rmtree(folder)
 
     run(work())
+
+
+def handlers(service: Service, state: Path) -> grpc.GenericRpcHandler:
+    """The methods of a service for a caller who may do anything."""
+    guard, who = Guard(Access(), Tls(), state), Caller("test", ALL, "test")
+    found = {
+        path.rpartition("/")[2]: CallGuard(guard, method, lambda peer, authentication: who).handler()
+        for path, method in service.methods.items()
+    }
+    return grpc.method_handlers_generic_handler(service.name, found)
 
 
 async def answers(channel: grpc.aio.Channel, kind: str, data: bytes) -> list[bytes]:

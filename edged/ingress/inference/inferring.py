@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -52,9 +51,8 @@ class InferHandlers:
 
         A client that asks for it by the metadata `triton_grpc_error: true` gets a status, and the stream ends.
         """
-        metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
-        strict = metadata.get("triton_grpc_error") == "true"
-        caller = Caller(context.peer(), patient=True, streamed=True)
+        strict = ("triton_grpc_error", "true") in context.metadata
+        caller = Caller(context.peer, patient=True, streamed=True)
         window, arrived, ended = _Window(), asyncio.Event(), False
 
         async def read() -> None:
@@ -140,8 +138,7 @@ def _see(task: asyncio.Task[list[bytes]]) -> None:
 
 
 def _caller(context: Context) -> Caller:
-    seconds = context.time_remaining()
-    return Caller(context.peer(), math.inf if seconds is None else time.monotonic() + seconds)
+    return Caller(context.peer, math.inf if context.expires is None else context.expires)
 
 
 def _message(response: pb.ModelInferResponse, raw: Sequence[Contents]) -> pb.ModelInferResponse:

@@ -27,7 +27,7 @@ class SharedMemoryHandlers:
     ) -> pb.SystemSharedMemoryStatusResponse:
         """One region, or with an empty name all. NotFound, Refused."""
         response = pb.SystemSharedMemoryStatusResponse()
-        for region in self._access.regions(context.peer()).listed(request.name):
+        for region in self._access.regions(context.peer).listed(request.name):
             told = response.regions[region.name]
             told.name, told.key, told.offset, told.byte_size = region.name, region.key, region.offset, region.size
         return response
@@ -36,7 +36,7 @@ class SharedMemoryHandlers:
         self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """AlreadyExists, InvalidInput, Overloaded, Refused."""
-        regions = self._access.regions(context.peer())
+        regions = self._access.regions(context.peer)
         regions.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
@@ -44,7 +44,7 @@ class SharedMemoryHandlers:
         self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
     ) -> pb.SystemSharedMemoryUnregisterResponse:
         """One region, or with an empty name all; one that is not there is none to forget. Refused."""
-        self._access.regions(context.peer()).unregister(request.name)
+        self._access.regions(context.peer).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_status(

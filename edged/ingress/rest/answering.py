@@ -10,7 +10,7 @@ from edged.ingress.cameras import CameraService
 from edged.ingress.rest import access, administration, models, pictures, routes, tensors
 from edged.ingress.rest.access import HttpGuard
 from edged.ingress.rest.aside import aside
-from edged.ingress.rest.calls import Aborted, Calls
+from edged.ingress.rest.calls import Calls
 from edged.ingress.rest.exchange import Answer, Ask, failed
 from edged.ingress.rest.routes import Route
 from edged.ingress.status import describe, http_of
@@ -46,8 +46,6 @@ class Answering:
             return await self._guard.carry(route, ask, lambda: self._ask(route, ask))
         except (Unauthenticated, Forbidden, ClientLimited) as error:
             return access.refused(error)
-        except Aborted as ended:
-            return failed(http_of(ended.code), str(ended))
         except Exception as error:
             return failure(error)
 

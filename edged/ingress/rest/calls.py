@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import NoReturn, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
-import grpc
 from google.protobuf.message import Message
 
 from edged.ingress.inference import wire
@@ -18,36 +16,6 @@ from edged.proto import open_inference_pb2 as pb
 
 Response = TypeVar("Response", bound=Message)
 Inferred: TypeAlias = "tuple[pb.ModelInferResponse, tuple[bytes, ...]]"
-
-
-class Aborted(Exception):
-    """A handler ended its call with a gRPC status of its own choice."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class HttpContext:
-    """As much of a gRPC context as handlers of unary calls look at: who asks, with which headers, and until when.
-
-    HTTP has no deadlines, so `expires`, of time.monotonic(), is None where whoever asks gave none.
-    """
-
-    def __init__(self, peer: str, metadata: tuple[tuple[str, str], ...], expires: float | None = None) -> None:
-        self._peer, self._metadata, self._expires = peer, metadata, expires
-
-    def peer(self) -> str:
-        return self._peer
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._metadata
-
-    def time_remaining(self) -> float | None:
-        return None if self._expires is None else max(0.0, self._expires - time.monotonic())
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: object = ()) -> NoReturn:
-        raise Aborted(code, details)
 
 
 class Calls:
@@ -67,8 +35,8 @@ class Calls:
 
 
 def context_of(ask: Ask) -> Context:
-    """The context of a call, for the handlers of the gRPC services."""
-    return cast(Context, HttpContext(ask.peer, tuple(ask.headers.items())))
+    """The context of a call, for the handlers of the gRPC services; HTTP has no deadlines."""
+    return Context(ask.peer, tuple(ask.headers.items()))
 
 
 def _kept(message: pb.ModelInferResponse, raw: Sequence[wire.Contents]) -> Inferred:

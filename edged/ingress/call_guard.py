@@ -1,0 +1,197 @@
+"""The one place where gRPC's calls meet handlers: each is let in or refused, kept within its client's limits, answered,
+ended with the status of what was raised, and written down if it was a command.
+
+gRPC frees a call when the call's task ends. Its context crashes the process if it is used after that. So the context
+stays in this module and in that task: gRPC gets coroutines, which end after the handler has, and never a generator,
+which it would leave to asyncio to close some time later. Handlers get a `Context`, which is values, and their requests
+from an object that reads nothing once the call has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeAlias, cast
+
+import grpc
+from google.protobuf.message import Message
+
+from edged.errors import EdgedError
+from edged.ingress.access import policy
+from edged.ingress.access.about import about
+from edged.ingress.access.callers import Caller
+from edged.ingress.access.guard import Guard
+from edged.ingress.access.limits import ClientLimits, Usage
+from edged.ingress.ending import abort, end
+from edged.ingress.rpc import Context, Method
+from edged.ingress.status import describe, named
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+GrpcContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+# Who calls, by the peer and, if `asks_connection`, the connection's authentication context.
+Identify: TypeAlias = Callable[[str, Mapping[str, Iterable[bytes]]], Caller]
+
+_LOG = logging.getLogger("edged.calls")  # says something only where it is asked to be verbose
+_ROOM_SECONDS = 0.01  # between two looks whether a client's bytes have become fewer
+
+
+class CallGuard:
+    """The calls of one method by one kind of caller."""
+
+    def __init__(self, guard: Guard, method: Method, identify: Identify, *, asks_connection: bool = False) -> None:
+        """`asks_connection`: who calls, and so whether it may, follows from the connection."""
+        self._guard, self._method, self._identify, self._asks_connection = guard, method, identify, asks_connection
+        self._is_audited = policy.is_audited(method.path)
+        self._is_stream = method.takes_many or method.gives_many
+
+    def handler(self) -> Handler:
+        """What gRPC calls: from bytes to bytes."""
+        if self._method.gives_many:
+            many = cast(Any, self._run)  # a coroutine function, which the stubs do not know
+            if self._method.takes_many:
+                return grpc.stream_stream_rpc_method_handler(many)
+            return grpc.unary_stream_rpc_method_handler(many)
+        if self._method.takes_many:
+            return grpc.stream_unary_rpc_method_handler(self._run)
+        return grpc.unary_unary_rpc_method_handler(self._run)
+
+    async def _run(self, asked: Any, call: GrpcContext) -> bytes | None:
+        """One call, from its beginning to its end. `asked` are the bytes of its one message."""
+        method, guard, limits = self._method, self._guard, self._guard.limits
+        context, began = _context_of(call), time.perf_counter()
+        size = 0 if self._is_stream else len(asked)
+        try:
+            who = self._let_in(context, call)
+            usage = limits.usage(who.key, who.name, time.monotonic())
+            if self._is_stream:
+                limits.stream(usage, time.monotonic())
+            else:
+                limits.request(usage, size, time.monotonic())
+        except EdgedError as error:
+            await end(call, error)
+        requests = _Requests(call, method, usage, limits, self._is_audited) if method.takes_many else None
+        outcome, message = grpc.StatusCode.CANCELLED.name, ""
+        try:
+            with guard.under_way(who) if self._is_audited or who.has_shown else contextlib.nullcontext():
+                request = method.read(asked) if requests is None else requests
+                response = None
+                if method.gives_many:
+                    await _write_all(call, method.answer(request, context), method)
+                else:
+                    response = method.write(await method.answer(request, context))
+            outcome = grpc.StatusCode.OK.name
+            return response
+        except asyncio.CancelledError:
+            lost = guard.lost(who)
+            if lost is None:
+                raise
+            code, message = describe(lost)
+            outcome = code.name
+            await abort(call, code, message, named(lost))
+        except grpc.aio.BaseError:  # the call has ended
+            raise
+        except Exception as error:
+            code, message = describe(error)
+            outcome = code.name
+            await abort(call, code, message, named(error))
+        finally:
+            if requests is not None:
+                requests.end()
+            if self._is_stream:
+                limits.end_stream(usage)
+            else:
+                limits.end(usage, size)
+            _LOG.debug("%s: %s, %.1f ms", method.path, outcome, (time.perf_counter() - began) * 1e3)
+            if self._is_audited:
+                what = asked if requests is None else requests.about
+                guard.record(method.path, who, context.peer, what, outcome, message, began)
+
+    def _let_in(self, context: Context, call: GrpcContext) -> Caller:
+        """Who calls. Unauthenticated or Forbidden if it may not."""
+        if not self._asks_connection:
+            return self._identify(context.peer, {})
+        who = self._identify(context.peer, call.auth_context())
+        error = policy.refusal(self._method.path, who)
+        if error is not None:
+            self._guard.turn_away(self._method.path, who, context.peer, error)
+            raise error
+        return who
+
+
+def refusing(guard: Guard, method: str, identify: Identify, error: EdgedError) -> Handler:
+    """Ends a call before any message of it is read."""
+
+    async def refuse(requests: object, call: GrpcContext) -> bytes:
+        peer = call.peer()
+        guard.turn_away(method, identify(peer, {}), peer, error)
+        await end(call, error)
+
+    return grpc.stream_unary_rpc_method_handler(cast(Any, refuse))  # a handler of one message would have it read first
+
+
+class _Requests:
+    """The messages of a call as they come, no faster than its client may send, until `end`. `about` says what the first
+    is about, if that is to be written down.
+
+    Tasks of a handler may outlive their call and ask for the next message still; there is none then.
+    """
+
+    def __init__(self, call: GrpcContext, method: Method, usage: Usage, limits: ClientLimits, is_audited: bool) -> None:
+        self.about: dict[str, str] = {}
+        self._call: GrpcContext | None = call
+        self._read, self._usage, self._limits, self._is_first = method.read, usage, limits, is_audited
+        self._size = 0  # of the message that the handler has
+
+    def __aiter__(self) -> _Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._give_back()
+        if self._call is None:
+            raise StopAsyncIteration
+        data: Any = await self._call.read()
+        if data is grpc.aio.EOF:
+            raise StopAsyncIteration
+        usage, bounds = self._usage, self._limits.bounds
+        while wait := usage.wait(time.monotonic(), bounds.rate):  # noqa: ASYNC110 # time is no event
+            await asyncio.sleep(wait)
+        while usage.size and usage.size + len(data) > bounds.size:  # noqa: ASYNC110 # rare, and never for long
+            await asyncio.sleep(_ROOM_SECONDS)
+        if self._call is None:
+            raise StopAsyncIteration
+        self._size = len(data)
+        usage.size += self._size
+        request = self._read(data)
+        if self._is_first and isinstance(request, Message):
+            self._is_first = False
+            self.about = about(request)
+        return request
+
+    def end(self) -> None:
+        """The call ends: nothing is read of it from now on."""
+        self._call = None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._usage.size -= self._size
+        self._size = 0
+
+
+async def _write_all(call: GrpcContext, responses: AsyncGenerator[Any, None], method: Method) -> None:
+    """However this ends, the handler has ended with it."""
+    async with aclosing(responses):
+        async for response in responses:
+            await call.write(method.write(response))
+
+
+def _context_of(call: GrpcContext) -> Context:
+    seconds = call.time_remaining()
+    return Context(
+        call.peer(),
+        tuple((str(key), value) for key, value in call.invocation_metadata() or ()),
+        None if seconds is None else time.monotonic() + seconds,
+    )
