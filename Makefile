@@ -91,7 +91,6 @@ test-long: $(VENV)/.dev  ## The tests that take minutes.
 # Not part of the two commands above: these find out early what a release of tomorrow breaks, and whether the lowest
 # versions that pyproject.toml allows still work. Each has a virtual environment of its own.
 SUITES := --no-print-directory --output-sync=line -j3 unit live-1 live-2
-RUNTIME_EXTRAS := openvino media mqtt http tracking convert cuda
 
 test-newest:  ## All tests with the newest release of every dependency.
 	@rm -rf .venv-newest
@@ -99,15 +98,17 @@ test-newest:  ## All tests with the newest release of every dependency.
 
 test-oldest: $(VENV)/.dev  ## All tests with the oldest releases that edged allows.
 	@rm -rf .venv-oldest && mkdir .venv-oldest
-	@$(UV_COMPILE) --resolution lowest-direct $(addprefix --extra ,$(RUNTIME_EXTRAS)) pyproject.toml -o .venv-oldest.txt
+	@$(PIP) uv
+	@$(UV_COMPILE) --python $(BIN)/python --resolution lowest-direct --extra dev pyproject.toml constraints.in \
+	  -o .venv-oldest.txt
 	@$(MAKE) VENV=.venv-oldest CONSTRAINTS=.venv-oldest.txt $(SUITES)
 
 # The second half asks whether each Python and processor has a wheel of everything that is named for it.
-UV_COMPILE = $(BIN)/uv pip compile --quiet --no-header --no-annotate --only-binary :all: --universal --python-version 3.10
+UV_COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --only-binary :all:
 lock: $(BIN)/python  ## Write the newest versions that go together into constraints.txt (then: make test).
 	@$(PIP) uv
 	@{ echo '# Made by `make lock` from pyproject.toml and constraints.in. Do not edit.'; \
-	  $(UV_COMPILE) --upgrade --extra dev pyproject.toml constraints.in \
+	  $(UV_COMPILE) --universal --python-version 3.10 --upgrade --extra dev pyproject.toml constraints.in \
 	  | sed -E "s/(python_full_version < '3.14'|(platform_python_)?implementation(_name)? .= '\w+') and //g; \
 	    s/( ;| and) (implementation_name == 'cpython' and )?sys_platform == 'linux'//"; } > constraints.txt.new
 	@for python in 3.10 3.11 3.12 3.13; do for processor in x86_64 aarch64; do \
