@@ -11,6 +11,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _PACKAGE = "edged/proto"
+_POOLS = {
+    "from google.protobuf import descriptor_pool as _descriptor_pool\n": "from edged.proto import POOL as _POOL\n",
+    "_descriptor_pool.Default()": "_POOL",
+}
 _IMPORT = re.compile(r'^import "(\w+\.proto)";$', re.MULTILINE)
 
 
@@ -24,8 +28,23 @@ class ProtoBuildHook(BuildHookInterface):
             names = _stage(Path(self.root, "protos"), Path(scratch, _PACKAGE))
             if protoc.main(["protoc", f"-I{scratch}", f"--python_out={self.root}", f"--pyi_out={self.root}", *names]):
                 raise RuntimeError("protoc failed on protos/: see its message above")
+        for path in Path(self.root, _PACKAGE).glob("*_pb2.py"):
+            path.write_text(_in_own_pool(path.read_text()))
         # Generated files are ignored by git; without this line the wheel would leave them out.
         build_data["artifacts"] += [f"{_PACKAGE}/*_pb2.py", f"{_PACKAGE}/*_pb2.pyi"]
+
+
+def _in_own_pool(code: str) -> str:
+    """Generated code that registers its messages in the package's descriptor pool instead of the process's.
+
+    A process has one default pool, and tritonclient registers package `inference` in it too: the second to be imported
+    would fail with "duplicate symbol".
+    """
+    for old, new in _POOLS.items():
+        if code.count(old) != 1:
+            raise RuntimeError(f"protoc writes other code than expected: {old!r} is not in it once")
+        code = code.replace(old, new)
+    return code
 
 
 def _stage(source: Path, target: Path) -> list[str]:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from edged.ingress.rpc import Context, Service
+from edged.proto import POOL
 
 
 def reflection_service(names: Iterable[str]) -> Service:
-    """Tells of the services of these names, and of itself."""
-    servicer = reflection.aio.ReflectionServicer([*names, reflection.SERVICE_NAME])
+    """Describes the services of these names, and itself."""
+    for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        POOL.AddSerializedFile(file.serialized_pb)  # of gRPC's packages, which register them in the default pool
+    servicer = reflection.aio.ReflectionServicer([*names, reflection.SERVICE_NAME], POOL)
 
     def answer(
         requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], context: Context

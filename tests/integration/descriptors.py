@@ -1,11 +1,8 @@
-"""What modules of generated messages declare, as plain values. Also a program, for modules that must not be imported
-beside ours: `python descriptors.py MODULE...` prints it as JSON."""
+"""What modules of generated messages declare, as plain values."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import sys
 from typing import Any
 
 
@@ -44,7 +41,3 @@ def _field(field: Any) -> list[Any]:
 
 def _values(enum: Any) -> list[list[Any]]:
     return sorted([value.number, value.name] for value in enum.values)
-
-
-if __name__ == "__main__":
-    print(json.dumps(declared(*sys.argv[1:])))
