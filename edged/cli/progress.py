@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Order: TypeAlias = "Callable[[Client], Iterable[EngineProgress]]"
 
+_Which: TypeAlias = tuple[str, str]  # model and key: models of one content share engines
+
 Show: TypeAlias = Callable[[str, EngineProgress], None]  # of which box; "" where there is only one
 
 GOES_ON = "the work goes on; see: edged status; end it: edged engines cancel"
@@ -33,12 +35,12 @@ def follow(order: Order, reach: Reach, json: bool, done: str, nothing: str) -> N
     if reach.is_fleet:
         _follow_fleet(order, reach.boxes(), json, done, nothing)
         return
-    last: dict[str, EngineProgress] = {}
+    last: dict[_Which, EngineProgress] = {}
     with reach.client() as client:
         updates = order(client)
         with _watching(lambda: typer.echo(GOES_ON, err=True)), _display(json) as show:
             for update in updates:
-                last[update.key] = update
+                last[update.model, update.key] = update
                 show("", update)
     engines = list(last.values())
     _tell_ends("", engines, json)
@@ -59,9 +61,9 @@ def trouble(engines: Collection[EngineProgress], done: str) -> str:
 
 def _follow_fleet(order: Order, boxes: Sequence[Box], json: bool, done: str, nothing: str) -> None:
     def work(client: Client, say: Callable[[EngineProgress], None]) -> list[EngineProgress]:
-        last: dict[str, EngineProgress] = {}
+        last: dict[_Which, EngineProgress] = {}
         for update in order(client):
-            last[update.key] = update
+            last[update.model, update.key] = update
             say(update)
         return list(last.values())
 
@@ -130,12 +132,12 @@ def _json_lines() -> Iterator[Show]:
 @contextlib.contextmanager
 def _lines() -> Iterator[Show]:
     """One for each step, however often the seconds change."""
-    steps: dict[tuple[str, str], tuple[object, ...]] = {}
+    steps: dict[tuple[str, _Which], tuple[object, ...]] = {}
 
     def show(box: str, update: EngineProgress) -> None:
-        step = (update.state, update.phase, update.reason, update.done)
-        if steps.get((box, update.key)) != step:
-            steps[box, update.key] = step
+        step, whose = (update.state, update.phase, update.reason, update.done), (box, (update.model, update.key))
+        if steps.get(whose) != step:
+            steps[whose] = step
             common.show(_of(box, words.line(update)))
 
     yield show
@@ -150,11 +152,11 @@ def _bars() -> Iterator[Show]:
         TaskProgressColumn("{task.percentage:>3.0f}%"),
         TextColumn("{task.fields[told]}", markup=False),
     )
-    tasks: dict[tuple[str, str], TaskID] = {}
+    tasks: dict[tuple[str, _Which], TaskID] = {}
     with Progress(*columns, console=common.err, transient=True) as progress:
 
         def show(box: str, update: EngineProgress) -> None:
-            whose = (box, update.key)
+            whose = (box, (update.model, update.key))
             if whose not in tasks:
                 tasks[whose] = progress.add_task(_of(box, words.name(update)), told="", total=None)
             share = 1.0 if update.done else 0.0 if update.phase == "waiting" else update.fraction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import TypeAlias
 
 import msgspec
 
@@ -23,12 +24,24 @@ _TRIABLE = frozenset(
 )
 
 
+_Planned: TypeAlias = tuple[PlannedModel, PlannedEngine]
+
+
 class Selection(msgspec.Struct, frozen=True):
     """Which engines a command is about: a model's, one by its key or the beginning of it, or all."""
 
     model: str = ""
     engine: str = ""
     everything: bool = False
+
+
+class Ordered(msgspec.Struct, frozen=True):
+    """One engine of a model that a command is about. Models of one content share engines: `by` is the model in whose
+    plan the command has it made."""
+
+    model: str
+    key: str
+    by: str
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -66,11 +79,11 @@ class Commands:
         self._catalogue, self._store, self._maker = catalogue, store, maker
         self._events, self._wake, self._forgive = events, wake, forgive
 
-    def rebuild(self, selection: Selection, force: bool) -> tuple[str, ...]:
+    def rebuild(self, selection: Selection, force: bool) -> tuple[Ordered, ...]:
         """Builds engines: with `force` all that are selected, otherwise those that are not there, whatever kept them;
         those that are there and were quarantined for killing their hosts are opened again.
 
-        What serves goes on until its successor is verified. Returns the keys of the engines that will be built.
+        What serves goes on until its successor is verified. Returns the engines that will be built.
         """
         self._require_writable()
         chosen = [
@@ -88,24 +101,26 @@ class Commands:
         kept = {id(e) for _, e in chosen if e.barred and not force and (e.is_usable or e.recipe.is_reference)}
         for planned, engine in chosen:
             self._forgive(planned.entry.name, engine.digest)
-        for engine in _once(engine for _, engine in chosen):
+        made = _once(chosen)
+        for _, engine in made.values():
             if engine.state not in MAKING and id(engine) not in kept:
                 self._maker.forgive(engine)
-                engine.wish, engine.trial = Wish.BUILD, "" if force else engine.trial
-        return self._commanded("rebuild", chosen)
+                engine.wish, engine.trial, engine.setback = Wish.BUILD, "" if force else engine.trial, ""
+        return self._commanded("rebuild", chosen, made)
 
-    def verify(self, selection: Selection) -> tuple[str, ...]:
-        """Compares engines with the reference again, and times them again. Returns their keys.
+    def verify(self, selection: Selection) -> tuple[Ordered, ...]:
+        """Compares engines with the reference again, and times them again. Returns them.
 
         Refused when none of those that are selected is in the store.
         """
         chosen = [(p, e) for p, e in self._planned(selection) if e.is_usable]
         if not chosen:
             raise Refused("none of the selected engines is in the store to be verified; see: edged engines list")
-        for engine in _once(engine for _, engine in chosen):
+        made = _once(chosen)
+        for _, engine in made.values():
             if engine.state not in MAKING:
-                engine.wish, engine.retry_at = Wish.VERIFY, 0.0
-        return self._commanded("verify", chosen)
+                engine.wish, engine.retry_at, engine.setback = Wish.VERIFY, 0.0, ""
+        return self._commanded("verify", chosen, made)
 
     def cancel(self, selection: Selection) -> tuple[str, ...]:
         """Ends what is being made or waits to be; only `rebuild` starts it again. Returns the keys."""
@@ -113,7 +128,8 @@ class Commands:
         chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.wish is not Wish.NONE]
         for _, engine in chosen:
             self._maker.cancel(engine, "cancelled by an operator; see: edged engines rebuild")
-        return self._commanded("cancel", chosen)
+        self._commanded("cancel", chosen, _once(chosen))
+        return tuple(dict.fromkeys(engine.digest for _, engine in chosen))
 
     def pin(self, selection: Selection) -> tuple[str, ...]:
         """Keeps engines of the store from being evicted. Returns their keys."""
@@ -141,41 +157,44 @@ class Commands:
         self._wake()
         return tuple(chosen)
 
-    async def follow(self, keys: tuple[str, ...]) -> AsyncGenerator[Standing, None]:
+    async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[Standing, None]:
         """How engines that were commanded to be made get on: all at once, then every change until all are done."""
-        told: dict[str, Standing] = {}
+        told: dict[tuple[str, str], Standing] = {}
         while True:
-            for standing in self.standings(keys):
-                if told.get(standing.key) != standing:
-                    told[standing.key] = standing
+            for standing in self.standings(ordered):
+                if told.get((standing.model, standing.key)) != standing:
+                    told[standing.model, standing.key] = standing
                     yield standing
             if all(standing.done for standing in told.values()):
                 return
             await asyncio.sleep(_FOLLOW_SECONDS)
 
-    def standings(self, keys: Iterable[str]) -> list[Standing]:
+    def standings(self, ordered: Iterable[Ordered]) -> list[Standing]:
         """Engines as they are now. One that is not wanted any more has no more to come."""
-        planned = [(p, e) for p in self._catalogue.models.values() for e in p.engines.values()]
-        # Of models that share an engine the one that it is made for tells how it gets on.
-        known = {e.digest: (p, e) for p, e in sorted(planned, key=lambda item: _is_under_way(item[1]))}
-        return [self._standing(*known[key]) if key in known else _gone(key) for key in keys]
+        models = self._catalogue.models
+        found = []
+        for each in ordered:
+            plans = [models[name] for name in (each.by, each.model, *models) if name in models]
+            engine = next((plan.engines[each.key] for plan in plans if each.key in plan.engines), None)
+            found.append(self._standing(each.model, engine) if engine is not None else _gone(each))
+        return found
 
     def making(self) -> list[Standing]:
         """What is being made now."""
-        engines = [e for p in self._catalogue.models.values() for e in p.engines.values()]
-        return self.standings(engine.digest for engine in engines if self._maker.is_making(engine))
+        engines = [(name, e) for name, p in self._catalogue.models.items() for e in p.engines.values()]
+        return [self._standing(name, engine) for name, engine in engines if self._maker.is_making(engine)]
 
-    def _standing(self, planned: PlannedModel, engine: PlannedEngine) -> Standing:
+    def _standing(self, model: str, engine: PlannedEngine) -> Standing:
         making, done = engine.making, engine.state not in MAKING and engine.wish not in (Wish.BUILD, Wish.VERIFY)
         paused = "" if done or making is not None else self._maker.room.paused
         return Standing(
             key=engine.digest,
-            model=planned.entry.name,
+            model=model,
             backend=engine.recipe.backend,
             precision=engine.recipe.precision,
             device=engine.recipe.device,
             state=engine.state.value,
-            reason=paused or engine.reason,
+            reason=paused or (engine.setback if done else "") or engine.reason,
             phase=making.phase if making is not None else "" if done else "waiting",
             fraction=making.fraction if making is not None else None,
             elapsed_s=round(making.elapsed_s, 1) if making is not None else 0.0,
@@ -186,7 +205,7 @@ class Commands:
 
     # -- which engines ----------------------------------------------------------------------------------------------
 
-    def _planned(self, selection: Selection) -> list[tuple[PlannedModel, PlannedEngine]]:
+    def _planned(self, selection: Selection) -> list[_Planned]:
         """Engines that models should have. NotFound when the selection fits none."""
         _check(selection)
         models = [self._catalogue.find(selection.model)] if selection.model else self._catalogue.models.values()
@@ -233,20 +252,22 @@ class Commands:
         if selection.engine and len(keys) > 1:
             raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more of it")
 
-    def _commanded(self, verb: str, chosen: list[tuple[PlannedModel, PlannedEngine]]) -> tuple[str, ...]:
+    def _commanded(self, verb: str, chosen: list[_Planned], made: dict[str, _Planned]) -> tuple[Ordered, ...]:
         for planned, engine in chosen:
             self._events.tell(Commanded(verb), planned.entry.name, engine.digest)
         self._wake()
-        return tuple(dict.fromkeys(engine.digest for _, engine in chosen))
+        ordered = (Ordered(p.entry.name, e.digest, made[e.digest][0].entry.name) for p, e in chosen)
+        return tuple(dict.fromkeys(ordered))
 
 
-def _once(engines: Iterable[PlannedEngine]) -> Iterable[PlannedEngine]:
-    """Of engines that several models share one, for all of them: the one that is being made, otherwise the first."""
-    chosen: dict[str, PlannedEngine] = {}
-    for engine in engines:
-        if engine.digest not in chosen or (_is_under_way(engine) and not _is_under_way(chosen[engine.digest])):
-            chosen[engine.digest] = engine
-    return chosen.values()
+def _once(engines: Iterable[_Planned]) -> dict[str, _Planned]:
+    """By key, one of the models that share an engine: the one that it is being made for, otherwise the first."""
+    chosen: dict[str, _Planned] = {}
+    for planned, engine in engines:
+        known = chosen.setdefault(engine.digest, (planned, engine))
+        if _is_under_way(engine) and not _is_under_way(known[1]):
+            chosen[engine.digest] = planned, engine
+    return chosen
 
 
 def _is_under_way(engine: PlannedEngine) -> bool:
@@ -260,6 +281,6 @@ def _check(selection: Selection) -> None:
         raise InvalidInput(f"{selection.engine!r} is too short for the beginning of a key; give {_SHORTEST} characters")
 
 
-def _gone(key: str) -> Standing:
+def _gone(ordered: Ordered) -> Standing:
     reason = "the device or the model changed, and it is not wanted any more"
-    return Standing(key, "", "", "", "", "gone", reason, done=True)
+    return Standing(ordered.key, ordered.model, "", "", "", "gone", reason, done=True)

@@ -47,6 +47,7 @@ class _Lane:
     source: str
     task: asyncio.Task[None]
     is_cancelled: bool = False
+    why: str = "cancelled"
 
 
 class Maker:
@@ -95,13 +96,12 @@ class Maker:
         """Ends what is being made or waits to be; only a command starts it again."""
         lane = self._lane(engine)
         if lane is not None:
-            lane.is_cancelled = True
-            engine.reason = reason
+            lane.is_cancelled, lane.why = True, reason
             lane.task.cancel()
         elif engine.state in (EngineState.ABSENT, EngineState.FAILED):
             engine.quarantine(reason, held=True)
         elif engine.wish is Wish.BUILD or engine.wish is Wish.VERIFY:
-            engine.reason, engine.setback = reason, True
+            engine.setback = reason
         engine.wish = Wish.NONE
 
     def abandon(self) -> None:
@@ -129,7 +129,8 @@ class Maker:
         try:
             await self._outcome(planned, engine, task, action)
         except asyncio.CancelledError:
-            self._cancelled(engine)
+            lane = self._lane(engine)
+            engine.cancel(lane.why if lane is not None else _Lane.why)
             raise
         except Exception as error:  # nobody expected it: a failure like any other, and told by whoever sees tasks end
             why = EngineUnusable(f"{type(error).__name__}; the log tells more")
@@ -241,20 +242,11 @@ class Maker:
         lane = self._lane(engine)
         if lane is not None and lane.task is task:  # it was cancelled before it had begun
             self._free(engine)
-            self._cancelled(engine)
+            engine.cancel(lane.why)
 
     def _free(self, engine: PlannedEngine) -> None:
         engine.making = None
         self._lanes.pop(engine.lane, None)
-
-    @staticmethod
-    def _cancelled(engine: PlannedEngine) -> None:
-        reason = engine.reason or "cancelled"
-        if engine.is_usable:
-            engine.setback = True
-            engine.move(EngineState.READY, reason)
-        else:
-            engine.quarantine(reason, held=True)
 
     def _told(self, task: Task, engine: PlannedEngine, progress: Progress) -> None:
         """A child or the builder says how far it is."""

@@ -78,7 +78,7 @@ class PlannedEngine:
     record: EngineRecord | None = None
     reason: str = ""
     is_held: bool = False  # quarantined by an operator's command, which is nothing to be alarmed at
-    setback: bool = False  # the last attempt at it failed, and what was there before stays
+    setback: str = ""  # why the last attempt at it came to nothing, while what was there before stays
     failures: int = 0
     retry_at: float = 0.0
     open_at: float = 0.0
@@ -115,7 +115,7 @@ class PlannedEngine:
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
         """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
         good one before it."""
-        self.wish, self.setback, self.refusals, self.astray = Wish.NONE, False, 0, ()
+        self.wish, self.setback, self.refusals, self.astray = Wish.NONE, "", 0, ()
         if self._is_outdated(record) and not record.verdict.accepted:
             self.lose()  # by today's standard it may do: it is built again
         elif record.verdict.accepted:
@@ -123,9 +123,9 @@ class PlannedEngine:
             self.wish = Wish.REVIEW if self._is_outdated(record) else Wish.NONE
             self.move(EngineState.READY, reason)
         elif stored is not None and stored.is_usable and (not self._is_outdated(stored) or stored == self.record):
-            self.record, self.setback = stored, True
+            self.record = stored
             self.wish = Wish.REVIEW if self._is_outdated(stored) else Wish.NONE
-            self.move(EngineState.READY, f"built again and rejected: {record.verdict.reason}; the one before stays")
+            self._stay(f"built again and rejected: {record.verdict.reason}; the one before stays")
         else:
             self.record = record
             self.move(EngineState.REJECTED, record.verdict.reason)
@@ -136,8 +136,7 @@ class PlannedEngine:
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures += 1
         if self.is_usable:
-            self.setback = True
-            self.move(EngineState.READY, f"making it again failed: {error}; the one before stays")
+            self._stay(f"making it again failed: {error}; the one before stays")
         elif most and self.failures >= most:
             self.quarantine(f"failed {self.failures} times, the last time: {error}")
         else:
@@ -145,8 +144,25 @@ class PlannedEngine:
 
     def unsuited(self, error: EdgedError) -> None:
         """The backend cannot do what the model needs; another attempt would end the same."""
-        self.wish, self.setback = Wish.NONE, self.is_usable
-        self.move(EngineState.READY if self.is_usable else EngineState.UNSUITABLE, str(error))
+        self.wish = Wish.NONE
+        if self.is_usable:
+            self._stay(str(error))
+        else:
+            self.move(EngineState.UNSUITABLE, str(error))
+
+    def cancel(self, reason: str) -> None:
+        """An operator wants it made no more. What was there before stays, and nothing is wrong with that."""
+        if self.is_usable:
+            self._stay(reason)
+            self.reason = ""
+        else:
+            # A reference serves all the same.
+            self.quarantine(f"not timed: {reason}" if self.recipe.is_reference else reason, held=True)
+
+    def _stay(self, reason: str) -> None:
+        """The attempt came to nothing."""
+        self.setback = reason
+        self.move(EngineState.READY, reason)
 
     def postpone(self, reason: str, seconds: float) -> None:
         """Making it could not even be tried; that counts for nothing."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from edged.control import report
+from edged.control.commands import Ordered
 from edged.control.controller import Controller
 from edged.ingress import messages
 from edged.ingress.messages import selection
@@ -47,14 +48,14 @@ class EngineHandlers:
         return pb.ExplainEngineResponse(explanations=[messages.explanation(item) for item in found])
 
     async def rebuild(self, request: pb.RebuildRequest, context: Context) -> AsyncIterator[pb.EngineProgress]:
-        keys = self._commands.rebuild(selection(request.selector), request.force)
-        async with aclosing(self._tell(keys, request.follow)) as told:
+        ordered = self._commands.rebuild(selection(request.selector), request.force)
+        async with aclosing(self._tell(ordered, request.follow)) as told:
             async for progress in told:
                 yield progress
 
     async def verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.EngineProgress]:
-        keys = self._commands.verify(selection(request.selector))
-        async with aclosing(self._tell(keys, request.follow)) as told:
+        ordered = self._commands.verify(selection(request.selector))
+        async with aclosing(self._tell(ordered, request.follow)) as told:
             async for progress in told:
                 yield progress
 
@@ -70,15 +71,15 @@ class EngineHandlers:
     async def evict(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
         return pb.SelectedEngines(keys=await self._commands.evict(selection(request.selector)))
 
-    async def _tell(self, keys: tuple[str, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
+    async def _tell(self, ordered: tuple[Ordered, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
         """Every engine once, then, if `follow`, whatever changes until all have their outcome.
 
         Whoever hangs up ends this generator and nothing else: the work belongs to the control room.
         """
-        untold = set(keys)
-        async with aclosing(self._commands.follow(keys)) as standings:
+        untold = {(each.model, each.key) for each in ordered}
+        async with aclosing(self._commands.follow(ordered)) as standings:
             async for standing in standings:
                 yield messages.progress(standing)
-                untold.discard(standing.key)
+                untold.discard((standing.model, standing.key))
                 if not untold and not follow:
                     return

@@ -15,7 +15,7 @@ from edged.config import Engines
 from edged.control import commands as commands_module
 from edged.control.actual import actual
 from edged.control.chores import Chores
-from edged.control.commands import Commands, Selection, Standing
+from edged.control.commands import Commands, Ordered, Selection, Standing
 from edged.control.desired import desired
 from edged.control.maker import Maker
 from edged.control.plan import PlannedEngine, PlannedModel, Wish
@@ -42,6 +42,10 @@ from tests.waiting import run, until
 
 S = EngineState
 ALL, M = Selection(everything=True), Selection(model="m")
+
+
+def keys(ordered: tuple[Ordered, ...]) -> tuple[str, ...]:
+    return tuple(each.key for each in ordered)
 
 
 class Desk:
@@ -166,8 +170,8 @@ def test_the_beginning_of_a_key_is_enough_when_it_is_not_too_short(desk: Desk) -
     for command in every_command(desk):
         with pytest.raises(InvalidInput, match="too short"):
             command(Selection(engine=engine.digest[:5]))
-    assert desk.commands.verify(Selection(engine=engine.digest[:6])) == (engine.digest,)
-    assert desk.commands.verify(Selection(model="m", engine=engine.digest[:6])) == (engine.digest,)
+    assert keys(desk.commands.verify(Selection(engine=engine.digest[:6]))) == (engine.digest,)
+    assert keys(desk.commands.verify(Selection(model="m", engine=engine.digest[:6]))) == (engine.digest,)
     with pytest.raises(NotFound):
         desk.commands.verify(Selection(model="n", engine=engine.digest[:6]))
 
@@ -182,7 +186,7 @@ def test_a_beginning_that_several_keys_have_is_refused(desk: Desk, monkeypatch: 
     with pytest.raises(InvalidInput, match=f"keys begin with '{shared}'; give more of it"):
         desk.commands.rebuild(Selection(model="m", engine=shared), True)
     whole = next(key for key in desk.digests() if key[0] == shared)
-    assert desk.commands.rebuild(Selection(model="m", engine=whole), True) == (whole,)
+    assert keys(desk.commands.rebuild(Selection(model="m", engine=whole), True)) == (whole,)
 
 
 def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk: Desk) -> None:
@@ -193,8 +197,8 @@ def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk: Desk)
             for number in range(3):
                 desk.have(name, number)
         desk.builder.content = b"built anew"
-        key = desk.commands.rebuild(desk.selection(), True)
-        assert key == (desk.engine().digest,)
+        key = keys(desk.commands.rebuild(desk.selection(), True))
+        assert key == (desk.engine().digest,) * 2, "one for each model"
         await desk.until_quiet()
         assert desk.builder.did == [("make", key[0])]
         assert desk.engine("m").edition == desk.engine("n").edition == desk.store.records()[key[0]].edition
@@ -207,7 +211,7 @@ def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk: Desk)
 
 def test_rebuilding_builds_what_is_not_there_and_leaves_what_is(desk: Desk) -> None:
     desk.have(number=1)
-    assert desk.commands.rebuild(M, False) == (desk.digests()[0], desk.digests()[2])
+    assert keys(desk.commands.rebuild(M, False)) == (desk.digests()[0], desk.digests()[2])
     assert [e.wish for e in desk.models["m"].engines.values()] == [Wish.BUILD, Wish.NONE, Wish.BUILD]
     assert [e.wish for e in desk.models["n"].engines.values()] == [Wish.NONE] * 3
     assert desk.commanded() == ["rebuild", "rebuild"]
@@ -217,8 +221,8 @@ def test_rebuilding_builds_what_is_not_there_and_leaves_what_is(desk: Desk) -> N
 def test_rebuilding_by_force_builds_everything_that_is_selected(desk: Desk) -> None:
     desk.have(number=1)
     desk.have(number=2, accepted=False)
-    assert desk.commands.rebuild(M, True) == desk.digests()
-    assert set(desk.commands.rebuild(ALL, True)) == {*desk.digests("m"), *desk.digests("n")}
+    assert keys(desk.commands.rebuild(M, True)) == desk.digests()
+    assert set(keys(desk.commands.rebuild(ALL, True))) == {*desk.digests("m"), *desk.digests("n")}
 
 
 @pytest.mark.parametrize("state", [S.FAILED, S.QUARANTINED, S.EVICTED, S.UNSUITABLE])
@@ -230,16 +234,16 @@ def test_rebuilding_tries_whatever_kept_an_engine_from_being_there(desk: Desk, s
     engine.move(state)
     engine.failures, engine.retry_at = 3, desk.clock.now + 600
     desk.log.failed(engine.digest, "no memory")
-    assert engine.digest in desk.commands.rebuild(M, False)
+    assert engine.digest in keys(desk.commands.rebuild(M, False))
     assert (engine.wish, engine.failures, engine.retry_at) == (Wish.BUILD, 0, 0.0)
     assert desk.log.of(engine.digest).failures == 0
 
 
 def test_a_rejected_engine_is_rebuilt_only_when_it_is_named_or_by_force(desk: Desk) -> None:
     engine = desk.have(accepted=False)
-    assert engine.digest not in desk.commands.rebuild(M, False)
+    assert engine.digest not in keys(desk.commands.rebuild(M, False))
     assert engine.wish is Wish.NONE
-    assert desk.commands.rebuild(desk.selection(), False) == (engine.digest,)
+    assert keys(desk.commands.rebuild(desk.selection(), False)) == (engine.digest,)
     assert engine.wish is Wish.BUILD
 
 
@@ -256,7 +260,7 @@ def test_what_is_being_made_is_told_of_and_not_made_twice(desk: Desk) -> None:
         await desk.look()
         reference = desk.engine(number=0)
         assert reference.state not in (S.ABSENT, S.READY)
-        assert reference.digest in desk.commands.rebuild(M, True)
+        assert reference.digest in keys(desk.commands.rebuild(M, True))
         assert reference.wish is Wish.NONE
         desk.builder.gate.set()
         await desk.until_quiet()
@@ -273,7 +277,7 @@ def test_only_what_is_in_the_store_can_be_verified(desk: Desk) -> None:
         desk.commands.verify(M)
     engine = desk.have()
     desk.have(number=2, accepted=False)
-    assert desk.commands.verify(M) == (engine.digest,)
+    assert keys(desk.commands.verify(M)) == (engine.digest,)
     assert [e.wish for e in desk.models["m"].engines.values()] == [Wish.NONE, Wish.VERIFY, Wish.NONE]
     assert (desk.commanded(), desk.wakes) == (["verify"], 1)
 
@@ -395,7 +399,7 @@ def test_an_engine_that_no_model_wants_any_more_can_be_evicted_by_its_key_or_the
 # -- how they get on ------------------------------------------------------------------------------------------------
 
 
-async def follow(desk: Desk, keys: tuple[str, ...]) -> list[Standing]:
+async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[Standing]:
     """Everything that is told until all is done, while the control loop looks again and again."""
 
     async def look() -> None:
@@ -405,7 +409,7 @@ async def follow(desk: Desk, keys: tuple[str, ...]) -> list[Standing]:
 
     looking = asyncio.create_task(look())
     try:
-        return [standing async for standing in desk.commands.follow(keys)]
+        return [standing async for standing in desk.commands.follow(ordered)]
     finally:
         looking.cancel()
 
@@ -425,7 +429,7 @@ def test_who_follows_is_told_every_change_until_it_is_done(
         assert (seen[0].phase, seen[0].done) == ("waiting", False)
         assert (seen[-1].state, seen[-1].done, seen[-1].succeeded, seen[-1].phase) == (state, True, succeeded, "")
         assert all(one != other for one, other in itertools.pairwise(seen))
-        assert {s.key for s in seen} == set(key)
+        assert {s.key for s in seen} == set(keys(key))
 
     run(story())
 
@@ -437,6 +441,43 @@ def test_a_rebuild_that_leaves_the_engine_before_has_not_succeeded(desk: Desk) -
         seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
         assert (seen[-1].state, seen[-1].succeeded) == ("ready", False)
         assert "the one before stays" in seen[-1].reason
+
+    run(story())
+
+
+@pytest.mark.parametrize("outcome", [True, False])
+def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: Desk, outcome: bool) -> None:
+    async def story() -> None:
+        desk.plan("n", "m")
+        for name in "mn":
+            desk.have(name)
+        desk.builder.outcomes.append(outcome)
+        seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
+        last = {standing.model: standing for standing in seen}
+        assert {name: (s.done, s.succeeded) for name, s in last.items()} == dict.fromkeys("mn", (True, outcome))
+
+    run(story())
+
+
+def test_follow_model_that_was_removed_is_named(desk: Desk) -> None:
+    ordered = desk.commands.rebuild(desk.selection(), True)
+    del desk.models["m"]
+    (standing,) = desk.commands.standings(ordered)
+    assert (standing.model, standing.state, standing.done) == ("m", "gone", True)
+
+
+def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
+    async def story() -> None:
+        engine = desk.have()
+        desk.builder.gate.clear()
+        ordered = desk.commands.rebuild(desk.selection(), True)
+        desk.maker.start(desk.models["m"], Make("m", engine.digest))
+        await until(lambda: bool(desk.builder.did), "a child is at work")
+        desk.commands.cancel(desk.selection())
+        await until(lambda: not desk.maker.busy, "the child has ended")
+        assert (engine.state, engine.reason) == (S.READY, "")
+        (standing,) = desk.commands.standings(ordered)
+        assert (standing.done, standing.succeeded, standing.reason != "") == (True, False, True)
 
     run(story())
 
