@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +19,9 @@ import msgspec
 import numpy as np
 
 from edged.backend.contract import Session, Signature, Stoppable
-from edged.build import given
+from edged.build import given, noise
 from edged.build.extent import Extent
+from edged.build.noise import Noise
 from edged.build.questions import GIVEN, PICTURE, WIDE, Pictures, Question, edges, tensors
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.files import read_regular
@@ -47,6 +48,7 @@ class Sample(msgspec.Struct, frozen=True):
     kind: str = ""
     name: str = ""
     placement: Placement | None = None
+    noise: dict[str, Noise] = {}  # of outputs of floats
 
     @property
     def size(self) -> int:
@@ -100,7 +102,22 @@ def make(
             reference.ask_within_limits(drawn)
     if not reference.samples:
         raise reference.first_error or EngineUnusable("no golden input fits the model's declared shapes")
-    return Golden(reference.samples, tuple(skipped))
+    return Golden(with_least_noise(reference.samples), tuple(skipped))
+
+
+def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples, with the noise that each output has at least by the values that it has in any of them. Those for
+    wide values count for themselves only."""
+    usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
+    own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
+    return [
+        msgspec.structs.replace(each, noise=_at_least(each, least)) for each, least in zip(samples, own, strict=True)
+    ]
+
+
+def _at_least(sample: Sample, least: Mapping[str, float]) -> dict[str, Noise]:
+    names = sample.outputs.keys() & least.keys()
+    return {n: msgspec.structs.replace(sample.noise.get(n, noise.UNMEASURED), least=least[n]) for n in names}
 
 
 def _ask_given(reference: _Reference, questions: Iterable[Callable[[], Question]]) -> list[str]:
@@ -133,6 +150,7 @@ class _Reference:
             with self._patience(question.kind):
                 answer = _copy(self._session.infer(question.inputs))
                 again = _copy(self._session.infer(question.inputs)) if twice else answer
+                moved = self._moved(question)
         except (EngineUnusable, InvalidInput) as error:
             self.first_error = self.first_error or EngineUnusable(str(error))
             return str(error)
@@ -140,8 +158,16 @@ class _Reference:
         self._random |= differing
         left_out = self._random if question.kind in (GIVEN, PICTURE) else differing
         outputs = {name: array for name, array in answer.items() if name not in left_out}
-        self.samples.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement))
+        own = noise.measured(outputs, moved)
+        self.samples.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement, own))
         return ""
+
+    def _moved(self, question: Question) -> dict[str, Array]:
+        """The answer to inputs that are moved by one step; nothing if that step is one too many."""
+        try:
+            return _copy(self._session.infer(noise.nudged(question.inputs)))
+        except (EngineUnusable, InvalidInput):
+            return {}
 
     @contextlib.contextmanager
     def _patience(self, kind: str) -> Iterator[None]:
@@ -239,15 +265,18 @@ class _Packed(msgspec.Struct, frozen=True):
     kind: str
     name: str
     placement: Placement | None
+    noise: dict[str, tuple[_Array, _Array, float]]
 
     @classmethod
     def of(cls, sample: Sample) -> _Packed:
         inputs, outputs = ({n: _Array.of(a) for n, a in side.items()} for side in (sample.inputs, sample.outputs))
-        return cls(inputs, outputs, sample.kind, sample.name, sample.placement)
+        noise = {n: (_Array.of(own.rows), _Array.of(own.columns), own.least) for n, own in sample.noise.items()}
+        return cls(inputs, outputs, sample.kind, sample.name, sample.placement, noise)
 
     def unpack(self) -> Sample:
         inputs, outputs = ({n: a.unpack() for n, a in side.items()} for side in (self.inputs, self.outputs))
-        return Sample(inputs, outputs, self.kind, self.name, self.placement)
+        noise = {n: Noise(rows.unpack(), columns.unpack(), least) for n, (rows, columns, least) in self.noise.items()}
+        return Sample(inputs, outputs, self.kind, self.name, self.placement, noise)
 
 
 class _File(msgspec.Struct, frozen=True):

@@ -12,7 +12,6 @@ from edged.backend.contract import Order, Session
 from edged.backend.ort import levels as ort_levels
 from edged.build import golden, jobs
 from edged.build.boxes import Matcher
-from edged.build.questions import WIDE
 from edged.build.standard import Tolerance
 from edged.build.verify import Pair, judge
 from edged.errors import EngineUnusable, InvalidInput
@@ -38,7 +37,7 @@ def _verdict(
 ) -> Verdict:
     try:
         session = ort_levels.open_at(order, level)
-        pairs = (Pair(s.outputs, session.infer(s.inputs), s.name, s.placement, extreme=s.kind == WIDE) for s in samples)
+        pairs = (Pair.of(sample, session.infer(sample.inputs)) for sample in samples)
         return judge(pairs, tolerance, matcher)
     except (EngineUnusable, InvalidInput) as error:
         return Verdict(False, f"it does not answer what the unoptimised model answers: {error}", {})

@@ -18,7 +18,7 @@ from edged.backend.profile import PREFIX
 from edged.build import given, golden, jobs, runtimes, trial
 from edged.build.boxes import Matcher
 from edged.build.conversion import converted
-from edged.build.questions import GIVEN, PICTURE, WIDE, read_sample
+from edged.build.questions import GIVEN, PICTURE, read_sample
 from edged.build.repair.messages import FreeDims, Lower, Prove, Simplify
 from edged.build.timing import in_turns
 from edged.build.verify import Pair, judge
@@ -140,7 +140,7 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature) -> Pair
         where = " and ".join(PREFIX + spec.name for spec in signature.inputs if not spec.is_static)
         advice = f"; set {where} so that it takes them" if where else ""
         raise Unsuitable(f"the engine refuses shapes that the reference takes, {asked}: {error}{advice}") from error
-    return Pair(sample.outputs, answer, sample.name, sample.placement, extreme=sample.kind == WIDE)
+    return Pair.of(sample, answer)
 
 
 def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:

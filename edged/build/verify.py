@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edged.build.boxes import Agreement, Matcher
+from edged.build.golden import Sample
+from edged.build.noise import Noise, without
+from edged.build.questions import WIDE
 from edged.build.standard import Tolerance
 from edged.store.record import Verdict
 from edged.tensors import Array
@@ -28,7 +31,7 @@ class Pair(msgspec.Struct, frozen=True):
     """What the reference and an engine answered to one question.
 
     `picture` is the question's name where it was one, `placement` where the picture lay in the input. `extreme` marks
-    inputs that a model is not made for: who wins there says nothing.
+    inputs that a model is not made for: who wins there says nothing. `noise` is what of a difference means nothing.
     """
 
     expected: Mapping[str, Array]
@@ -36,6 +39,13 @@ class Pair(msgspec.Struct, frozen=True):
     picture: str = ""
     placement: Placement | None = None
     extreme: bool = False
+    noise: Mapping[str, Noise] = {}
+
+    @classmethod
+    def of(cls, sample: Sample, answer: Mapping[str, Array]) -> Pair:
+        """What was answered to a golden question."""
+        extreme = sample.kind == WIDE
+        return cls(sample.outputs, answer, sample.name, sample.placement, extreme, sample.noise)
 
 
 def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | None = None) -> Verdict:
@@ -73,7 +83,7 @@ class _Tally:
                 got = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
                 return f"output {name!r}: {got} instead of {reference.dtype}{list(reference.shape)}"
             self._compared += 1
-            for figure, value in _figures(reference, found, self._tolerance.element).items():
+            for figure, value in _figures(reference, found, self._tolerance.element, pair.noise.get(name)).items():
                 self._take(figure, value, pair.picture)
             if not pair.extreme and _is_classifier(reference):
                 clear, kept = _winners(reference, found, self._tolerance.element)
@@ -164,7 +174,7 @@ def _winners(reference: Array, answer: Array, element: float) -> tuple[int, int]
     return int(np.count_nonzero(clear)), int(np.count_nonzero(clear & same))
 
 
-def _figures(reference: Array, answer: Array, element: float) -> dict[str, float]:
+def _figures(reference: Array, answer: Array, element: float, noise: Noise | None = None) -> dict[str, float]:
     if reference.size == 0:
         return {}
     if reference.dtype.kind != "f":
@@ -176,8 +186,12 @@ def _figures(reference: Array, answer: Array, element: float) -> dict[str, float
     both = sound & np.isfinite(found)
     if not both.any():
         return {"finite": finite}
+    p99 = float(np.quantile(np.abs(expected[both] - found[both]), 0.99))
+    expected, found = np.where(both, expected, 0.0), np.where(both, found, 0.0)
+    with np.errstate(over="ignore"):
+        found = expected + without(found - expected, noise)
     figures = {"finite": finite, "top1": _top1(reference, answer), **_distances(expected[both], found[both])}
-    return {**figures, "outliers": _outliers(np.where(both, expected, 0.0), np.where(both, found, 0.0), element)}
+    return {**figures, "p99_abs": p99, "outliers": _outliers(expected, found, element)}
 
 
 def _outliers(expected: _Floats, found: _Floats, element: float) -> float:
@@ -200,12 +214,11 @@ def _distances(expected: _Floats, found: _Floats) -> dict[str, float]:
     scale = max(float(np.abs(expected).max()), float(np.abs(found).max())) or 1.0
     one, other = expected / scale, found / scale
     norm, length = float(np.linalg.norm(one)), float(np.linalg.norm(other))
-    difference = np.abs(one - other)
-    distance = float(np.linalg.norm(difference))
+    distance = float(np.linalg.norm(one - other))
     # Two outputs of zeros point nowhere; they are equal or they are not.
     cosine = float(one @ other) / (norm * length) if norm and length else float(norm == length)
     relative = distance / norm if norm else (0.0 if distance == 0 else 1.0)
-    return {"cosine": cosine, "relative_l2": relative, "p99_abs": float(np.quantile(difference, 0.99)) * scale}
+    return {"cosine": cosine, "relative_l2": relative}
 
 
 def _top1(reference: Array, answer: Array) -> float:

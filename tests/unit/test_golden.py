@@ -418,7 +418,8 @@ def test_an_output_that_was_random_before_is_left_out_of_pictures_which_are_aske
     dice = Dice()
     made = golden.make(dice, RGB, pictures_of(RGB, 8, 8), [str(picture(tmp_path / "a.png"))])
     assert {tuple(sample.outputs) for sample in made.samples} == {("x0",)}
-    assert len(dice.asked) == 2 * 3 + 2 + pictures.COUNT  # numbers and the first picture twice, the others once
+    # Numbers and the first picture twice, the others once; each once more with inputs that are moved by one step.
+    assert len(dice.asked) == 3 * 3 + 3 + 2 * pictures.COUNT
 
 
 # -- the file -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from edged.backend.contract import Session
 from edged.build import given, golden
 from edged.build.boxes import Matcher
 from edged.build.golden import Sample
-from edged.build.questions import WIDE, Pictures, Question, tensors
+from edged.build.questions import Pictures, Question, tensors
 from edged.build.repair.evaluator import NAME, Evaluator
 from edged.build.repair.messages import Prove, Proven
 from edged.build.standard import TOLERANCES, Tolerance
@@ -52,8 +52,7 @@ def tolerance_for(path: Path) -> Tolerance:
 
 def _pairs(asked: Iterable[Sample], repaired: Session) -> Iterator[Pair]:
     for sample in asked:
-        answer = repaired.infer(sample.inputs)
-        yield Pair(sample.outputs, answer, sample.name, sample.placement, extreme=sample.kind == WIDE)
+        yield Pair.of(sample, repaired.infer(sample.inputs))
 
 
 def _inferred(job: Prove) -> tuple[list[Sample], str]:
@@ -78,7 +77,7 @@ def _evaluated(job: Prove) -> tuple[list[Sample], str]:
         asked.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement))
     if not asked:
         raise Unsuitable(why or "no question fits its declared shapes")
-    return asked, NAME
+    return golden.with_least_noise(asked), NAME
 
 
 def _questions(job: Prove, asked: list[Sample]) -> Iterator[Question]:

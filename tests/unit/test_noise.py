@@ -1,0 +1,102 @@
+"""What of a difference between two answers is rounding, and what is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edged.build import noise
+from edged.build.golden import Sample, with_least_noise
+from edged.build.questions import PICTURE, WIDE
+from edged.build.standard import TOLERANCES
+from edged.build.verify import Pair, judge
+from edged.store.record import Verdict
+from edged.tensors import Array
+
+RANDOM = np.random.default_rng(11)
+
+
+def verdict(expected: Array, moved: Array, answer: Array) -> Verdict:
+    sample = Sample({}, {"y": expected}, PICTURE, noise=noise.measured({"y": expected}, {"y": moved}))
+    (settled,) = with_least_noise([sample])
+    return judge([Pair.of(settled, {"y": answer})], TOLERANCES["fp32"])
+
+
+def test_judge_probabilities_of_nothing_with_another_sigmoid_are_accepted() -> None:
+    """ONNX Runtime's Sigmoid has an absolute error of 9e-8, OpenVINO's a relative one; a picture with nothing in it has
+    scores below both."""
+    exact = 10 ** RANDOM.uniform(-12, -5, (1, 2000, 80))
+    rounded = exact + RANDOM.uniform(-9e-8, 9e-8, exact.shape)
+    found = verdict(np.abs(rounded).astype(np.float32), np.abs(rounded).astype(np.float32), exact.astype(np.float32))
+    assert found.accepted, found.reason
+
+
+def test_judge_state_with_columns_of_two_small_values_is_accepted() -> None:
+    """A state [2, 1, 128]: most of its columns hold two values near zero, which are no measure for their rounding."""
+    state = (RANDOM.standard_normal((2, 1, 128)) ** 5).astype(np.float32)
+    state[:, :, ::3] *= 1e-6
+    off = state + RANDOM.uniform(-8e-7, 8e-7, state.shape).astype(np.float32)
+    found = verdict(state, state + np.float32(1e-7), off)
+    assert found.accepted, found.reason
+
+
+def test_judge_model_that_amplifies_rounding_is_measured_by_its_own_noise() -> None:
+    answer = RANDOM.standard_normal((1, 50, 50)).astype(np.float32)
+    noisy = (RANDOM.standard_normal(answer.shape) * 2e-2).astype(np.float32)
+    off = answer + (RANDOM.standard_normal(answer.shape) * 5e-2).astype(np.float32)
+    assert verdict(answer, answer + noisy, off).accepted
+    assert not verdict(answer, answer, off).accepted
+
+
+def test_judge_noise_of_one_row_does_not_excuse_another() -> None:
+    answer = RANDOM.standard_normal((100, 200)).astype(np.float32)
+    moved, off = answer.copy(), answer.copy()
+    moved[7] += 1
+    off[8] += 1
+    assert verdict(answer, moved, moved).accepted
+    assert not verdict(answer, moved, off).accepted
+
+
+@pytest.mark.parametrize("factor", [1.05, 0.5, -1.0])
+def test_judge_wrong_probabilities_are_rejected_whatever_their_size(factor: float) -> None:
+    scores = (10 ** RANDOM.uniform(-4, 0, (1, 100, 20))).astype(np.float32)
+    assert not verdict(scores, scores, np.clip(scores * np.float32(factor), 0, 1)).accepted
+
+
+def test_least_noise_goes_by_the_values_of_all_usual_questions() -> None:
+    small, large = np.full((1, 4), 1e-3, np.float32), np.full((1, 4), 100, np.float32)
+    samples = [Sample({}, {"y": small}), Sample({}, {"y": large}), Sample({}, {"y": large * 1e6}, WIDE)]
+    least = [sample.noise["y"].least for sample in with_least_noise(samples)]
+    assert least[0] == least[1] == pytest.approx(100 * 2**-23)
+    assert least[2] == pytest.approx(1e8 * 2**-23)
+
+
+def test_nudged_moves_floats_by_one_step_and_nothing_else() -> None:
+    inputs = {
+        "x": RANDOM.random((3, 4)).astype(np.float32),
+        "h": np.array([1, 0, -2], np.float16),
+        "n": np.arange(3),
+        "t": np.array([b"a"], np.object_),
+    }
+    moved = noise.nudged(inputs)
+    assert set(np.abs(moved["x"].view(np.int32) - inputs["x"].view(np.int32)).ravel()) == {1}
+    assert moved["h"][1] == 0
+    assert 0 < np.abs(moved["h"] - inputs["h"]).max() < 2e-3
+    assert moved["n"] is inputs["n"]
+    assert moved["t"] is inputs["t"]
+    assert all(np.array_equal(moved[name], again) for name, again in noise.nudged(inputs).items())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0, 4), (1, 1, 5), (2, 3, 4)])
+def test_measured_answers_of_any_shape_have_a_floor_that_fits(shape: tuple[int, ...]) -> None:
+    answer = np.ones(shape, np.float32)
+    found = noise.measured({"y": answer}, {"y": answer * np.float32(1.5)})["y"]
+    rest = noise.without(np.full(shape, 20.0), found)
+    assert rest.shape == shape
+    assert np.all(rest == 20 - 16 * 0.5)
+
+
+def test_measured_answers_that_change_their_shape_or_are_not_finite_have_no_noise() -> None:
+    answer = np.array([1, np.inf, np.nan], np.float32)
+    assert not noise.measured({"y": answer}, {"y": answer[:2]})["y"].floor().any()
+    assert not noise.measured({"y": answer}, {"y": answer[::-1]})["y"].floor().any()
