@@ -38,13 +38,20 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
         yield _finding(Category.NO_GRAPH, "the model has no outputs")
     if not proto.opset_import:
         yield _finding(Category.NO_GRAPH, "the model does not say which opset it is written in")
-    for domain in _twice([onnx_walk.domain(entry.domain) for entry in proto.opset_import]):
-        yield _finding(Category.DUPLICATE, f"the model names two opsets of domain {domain[:100]!r}")
+    yield from _opsets("the model", proto.opset_import)
     yield from _functions(proto)
     yield from _graph(proto.graph, (), ())
     for tensor in walk.tensors:
         if (finding := weights.check(tensor)) is not None:
             yield finding
+
+
+def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[Finding]:
+    """Runtimes take one of two unequal entries without a word. An equal one, as onnx.compose writes, does no harm."""
+    named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
+    for domain in _twice([domain for domain, _ in sorted(named)]):
+        versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
+        yield _finding(Category.DUPLICATE, f"{what} names opsets {versions} of domain {domain[:100]!r}")
 
 
 # -- one graph ------------------------------------------------------------------------------------------------------
@@ -198,6 +205,8 @@ def _functions(proto: onnx.ModelProto) -> Iterator[Finding]:
         return
     yield from _recursion(proto, known)
     for key, function in known.items():
+        for finding in _opsets("it", function.opset_import):
+            yield _in_function(finding, key)
         for finding in _nodes(function.node, set(function.input), (), ()):
             yield _in_function(finding, key)
         made = {*function.input, *(name for node in function.node for name in node.output)}

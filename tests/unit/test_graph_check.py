@@ -141,6 +141,16 @@ WRONG: dict[str, tuple[Callable[[], onnx.ModelProto], Category, str]] = {
         Category.DUPLICATE,
         "",
     ),
+    "two opsets of a function": (
+        lambda: calling(
+            helper.make_function(
+                *("mine", "F", ["a"], ["b"], [node("Relu", ["a"], ["b"])]),
+                [helper.make_opsetid("", 13), helper.make_opsetid("ai.onnx", 17)],
+            )
+        ),
+        Category.DUPLICATE,
+        "",
+    ),
     "two functions": (
         lambda: calling(*(function("F", node(kind, ["a"], ["b"])) for kind in ("Neg", "Abs"))),
         Category.DUPLICATE,
@@ -198,6 +208,15 @@ def test_a_ring_is_told_with_its_length_however_long_it_is() -> None:
 RIGHT: dict[str, Callable[[], onnx.ModelProto]] = {
     "convolution": models.conv,
     "branches": models.branches,
+    "equal opsets, as onnx.compose writes them": altered(
+        lambda p: p.opset_import.extend(helper.make_opsetid(name, models.OPSET) for name in ("", "ai.onnx"))
+    ),
+    "equal opsets of a function": lambda: calling(
+        helper.make_function(
+            *("mine", "F", ["a"], ["b"], [node("Relu", ["a"], ["b"])]),
+            [helper.make_opsetid(name, models.OPSET) for name in ("", "", "ai.onnx")],
+        )
+    ),
     "loop": models.loop,
     "consumers first": lambda: chain(node("Neg", ["h"], ["y"]), node("Abs", ["x"], ["h"])),
     "an optional input left out": lambda: chain(node("Clip", ["x", "", "x"], ["y"])),

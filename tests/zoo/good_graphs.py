@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.compose
 from onnx import helper
 
 from tests.integration.onnx_files import DTYPES
@@ -270,6 +271,13 @@ def domain_spelled_out() -> onnx.ModelProto:
     proto = chain(node("Relu", "x", "y", domain="ai.onnx"))
     proto.opset_import[0].domain = "ai.onnx"
     return proto
+
+
+@HALL.model(SERVED)
+def merged() -> onnx.ModelProto:
+    """Two models that onnx.compose put together, with an entry for the opset of each"""
+    first, second = relu(), chain(node("Neg", "a", "b"), inputs=[value("a")], outputs=[value("b")])
+    return onnx.compose.merge_models(first, second, [("y", "a")])
 
 
 @HALL.model(SERVED)
