@@ -101,6 +101,21 @@ def conv(channels: int = 4, size: int = 8, seed: int = 0) -> onnx.ModelProto:
     return model(nodes, [value("x", "FP32", [1, 3, size, size])], outputs, [weights, bias])
 
 
+def equal_constants(ir_version: int = 3) -> onnx.ModelProto:
+    """Two constants of one value, which are listed as inputs too, as every exporter wrote them up to IR version 3."""
+    flat = [numpy_helper.from_array(np.array([1, -1], np.int64), name) for name in ("s", "t")]
+    weights = numpy_helper.from_array(np.ones((24, 2), np.float32), "w")
+    nodes = [
+        helper.make_node("Reshape", ["x", "s"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Reshape", ["b", "t"], ["c"]),
+        helper.make_node("MatMul", ["c", "w"], ["y"]),
+    ]
+    listed = [value("s", "INT64", [2]), value("t", "INT64", [2]), value("w", "FP32", [24, 2])]
+    ends = [value("x", "FP32", [1, 4, 6]), *listed], [value("y", "FP32", [1, 2])]
+    return model(nodes, *ends, [*flat, weights], opset=9, ir_version=ir_version)
+
+
 def matmul(rows: int = 4, columns: int = 3, seed: int = 0, datatype: str = "FP32") -> onnx.ModelProto:
     """y = x @ w with w held in the file."""
     array = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)

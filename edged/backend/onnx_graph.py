@@ -49,13 +49,7 @@ class Model:
     @classmethod
     def read(cls, path: Path) -> Model:
         """EngineUnusable for what cannot be parsed, Unsuitable for what is too old."""
-        try:
-            proto = onnx.load(str(path), load_external_data=False)
-            if proto.functions:
-                proto = onnx.inliner.inline_local_functions(proto)
-        except Exception as error:  # the parser's errors share no base
-            raise EngineUnusable(f"{path.name} cannot be read: {one_line(error)}") from error
-        model = cls(proto, path.parent)
+        model = cls(read_proto(path), path.parent)
         if 0 < model.opset < _OLDEST_OPSET:
             raise Unsuitable(f"{path.name} has opset {model.opset}; export it with {_OLDEST_OPSET} or later")
         return model
@@ -109,6 +103,15 @@ class Model:
             copy.ClearField("external_data")
             copy.data_location = TensorProto.DEFAULT
         return copy
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """A model without the weights in files beside it, its functions inlined. EngineUnusable if it cannot be parsed."""
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+        return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
+    except Exception as error:  # the parser's errors share no base
+        raise EngineUnusable(f"{path.name} cannot be read: {one_line(error)}") from error
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -22,6 +22,8 @@ _BLOB = "model.onnx"
 _WEIGHTS = "weights.bin"
 # Protobuf cannot hold 2 GiB; weights beyond this are saved beside the graph.
 _LARGE = 1 << 30
+_IR_VERSION_TAG = 0x08  # of ModelProto.ir_version, a varint of one byte up to 127
+_FIRST_WITHOUT = 4  # IR version whose initializers need not be inputs
 
 
 class _OnnxRuntime:
@@ -41,6 +43,10 @@ class _OnnxRuntime:
         if order.external or _size(order.model) > _LARGE:
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
         _, placed = placement.made(options, lambda ready: create(order.model, ready))
+        if _lists_constants(out / _BLOB):
+            from edged.backend.ort import graph  # brings the onnx package
+
+            graph.unlist_constants(out / _BLOB, {spec.name for spec in order.signature.inputs})
         return _composition(placed, order.recipe.precision, out / _BLOB)
 
     def open(self, order: Order) -> Session:
@@ -92,6 +98,16 @@ def _composition(placed: Placement, precision: str, saved: Path) -> Composition:
     layers, notes = graph.layers(model, precision)
     placed = placed if is_named else graph.everywhere(model, runtime.CPU_PROVIDER)
     return Composition(layers=layers, nodes=placement.counts(placed), notes=notes)
+
+
+def _lists_constants(saved: Path) -> bool:
+    """Whether a saved graph is of the IR versions, before 4, in which every initializer is an input as well.
+
+    The version is the first field of ModelProto, and ONNX Runtime writes fields in their order.
+    """
+    with saved.open("rb") as file:
+        tag, version = file.read(2)
+    return tag == _IR_VERSION_TAG and version < _FIRST_WITHOUT
 
 
 def _size(path: str) -> int:

@@ -30,7 +30,7 @@ from edged.build.standard import Standard
 from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfSpace, Refused, Unsupported, WrongAnswers
 from edged.files import NOT_JSON, read_regular
 from edged.model.identity import file_digest
-from edged.model.inspection import Inspection
+from edged.model.inspection import Inspection, too_large
 from edged.model.model import Model
 from edged.store import atomic
 from edged.store.key import EngineKey
@@ -325,7 +325,8 @@ class Builder:
     def _known(self, path: Path) -> Inspection | None:
         """What was read of this very file before, if its external data is as it was."""
         try:
-            graph = file_digest(path) if path.is_file() else ""
+            is_readable = path.is_file() and too_large(path.name, path.stat().st_size) is None
+            graph = file_digest(path) if is_readable else ""
             known = msgspec.json.decode(read_regular(self._read_place(graph)), type=Inspection)
         except (OSError, *NOT_JSON, EdgedError):
             return None

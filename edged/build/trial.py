@@ -33,6 +33,10 @@ TITLES = {
     "tensorrt_rtx": "TensorRT-RTX",
 }
 _CONVERT = "or have it changed: edged models add NAME FILE --convert"
+_EXTENSIONS = (
+    "export it without what onnxruntime-extensions puts before and after it: edged loads no libraries of operators"
+)
+_REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
 _PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
 # To one who has a model that answers only some values or sizes.
 _GIVE = (
@@ -130,7 +134,7 @@ def _called(node: str) -> str:
 
 def _unknown_domain(domain: str, name: str, node: str, title: str) -> Finding:
     message = f"{_called(node)} uses {name[:100]} of domain {domain[:100]!r}, which {title} does not have"
-    remedy = "export it with operators of ONNX's own"
+    remedy = _REMEDIES.get(domain, "export it with operators of ONNX's own")
     return Finding(Stage.OPERATORS, Category.UNKNOWN_DOMAIN, message, remedy, node)
 
 

@@ -28,6 +28,7 @@ from edged.ingress.load import LoadReader
 from edged.ingress.rpc import Context, Service
 from edged.metrics.tally import Tally
 from edged.model import samples as model_samples
+from edged.model.inspection import too_large
 from edged.model.repair import Wish, short
 from edged.model.repository import check_name
 from edged.proto import operations_pb2 as pb
@@ -194,6 +195,8 @@ class _Upload:
         name = _relative(announced.path)
         if announced.sample:
             self._admit_sample(name, announced.size)
+        elif not self.files and (finding := too_large(name, announced.size)) is not None:
+            raise finding.refusal()
         # Folders of their own: external data may be called as it likes.
         kind, files = ("samples", self.samples) if announced.sample else ("model", self.files)
         if name in files:

@@ -5,6 +5,7 @@ Format: https://github.com/onnx/onnx/blob/main/docs/IR.md (ModelProto).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -21,7 +22,7 @@ from edged.files import read_regular
 from edged.model import external_data, graph_check, inference_check, onnx_walk, wire
 from edged.model.finding import Category, Finding, Stage
 from edged.model.identity import model_digest
-from edged.model.inspection import ExternalFile, Inspection
+from edged.model.inspection import ExternalFile, Inspection, too_large
 from edged.model.memory import footprint
 from edged.model.mistaken import mistake
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec
@@ -43,7 +44,7 @@ _DATATYPES = {
     onnx.TensorProto.UINT64: "UINT64",
     onnx.TensorProto.BFLOAT16: "BF16",
 }
-_LARGEST = (1 << 31) - 1  # bytes of a message of protobuf
+_ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 
 # An input or output as far as it can be expressed, and why it cannot be served, if so.
 _Value: TypeAlias = tuple[TensorSpec, Finding | None]
@@ -135,24 +136,42 @@ def _require_file(path: Path) -> int:
     try:
         status = path.stat()
     except OSError as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        category = Category.MISSING if is_missing else Category.UNREADABLE
-        message = f"{path.name} cannot be opened: {error.strerror}"
-        remedy = "name the .onnx file itself" if is_missing else "give edged leave to read it"
-        raise Finding(Stage.FILE, category, message, remedy).refusal() from error
+        raise _unopened(path.name, error).refusal() from error
+    if stat.S_ISDIR(status.st_mode):
+        raise Finding(Stage.FILE, Category.NOT_A_FILE, f"{path.name} is a folder", _in_folder(path)).refusal()
     if not stat.S_ISREG(status.st_mode):  # opening a FIFO would hang
         message = f"{path.name} is not a regular file"
         raise Finding(Stage.FILE, Category.NOT_A_FILE, message, "name the .onnx file itself").refusal()
     if status.st_size == 0:
         raise Finding(Stage.FILE, Category.EMPTY, f"{path.name} is empty", "copy the model again").refusal()
-    if status.st_size > _LARGEST:
-        message = f"{path.name} has {status.st_size} bytes, and no message of protobuf has more than {_LARGEST}"
-        remedy = "export it with its weights as external data"
-        raise Finding(Stage.FILE, Category.TOO_LARGE, message, remedy).refusal()
+    if (finding := too_large(path.name, status.st_size)) is not None:
+        raise finding.refusal()
     if not os.access(path, os.R_OK):
         message = f"{path.name} cannot be read: it belongs to somebody else"
         raise Finding(Stage.FILE, Category.UNREADABLE, message, "give edged leave to read it").refusal()
     return status.st_size
+
+
+def _unopened(name: str, error: OSError) -> Finding:
+    if error.errno == errno.ELOOP:
+        message = f"{name} is a link that leads back to itself"
+        return Finding(Stage.FILE, Category.UNREADABLE, message, "name the .onnx file itself, or link to it")
+    is_missing = isinstance(error, FileNotFoundError)
+    category = Category.MISSING if is_missing else Category.UNREADABLE
+    remedy = "name the .onnx file itself" if is_missing else "give edged leave to read it"
+    return Finding(Stage.FILE, category, f"{name} cannot be opened: {error.strerror}", remedy)
+
+
+def _in_folder(path: Path) -> str:
+    """What to name instead of a folder."""
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:
+        names = []
+    if "saved_model.pb" in names:
+        return "convert TensorFlow's SavedModel with tf2onnx, and name the .onnx file"
+    found = next((name for name in names if name.endswith(".onnx") and name.isprintable()), "")
+    return f"name the .onnx file in it: {path.name}/{found[:100]}" if found else "name the .onnx file itself"
 
 
 def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
@@ -199,6 +218,24 @@ def _require_no_mistake(name: str, data: bytes) -> None:
     """ModelRefused for what is known to be something else than ONNX."""
     if (found := mistake(data)) is not None:
         raise _no_model(Category.NOT_ONNX, f"{name} is {found.kind}", found.remedy)
+    if _is_tensor(data):
+        kind = "a single tensor (TensorProto), such as an input of a test data set, not a model"
+        remedy = (
+            "name the .onnx file itself; to give its values as a sample, save them with numpy.savez and use --samples"
+        )
+        raise _no_model(Category.NOT_ONNX, f"{name} is {kind}", remedy)
+
+
+def _is_tensor(data: bytes) -> bool:
+    """Whether a file holds a tensor. Its fields are other numbers and types than a model's, which has a graph."""
+    tensor = onnx.TensorProto()
+    try:
+        tensor.ParseFromString(data)
+    except Exception:  # the parser's errors share no base
+        return False
+    holds = (tensor.raw_data, tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data)
+    has_values = any(map(len, (*holds, tensor.uint64_data, tensor.string_data)))
+    return tensor.data_type in onnx.TensorProto.DataType.values() and has_values
 
 
 # -- what it holds --------------------------------------------------------------------------------------------------
@@ -211,7 +248,8 @@ def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Va
     worked_out = {value.name: value for value in inferred.output}
     inputs = [_value(value) for value in graph.input if value.name not in initialisers]
     outputs = [worked_out.get(value.name, value) if _is_open(value) else value for value in graph.output]
-    return inputs, [_value(value) for value in outputs]
+    zipped = {name for node in graph.node if node.op_type == "ZipMap" for name in node.output}
+    return inputs, [_value(value, _ZIPMAP if value.name in zipped else "") for value in outputs]
 
 
 def _is_open(value: onnx.ValueInfoProto) -> bool:
@@ -220,13 +258,14 @@ def _is_open(value: onnx.ValueInfoProto) -> bool:
     return kind is None or (kind == "tensor_type" and not (tensor.elem_type and tensor.HasField("shape")))
 
 
-def _value(value: onnx.ValueInfoProto) -> _Value:
+def _value(value: onnx.ValueInfoProto, remedy: str = "") -> _Value:
+    """`remedy` is for one that is no tensor, where its maker is known."""
     name = onnx_walk.text(value.name)
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         what = (kind or "value without a type").removesuffix("_type")
         spec = TensorSpec(name, what.upper() if kind else "UNDEFINED", ANY_SHAPE)
-        remedy = "leave out the node that makes it" if kind else "export the model again"
+        remedy = remedy or ("leave out the node that makes it" if kind else "export the model again")
         return spec, _unservable(f"{name!r} is a {what}: only tensors can be served", remedy, name)
     tensor = value.type.tensor_type
     datatype, finding = _datatype(name, tensor.elem_type)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from edged.backend.contract import Signature
-from edged.model.finding import Finding
+from edged.model.finding import Category, Finding, Stage
 from edged.model.footprint import Footprint
+
+_LARGEST = (1 << 31) - 1  # bytes of a message of protobuf
 
 
 class ExternalFile(msgspec.Struct, frozen=True):
@@ -51,3 +53,11 @@ class Inspection(msgspec.Struct, frozen=True):
     def refusal(self) -> str:
         """The finding in one line; empty where there is none."""
         return self.finding.line() if self.finding is not None else ""
+
+
+def too_large(name: str, size: int) -> Finding | None:
+    """Why a model file of that size, in bytes, is refused before any of it is read."""
+    if size <= _LARGEST:
+        return None
+    message = f"{name} has {size} bytes, and no message of protobuf has more than {_LARGEST}"
+    return Finding(Stage.FILE, Category.TOO_LARGE, message, "export it with its weights as external data")

@@ -79,6 +79,18 @@ def test_what_was_built_sealed_and_opened_answers_as_the_reference(
         np.testing.assert_allclose(answer[name], array, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", REAL)
+@pytest.mark.parametrize("ir_version", [3, 4, 10])
+def test_build_model_that_lists_equal_constants_as_inputs_wants_no_values_for_them(
+    tmp_path: Path, backend: str, ir_version: int
+) -> None:
+    proto = models.equal_constants(ir_version)
+    inputs = {"x": RANDOM.standard_normal((1, 4, 6)).astype(np.float32)}
+    expected = reference(tmp_path, proto).infer(inputs)["y"]
+    answer = engine(tmp_path, proto, backend).infer(inputs)["y"]
+    np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_an_optimised_conv_is_not_the_model_as_it_was_written(tmp_path: Path) -> None:
     built = build(tmp_path, models.conv(), Recipe("onnxruntime"))
     assert built.artefact is not None

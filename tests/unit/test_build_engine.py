@@ -16,7 +16,7 @@ from edged.build.child import Limits
 from edged.build.jobs import Progress
 from edged.device.fingerprint import Fingerprint
 from edged.errors import BuildFailed, EngineUnusable, ModelRefused, OutOfSpace, Refused
-from edged.model.finding import Category
+from edged.model.finding import Category, Reason
 from edged.model.inspect import inspect
 from edged.model.model import Model
 from edged.model.repository import plain_entry
@@ -175,6 +175,21 @@ def test_weights_beside_the_model_are_read_every_time(builder: Builder, tmp_path
     assert run(builder.inspect(path)).digest != first.digest
     weights.unlink()
     assert "weights.bin" in run(builder.inspect(path)).refusal
+
+
+def test_inspect_too_large_file_is_refused_before_it_is_read(builder: Builder, tmp_path: Path) -> None:
+    path = models.save(models.matmul(), tmp_path / "model.onnx")
+    os.truncate(path, 3 << 30)
+    before = _bytes_read()
+    with pytest.raises(ModelRefused) as refused:
+        run(builder.inspect(path))
+    assert Reason.of(refused.value) == Reason("too_large", "file")
+    assert _bytes_read() - before < 1 << 26
+
+
+def _bytes_read() -> int:
+    """What this process has read of files and pipes so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def test_a_fifo_is_refused_without_waiting_for_a_writer(builder: Builder, tmp_path: Path) -> None:

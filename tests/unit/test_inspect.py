@@ -193,10 +193,10 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
         "safetensors",
     ),
     "text of two bytes to a letter": (lambda p: p.write_text("not a model", encoding="utf-16"), "text file"),
-    "folder": (lambda p: p.mkdir(), "regular file"),
+    "folder": (lambda p: p.mkdir(), "is a folder"),
     "FIFO": (_fifo, "regular file"),
     "dangling link": (lambda p: p.symlink_to("nowhere"), "cannot be opened"),
-    "link to itself": (lambda p: p.symlink_to(p), "cannot be opened"),
+    "link to itself": (lambda p: p.symlink_to(p), "leads back to itself"),
     "zeros": (lambda p: p.write_bytes(bytes(4096)), "not .*ONNX model"),
     "a model without nodes": (
         lambda p: p.write_bytes(onnx.ModelProto(ir_version=8).SerializeToString()),
@@ -214,6 +214,51 @@ def test_what_is_no_model_is_refused_in_one_line_that_says_what_it_is(tmp_path: 
         inspect(path)
     assert "model.onnx" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def _folder_of(*names: str) -> Callable[[Path], object]:
+    def make(path: Path) -> None:
+        path.mkdir()
+        for name in names:
+            (path / name).touch()
+
+    return make
+
+
+def _tensor(path: Path) -> None:
+    path.write_bytes(numpy_helper.from_array(np.ones((2, 3), np.float32), "input").SerializeToString())
+
+
+def _zipped(path: Path) -> None:
+    floats = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    kind = helper.make_sequence_type_proto(helper.make_map_type_proto(TensorProto.INT64, floats))
+    node = helper.make_node("ZipMap", ["x"], ["p"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    ends = [models.value("x", "FP32", [1, 2])], [helper.make_value_info("p", kind)]
+    models.save(models.model([node], *ends, domains={"ai.onnx.ml": 3}), path)
+
+
+MISTAKEN: dict[str, tuple[Callable[[Path], object], Category, str]] = {
+    "tensor": (_tensor, Category.NOT_ONNX, "numpy.savez"),
+    "folder of a model": (_folder_of("yolo.onnx"), Category.NOT_A_FILE, "yolo.onnx"),
+    "TensorFlow's folder": (_folder_of("saved_model.pb"), Category.NOT_A_FILE, "tf2onnx"),
+    "link loop": (lambda p: p.symlink_to(p), Category.UNREADABLE, "name the .onnx file"),
+    "ZipMap": (_zipped, Category.UNSERVABLE_TYPE, "options={'zipmap': False}"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKEN)
+def test_inspect_known_mistake_names_its_remedy(tmp_path: Path, what: str) -> None:
+    make, category, remedy = MISTAKEN[what]
+    path = tmp_path / "model.onnx"
+    make(path)
+    try:
+        found = inspect(path).finding
+    except ModelRefused as error:
+        found = Finding.of(error)
+    assert found is not None
+    assert found.category is category
+    assert remedy in found.remedy
+    assert "\n" not in found.line()
 
 
 def test_a_fifo_is_never_waited_for(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from onnx import numpy_helper
 
 from edged.model.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Exhibit, Hall, refused
@@ -71,8 +72,8 @@ def dangling_link(path: Path) -> None:
     path.symlink_to("nowhere.onnx")
 
 
-# The system calls it unreadable rather than missing: there is an entry, and it leads nowhere.
-@HALL.file(*refused(Stage.FILE, Category.MISSING, Category.UNREADABLE))
+# Unreadable rather than missing: there is an entry, and it leads nowhere.
+@HALL.file(*refused(Stage.FILE, Category.UNREADABLE))
 def link_to_itself(path: Path) -> None:
     """A link that leads to itself"""
     path.symlink_to(path.name)
@@ -90,6 +91,13 @@ def larger_than_protobuf_takes(path: Path) -> None:
     """A file of three gigabytes, all hole: no message of protobuf is larger than two"""
     path.write_bytes(relu().SerializeToString())
     os.truncate(path, 3 << 30)
+
+
+@HALL.file(*_NOT_A_FILE)
+def saved_model(path: Path) -> None:
+    """The folder that TensorFlow writes"""
+    path.mkdir()
+    (path / "saved_model.pb").write_bytes(b"\x08\x01")
 
 
 # -- something else --------------------------------------------------------------------------------------------------
@@ -118,6 +126,7 @@ def _numpy() -> bytes:
 
 
 _POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 12345678\n"
+_TENSOR = numpy_helper.from_array(np.ones((2, 3), np.float32), "input")
 _HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 _MISTAKES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "zip": ("a zip archive with a model inside, which is also what PyTorch writes", _zip),
@@ -136,12 +145,24 @@ _MISTAKES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "tflite": ("a model of another kind", lambda: b"\x1c\x00\x00\x00TFL3" + bytes(64)),
     "ort_format": ("ONNX Runtime's own format", lambda: b"\x18\x00\x00\x00ORTM" + bytes(64)),
     "numpy": ("an array", _numpy),
+    "tensor": ("an input of a test data set, in protobuf as a model is", _TENSOR.SerializeToString),
     "safetensors": ("weights without a graph", lambda: struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(8)),
     "tensorrt_plan": ("a built engine", lambda: b"ftrt" + bytes(28) + bytes(range(256))),
 }
 # Of a format that announces itself by no first bytes nothing is known but that it does not parse.
 _OTHER = _NOT_ONNX + _DAMAGED
-_SURE = ("zip", "gzip", "html", "html_after_spaces", "xml", "lfs_pointer", "text", "text_other_alphabet", "json")
+_SURE = (
+    "tensor",
+    "zip",
+    "gzip",
+    "html",
+    "html_after_spaces",
+    "xml",
+    "lfs_pointer",
+    "text",
+    "text_other_alphabet",
+    "json",
+)
 
 
 def _write(content: Callable[[], bytes], path: Path) -> None:

@@ -30,6 +30,13 @@ def domain_unknown() -> onnx.ModelProto:
     return chain(node("Frobnicate", "x", "y", domain="com.example"), domains={"com.example": 1})
 
 
+@HALL.model(*_DOMAIN)
+def operator_of_extensions() -> onnx.ModelProto:
+    """Words taken apart by an operator of onnxruntime-extensions, whose library no runtime here loads"""
+    said, ends = {"ai.onnx.contrib": 1}, {"inputs": [value("x", "BYTES")], "outputs": [value("y", "BYTES")]}
+    return chain(node("StringUpper", "x", "y", domain="ai.onnx.contrib"), domains=said, **ends)
+
+
 # Where a domain is not declared, one may miss the declaration or the operator.
 @HALL.model(*_DOMAIN, *_OPERATOR, *_INVALID)
 def domain_not_declared() -> onnx.ModelProto:

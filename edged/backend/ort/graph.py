@@ -6,15 +6,16 @@ Runs in the child that builds, as everything that parses a model.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edged.backend.onnx_graph import Model, bodies, captured
+from edged.backend.onnx_graph import Model, bodies, captured, read_proto
 from edged.backend.ort.placement import PlacedNode, Placement
 
 _Graph: TypeAlias = Any  # onnx.GraphProto; the package has no types
 _Node: TypeAlias = Any  # onnx.NodeProto
+_CONSTANTS_APART = 4  # the first IR version whose initializers need not be inputs
 # The only operators that make a host's number out of a device's tensor without looking at its values.
 _SHAPES = frozenset({"Shape", "Size"})
 # What nearly all of a network's time is spent in, also fused or quantised: FusedConv, QLinearMatMul, QGemm, ...
@@ -37,6 +38,20 @@ def write_named(source: Path, out: Path) -> Model:
         taken.add(node.name)
     model.write(out)
     return model
+
+
+def unlist_constants(saved: Path, inputs: Set[str]) -> None:
+    """Leaves a saved graph no inputs but those, and stamps it with an IR version in which constants are none.
+
+    ONNX Runtime keeps the input of an initializer that it merged with an equal one, so that the graph, opened again,
+    wants a value for it. EngineUnusable when the graph cannot be read.
+    """
+    proto = read_proto(saved)
+    kept = [value for value in proto.graph.input if value.name in inputs]
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    proto.ir_version = max(proto.ir_version, _CONSTANTS_APART)
+    saved.write_bytes(proto.SerializeToString())
 
 
 def everywhere(model: Model, provider: str) -> Placement:
