@@ -23,16 +23,15 @@ from edged.build.admission.limits import USUAL, AdmissionLimits
 from edged.build.admission.memory import Outcomes
 from edged.build.child import Limits, run
 from edged.build.extent import Extent
-from edged.build.golden import SUFFIX, Sample
+from edged.build.golden import SUFFIX, Sample, is_whole
 from edged.build.golden import load as load_golden
 from edged.build.reference import REFERENCE as REFERENCE
 from edged.build.standard import Standard
 from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfSpace, Refused, Unsupported, WrongAnswers
-from edged.files import NOT_JSON, read_regular
 from edged.model.identity import file_digest
 from edged.model.inspection import Inspection, too_large
 from edged.model.model import Model
-from edged.store import atomic
+from edged.store import atomic, sealed
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
@@ -88,8 +87,7 @@ class Builder:
         inspection = await children.read(path, self.admission)
         if not inspection.external:  # those are read each time, see `_known`
             with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
-                atomic.write_file(self._read_place(inspection.graph_digest), msgspec.json.encode(inspection))
-                atomic.prune(self._inspections, _KEPT)
+                await asyncio.to_thread(self._keep, inspection)
         return inspection
 
     async def check(self, job: jobs.Check, size_mb: float) -> jobs.Checked | str:
@@ -279,7 +277,7 @@ class Builder:
         """The file of golden answers, made first if this model has none, and what the engine is held to."""
         standard = Standard.of(model, recipe.precision)
         place = self._golden / f"{standard.golden}.golden"
-        if not place.exists():
+        if not await asyncio.to_thread(is_whole, place):
             tell(jobs.Progress("asking the reference"))
             extent = Extent.of(model)
             job = jobs.MakeGolden(model.order(REFERENCE), str(place), model.recognition, model.samples, extent)
@@ -322,16 +320,20 @@ class Builder:
     def _within(self, most: int) -> Limits:
         return msgspec.structs.replace(self._limits, disk_mb=max(1, most >> 20)) if most else self._limits
 
+    def _keep(self, inspection: Inspection) -> None:
+        sealed.write(self._read_place(inspection.graph_digest), inspection)
+        atomic.prune(self._inspections, _KEPT)
+
     def _known(self, path: Path) -> Inspection | None:
         """What was read of this very file before, if its external data is as it was."""
         try:
             is_readable = path.is_file() and too_large(path.name, path.stat().st_size) is None
             graph = file_digest(path) if is_readable else ""
-            known = msgspec.json.decode(read_regular(self._read_place(graph)), type=Inspection)
-        except (OSError, *NOT_JSON, EdgedError):
+        except (OSError, EdgedError):
             return None
+        known = sealed.read(self._read_place(graph), Inspection, "inspections")
         # With external data the files beside the model decide, and they are read and checked by the child.
-        return None if known.external else known
+        return None if known is None or known.external or known.graph_digest != graph else known
 
     def _read_place(self, graph_digest: str) -> Path:
         """Where is kept what was read of a file; another edged may look for more."""

@@ -26,7 +26,7 @@ from edged.build.questions import GIVEN, PICTURE, WIDE, Pictures, Question, edge
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.files import read_regular
 from edged.model.samples import is_tensors
-from edged.store import atomic
+from edged.store import atomic, sealed
 from edged.tensors import Array
 from edged.vision.family import Recognition
 from edged.vision.placement import Placement
@@ -206,6 +206,7 @@ def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> 
     """Keeps them in one file, atomically: per array a name, dtype, shape and bytes."""
     packed = _File([_Packed.of(sample) for sample in samples], tuple(skipped))
     path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.sweep(path.parent)
     body = msgspec.msgpack.encode(packed)
     atomic.write_file(path, hashlib.sha256(body).digest() + body)
 
@@ -213,15 +214,32 @@ def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> 
 def load(path: Path) -> Golden:
     """Reads what `save` wrote. BuildFailed when it is missing or damaged, and it is removed so as to be made anew."""
     try:
-        content = memoryview(read_regular(path))
-        body = content[_DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
-            raise ValueError("it was altered on disk")
-        packed = msgspec.msgpack.decode(body, type=_File)
+        packed = msgspec.msgpack.decode(_proven(path), type=_File)
         return Golden([sample.unpack() for sample in packed.samples], packed.skipped)
     except (OSError, ValueError, TypeError) as error:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
         raise BuildFailed(f"golden answers {path.name} cannot be read and will be made anew: {error}") from error
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is there and proves itself; a damaged one is counted and removed."""
+    try:
+        _proven(path)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        sealed.discard(path, "golden answers", str(error))
+        return False
+    return True
+
+
+def _proven(path: Path) -> memoryview:
+    content = memoryview(read_regular(path))
+    body = content[_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
+        raise ValueError("it was altered on disk")
+    return body
 
 
 def prune(path: Path) -> None:

@@ -139,6 +139,7 @@ def _write(path: Path, data: bytes, force: bool) -> None:
         if before is not None and not stat.S_ISREG(before.st_mode):  # root could replace /dev/null
             raise InvalidInput(f"{path} is no regular file; give another to --out")
         if force:
+            atomic.sweep(path.parent)
             atomic.write_file(path, data, _MODE)
         else:
             _write_new(path, data)

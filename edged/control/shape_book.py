@@ -2,13 +2,12 @@
 was learnt from it once an engine of that range had proved itself. A range that is only aimed at is in memory alone, so
 that a daemon starts with the engines that it has.
 
-A file that cannot be read, or does not fit its model, is counted, removed, and as if it had never been.
+A file that is damaged, or does not fit its model, is counted, removed, and as if it had never been.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from pathlib import Path
 
@@ -17,15 +16,12 @@ import msgspec
 from edged.backend.profile import Profile
 from edged.control.widening import size
 from edged.errors import ConfigError, Unsuitable
-from edged.files import read_regular
 from edged.model.model import Model
 from edged.serving.extents import MOST_KINDS, Seen
-from edged.store import atomic
+from edged.store import atomic, sealed
 
-_LOG = logging.getLogger("edged.control")
 _FORMAT = 1
 _KEPT = 1000  # models; those that were written longest ago are forgotten
-_MOST_BYTES = 1 << 20
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -43,7 +39,6 @@ class ShapeBook:
     """One small file for each model and content. A disk that cannot be written only makes it forget."""
 
     def __init__(self, root: Path) -> None:
-        self.damaged = 0  # files that could not be read since it was opened
         self._root = root.absolute() / "shapes"
         self._aims: dict[Path, Profile] = {}
         self._pages: dict[Path, Page] = {}
@@ -82,7 +77,7 @@ class ShapeBook:
             page = self._pages.get(place)
             if page is not None:
                 self._make_room()
-                atomic.write_file(place, msgspec.json.encode(page))
+                sealed.write(place, page)
 
     def _make_room(self) -> None:
         if not self._root.is_dir():
@@ -94,20 +89,13 @@ class ShapeBook:
         return Profile.parse(page.learnt) if page.learnt and page.told == told(model) else Profile()
 
     def _read(self, place: Path, model: Model) -> Page:
-        try:
-            content = read_regular(place)
-        except OSError:
+        page = sealed.read(place, Page, "shapes")
+        if page is None:
             return Page()
         try:
-            if len(content) > _MOST_BYTES:
-                raise ValueError("it is too long")
-            page = msgspec.json.decode(content, type=Page)
             _require_sound(page, model)
-        except (msgspec.MsgspecError, ValueError, RecursionError, ConfigError) as error:
-            self.damaged += 1
-            _LOG.warning("the shapes that model %s had cannot be read and are forgotten: %s", model.name, error)
-            with contextlib.suppress(OSError):
-                place.unlink()
+        except (ValueError, ConfigError) as error:
+            sealed.discard(place, "shapes", str(error))
             return Page()
         return page
 

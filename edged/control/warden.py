@@ -17,11 +17,10 @@ import msgspec
 
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.errors import Quarantined
-from edged.files import read_regular
 from edged.serving import blame
 from edged.serving.blame import Death, Record, Suspect
 from edged.serving.link import Loss
-from edged.store import atomic
+from edged.store import atomic, sealed
 
 _LOG = logging.getLogger("edged.control")
 _KEPT = 1000  # engines that something is held against; of more, the oldest are forgotten
@@ -30,6 +29,10 @@ _KEPT = 1000  # engines that something is held against; of more, the oldest are 
 class _Entry(msgspec.Struct, frozen=True):
     suspect: Suspect
     record: Record
+
+
+class _File(msgspec.Struct, frozen=True):
+    entries: tuple[_Entry, ...]
 
 
 class Warden:
@@ -106,7 +109,7 @@ class Warden:
         self._records = blame.live(self._records, time.time())
         newest = sorted(self._records.items(), key=lambda item: item[1].deaths[-1].unix_s)[-_KEPT:]
         with contextlib.suppress(OSError):
-            atomic.write_file(self._place, msgspec.json.encode([_Entry(*item) for item in newest]))
+            sealed.write(self._place, _File(tuple(_Entry(*item) for item in newest)))
 
 
 def _can_open(engine: PlannedEngine) -> bool:
@@ -118,8 +121,6 @@ def _named(suspect: Suspect) -> tuple[str, str]:
 
 
 def _read(place: Path) -> blame.Records:
-    try:
-        entries = msgspec.json.decode(read_regular(place), type=list[_Entry])
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
-        return {}
-    return {entry.suspect: entry.record for entry in entries if entry.record.deaths}
+    atomic.sweep(place.parent)
+    file = sealed.read(place, _File, "quarantine") or _File(())
+    return {entry.suspect: entry.record for entry in file.entries if entry.record.deaths}

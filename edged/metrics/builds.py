@@ -6,6 +6,7 @@ from edged.control.controller import Controller
 from edged.metrics import names
 from edged.metrics.sheet import Sheet
 from edged.metrics.tally import Tally
+from edged.store import sealed
 
 
 def collect(sheet: Sheet, controller: Controller, tally: Tally) -> None:
@@ -21,6 +22,8 @@ def collect(sheet: Sheet, controller: Controller, tally: Tally) -> None:
     for reason, count in controller.misses.items():
         sheet.put(names.CACHE_MISSES, count, reason)
     sheet.put(names.CACHE_DAMAGED, store.counts.damaged)
+    for what, count in sealed.DAMAGED.items():
+        sheet.put(names.STATE_DAMAGED, count, what)
     records = store.records()
     sheet.put(names.STORE_ENGINES, sum(bool(record.files) for record in records.values()))
     sheet.put(names.STORE_BYTES, sum(record.size for record in records.values()))

@@ -125,6 +125,9 @@ CACHE_MISSES = _counter(
     "edged_cache_misses_total", "Engines that were not, by what is different from the nearest that is there.", "reason"
 )
 CACHE_DAMAGED = _counter("edged_cache_damaged_total", "Engines of the store that did not match their record.")
+STATE_DAMAGED = _counter(
+    "edged_state_damaged_total", "Files of the daemon's own that were damaged and are made again.", "holds"
+)
 STORE_ENGINES = _gauge("edged_store_engines", "Engines in the store.")
 STORE_BYTES = _gauge("edged_store_bytes", "Size of the engines in the store.")
 STORE_FREE = _gauge("edged_store_free_bytes", "Free on the disk of the store.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import tempfile
 import time
@@ -15,7 +16,7 @@ _RENAME_EXCHANGE = 2
 # Flags that the file system does not know, the kernel does not know, and a container's lower layer.
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP)
 _PART = ".part"
-_STRAY_SECONDS = 3600.0  # nobody writes one file for so long
+_STRAY_SECONDS = 60.0  # between creating a file and locking it, however slow the box is
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
@@ -23,11 +24,13 @@ def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_PART, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
             file.write(data)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)  # while it is locked, so that no sweep takes it
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -36,11 +39,22 @@ def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what a `write_file` that was killed has left in a folder, once nobody can be writing it any more."""
+    """Removes what a `write_file` that was killed has left in a folder: files that no process holds locked."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f".*{_PART}"):
-            if time.time() - path.lstat().st_mtime > _STRAY_SECONDS:
+            if time.time() - path.lstat().st_mtime > _STRAY_SECONDS and not _is_locked(path):
                 path.unlink()
+
+
+def _is_locked(path: Path) -> bool:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def prune(folder: Path, most: int) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from edged.files import read_regular
-from edged.store import atomic
+from edged.store import atomic, sealed
 
 _CUT_OFF = "the box stopped while it was being made"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -65,17 +64,14 @@ class AttemptLog:
             self._place(key).unlink(missing_ok=True)
 
     def _read(self, key: str) -> Attempts:
-        try:
-            return msgspec.json.decode(read_regular(self._place(key)), type=Attempts)
-        except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
-            return Attempts()
+        return sealed.read(self._place(key), Attempts, "attempts") or Attempts()
 
     def _place(self, key: str) -> Path:
         return self._root / f"{key}.json"
 
     def _write(self, key: str, attempts: Attempts) -> None:
         with contextlib.suppress(OSError):
-            atomic.write_file(self._place(key), msgspec.json.encode(attempts))
+            sealed.write(self._place(key), attempts)
 
 
 def _boot() -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from edged.backend.artefact import Artefact
 from edged.files import foreign, read_regular
-from edged.store import atomic
+from edged.store import atomic, sealed
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from edged.store.staging import Staging
@@ -163,7 +163,7 @@ class Store:
         """
         digest = EngineKey(record.parts).digest
         place = self._engines / digest
-        atomic.write_file(staged / _RECORD, msgspec.json.format(msgspec.json.encode(record)))
+        atomic.write_file(staged / _RECORD, sealed.seal(record, indent=2))
         now = self._now()
         _set_time(staged, now)
         atomic.sync_tree(staged)
@@ -182,7 +182,7 @@ class Store:
             raise ValueError("an amended record names other files; commit them instead")
         place = self._engines / digest
         with self.stage() as out:  # not beside the old one: whoever is killed here must leave nothing in the entry
-            atomic.write_file(out / _RECORD, msgspec.json.format(msgspec.json.encode(record)))
+            atomic.write_file(out / _RECORD, sealed.seal(record, indent=2))
             os.replace(out / _RECORD, place / _RECORD)
             self._index[digest] = record
         _set_time(place, self.used(digest))  # as it was before the new name
@@ -269,13 +269,14 @@ def _read(folder: Path) -> EngineRecord | None:
     try:
         if place.stat().st_size > _LARGEST_RECORD:
             return None
-        record = msgspec.json.decode(read_regular(place), type=EngineRecord)
+        # Records had no digest once; an engine takes too long to build to be thrown away for that.
+        record = sealed.unseal(read_regular(place), EngineRecord, unsealed=True)
         sizes = {name: (folder / name).stat().st_size for name in record.files}
     except OSError as error:
         if error.errno in _WANTING:
             raise
         return None
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # no JSON, no text, no name of a file; nested too deep
+    except ValueError:  # damaged, or no name of a file
         return None
     intact = all(sizes[name] == file.size for name, file in record.files.items())
     named = EngineKey(record.parts).digest == folder.name

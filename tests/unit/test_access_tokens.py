@@ -106,6 +106,17 @@ def test_a_book_sees_changes_and_keeps_what_it_had_where_they_are_none(tmp_path:
     assert (book.find(secret), book.problem) == (None, "")
 
 
+def test_part_files_of_killed_writers_go_at_the_start_and_with_the_next_token(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "access" / "tokens.json")
+    file.add(make("a", frozenset({"infer"}))[0])
+    stray = file.path.with_name(".tokens.json.x.part")
+    for act in (lambda: TokenBook(file), lambda: file.add(make("b", frozenset({"infer"}))[0])):
+        stray.write_bytes(b"half")
+        os.utime(stray, (1, 1))
+        act()
+        assert not stray.exists()
+
+
 def test_calls_end_with_their_token_even_where_another_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

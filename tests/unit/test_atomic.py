@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import stat
@@ -167,6 +168,18 @@ def test_what_a_killed_writer_left_is_swept_once_nobody_can_be_writing_it(tmp_pa
     atomic.sweep(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} <= {"file", ".hidden"}
     assert (tmp_path / ".hidden").exists()
+
+
+def test_sweep_file_that_a_writer_holds_locked_stays(tmp_path: Path) -> None:
+    place = tmp_path / ".file.x.part"
+    place.write_bytes(b"half")
+    os.utime(place, (1, 1))
+    with place.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        atomic.sweep(tmp_path)
+        assert place.exists()
+    atomic.sweep(tmp_path)
+    assert not place.exists()
 
 
 def test_sweeping_what_is_no_folder_is_nothing(tmp_path: Path) -> None:

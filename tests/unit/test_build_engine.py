@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edged.backend.contract import Recipe
@@ -20,6 +21,7 @@ from edged.model.finding import Category, Reason
 from edged.model.inspect import inspect
 from edged.model.model import Model
 from edged.model.repository import plain_entry
+from edged.store import sealed
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
@@ -152,7 +154,7 @@ def test_what_was_read_of_a_model_is_remembered_until_the_file_changes(builder: 
     path = models.save(models.matmul(seed=1), tmp_path / "model.onnx")
     first = run(builder.inspect(path))
     (known,) = (tmp_path / "cache" / "inspections").glob(f"{first.graph_digest}*.json")
-    known.write_bytes(known.read_bytes().replace(b"edged-tests", b"from-memory"))
+    sealed.write(known, msgspec.structs.replace(first, producer="from-memory 1"))
     assert run(builder.inspect(path)).producer == "from-memory 1"
     models.save(models.matmul(seed=2), path)
     assert run(builder.inspect(path)).digest != first.digest

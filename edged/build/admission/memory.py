@@ -19,14 +19,11 @@ from edged.build.jobs import Check, Checked
 from edged.build.reach import Reach
 from edged.device import runtimes
 from edged.device.root import Root
-from edged.errors import EdgedError
-from edged.files import NOT_JSON, read_regular
-from edged.store import atomic
+from edged.store import atomic, sealed
 from edged.version import __version__
 
 _FORMAT = 4  # of these files, and of what the stages look at
 _MOST = 1000  # outcomes of models that were refused and never came back
-_UNREADABLE = (OSError, *NOT_JSON, EdgedError)
 
 
 class Outcomes:
@@ -44,27 +41,23 @@ class Outcomes:
         place = self._place(job, limits)
         if place is None:
             return None
-        with contextlib.suppress(*_UNREADABLE):
-            return msgspec.json.decode(read_regular(place), type=Checked)
-        return None
+        return sealed.read(place, Checked, "admissions")
 
     def keep(self, job: Check, limits: AdmissionLimits, found: Checked) -> None:
         """Keeps an outcome that would be the same again, and how far the runtime goes."""
         backend = job.order.recipe.backend
         if found.reach.version:
-            self._write(self._runtimes / f"{backend}.json", msgspec.json.encode(found.reach))
+            self._write(self._runtimes / f"{backend}.json", sealed.seal(found.reach))
         place = self._place(job, limits)
         if place is None or not judgement.is_lasting(found.finding):
             return
         if registry.agree(found.reach.version, _version(backend) or ""):
-            self._write(place, msgspec.json.encode(found))
+            self._write(place, sealed.seal(found))
             atomic.prune(self._outcomes, _MOST)
 
     def reach(self, backend: str) -> Reach | None:
         """What was found out of some version of a runtime."""
-        with contextlib.suppress(*_UNREADABLE):
-            return msgspec.json.decode(read_regular(self._runtimes / f"{backend}.json"), type=Reach)
-        return None
+        return sealed.read(self._runtimes / f"{backend}.json", Reach, "runtimes")
 
     def forget(self, digest: str) -> None:
         """Of a model that has gone."""

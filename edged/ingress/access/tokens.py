@@ -116,6 +116,7 @@ class TokenFile:
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
         data = msgspec.json.format(msgspec.json.encode(_File(tokens)), indent=2) + b"\n"
+        atomic.sweep(self.path.parent)
         atomic.write_file(self.path, data, 0o600)
         self._give(self.path)
 
@@ -154,6 +155,7 @@ class TokenBook:
     def __init__(self, file: TokenFile) -> None:
         """ConfigError for a file that cannot be used."""
         self._file = file
+        atomic.sweep(file.path.parent)
         self._sign = self._signed()
         self._looked = time.monotonic()
         self.tokens = self._read()

@@ -1,0 +1,89 @@
+"""JSON files that prove themselves: the last field, `sha256`, is the digest of every byte before it.
+
+Everything that the daemon keeps for itself is written so. A file that fails the proof is as if it had never been: it is
+counted, logged once and removed, and what it held is found out again. The files stay JSON that a person can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from edged.errors import ConfigError
+from edged.files import NOT_JSON, read_regular
+from edged.store import atomic
+
+_LOG = logging.getLogger("edged.store")
+_MARK = b',"sha256":"'
+_END = b'"}\n'
+_LARGEST = 64 << 20  # bytes; a larger file is not one of ours and must not fill the memory
+
+DAMAGED: Counter[str] = Counter()  # files that failed their proof in this process, by what they hold
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Damaged(ValueError):
+    """Bytes that are not what was written."""
+
+
+def seal(content: msgspec.Struct, indent: int = 0) -> bytes:
+    """The JSON of a struct, with its digest as the last field. `indent` in spaces, 0 for one line."""
+    text = msgspec.json.encode(content)
+    body = (msgspec.json.format(text, indent=indent) if indent else text).rstrip()[:-1].rstrip()
+    return body + _MARK + _digest(body) + _END
+
+
+def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
+    """What `seal` was given. Damaged for anything else; with `unsealed` JSON without a digest is taken as it is."""
+    body, mark, end = data.rpartition(_MARK)
+    if mark and end == _digest(body) + _END:
+        body += b"}"
+    elif mark or not unsealed:
+        raise Damaged("its digest does not match")
+    else:
+        body = end
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (*NOT_JSON, ValueError, ConfigError) as error:
+        raise Damaged(str(error)) from error
+
+
+def write(path: Path, content: msgspec.Struct) -> None:
+    """Replaces a file. OSError."""
+    atomic.write_file(path, seal(content))
+
+
+def read(path: Path, kind: type[T], what: str) -> T | None:
+    """What a file holds; None if it is not there, cannot be read or fails its proof, and is then removed. `what` is the
+    label under which damage is counted."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise Damaged("it is too large")
+        return unseal(read_regular(path), kind)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        _LOG.warning("%s cannot be read and is found out again: %s", path, error.strerror or error)
+        DAMAGED[what] += 1
+    except Damaged as error:
+        discard(path, what, str(error))
+    return None
+
+
+def discard(path: Path, what: str, why: str) -> None:
+    """Counts and removes a damaged file."""
+    DAMAGED[what] += 1
+    _LOG.warning("%s is damaged and is made again: %s", path, why)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()

@@ -1,0 +1,146 @@
+"""Files that prove themselves: no altered byte is ever taken for what was written."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from edged.backend.contract import Recipe
+from edged.build import golden
+from edged.build.jobs import Checked
+from edged.build.reach import Reach
+from edged.control.shape_book import Page
+from edged.control.warden import Warden
+from edged.errors import BuildFailed
+from edged.model.finding import Category, Finding, Stage
+from edged.serving.blame import Suspect
+from edged.serving.link import Loss
+from edged.store import sealed
+from edged.store.attempts import AttemptLog, Attempts
+from edged.store.key import EngineKey
+from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.store import Store
+from tests.unit.control_room import inspection
+
+_REACH = Reach("1.2", 1, 20, 10)
+_RECORD = EngineRecord(
+    {"format": "1", "model": "a", "recipe.backend": "null"},
+    "a",
+    Recipe("null"),
+    {},
+    BuildFacts(1.0, 2.0, 3.0, "test"),
+    Verdict(True, "", {"cosine": 0.5}),
+    4.0,
+)
+_KEPT: list[msgspec.Struct] = [
+    inspection(),
+    Checked(_REACH, Finding(Stage.SESSION, Category.REFUSED, "no")),
+    _REACH,
+    Attempts(2, "it crashed"),
+    Page(widened=(1.0, 2.5)),
+    _RECORD,
+]
+
+
+def flips(data: bytes, seed: int = 5) -> list[bytes]:
+    """The data with one bit flipped in each byte, and cut short, and with a byte too many."""
+    chance = random.Random(seed)
+    flipped = [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :] for at in range(len(data))]
+    return [*flipped, data[:-1], data[: len(data) // 2], b"", data + b"}"]
+
+
+@pytest.mark.parametrize("content", _KEPT, ids=lambda content: type(content).__name__)
+def test_unseal_any_flipped_bit_is_damaged(content: msgspec.Struct) -> None:
+    for indent in (0, 2):
+        data = sealed.seal(content, indent)
+        assert sealed.unseal(data, type(content)) == content
+        assert msgspec.json.decode(data, type=type(content)) == content, "people and tools read it as JSON"
+        for altered in flips(data):
+            with pytest.raises(sealed.Damaged):
+                sealed.unseal(altered, type(content))
+
+
+def test_unseal_file_without_digest_is_damaged_unless_allowed() -> None:
+    plain = msgspec.json.encode(_REACH)
+    assert sealed.unseal(plain, Reach, unsealed=True) == _REACH
+    with pytest.raises(sealed.Damaged):
+        sealed.unseal(plain, Reach)
+
+
+def test_read_damaged_file_is_counted_and_removed(tmp_path: Path) -> None:
+    place, before = tmp_path / "reach.json", sealed.DAMAGED["runtimes"]
+    sealed.write(place, _REACH)
+    assert sealed.read(place, Reach, "runtimes") == _REACH
+    place.write_bytes(flips(place.read_bytes())[40])
+    assert sealed.read(place, Reach, "runtimes") is None
+    assert not place.exists()
+    assert sealed.read(place, Reach, "runtimes") is None
+    assert sealed.DAMAGED["runtimes"] == before + 1
+
+
+def test_store_record_with_flipped_bit_is_never_used_altered(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.stage() as out:
+        digest = store.commit(out, _RECORD)
+    place = tmp_path / "engines" / digest / "record.json"
+    data = place.read_bytes()
+    for altered in random.Random(1).sample(flips(data), 60):
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(altered)
+        assert Store(tmp_path).records().get(digest) in (None, _RECORD)
+
+
+def test_store_record_of_an_older_edged_is_taken_and_sealed_when_amended(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.stage() as out:
+        digest = store.commit(out, _RECORD)
+    place = tmp_path / "engines" / digest / "record.json"
+    place.write_bytes(msgspec.json.format(msgspec.json.encode(_RECORD)))
+    store = Store(tmp_path)
+    assert store.records() == {digest: _RECORD}
+    store.amend(_RECORD)
+    assert sealed.unseal(place.read_bytes(), EngineRecord) == _RECORD
+    assert EngineKey(_RECORD.parts).digest == digest
+
+
+def test_golden_answers_with_flipped_bit_are_made_again(tmp_path: Path) -> None:
+    place = tmp_path / "a.golden"
+    array = np.arange(4, dtype=np.float32)
+    golden.save(place, [golden.Sample({"x": array}, {"y": array})])
+    assert golden.is_whole(place)
+    for altered in flips(place.read_bytes()):
+        place.write_bytes(altered)
+        assert not golden.is_whole(place)
+        assert not place.exists()
+        place.write_bytes(altered)
+        with pytest.raises(BuildFailed):
+            golden.load(place)
+
+
+def _attempts(root: Path) -> object:
+    return AttemptLog(root).of("a" * 32)
+
+
+def _quarantine(root: Path) -> object:
+    return Warden(root).is_suspect(Suspect("m", "a" * 32))
+
+
+@pytest.mark.parametrize("load", [_attempts, _quarantine])
+def test_memory_of_failures_with_flipped_bit_is_forgotten_or_whole(
+    tmp_path: Path, load: Callable[[Path], object]
+) -> None:
+    nothing = load(tmp_path)
+    AttemptLog(tmp_path).failed("a" * 32, "it crashed")
+    Warden(tmp_path).lost(Loss("died", ((Suspect("m", "a" * 32), True),)))
+    files = list(tmp_path.rglob("*.json"))
+    whole, kept = load(tmp_path), {path: path.read_bytes() for path in files}
+    assert whole != nothing
+    for altered in random.Random(2).sample(range(60), 20):
+        for path, data in kept.items():
+            path.write_bytes(flips(data)[altered])
+        assert load(tmp_path) in (nothing, whole)
