@@ -146,6 +146,7 @@ soak: $(VENV)/.dev  ## A daemon to which everything happens at once, and whether
 
 attack: $(VENV)/.dev  ## Hostile clients, one kind at a time: what a good camera notices of each; ten minutes (ARGS="--list").
 	$(BIN)/python -m tests.attack $(ARGS)
+	$(if $(ARGS),,$(BIN)/python -m tests.attack.early_close)
 
 test-zoo: $(VENV)/.dev  ## All good and bad models of tests/zoo: does each end as its manifest says? A quarter of an hour (ARGS="-k external").
 	$(BIN)/python -m pytest tests/integration/test_zoo.py $(ARGS)

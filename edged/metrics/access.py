@@ -1,4 +1,4 @@
-"""Metrics of who was not let in. Every reason is there, so that a rule can wait for it."""
+"""Metrics of calls, and of who was not let in. Every reason is there, so that a rule can wait for it."""
 
 from __future__ import annotations
 
@@ -18,4 +18,8 @@ def collect(sheet: Sheet, guard: Guard) -> None:
         sheet.put(names.REFUSED, guard.turned_away[status], reason)
     for kind in get_args(Kind):
         sheet.put(names.REFUSED, guard.limits.refused[kind], kind)
+    together = guard.limits.together()
+    sheet.put(names.CALLS_OPEN, together.streams, "streams")
+    sheet.put(names.CALLS_OPEN, together.requests, "requests")
+    sheet.put(names.CALL_BYTES, together.size)
     sheet.put(names.AUDIT_LOST, guard.audit.lost)

@@ -137,6 +137,9 @@ REFUSED = _counter(
     "Calls that were not let in: unauthenticated, denied, or beyond what one client may have.",
     "reason",
 )
+CALLS_OPEN = _gauge("edged_calls_open", "Requests and streams under way.", "kind")
+CALL_BYTES = _gauge("edged_call_bytes", "Of requests and frames under way, as clients sent them.")
+TASKS = _gauge("edged_tasks", "Tasks of the event loop; more and more of them are a fault of edged.")
 AUDIT_LOST = _counter("edged_audit_lost_total", "Records of what operators did that could not be written.")
 
 ALARMS = _gauge("edged_alarms", "Alarms that are raised.", "kind")

@@ -61,5 +61,6 @@ class Scraper:
         cameras.collect(sheet, self._cameras)
         builds.collect(sheet, controller, self._tally)
         access.collect(sheet, self._guard)
+        sheet.put(names.TASKS, len(asyncio.all_tasks()))
         alarms.collect(sheet, raised, self._tally)
         return sheet

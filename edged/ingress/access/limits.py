@@ -105,6 +105,15 @@ class ClientLimits:
     def end_stream(self, usage: Usage) -> None:
         usage.streams -= 1
 
+    def together(self) -> Usage:
+        """What all clients have under way."""
+        found = Usage("all", 0.0, 0.0)
+        for usage in self._clients.values():
+            found.streams += usage.streams
+            found.requests += usage.requests
+            found.size += usage.size
+        return found
+
     def _refusal(self, kind: Kind, what: str, seconds: float = _SOON_SECONDS) -> ClientLimited:
         self.refused[kind] += 1
         return ClientLimited(f"{what}; try again in {seconds:.3g} s, or ask for less at a time", seconds)
