@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from edged.build.jobs import Failure, Progress
+from edged.decoding import ready
 from edged.errors import BuildFailed
 
 PROGRESS, ANSWER, FAILURE = b"P", b"A", b"F"
@@ -51,7 +52,7 @@ def pack(kind: bytes, message: msgspec.Struct) -> bytes:
 def progress(frame: Frame) -> Progress:
     """What a PROGRESS holds. Garbled when it holds something else."""
     try:
-        return msgspec.json.decode(frame.payload, type=Progress)
+        return msgspec.json.decode(frame.payload, type=ready(Progress))
     except UNREADABLE as error:
         raise Garbled(f"a progress that cannot be read: {error}") from None
 

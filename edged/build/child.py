@@ -23,6 +23,7 @@ import msgspec
 from edged import errors, process
 from edged.build import channel, jobs, watch
 from edged.build.ear import Ear
+from edged.decoding import ready
 from edged.errors import BuildFailed, EdgedError, ModelRefused
 from edged.logs.overheard import Overheard
 
@@ -103,8 +104,8 @@ async def _run(
         raise ChildLost(f"{what} {child.how_it_ended()}", child.how())
     try:
         if last.kind == channel.ANSWER:
-            return msgspec.json.decode(last.payload, type=answer)
-        failure = msgspec.json.decode(last.payload, type=jobs.Failure)
+            return msgspec.json.decode(last.payload, type=ready(answer))
+        failure = msgspec.json.decode(last.payload, type=ready(jobs.Failure))
     except channel.UNREADABLE as error:
         raise BuildFailed(f"{what} gave an answer that cannot be read: {error}") from error
     raise _error(failure)

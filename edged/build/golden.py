@@ -23,6 +23,7 @@ from edged.build import given, noise
 from edged.build.extent import Extent
 from edged.build.noise import Noise
 from edged.build.questions import GIVEN, PICTURE, WIDE, Pictures, Question, edges, tensors
+from edged.decoding import ready
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.files import read_regular
 from edged.model.samples import is_tensors
@@ -214,7 +215,7 @@ def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> 
 def load(path: Path) -> Golden:
     """Reads what `save` wrote. BuildFailed when it is missing or damaged, and it is removed so as to be made anew."""
     try:
-        packed = msgspec.msgpack.decode(_proven(path), type=_File)
+        packed = msgspec.msgpack.decode(_proven(path), type=ready(_File))
         return Golden([sample.unpack() for sample in packed.samples], packed.skipped)
     except (OSError, ValueError, TypeError) as error:
         with contextlib.suppress(OSError):

@@ -61,10 +61,11 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
 
     from edged.build import jobs, tasks
     from edged.build.channel import Teller
+    from edged.decoding import ready
     from edged.errors import EdgedError
 
     teller = Teller(pipe)
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=jobs.Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ready(jobs.Job))
     try:
         answer = tasks.do(job, teller)
         if _was_cut_off(job, disk_mb):

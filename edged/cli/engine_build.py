@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from edged.cli import common, folders
+from edged.decoding import ready
 from edged.errors import EdgedError, InvalidInput
 from edged.files import NOT_JSON
 
@@ -92,7 +93,7 @@ def _target(text: str, box: Box) -> ahead.Target:
         facts: dict[str, str]
 
     try:
-        recorded = msgspec.json.decode(place.read_bytes(), type=Facts)
+        recorded = msgspec.json.decode(place.read_bytes(), type=ready(Facts))
     except (OSError, *NOT_JSON) as error:
         raise InvalidInput(f"{place} has no facts that `edged device --json` wrote: {error}") from error
     return ahead.recorded_target(recorded.facts, box.fingerprint, place.name)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 
 from edged.client import address
+from edged.decoding import ready
 from edged.errors import ConfigError, EdgedError, InvalidInput
 from edged.files import read_regular
 
@@ -161,7 +162,7 @@ _Known = TypeVar("_Known", bound=msgspec.Struct)
 
 def _typed(plain: object, kind: type[_Known], where: str) -> _Known:
     try:
-        return msgspec.convert(plain, kind)
+        return msgspec.convert(plain, ready(kind))
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_explain(str(error), kind.__struct_fields__)}") from error
 

@@ -28,6 +28,7 @@ from edged.control.ahead import Target
 from edged.control.desired import DesiredEngine
 from edged.control.plan import PlannedModel
 from edged.control.planner import Planner
+from edged.decoding import ready
 from edged.device.fingerprint import probe
 from edged.errors import AlreadyExists, EdgedError, NotFound
 from edged.model import samples as model_samples
@@ -151,7 +152,7 @@ class Box:
     def engines(self, model: str) -> list[EngineInfo]:
         """Engines as `edged engines list` shows them."""
         found = report.engines(self.plans(), self._store, model)
-        return [msgspec.convert(msgspec.to_builtins(engine), EngineInfo) for engine in found]
+        return [msgspec.convert(msgspec.to_builtins(engine), ready(EngineInfo)) for engine in found]
 
     def explain(self, model: str) -> list[Explanation]:
         """Why the engines of a model are there or not."""
@@ -237,4 +238,4 @@ def _plain(item: report.ExplanationReport) -> Explanation:
     plain = msgspec.to_builtins(item)
     for change in plain["changes"]:
         change["old"], change["new"] = change["old"] or "", change["new"] or ""
-    return msgspec.convert(plain, Explanation)
+    return msgspec.convert(plain, ready(Explanation))

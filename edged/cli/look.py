@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edged import errors
+from edged.decoding import ready
 from edged.errors import EdgedError, EngineUnusable, InvalidInput
 from edged.vision.roboflow import RoboflowResult
 
@@ -88,7 +89,7 @@ def look(model: Path, settings: Mapping[str, str], picture: Path, place: Path, f
     if kind != Look.__name__:
         known = getattr(errors, kind, EdgedError)
         raise known(payload)
-    return msgspec.json.decode(payload, type=Look)
+    return msgspec.json.decode(payload, type=ready(Look))
 
 
 def _ended(status: int | None) -> str:

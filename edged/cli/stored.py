@@ -9,6 +9,7 @@ import msgspec
 from edged.client.operations import ModelInfo, Shapes, TensorInfo
 from edged.control.plan import PlannedModel
 from edged.control.shape_report import shape_report
+from edged.decoding import ready
 from edged.model.finding import Reason
 
 
@@ -40,7 +41,7 @@ def model_info(name: str, planned: PlannedModel) -> ModelInfo:
 
 def _shapes(planned: PlannedModel) -> Shapes | None:
     report = shape_report(planned)
-    return None if report is None else msgspec.convert(_plain(msgspec.to_builtins(report)), Shapes)
+    return None if report is None else msgspec.convert(_plain(msgspec.to_builtins(report)), ready(Shapes))
 
 
 def _plain(report: dict[str, Any]) -> dict[str, Any]:

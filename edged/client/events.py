@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from edged import events
 from edged.client.operations import Info
+from edged.decoding import ready
 from edged.proto import operations_pb2 as pb
 
 
@@ -38,7 +39,7 @@ def event_info(message: pb.Event) -> EventInfo:
     kind = message.WhichOneof("what")
     what = None
     if kind is not None:
-        what = msgspec.convert({"type": kind, **_fields(getattr(message, kind))}, events.What)
+        what = msgspec.convert({"type": kind, **_fields(getattr(message, kind))}, ready(events.What))
     return EventInfo(
         epoch=message.epoch,
         sequence=message.sequence,

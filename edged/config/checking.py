@@ -10,6 +10,7 @@ from edged.config.hints import allowed, item_of, struct_of, value_of
 from edged.config.keys import Path, Table, dotted, tables, without_index
 from edged.config.nearest import advice
 from edged.config.words import shown
+from edged.decoding import ready
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -37,7 +38,7 @@ def _within(value: object, table: Table) -> Iterator[Fault]:
 
 def _converted(tree: Mapping[str, object], table: Table) -> Iterator[Fault]:
     try:
-        msgspec.convert(tree, table.kind)
+        msgspec.convert(tree, ready(table.kind))
     except msgspec.ValidationError as error:
         message = str(error).partition(" - at `$")[0]
         # Such an error begins with the key that it is about.
@@ -77,7 +78,7 @@ def _value(value: object, hint: object, path: Path, root: Table) -> Iterator[Fau
             yield from _value(each, item, place, root)
     else:
         try:
-            msgspec.convert(value, hint)
+            msgspec.convert(value, ready(hint))
         except msgspec.ValidationError:
             got = "something else, which is a secret" if _is_secret(path, root) else shown(value)
             yield Fault(path, f"expected {allowed(hint)}, got {got}")

@@ -15,6 +15,7 @@ from edged.config.keys import Path, dotted, tables, without_index
 from edged.config.lines import key_lines
 from edged.config.origin import DEFAULT, Origin, Problem, Source
 from edged.config.schema import Config
+from edged.decoding import ready
 from edged.errors import ConfigError
 from edged.files import read_regular
 
@@ -94,7 +95,7 @@ def _config(tree: Mapping[str, object]) -> Config:
     for fault in faults(tree, tables()):
         pruned = _without(pruned, fault.path)
     try:
-        return msgspec.convert(pruned, Config)
+        return msgspec.convert(pruned, ready(Config))
     except msgspec.ValidationError:  # keys that contradict each other
         return Config()
 

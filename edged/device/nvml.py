@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from edged.decoding import ready
 from edged.device.root import Root
 
 REBOOT_PENDING = "reboot pending"
@@ -80,7 +81,7 @@ def read(name: str = _LIBRARY) -> Reading:
 def recorded(root: Root) -> Reading:
     """What NVML said when the tree was recorded; empty when that is not there or damaged."""
     try:
-        return msgspec.json.decode(root.read(RECORDED) or "", type=Reading)
+        return msgspec.json.decode(root.read(RECORDED) or "", type=ready(Reading))
     except (msgspec.MsgspecError, RecursionError):
         return Reading()
 

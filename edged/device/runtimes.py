@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from edged.decoding import ready
 from edged.device import dpkg, libraries
 from edged.device.root import Root
 
@@ -149,7 +150,7 @@ def _cuda_toolkit(root: Root) -> str:
     found = []
     for path in (*root.glob("usr/local/cuda/version.json"), *root.glob("usr/local/cuda-*/version.json")):
         try:
-            version = msgspec.json.decode(root.read(path) or "", type=_CudaVersions).cuda.version
+            version = msgspec.json.decode(root.read(path) or "", type=ready(_CudaVersions)).cuda.version
         except (msgspec.MsgspecError, RecursionError):
             continue
         if path.startswith("usr/local/cuda/") and version:

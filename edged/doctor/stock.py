@@ -17,6 +17,7 @@ from edged.config import Engines
 from edged.control import report
 from edged.control.plan import PlannedModel
 from edged.control.planner import Planner
+from edged.decoding import ready
 from edged.device.fingerprint import Fingerprint
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, Repository, plain_entry
@@ -58,7 +59,7 @@ class Stock:
     def engines(self, planned: PlannedModel) -> tuple[EngineInfo, ...]:
         """The engines of a model as the daemon would tell of them, those that nothing wants any more included."""
         found = report.engines({planned.entry.name: planned}, self.store, planned.entry.name)
-        return tuple(msgspec.convert(msgspec.to_builtins(engine), EngineInfo) for engine in found)
+        return tuple(msgspec.convert(msgspec.to_builtins(engine), ready(EngineInfo)) for engine in found)
 
     def records(self) -> dict[str, EngineRecord]:
         return self.store.records()

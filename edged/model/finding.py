@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from edged.decoding import ready
 from edged.errors import ConfigError, EdgedError, ModelRefused
 
 
@@ -155,7 +156,7 @@ class Finding(msgspec.Struct, frozen=True):
             return cls(Stage.FILE, Category.SETTINGS, str(error))
         if not isinstance(error, ModelRefused) or not error.finding:
             return None
-        return msgspec.convert(error.finding, cls)
+        return msgspec.convert(error.finding, ready(cls))
 
 
 class Reason(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from edged.decoding import ready
 from edged.errors import ConfigError
 from edged.files import read_inside, status_inside
 
@@ -163,7 +164,7 @@ def read(path: Path) -> Record | None:
     try:
         if status_inside(path.parent, path.name).st_size > _LARGEST:
             return None
-        record = msgspec.json.decode(read_inside(path.parent, path.name), type=Record)
+        record = msgspec.json.decode(read_inside(path.parent, path.name), type=ready(Record))
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return record if record.format == _FORMAT else None

@@ -24,6 +24,7 @@ import zmq
 from edged import errors, process
 from edged.backend import registry
 from edged.backend.contract import Backend, Placed, one_line
+from edged.decoding import ready
 from edged.errors import EdgedError, NotFinite, TooLarge
 from edged.model.limits import OUTPUT_MB
 from edged.raw_contents import to_array, to_bytes
@@ -208,7 +209,7 @@ def serve(backend_name: str, inbox: str, outbox: str, arena: int) -> None:
         context.destroy(linger=1000)
         return
     shared = SharedView(arena)
-    decoder = msgspec.msgpack.Decoder(m.ToHost)
+    decoder = msgspec.msgpack.Decoder(ready(m.ToHost))
     sessions: dict[int, _SessionThreads] = {}
     say(m.Ready(os.getpid(), backend.version()))
     while True:

@@ -15,6 +15,7 @@ import zmq
 
 from edged import errors
 from edged.backend.contract import Nodes, Order
+from edged.decoding import ready
 from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite
 from edged.model.limits import SECONDS, Bounds
 from edged.serving import memory
@@ -102,7 +103,7 @@ class HostLink:
         self._closing: dict[int, asyncio.Future[None]] = {}
         self._asked: dict[int, float] = {}  # since when a session has been opening or closing
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(m.FromHost)
+        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ready(m.FromHost))
         self.stopping = False
         self._sockets: Sockets | None = None
         self._process: HostProcess | None = None

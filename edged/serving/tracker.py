@@ -40,6 +40,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     # Not before the environment is set: libraries read it while they are imported.
     import msgspec
 
+    from edged.decoding import ready
     from edged.serving import track_messages as m
 
     def say(message: FromTracker) -> None:
@@ -52,7 +53,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
         say(m.Unfit(_missing(error)))
         return
     say(m.Ready())
-    decoder = msgspec.msgpack.Decoder(m.ToTracker)
+    decoder = msgspec.msgpack.Decoder(ready(m.ToTracker))
     cameras: dict[int, Tracker] = {}
     while (payload := _read(questions)) is not None:
         question: ToTracker = decoder.decode(payload)

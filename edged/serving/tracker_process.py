@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from edged import process
+from edged.decoding import ready
 from edged.logs.overheard import Overheard, Pipe
 from edged.serving import track_messages as m
 
@@ -95,7 +96,7 @@ class TrackerProcess:
 
     async def listen(self, take: Callable[[Question, m.Followed | m.NotFollowed], None]) -> None:
         """Until the process closes its end. Garbled for bytes that are no answer to what was asked."""
-        decoder = msgspec.msgpack.Decoder(m.FromTracker)
+        decoder = msgspec.msgpack.Decoder(ready(m.FromTracker))
         while True:
             try:
                 (size,) = m.HEADER.unpack(await self._answers.readexactly(m.HEADER.size))

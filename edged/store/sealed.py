@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from edged.decoding import ready
 from edged.errors import ConfigError
 from edged.files import NOT_JSON, read_regular
 from edged.store import atomic
@@ -50,7 +51,7 @@ def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
     else:
         body = end
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=ready(kind))
     except (*NOT_JSON, ValueError, ConfigError) as error:
         raise Damaged(str(error)) from error
 

@@ -24,6 +24,7 @@ from edged.backend.ort import placement, runtime
 from edged.backend.ort.placement import Placement
 from edged.backend.ort.runtime import CPU_PROVIDER, CpuForbidden, Provider, create, session_options
 from edged.backend.ort.session import DeviceSession
+from edged.decoding import ready
 from edged.errors import EngineDamaged, EngineUnusable, Unsuitable
 from edged.files import NOT_JSON
 
@@ -142,7 +143,7 @@ def _composition(placed: Placement, shape_work: frozenset[str], is_whole: bool) 
 
 def _before(artefact: Artefact) -> Placed:
     try:
-        return msgspec.json.decode(artefact.load(_PLACED), type=Placed)
+        return msgspec.json.decode(artefact.load(_PLACED), type=ready(Placed))
     except NOT_JSON as error:
         raise EngineDamaged(f"engine file {_PLACED} cannot be read; it will be rebuilt") from error
 

@@ -11,6 +11,7 @@ import msgspec
 from edged.backend.contract import Composition
 from edged.backend.trt.api import DATATYPES, Config, Engine, Layer, Network, Tensor, Trt, find
 from edged.backend.trt.log import Log
+from edged.decoding import ready
 
 # In the inspector's words: "Row major linear FP32", "Half", "Four wide channel vectorized row major Int8 format".
 _WORDS = (
@@ -50,7 +51,7 @@ def of_engine(trt: Trt, engine: Engine) -> Composition:
     """What the inspector says of a built engine; empty with a note where it cannot be understood."""
     try:
         text = engine.create_engine_inspector().get_engine_information(find(trt, "LayerInformationFormat.JSON"))
-        report = msgspec.json.decode(text, type=_Report)
+        report = msgspec.json.decode(text, type=ready(_Report))
     except Exception as error:  # the runtime's own have no common base, and nothing depends on this
         return Composition(notes=(f"the engine's layers are not told: {error}",))
     detailed = [layer for layer in report.layers if isinstance(layer, _Layer)]

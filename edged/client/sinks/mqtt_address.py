@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from edged.client.sources.redaction import redact
+from edged.decoding import ready
 from edged.errors import InvalidInput, NotFound
 
 PASSWORD, PASSWORD_FILE = "EDGED_MQTT_PASSWORD", "EDGED_MQTT_PASSWORD_FILE"
@@ -46,7 +47,7 @@ def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
     try:
         parts = urlsplit(url)
         port = parts.port
-        query = msgspec.convert(dict(parse_qsl(parts.query, keep_blank_values=True)), _Query, strict=False)
+        query = msgspec.convert(dict(parse_qsl(parts.query, keep_blank_values=True)), ready(_Query), strict=False)
     except (ValueError, msgspec.ValidationError) as error:
         raise InvalidInput(f"{redact(url)!r} is no broker ({error}); write mqtt://user@host:1883/prefix") from None
     if parts.scheme not in _PORTS or not parts.hostname:

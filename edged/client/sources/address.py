@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
+from edged.decoding import ready
 from edged.errors import InvalidInput
 
 
@@ -24,7 +25,7 @@ def camera_address(text: str) -> tuple[str, CameraSettings]:
     parts = urlsplit(text)
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     try:
-        settings = msgspec.convert(given, CameraSettings, strict=False)
+        settings = msgspec.convert(given, ready(CameraSettings), strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(CameraSettings.__struct_fields__)
         raise InvalidInput(f"{text!r} has settings that no camera takes ({error}); there are {known}") from None

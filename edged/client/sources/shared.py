@@ -22,6 +22,7 @@ from edged.client.frames import Picture
 from edged.client.sources import jpeg
 from edged.client.sources.live import Live
 from edged.client.sources.reader import Shot
+from edged.decoding import ready
 from edged.errors import InvalidInput
 
 _LOOK_S = 0.004
@@ -71,7 +72,9 @@ def _parse(address: str) -> tuple[str, RingSettings]:
     parts = urlsplit(f"shm://{address}")
     name = (parts.netloc + parts.path).lstrip("/")
     try:
-        settings = msgspec.convert(dict(parse_qsl(parts.query, keep_blank_values=True)), RingSettings, strict=False)
+        settings = msgspec.convert(
+            dict(parse_qsl(parts.query, keep_blank_values=True)), ready(RingSettings), strict=False
+        )
     except msgspec.ValidationError as error:
         known = ", ".join(RingSettings.__struct_fields__)
         raise InvalidInput(f"shm://{address} has settings that no ring takes ({error}); there are {known}") from None

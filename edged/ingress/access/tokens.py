@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 
 from edged.config.access import Role
+from edged.decoding import ready
 from edged.errors import AlreadyExists, ConfigError, EdgedError, InvalidInput, NotFound
 from edged.files import read_regular
 from edged.ingress.access.roles import Roles
@@ -92,7 +93,7 @@ class TokenFile:
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigError(f"others than its owner may use {self.path}; chmod 600 {self.path}")
         try:
-            return msgspec.json.decode(data, type=_File).tokens
+            return msgspec.json.decode(data, type=ready(_File)).tokens
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} is no file of tokens: {error}; edged tokens writes them") from error
 

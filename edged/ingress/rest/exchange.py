@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from edged.decoding import ready
 from edged.errors import InvalidInput
 from edged.files import NOT_JSON
 
@@ -62,7 +63,7 @@ def failed(status: HTTPStatus, message: str, headers: Headers = ()) -> Answer:
 def wanted(body: bytes, kind: type[T], what: str) -> T:
     """The JSON of a body, which may be empty where every field may be left out. InvalidInput says what is wrong."""
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        return msgspec.json.decode(body or b"{}", type=ready(kind))
     except NOT_JSON as error:
         raise InvalidInput(f"{what} cannot be used: {error}") from None
 

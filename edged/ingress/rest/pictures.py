@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from edged.decoding import ready
 from edged.errors import InvalidInput
 from edged.ingress import result_json
 from edged.ingress.cameras import CameraService
@@ -59,7 +60,7 @@ def frame_of(ask: Ask, model: str) -> pb.Frame:
 
 def _query(query: Mapping[str, str]) -> _Query:
     try:
-        return msgspec.convert(query, _Query, strict=False)
+        return msgspec.convert(query, ready(_Query), strict=False)
     except msgspec.ValidationError as error:
         raise InvalidInput(f"the request's query cannot be used: {error}") from None
 

@@ -1,0 +1,81 @@
+"""Types that several threads decode for the first time at once, and that all of edged goes by the way for that."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import edged
+
+_ROOT = Path(edged.__file__).parent
+_TYPED = {"decode", "convert", "Decoder"}
+
+# Nested types, new ones in each round, that six threads decode at once. Ends by SIGSEGV without `ready`.
+_STRESS = """
+import sys, threading
+import msgspec
+from edged.decoding import ready
+
+sys.setswitchinterval(1e-6)
+
+def nested(depth):
+    kind = int
+    for number in range(depth):
+        kind = msgspec.defstruct(f"Kind{number}", [("inner", kind), ("names", "dict[str, int] | None", None)])
+    return kind
+
+data = b'{"inner":' * 12 + b"1" + b"}" * 12
+for _ in range(150):
+    kind, start, failures = nested(12), threading.Barrier(6), []
+
+    def decode():
+        start.wait()
+        try:
+            assert msgspec.json.decode(data, type=ready(kind)).inner is not None
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=decode) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+"""
+
+
+def test_ready_type_is_decoded_by_threads_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", _STRESS], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_every_type_is_ready_before_it_is_decoded() -> None:
+    found = list(_not_ready())
+    assert found == []
+
+
+def _not_ready() -> Iterator[str]:
+    """Where a function has msgspec decode to a type that is not ready. What a module does is done by one thread."""
+    for path in _ROOT.rglob("*.py"):
+        if path.name == "decoding.py":
+            continue
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and _is_typed(call):
+                    yield f"{path.relative_to(_ROOT)}:{call.lineno}"
+
+
+def _is_typed(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    if not name.startswith("msgspec.") or name.rpartition(".")[2] not in _TYPED:
+        return False
+    named = [each.value for each in call.keywords if each.arg == "type"]
+    positional = call.args[0 if name.endswith("Decoder") else 1 :][:1]
+    kinds = [ast.unparse(each) for each in (*named, *positional)]
+    # Built-in types have nothing that threads share.
+    return any(not kind.startswith("ready(") and kind != "dict[str, msgspec.Raw]" for kind in kinds)
