@@ -21,7 +21,7 @@ import grpc
 from google.protobuf.message import Message
 
 from edged.errors import EdgedError
-from edged.ingress.access import policy
+from edged.ingress.access import identity, policy
 from edged.ingress.access.about import about
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.guard import Guard
@@ -66,6 +66,7 @@ class CallGuard:
         size = 0 if self._is_stream else len(asked)
         try:
             who = self._let_in(context, call)
+            identity.CURRENT.set(who)
             usage = limits.usage(who.key, who.name, time.monotonic())
             if self._is_stream:
                 limits.stream(usage, time.monotonic())

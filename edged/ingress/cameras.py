@@ -10,6 +10,8 @@ from functools import partial
 
 from edged.control.controller import Controller
 from edged.errors import EdgedError, NotFound
+from edged.ingress.access import identity
+from edged.ingress.access.identity import Identify, anyone
 from edged.ingress.frames import options_of, work_of
 from edged.ingress.publisher import Publisher
 from edged.ingress.result_json import Echo, delivered
@@ -51,13 +53,14 @@ class CameraService:
 
     async def detect_one(self, frame: pb.Frame, context: Context) -> pb.Result:
         """One picture, queued like any request, so never skipped."""
-        return result_of(await self.answer(frame, context.time_remaining()))
+        return result_of(await self.answer(frame, context.time_remaining(), partial(identity.current, context.peer)))
 
-    async def answer(self, frame: pb.Frame, seconds: float | None = None) -> Delivery[Tag]:
-        """What becomes of one picture that is worth answering for so many seconds; raises what goes wrong."""
+    async def answer(self, frame: pb.Frame, seconds: float | None = None, client: Identify = anyone) -> Delivery[Tag]:
+        """What becomes of one picture that is worth answering for so many seconds; raises what goes wrong. `client` is
+        whose shared memory it may lie in."""
         received_ns = time.time_ns()
         slot = self._controller.slot(frame.model)
-        work = work_of(frame, self._controller, slot.model, seconds, must_answer=True)
+        work = work_of(frame, self._controller, slot.model, seconds, must_answer=True, client=client)
         slot.push(work)
         try:
             answer = await work.future
@@ -74,7 +77,7 @@ class CameraService:
     async def detect(self, frames: AsyncIterator[pb.Frame], context: Context) -> AsyncIterator[pb.Result]:
         """A stream of frames of one camera or many; see protos/cameras.proto for what it promises."""
         stream: Stream[Tag] = Stream(self._cameras, self._tracking)
-        segments = Segments()
+        segments = Segments(client=partial(identity.current, context.peer))
         reader = asyncio.create_task(self._read(frames, stream, segments))
         self._readers.add(reader)
         try:

@@ -8,6 +8,7 @@ import time
 
 from edged.control.controller import Controller
 from edged.errors import InvalidInput
+from edged.ingress.access.identity import Identify, anyone
 from edged.ingress.shared_memory import Segments
 from edged.proto import cameras_pb2 as pb
 from edged.serving.options import Mode, StreamOptions
@@ -27,14 +28,16 @@ def work_of(
     seconds: float | None = None,
     must_answer: bool = False,
     segments: Segments | None = None,
+    client: Identify = anyone,
 ) -> FrameWork:
     """The work that a frame asks of a model, worth doing for so many seconds; InvalidInput where it makes no sense.
 
-    `segments` are those of the frame's stream; without them the one that a frame lies in is opened for it alone.
+    `segments` are those of the frame's stream; without them the one that a frame lies in is opened for it alone, if
+    `client` could open it.
     """
     # Whatever may be refused comes first: an error's traceback would keep the picture.
     thresholds, view = _thresholds(frame, controller, model), _view(frame)
-    with contextlib.closing(Segments()) as own:
+    with contextlib.closing(Segments(client=client)) as own:
         data, pixel_format, width, height, stride = _image(frame, segments or own)
     return FrameWork(
         data,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edged import shared_layout as layout
 from edged.errors import EdgedError, InvalidInput, Overwritten, SegmentUnusable
+from edged.ingress.access.identity import READ, Identify, Identity, anyone
 
 _MOST_SEGMENTS = 4  # of one stream; a ring that grows makes a new one
 _LARGEST_OFFSET = 1 << 62
@@ -25,8 +26,9 @@ class Segments:
     """The segments that one stream announced. `picture` for each announcement; `close` when the stream ends: pictures
     that were not read by then can still be."""
 
-    def __init__(self, folder: Path = layout.FOLDER) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path = layout.FOLDER, client: Identify = anyone) -> None:
+        """`client` says who announces them: those that it could not read itself are not read for it."""
+        self._folder, self._client = folder, client
         self._open: OrderedDict[str, _Segment] = OrderedDict()
 
     def picture(self, name: str, offset: int, stamp: int, size: int) -> SharedPicture:
@@ -49,7 +51,7 @@ class Segments:
     def _segment(self, name: str) -> _Segment:
         segment = self._open.get(name)
         if segment is None:
-            segment = self._open[name] = _Segment(self._folder, name)
+            segment = self._open[name] = _Segment(self._folder, name, self._client())
         self._open.move_to_end(name)
         if len(self._open) > _MOST_SEGMENTS:
             self._open.popitem(last=False)
@@ -90,9 +92,9 @@ class SharedPicture:
 class _Segment:
     """One open segment; closed when nothing refers to it any more."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, client: Identity) -> None:
         self.name = name
-        self._descriptor = _opened(folder, name)
+        self._descriptor = _opened(folder, name, client)
         weakref.finalize(self, os.close, self._descriptor)
 
     def length(self) -> int:
@@ -103,7 +105,7 @@ class _Segment:
         return fill(self._descriptor, place, offset)
 
 
-def _opened(folder: Path, name: str) -> int:
+def _opened(folder: Path, name: str, client: Identity) -> int:
     """The descriptor of a segment that may be read."""
     if not name.startswith(layout.PREFIX) or "/" in name or "\0" in name or len(os.fsencode(name)) > 255:
         raise SegmentUnusable(
@@ -113,7 +115,7 @@ def _opened(folder: Path, name: str) -> int:
         descriptor = os.open(folder / name, _FLAGS)
     except OSError as error:
         raise SegmentUnusable(f"shared memory {name} cannot be opened: {why_unopened(error)}") from None
-    problem = problem_of(os.fstat(descriptor))
+    problem = problem_of(os.fstat(descriptor), client)
     if problem:
         os.close(descriptor)
         raise SegmentUnusable(f"shared memory {name} {problem}")
@@ -134,14 +136,16 @@ def fill(descriptor: int, place: memoryview, offset: int) -> str:
     return ""
 
 
-def problem_of(status: os.stat_result) -> str:
-    """What is wrong with a file that is to be a segment; empty when nothing is."""
+def problem_of(status: os.stat_result, client: Identity) -> str:
+    """What is wrong with a file that is to be a segment of a client; empty when nothing is."""
     if not stat.S_ISREG(status.st_mode):
         return "is no segment but another kind of file"
     if status.st_nlink > 1:
         return "has a second name, which may be somebody else's"
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everybody; make it with mode 0600 or 0640"
+    if not client.may(status, READ):
+        return "may not be read by every client of this address; give it to the group of the daemon's socket"
     return ""
 
 

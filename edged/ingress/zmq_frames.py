@@ -11,12 +11,15 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
+from functools import partial
+from pathlib import Path
 
 import zmq
 
 from edged.control.controller import Controller
 from edged.errors import EdgedError, InvalidInput, NotReady, Overloaded
 from edged.ingress import result_json, zmq_wire
+from edged.ingress.access.identity import ANYONE, Identify, Identity, of_socket
 from edged.ingress.publisher import Publisher
 from edged.ingress.repeated import RepeatedWarning
 from edged.ingress.result_json import Echo, Fields
@@ -112,7 +115,7 @@ class FrameLane:
                 raise Overloaded(f"{len(self._peers)} peers are connected; no more are taken")
             envelope = (identity, b"") if is_enveloped else (identity,)
             stream: Stream[Echo] = Stream(self._cameras, self._controller.tracking, lane="zeromq")
-            peer = self._peers[identity] = _Peer(self._controller, stream)
+            peer = self._peers[identity] = _Peer(self._controller, stream, partial(_client, self._address))
             task = asyncio.create_task(self._serve(identity, envelope, peer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -173,10 +176,10 @@ class FrameLane:
 class _Peer:
     """One peer's stream, and the shared memory that it announced."""
 
-    def __init__(self, controller: Controller, stream: Stream[Echo]) -> None:
+    def __init__(self, controller: Controller, stream: Stream[Echo], client: Identify) -> None:
         self.stream, self._controller = stream, controller
         self.heard = time.monotonic()
-        self._segments = Segments()
+        self._segments = Segments(client=client)
 
     def put(self, message: zmq_wire.Message) -> None:
         """Takes a frame; what is wrong with it becomes its answer."""
@@ -220,3 +223,9 @@ class _Peer:
     def _thresholds(self, name: str) -> Thresholds:
         model = self._controller.find(name).model
         return model.recognition.thresholds if model is not None else Thresholds()
+
+
+def _client(address: str) -> Identity:
+    """Who sends frames to an address."""
+    kind, _, path = address.partition("://")
+    return of_socket(Path(path)) if kind == "ipc" else ANYONE

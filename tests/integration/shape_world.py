@@ -23,7 +23,6 @@ from edged.control.plan import PlannedModel
 from edged.device.fingerprint import probe
 from edged.ingress.inference.access import Access
 from edged.ingress.inference.infer import Caller, Inference
-from edged.ingress.inference.regions import Regions
 from edged.ingress.inference.wire import Request
 from edged.model.repository import Repository
 from edged.proto import open_inference_pb2 as pb
@@ -65,7 +64,7 @@ class World:
         repository, store = Repository(root / "state" / "models"), Store(root / "cache")
         builder = Builder(store, root / "cache", Limits(seconds=60.0))
         self.controller = Controller(repository, {}, store, builder, probe(), HostLimits(), Engines())
-        self.inference = Inference(self.controller, Tracing(root / "traces"), Access(Regions()))
+        self.inference = Inference(self.controller, Tracing(root / "traces"), Access())
 
     @property
     def planned(self) -> PlannedModel:

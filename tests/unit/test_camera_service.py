@@ -13,6 +13,7 @@ import pytest
 from edged.errors import InvalidInput, NotFound, Overloaded
 from edged.ingress import cameras
 from edged.ingress.cameras import CameraService
+from edged.ingress.rpc import Context
 from edged.proto import cameras_pb2 as pb
 from edged.serving import stream as streams
 from edged.serving.camera import Cameras
@@ -22,6 +23,7 @@ from tests.fake_link import FakeLink
 from tests.waiting import run
 
 _PICTURE = Detections.empty().pack()  # which the fake engine finds in it
+CONTEXT = Context("unix:")
 
 
 class Room:
@@ -48,7 +50,7 @@ class Room:
         """All results of a call."""
         engine = asyncio.create_task(self.answering())
         try:
-            return [result async for result in self.service.detect(frames, None)]  # type: ignore[arg-type]
+            return [result async for result in self.service.detect(frames, CONTEXT)]
         finally:
             engine.cancel()
 

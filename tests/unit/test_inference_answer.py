@@ -17,7 +17,6 @@ from edged.control.controller import Controller
 from edged.errors import EngineUnusable
 from edged.ingress.inference.access import Access
 from edged.ingress.inference.infer import Caller, Inference
-from edged.ingress.inference.regions import Regions
 from edged.ingress.inference.wire import Contents, Request
 from edged.model.triton_config import TritonConfig
 from edged.proto import open_inference_pb2 as pb
@@ -63,7 +62,7 @@ class World:
             answering=model, reading=None, problem="", entry=entry, slot=self.slot, model=None, traffic=Traffic()
         )
         controller = SimpleNamespace(find=lambda name, version="": planned, models={"m": planned})
-        access = Access(Regions())
+        access = Access()
         off = SimpleNamespace(begin=lambda *_: None)
         self.inference = Inference(cast(Controller, controller), cast(Tracing, off), access)
 

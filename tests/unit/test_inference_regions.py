@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from edged.errors import AlreadyExists, InvalidInput, NotFound, Refused
+from edged.errors import AlreadyExists, InvalidInput, NotFound, Overloaded, Refused
+from edged.ingress.access.callers import Caller
+from edged.ingress.access.identity import CURRENT, Identity
 from edged.ingress.inference.access import Access
 from edged.ingress.inference.parameters import Place
 from edged.ingress.inference.regions import Regions
+
+OWN = Identity("own", os.geteuid())
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 def regions(folder: Path) -> Regions:
     made(folder, "object", 128)
     found = Regions(folder)
-    found.register("r", "/object", 32, 64)
+    found.register("r", "/object", 32, 64, OWN)
     return found
 
 
@@ -95,7 +99,7 @@ def test_forgotten_regions_leave_no_file_open(folder: Path) -> None:
     made(folder, "object", 64)
     regions, before = Regions(folder), len(os.listdir("/proc/self/fd"))
     for number in range(20):
-        regions.register(str(number), "object", 0, 64)
+        regions.register(str(number), "object", 0, 64, OWN)
     assert len(os.listdir("/proc/self/fd")) == before + 20
     regions.unregister("3")
     assert [region.name for region in regions.listed()] == [str(n) for n in range(20) if n != 3]
@@ -105,7 +109,7 @@ def test_forgotten_regions_leave_no_file_open(folder: Path) -> None:
 
 def test_names_are_taken_once_and_unknown_ones_are_not_found(regions: Regions) -> None:
     with pytest.raises(AlreadyExists, match="'r' is registered already"):
-        regions.register("r", "object", 0, 8)
+        regions.register("r", "object", 0, 8, OWN)
     for ask in (regions.find, regions.listed):
         with pytest.raises(NotFound, match="'s'"):
             ask("s")
@@ -169,7 +173,7 @@ def inside(folder: Path) -> str:
 def test_what_is_no_object_of_the_clients_own_is_refused(folder: Path, key: Callable[[Path], str], words: str) -> None:
     regions, before = Regions(folder), len(os.listdir("/proc/self/fd"))
     with pytest.raises(InvalidInput, match=words):
-        regions.register("r", key(folder), 0, 8)
+        regions.register("r", key(folder), 0, 8, OWN)
     assert not regions.listed()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -178,26 +182,91 @@ def test_what_is_no_object_of_the_clients_own_is_refused(folder: Path, key: Call
 def test_a_region_that_its_object_does_not_hold_is_refused(folder: Path, offset: int, size: int) -> None:
     made(folder, "object", 128)
     with pytest.raises(InvalidInput, match="'r'"):
-        Regions(folder).register("r", "object", offset, size)
+        Regions(folder).register("r", "object", offset, size, OWN)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
 def test_an_object_that_may_only_be_read_is_read_and_not_written(regions: Regions, folder: Path) -> None:
     made(folder, "mine", 16).chmod(0o400)
-    regions.register("mine", "mine", 0, 16)
+    regions.register("mine", "mine", 0, 16, OWN)
     assert read(regions, Place("mine", 0, 4)) == bytes(range(4))
     with pytest.raises(InvalidInput, match="may only be read"):
         regions.target(Place("mine", 0, 4), "output 'y'").write(memoryview(b"abcd"), Place("mine", 0, 4), "output 'y'")
 
 
-def test_regions_are_for_the_unix_socket_unless_others_are_allowed(regions: Regions) -> None:
-    closed, open_to_tcp = Access(regions), Access(regions, over_tcp=True)
-    assert closed.regions("unix:") is regions
-    assert open_to_tcp.regions("ipv4:127.0.0.1:4711") is regions
+def test_regions_client_over_tcp_is_refused_unless_allowed(folder: Path) -> None:
+    closed, open_to_tcp = Access(folder), Access(folder, over_tcp=True)
+    assert not closed.regions("unix:").listed()
+    assert not open_to_tcp.regions("ipv4:127.0.0.1:4711").listed()
     for access, peer in ((closed, "ipv4:127.0.0.1:4711"), (closed, ""), (open_to_tcp, "ipv4:10.0.0.1:80")):
         with pytest.raises(Refused, match="unix socket"):
             access.regions(peer)
         with pytest.raises(Refused):
+            access.register(peer, "r", "object", 0, 8)
+        with pytest.raises(Refused):
             access.locate(peer)(Place("r", 0, 8), "input 'x'")
         with pytest.raises(Refused):
             access.target(peer, Place("r", 0, 8), "output 'y'")
+
+
+@pytest.fixture
+def calls_as() -> Iterator[Callable[[Caller], None]]:
+    before = CURRENT.get()
+    yield CURRENT.set
+    CURRENT.set(before)
+
+
+def token(name: str, path: Path) -> Caller:
+    """One that shows a token at a socket."""
+    return Caller(name, frozenset(), f"token {name}", has_shown=True, address=f"unix:{path}")
+
+
+def test_regions_of_another_client_cannot_be_listed_used_or_unregistered(
+    folder: Path, tmp_path: Path, calls_as: Callable[[Caller], None]
+) -> None:
+    made(folder, "object", 64)
+    (tmp_path / "socket").touch(0o600)
+    access, anna, ben = Access(folder), token("anna", tmp_path / "socket"), token("ben", tmp_path / "socket")
+    calls_as(anna)
+    access.register("unix:", "r", "object", 0, 64)
+    calls_as(ben)
+    assert not access.regions("unix:").listed()
+    with pytest.raises(NotFound):
+        access.target("unix:", Place("r", 0, 8), "output 'y'")
+    access.regions("unix:").unregister("r")
+    access.regions("unix:").unregister("")
+    access.register("unix:", "r", "object", 0, 32)
+    calls_as(anna)
+    assert access.regions("unix:").find("r").size == 64
+
+
+def test_register_more_than_the_quota_leaves_room_for_others(
+    folder: Path, tmp_path: Path, calls_as: Callable[[Caller], None]
+) -> None:
+    made(folder, "object", 64)
+    (tmp_path / "socket").touch(0o600)
+    access = Access(folder)
+    calls_as(token("greedy", tmp_path / "socket"))
+    for number in range(1024):
+        access.register("unix:", str(number), "object", 0, 64)
+    with pytest.raises(Overloaded):
+        access.register("unix:", "more", "object", 0, 64)
+    calls_as(token("modest", tmp_path / "socket"))
+    access.register("unix:", "r", "object", 0, 64)
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_read", "is_written"), [(0o600, False, False), (0o640, True, False), (0o660, True, True)]
+)
+def test_register_object_that_the_client_could_not_open_is_refused(
+    folder: Path, mode: int, is_read: bool, is_written: bool
+) -> None:
+    group = Identity("socket", gid=os.getegid())
+    made(folder, "object", 64).chmod(mode)
+    regions = Regions(folder)
+    if not is_read:
+        with pytest.raises(InvalidInput):
+            regions.register("r", "object", 0, 64, group)
+        return
+    regions.register("r", "object", 0, 64, group)
+    assert regions.find("r").is_writable == is_written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from edged.errors import EngineUnusable, InvalidInput, TooLarge
+from edged.ingress.access.identity import Identity
 from edged.ingress.inference.parameters import Place, Wanted
 from edged.ingress.inference.regions import Regions
 from edged.ingress.inference.responses import Collector, Form
@@ -78,7 +80,7 @@ def test_an_output_in_shared_memory_leaves_an_empty_entry_and_says_where_it_is(t
     (tmp_path / "o").write_bytes(bytes(64))
     (tmp_path / "o").chmod(0o600)
     regions = Regions(tmp_path)
-    regions.register("r", "o", 0, 64)
+    regions.register("r", "o", 0, 64, Identity("own", os.geteuid()))
     place = Place("r", 8, 40)
     wanted = (Wanted("a", place=place), Wanted("b"))
     ((message, raw),) = collected(

@@ -19,13 +19,18 @@ from hypothesis import strategies as st
 from edged import shared_layout as layout
 from edged.client.shared import Place, SharedRing, readers_group, sweep
 from edged.errors import InvalidInput, OutOfSpace, Overwritten, SegmentUnusable
+from edged.ingress.access.identity import Identity
 from edged.ingress.shared_memory import Segments, SharedPicture, is_local
 from tests.waiting import descriptors
 
 
+def own() -> Identity:
+    return Identity("own", os.geteuid())
+
+
 @pytest.fixture
 def segments(tmp_path: Path) -> Iterator[Segments]:
-    made = Segments(tmp_path)
+    made = Segments(tmp_path, own)
     yield made
     made.close()
 
@@ -111,7 +116,7 @@ def test_a_segment_that_is_removed_can_be_read_by_whoever_has_it(tmp_path: Path,
     segments.close()
     assert read(picture) == b"a" * 100
     with pytest.raises(SegmentUnusable, match="none of that name"):
-        announced(Segments(tmp_path), place)
+        announced(Segments(tmp_path, own), place)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +235,7 @@ def test_a_segment_that_may_not_be_read_is_refused(
 
 def test_a_stream_keeps_few_segments_open_and_none_after_its_end(tmp_path: Path) -> None:
     before = descriptors()
-    segments = Segments(tmp_path)
+    segments = Segments(tmp_path, own)
     with contextlib.ExitStack() as rings:
         for _ in range(10):
             ring = rings.enter_context(SharedRing(2, 100, folder=tmp_path))
@@ -246,7 +251,7 @@ def test_an_error_that_somebody_keeps_keeps_no_segment_open(tmp_path: Path) -> N
     """Tracebacks hold frames, and with them whatever their variables hold, often until the garbage collector comes."""
     before = descriptors()
     kept: list[BaseException] = []
-    segments = Segments(tmp_path)
+    segments = Segments(tmp_path, own)
     with SharedRing(2, 100, folder=tmp_path) as ring:
         place = ring.put(b"a")
         late = announced(segments, place)
@@ -351,7 +356,7 @@ def test_a_full_disk_is_told_at_the_start_and_leaves_nothing(small_disk: Path) -
     with SharedRing(2, 1 << 16, folder=small_disk) as ring:
         with pytest.raises(OutOfSpace):
             ring.put(bytes(1 << 20))
-        assert read(announced(Segments(small_disk), ring.put(b"goes on"))) == b"goes on"
+        assert read(announced(Segments(small_disk, own), ring.put(b"goes on"))) == b"goes on"
     assert not list(small_disk.iterdir())
     assert descriptors() == before
 
@@ -470,7 +475,7 @@ def test_a_writer_at_full_speed_never_has_a_torn_picture_read(tmp_path: Path) ->
         try:
             assert client.stdout is not None
             name = client.stdout.readline().strip()
-            taken, overwritten = _read_on(Segments(tmp_path), tmp_path / name[1:])
+            taken, overwritten = _read_on(Segments(tmp_path, own), tmp_path / name[1:])
         finally:
             client.kill()
     assert taken

@@ -19,8 +19,8 @@ class Caller(msgspec.Struct, frozen=True):
 
     `key` is whom limits count it for. `is_known`: whether it is clear who it is; `has_shown`: by a token or a
     certificate, and `given` are the roles that it has by its `proof`: the digest of the token, or names in the
-    certificate. `problem` says what is wrong with what it showed, `remedy` what else it could do where its roles are
-    too few.
+    certificate. `address` is the daemon's that it called. `problem` says what is wrong with what it showed, `remedy`
+    what else it could do where its roles are too few.
     """
 
     name: str
@@ -32,15 +32,16 @@ class Caller(msgspec.Struct, frozen=True):
     has_shown: bool = False
     proof: tuple[str, ...] = ()
     given: Roles = NONE
+    address: str = ""
 
 
 def at(door: Door, peer: str = "") -> Caller:
     """Somebody who shows nothing. `peer` is the client as gRPC names it."""
     remedy = f"; operators use {door.operators}" if door.operators else ""
     if door.is_local:
-        return Caller(door.name, door.roles, door.name, bool(door.roles), remedy=remedy)
+        return Caller(door.name, door.roles, door.name, bool(door.roles), remedy=remedy, address=door.address)
     host = host_of(peer)
-    return Caller(host or "somebody", door.roles, f"host {host}", remedy=remedy)
+    return Caller(host or "somebody", door.roles, f"host {host}", remedy=remedy, address=door.address)
 
 
 def with_token(caller: Caller, token: Token | None, now: float) -> Caller:

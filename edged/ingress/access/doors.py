@@ -31,6 +31,7 @@ class Door(msgspec.Struct, frozen=True):
     asks_certificates: bool = False
     group: str = ""
     operators: str = ""
+    address: str = ""
 
 
 def door(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | None = None) -> Door:
@@ -42,12 +43,12 @@ def door(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | Non
     roles, name = _granted(address, access), _name(address)
     if address.startswith("unix:"):
         if address == operate:
-            return Door(name, ALL if roles is None else roles, group=OPERATE_GROUP)
+            return Door(name, ALL if roles is None else roles, group=OPERATE_GROUP, address=address)
         if address == infer:
             usual = frozenset(access.unix) if roles is None else roles
-            return Door(name, usual, group=INFER_GROUP, operators=operate)
+            return Door(name, usual, group=INFER_GROUP, operators=operate, address=address)
         # Its file's permissions are the owner's and the group's: whoever can open it was meant to.
-        return Door(name, ALL if roles is None else roles)
+        return Door(name, ALL if roles is None else roles, address=address)
     is_here = is_loopback(address)
     if tls.certificate and (tls.on_loopback or not is_here):
         asks = bool(tls.client_ca) and address not in tls.without_client_certificate
@@ -55,13 +56,13 @@ def door(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | Non
             raise ConfigError(
                 f"access.grants lets everybody who reaches {address} operate; give it to tokens or certificates"
             )
-        return Door(name, NONE if roles is None else roles, False, True, asks)
+        return Door(name, NONE if roles is None else roles, False, True, asks, address=address)
     if not is_here:
         port = address.rpartition(":")[2]
         raise ConfigError(
             f"listen address {address!r} may be reachable from other machines; set [tls], or use localhost:{port}"
         )
-    return Door("loopback", frozenset(access.loopback) if roles is None else roles)
+    return Door("loopback", frozenset(access.loopback) if roles is None else roles, address=address)
 
 
 def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:

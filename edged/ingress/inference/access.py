@@ -1,30 +1,46 @@
-"""Which clients may use the shared memory of this machine, and what it is to them."""
+"""Which clients may use the shared memory of this machine, and whose regions each of them sees."""
 
 from __future__ import annotations
 
-from edged.errors import Refused
+from pathlib import Path
+
+from edged import shared_layout
+from edged.errors import Overloaded, Refused
+from edged.ingress.access import identity
 from edged.ingress.inference.parameters import Place
 from edged.ingress.inference.regions import Region, Regions, RegionSource
 from edged.ingress.inference.tensors import Locate
 from edged.ingress.shared_memory import is_local
 
+_MOST_REGIONS = 4096  # of all clients; each holds a file open
+
 
 class Access:
-    """The regions as a client sees them: those on the daemon's unix socket always, others where it is allowed.
+    """Every client's own regions: of those on a unix socket of the daemon, and of others if that is allowed.
 
-    Whoever can use regions can read and write whatever the daemon can below /dev/shm, which the permissions of a socket
-    file guard and a port does not.
+    Clients are told apart by `identity.namespace`, so that one which registers on one connection can use the region on
+    another.
     """
 
-    def __init__(self, regions: Regions, over_tcp: bool = False) -> None:
-        self._regions, self.over_tcp = regions, over_tcp
+    def __init__(self, folder: Path = shared_layout.FOLDER, over_tcp: bool = False) -> None:
+        self._folder, self.over_tcp = folder, over_tcp
+        self._regions: dict[str, Regions] = {}
 
     def regions(self, peer: str) -> Regions:
-        """Refused for a client that may not use them."""
+        """Those of the client that makes the current call. Refused if it may not use any."""
         if peer.startswith("unix:") or (self.over_tcp and is_local(peer)):
-            return self._regions
+            return self._regions.get(identity.namespace(peer)) or Regions(self._folder)
         hint = "use the unix socket" if self.over_tcp else "use it, or set allow_shared_memory_over_tcp = true"
         raise Refused(f"shared memory is for clients on the daemon's unix socket; {hint}")
+
+    def register(self, peer: str, name: str, key: str, offset: int, size: int) -> None:
+        """AlreadyExists, InvalidInput, Overloaded, Refused."""
+        regions = self.regions(peer)
+        self._regions = {client: each for client, each in self._regions.items() if len(each)}
+        if sum(map(len, self._regions.values())) >= _MOST_REGIONS:
+            raise Overloaded(f"{_MOST_REGIONS} regions of shared memory are registered; unregister some first")
+        regions.register(name, key, offset, size, identity.current(peer))
+        self._regions[identity.namespace(peer)] = regions
 
     def locate(self, peer: str) -> Locate:
         """Finds inputs of such a client."""

@@ -13,6 +13,7 @@ from edged.backend.contract import Signature
 from edged.control.controller import Controller
 from edged.control.plan import PlannedModel
 from edged.errors import InvalidInput, Unsupported
+from edged.ingress.access import identity
 from edged.ingress.inference import stateful, tensors
 from edged.ingress.inference.access import Access
 from edged.ingress.inference.bounds import Bounds
@@ -100,7 +101,8 @@ class Inference:
             work = TensorWork(inputs, _names(form), expires, said.priority, rows, alone=alone)
             return (await self._infer(planned, work, form, served.bounds, caller, write)).responses()
         model = served.model
-        async with self._sequences.turn((model.name, model.digest), said, kept.idle, expires) as turn:
+        key = (identity.namespace(caller.peer), model.name, model.digest)
+        async with self._sequences.turn(key, said, kept.idle, expires) as turn:
             folder = Path(model.entry.folder)
             more = stateful.filled(kept, served.signature, folder, said, inputs, turn.state)
             work = TensorWork((*inputs, *more), _names(form), expires, said.priority, rows, alone=alone)

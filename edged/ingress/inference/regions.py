@@ -1,8 +1,8 @@
 """System shared memory that clients registered, by name: tensors are read from it and written to it.
 
 A region is a part of a POSIX shared memory object, opened once by a name that cannot leave the folder, and never
-mapped: a client that cuts its object off spoils its own request and nothing else. The registry is the daemon's; a
-region is forgotten when it is unregistered, or when the daemon ends. What still uses it then keeps it open.
+mapped: a client that cuts its object off spoils its own request and nothing else. A region is its client's alone (see
+`access.py`), and is forgotten when it is unregistered or the daemon ends. What still uses it then keeps it open.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from edged import shared_layout
 from edged.errors import AlreadyExists, InvalidInput, NotFound, Overloaded
+from edged.ingress.access.identity import ANYONE, WRITE, Identity
 from edged.ingress.inference.parameters import Place
 from edged.ingress.shared_memory import fill, problem_of, why_unopened
 
@@ -25,10 +26,10 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 class Region:
     """A registered part of a shared memory object: `size` bytes from `offset`."""
 
-    def __init__(self, name: str, key: str, offset: int, size: int, folder: Path) -> None:
-        """InvalidInput where there is no such object, it may not be used, or it is smaller."""
+    def __init__(self, name: str, key: str, offset: int, size: int, folder: Path, client: Identity) -> None:
+        """InvalidInput if the object is missing or smaller, or if the client that registers it could not open it."""
         self.name, self.key, self.offset, self.size = name, key, offset, size
-        self._descriptor, self.is_writable = _opened(folder, key)
+        self._descriptor, self.is_writable = _opened(folder, key, client)
         weakref.finalize(self, os.close, self._descriptor)
         self.require(Place(name, 0, size), "")
 
@@ -61,7 +62,7 @@ class Region:
                 " make it larger"
             )
         if not self.is_writable:
-            raise InvalidInput(f"{tensor}: shared memory {self.name[:60]!r} may only be read by this daemon")
+            raise InvalidInput(f"{tensor}: shared memory {self.name[:60]!r} may only be read")
         self.require(place, tensor)  # writing behind the end would make the object longer
         done = 0
         while done < len(contents):
@@ -89,14 +90,18 @@ class RegionSource:
 
 
 class Regions:
-    """The registered regions of the daemon."""
+    """The regions that one client registered."""
 
     def __init__(self, folder: Path = shared_layout.FOLDER) -> None:
         self._folder = folder
         self._regions: dict[str, Region] = {}
 
-    def register(self, name: str, key: str, offset: int, size: int) -> None:
-        """AlreadyExists for a name that is taken; InvalidInput for what cannot be used; Overloaded for too many."""
+    def __len__(self) -> int:
+        return len(self._regions)
+
+    def register(self, name: str, key: str, offset: int, size: int, client: Identity = ANYONE) -> None:
+        """AlreadyExists for a name that is taken; InvalidInput for what cannot be used, or what the client could not
+        open itself; Overloaded for too many."""
         if not name:
             raise InvalidInput("the region of shared memory has no name; give it one")
         if name in self._regions:
@@ -107,7 +112,7 @@ class Regions:
             )
         if len(self._regions) >= _MOST_REGIONS:
             raise Overloaded(f"{_MOST_REGIONS} regions of shared memory are registered; unregister some first")
-        self._regions[name] = Region(name, key, offset, size, self._folder)
+        self._regions[name] = Region(name, key, offset, size, self._folder, client)
 
     def unregister(self, name: str) -> None:
         """Forgets a region, with an empty name all; one that is not there is forgotten already."""
@@ -140,7 +145,7 @@ class Regions:
         return region
 
 
-def _opened(folder: Path, key: str) -> tuple[int, bool]:
+def _opened(folder: Path, key: str, client: Identity) -> tuple[int, bool]:
     """The descriptor of an object, and whether it may be written."""
     name = key.removeprefix("/")
     if not name or "/" in name or "\0" in name or name in (".", "..") or len(os.fsencode(name)) > 255:
@@ -154,11 +159,12 @@ def _opened(folder: Path, key: str) -> tuple[int, bool]:
             raise _unopened(key, error) from None
     except OSError as error:
         raise _unopened(key, error) from None
-    problem = problem_of(os.fstat(descriptor))
+    status = os.fstat(descriptor)
+    problem = problem_of(status, client)
     if problem:
         os.close(descriptor)
         raise InvalidInput(f"shared memory {key[:80]!r} {problem}")
-    return descriptor, is_writable
+    return descriptor, is_writable and client.may(status, WRITE)
 
 
 def _unopened(key: str, error: OSError) -> InvalidInput:

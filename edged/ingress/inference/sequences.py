@@ -170,10 +170,11 @@ class Sequences:
         self._sweep: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
-    async def turn(self, model: Hashable, options: Options, idle: float, expires: float) -> AsyncIterator[Turn]:
-        """Waits for the requests of the same sequence that came before. InvalidInput for one of a sequence that was
+    async def turn(self, of: Hashable, options: Options, idle: float, expires: float) -> AsyncIterator[Turn]:
+        """Waits for the requests of the same sequence that came before. `of` is the client and its model: clients do
+        not reach each other's sequences. InvalidInput for one of a sequence that was
         not begun, Overloaded for too many sequences, DeadlineExceeded where its turn does not come in time."""
-        key = (model, options.sequence)
+        key = (of, options.sequence)
         sequence = self._book.arrive(key, options.starts, idle, time.monotonic())
         try:
             await sequence.line.enter(expires)

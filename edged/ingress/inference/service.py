@@ -10,7 +10,6 @@ from edged.ingress.inference.control import ControlHandlers
 from edged.ingress.inference.infer import Inference
 from edged.ingress.inference.inferring import InferHandlers
 from edged.ingress.inference.logs import LogHandlers
-from edged.ingress.inference.regions import Regions
 from edged.ingress.inference.shared_memory import SharedMemoryHandlers
 from edged.ingress.inference.statistics import StatisticsHandlers
 from edged.ingress.inference.trace import TraceHandlers
@@ -24,7 +23,7 @@ class InferenceService:
 
     def __init__(self, controller: Controller, tracing: Tracing, shared_memory_over_tcp: bool = False) -> None:
         self._controller, self._tracing = controller, tracing
-        self._access = Access(Regions(), shared_memory_over_tcp)
+        self._access = Access(over_tcp=shared_memory_over_tcp)
         self.inference = Inference(controller, tracing, self._access)
         self._inferring = InferHandlers(self.inference)
         self._logs = LogHandlers()

@@ -25,7 +25,7 @@ class SharedMemoryHandlers:
     async def status(
         self, request: pb.SystemSharedMemoryStatusRequest, context: Context
     ) -> pb.SystemSharedMemoryStatusResponse:
-        """One region, or with an empty name all. NotFound, Refused."""
+        """One region, or with an empty name all of the client's. NotFound, Refused."""
         response = pb.SystemSharedMemoryStatusResponse()
         for region in self._access.regions(context.peer).listed(request.name):
             told = response.regions[region.name]
@@ -36,14 +36,13 @@ class SharedMemoryHandlers:
         self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
         """AlreadyExists, InvalidInput, Overloaded, Refused."""
-        regions = self._access.regions(context.peer)
-        regions.register(request.name, request.key, request.offset, request.byte_size)
+        self._access.register(context.peer, request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def unregister(
         self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """One region, or with an empty name all; one that is not there is none to forget. Refused."""
+        """One region, or with an empty name all of the client's; a region that does not exist is no error. Refused."""
         self._access.regions(context.peer).unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 

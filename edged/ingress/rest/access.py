@@ -16,7 +16,7 @@ import msgspec
 
 from edged.errors import ClientLimited, EdgedError, Unauthenticated
 from edged.files import NOT_JSON
-from edged.ingress.access import policy
+from edged.ingress.access import identity, policy
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.guard import Guard
 from edged.ingress.rest.exchange import Answer, Ask, Headers, failed
@@ -72,6 +72,7 @@ class HttpGuard:
         """Does what is asked for, within the limits of who asks; written down where it is a command. Raises what
         `admit` and the work do, and ClientLimited."""
         who, guard, method = self.admit(route, ask), self._guard, METHODS[route.what]
+        identity.CURRENT.set(who)
         usage, size = guard.limits.usage(who.key, who.name, time.monotonic()), len(ask.body)
         guard.limits.request(usage, size, time.monotonic())
         began, outcome, message = time.perf_counter(), "CANCELLED", ""
