@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from types import SimpleNamespace
 from typing import Any, cast
 
 from edged.ingress.inference.inferring import InferHandlers
 from edged.ingress.inference.wire import Request
+from edged.ingress.rpc import Context
 from edged.proto import open_inference_pb2 as pb
 from tests.waiting import run
 
@@ -34,8 +34,7 @@ def test_every_request_that_was_read_is_answered_in_order_when_the_daemon_stops(
                 yield pb.ModelInferRequest(id=str(number)).SerializeToString()
 
         handlers = InferHandlers(cast(Any, inference))
-        context = SimpleNamespace(invocation_metadata=lambda: (), peer=lambda: "unix:")
-        stream = handlers.model_stream_infer(requests(), cast(Any, context))
+        stream = handlers.model_stream_infer(requests(), Context("unix:"))
         answered = asyncio.create_task(collect(stream))
         for _ in range(200):
             await asyncio.sleep(0)
@@ -57,8 +56,7 @@ def test_large_requests_are_read_no_further_ahead_than_their_bytes_allow() -> No
                 request = pb.ModelInferRequest(id=str(number), raw_input_contents=[bytes(24 << 20)])
                 yield request.SerializeToString()
 
-        context = SimpleNamespace(invocation_metadata=lambda: (), peer=lambda: "unix:")
-        stream = InferHandlers(cast(Any, inference)).model_stream_infer(requests(), cast(Any, context))
+        stream = InferHandlers(cast(Any, inference)).model_stream_infer(requests(), Context("unix:"))
         answered = asyncio.create_task(collect(stream))
         for _ in range(200):
             await asyncio.sleep(0)
