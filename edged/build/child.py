@@ -33,6 +33,7 @@ _CLOSED_SECONDS = 2.0  # in which a child that closed its channel ends
 _GONE_SECONDS = 10.0  # in which one that was killed has given back its memory
 _REST_SECONDS = 1.0  # in which what a dead child left in its pipes is read, should somebody else hold them open
 _NOISE_BYTES = 1 << 16  # of what a child prints; its end is what tells why it failed
+_CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for the log
 _WORKER = (sys.executable, "-m", "edged.build.worker")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -201,7 +202,8 @@ class _Child:
         return "killed" if self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM) else "crashed"
 
     def how_it_ended(self) -> str:
-        lines = [line for line in self._noise.decode(errors="replace").splitlines() if line.strip()]
+        said = self._noise.decode(errors="replace").partition(_CRASH)[0]
+        lines = [line for line in said.splitlines() if line.strip()]
         return _ending(self._process.returncode) + (f": {lines[-1].strip()[:300]}" if lines else "")
 
     def _hear(self, data: bytes) -> None:

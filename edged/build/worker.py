@@ -7,6 +7,7 @@ descriptor 1 is pointed at standard error before any runtime is imported.
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
 import sys
 import time
@@ -30,6 +31,7 @@ def main() -> int:
     Exit status 0 after an answer on the channel, 3 after a failure; anything else is a crash."""
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     parent, memory_mb, disk_mb = (int(word) for word in sys.argv[1:])
     if not process.die_with_parent(parent):
         return 1

@@ -49,7 +49,7 @@ def serve(
 
     activation = Activation.take(os.environ, os.getpid())
     logs.start()
-    faulthandler.enable()  # a watchdog's SIGABRT leaves in the log where every thread was
+    faulthandler.enable()  # a crash or a watchdog's SIGABRT leaves in the log where every thread was
     file = config or paths.default_config()
     environment = dict(os.environ)
     options = _options(listen or [], state, cache, model or [])

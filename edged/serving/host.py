@@ -6,6 +6,7 @@ next picture is decoded while the current one runs; and a slow model never holds
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import os
 import queue
@@ -228,6 +229,7 @@ def serve(backend_name: str, inbox: str, outbox: str, arena: int) -> None:
 def main() -> None:
     """`python -m edged.serving.host PARENT_PID BACKEND INBOX OUTBOX ARENA_FD MEMORY_MB`"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which stops its hosts
+    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     parent, backend, inbox, outbox, arena, memory_mb = sys.argv[1:]
     if not process.die_with_parent(int(parent)):
         shutil.rmtree(os.path.dirname(inbox.removeprefix("ipc://")), ignore_errors=True)

@@ -5,6 +5,7 @@ A process of its own, so that the daemon neither pays for the library nor goes d
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which ends its children
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print what they like
+    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     if not process.die_with_parent(int(sys.argv[1])):
         return 1
     # Matrices of 8x8 are slower with several threads, which wait by spinning.

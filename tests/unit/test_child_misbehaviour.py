@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -315,6 +316,16 @@ def test_nothing_that_a_child_started_stays(
         await until(lambda: not any(is_running(pid) for pid in noted(path)), "the end of the family", seconds=10)
 
     run(work())
+
+
+def test_child_crash_leaves_traceback_in_log_and_its_last_words_in_error(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "edged")
+    command = [sys.executable, "-c", f"{_BEGIN}tasks.do = lambda *job: (os.write(2, b'last words\\n'), crash())\n"]
+    command[2] += "def crash(): os.kill(os.getpid(), signal.SIGSEGV)\nworker.run()"
+    assert failure(command).endswith("was killed by SIGSEGV: last words")
+    told = [record.getMessage() for record in caplog.records]
+    assert "Fatal Python error: Segmentation fault" in told
+    assert any(line.endswith("in crash") for line in told)
 
 
 @pytest.mark.parametrize("end", ["os._exit(5)", "os.kill(os.getpid(), signal.SIGSEGV)"])

@@ -271,6 +271,15 @@ def test_a_host_that_hangs_is_killed_and_what_waited_behind_is_done_by_the_next_
     with_box(work, HostLimits(arena_mb=4, job_seconds=1))
 
 
+def test_host_crash_leaves_traceback_in_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(box: Box) -> None:
+        link = await box.host()
+        os.kill(link.pid, signal.SIGSEGV)
+        await until(lambda: "Fatal Python error: Segmentation fault" in caplog.messages, "the traceback")
+
+    with_box(work)
+
+
 def test_who_was_at_work_in_a_host_is_known_when_it_is_lost() -> None:
     async def work(box: Box) -> None:
         link = await box.host()
