@@ -20,6 +20,7 @@ _NOT_JUDGED = ("element", "top1")
 _SLOWER = 1.5  # times the baseline, when it was measured last
 # What an engine that serves or could is called.
 _GOOD = ("serving", "ready")
+_MAKING = ("queued", "building", "verifying")
 _REMEDIES = {
     "rejected": "see: edged engines show {key}; loosen verify.* where that is meant, or leave the precision out",
     "quarantined": "edged engines rebuild --engine {key}, once the reason is gone",
@@ -27,7 +28,7 @@ _REMEDIES = {
     "unsuitable": "change the model's settings, or leave that backend out: backends=…",
     "stale": "none is needed: it gives way when room is; or: edged engines evict --engine {key}",
     "evicted": "edged engines rebuild --engine {key}, or raise engines.budget_mb",
-    "absent": "start the daemon, which builds it; or: edged engines rebuild --engine {key}",
+    "absent": "start the daemon, which builds it",
 }
 
 
@@ -38,15 +39,20 @@ class Baseline(msgspec.Struct, frozen=True):
     last_ms: float | None = None
 
 
-def standing(model: str, engines: Collection[EngineInfo]) -> Iterator[Check]:
-    """Judges whether each engine that the model should have is there; those that are not, a line each and why."""
+def standing(model: str, engines: Collection[EngineInfo], *, by_daemon: bool) -> Iterator[Check]:
+    """Judges whether each engine that the model should have is there; those that are not, a line each and why.
+
+    `by_daemon`: a daemon that answers says so, which makes what is missing when it is its turn.
+    """
     built = [engine for engine in engines if not _is_reference(engine)]
     good = [engine for engine in built if engine.state in _GOOD]
+    coming = [e for e in built if e.state in _MAKING or (by_daemon and e.state == "absent" and not e.reason)]
     for engine in built:
-        if engine.state in _GOOD or engine.state in ("queued", "building", "verifying"):
+        if engine in good or engine in coming:
             continue
         why = f": {engine.reason}" if engine.reason else ""
-        remedy = _REMEDIES.get(engine.state, "see: edged engines show {key}").format(key=engine.key[:12])
+        remedies = _REMEDIES | ({"absent": "edged engines rebuild --engine {key}"} if by_daemon else {})
+        remedy = remedies.get(engine.state, "see: edged engines show {key}").format(key=engine.key[:12])
         said = f"{_named(engine)} is {engine.state}{why}"
         if engine.state in ("stale", "absent", "evicted") and good:
             yield ok(Name.ENGINE, f"{said}; another engine is there", model)
@@ -58,11 +64,16 @@ def standing(model: str, engines: Collection[EngineInfo]) -> Iterator[Check]:
     elif not built:
         said = "no engine can be made here, so it is served unoptimised"
         yield warning(Name.ENGINE, said, "see its settings backends and precisions, and what edged device shows", model)
+    elif coming:
+        said = (
+            f"no engine of it is ready yet, so it is served unoptimised; {len(coming)} are made or wait for their turn"
+        )
+        yield unknown(Name.ENGINE, said, model, "wait; see: edged engines list")
     else:
         yield warning(
             Name.ENGINE,
             "no engine of it is ready, so it is served unoptimised",
-            "let the daemon build it; see: edged engines list",
+            "edged engines rebuild, once what is said above is gone; see: edged engines list",
             model,
         )
 

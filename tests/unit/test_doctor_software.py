@@ -321,11 +321,24 @@ REFERENCE = engine(level="none", latency_ms=10.0)
         ),
         ([engine("rejected", reason="cosine 0.5 is below 0.9")], "is rejected: cosine 0.5 is below 0.9"),
         ([engine("quarantined", reason="failed 4 times")], "is quarantined: failed 4 times"),
-        ([engine("building")], "warning m: no engine of it is ready"),
+        ([engine("failed")], "warning m: no engine of it is ready"),
     ],
 )
 def test_engines(found: list[EngineInfo], expected: str) -> None:
-    assert expected in said(engines.standing("m", found))
+    assert expected in said(engines.standing("m", found, by_daemon=False))
+
+
+@pytest.mark.parametrize("state", ["absent", "queued", "building", "verifying"])
+def test_engines_that_a_daemon_is_about_to_make_are_no_warning(state: str) -> None:
+    (alone,) = engines.standing("m", [REFERENCE, engine(state)], by_daemon=True)
+    assert alone.result is Result.UNKNOWN
+    (other,) = engines.standing("m", [REFERENCE, engine("serving", "basic"), engine(state)], by_daemon=True)
+    assert other.result is Result.OK
+
+
+def test_engines_that_a_daemon_makes_by_command_alone_name_the_command() -> None:
+    first, *_ = engines.standing("m", [REFERENCE, engine("absent", reason="by command")], by_daemon=True)
+    assert (first.result, first.remedy) == (Result.WARNING, "edged engines rebuild --engine absentall000")
 
 
 def test_nodes_that_run_elsewhere_are_named() -> None:
