@@ -11,11 +11,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path as File
 from typing import TypeAlias
 
-from edged import places
+from edged import packages, places
 from edged.config import Config
 from edged.config.keys import Path
 from edged.errors import EdgedError
@@ -39,8 +38,8 @@ def preflight(config: Config) -> Iterator[Finding]:
     yield from _models(config)
     yield from _listeners(config)
     yield from _access(config)
-    if config.http.listen and find_spec("uvicorn") is None:
-        yield ("http", "listen"), "HTTP needs uvicorn, which is not installed: pip install 'edged[http]'"
+    if config.http.listen and not packages.is_installed("uvicorn"):
+        yield ("http", "listen"), f"HTTP needs uvicorn, which is not installed: {packages.install_extra('http')}"
 
 
 def _folders(config: Config) -> Iterator[Finding]:

@@ -78,7 +78,9 @@ echo "${model:-Jetson}: JetPack $jetpack (L4T $l4t), Python $python"
 run "/usr/bin/python$python" -m venv --system-site-packages "$PREFIX"
 run "$PREFIX/bin/python" -m pip install --quiet --upgrade 'pip>=25'
 # How TensorRT's engines reach the GPU, for the release of CUDA that the driver is of.
-run "$PREFIX/bin/python" -m pip install --quiet "$source[cuda]" "cuda-bindings$cuda"
+run "$PREFIX/bin/python" -m pip install --quiet "$source[cuda,media,mqtt,http,tracking]" "cuda-bindings$cuda"
+# Its dependencies would bring an OpenCV that needs a display.
+run "$PREFIX/bin/python" -m pip install --quiet --no-deps 'trackers>=2.6,<3'
 run ln -sf "$PREFIX/bin/edged" /usr/local/bin/edged
 # The service's user, a member of the groups whose the GPU's nodes are, and the folder of its sockets.
 for kind in sysusers tmpfiles; do

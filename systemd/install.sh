@@ -6,12 +6,12 @@
 #   DESTDIR  a tree that stands for the box's root; nothing outside it is touched, and no service is told
 #   PYTHON   the interpreter that the environment is made with: python3, 3.10 or newer
 #   WHEELS   a folder of wheels, edged's among them, to install from without any network
-#   EXTRAS   what to install beside the runtimes that every box gets: openvino,http
+#   EXTRAS   what to install beside the runtime that every box gets: openvino,media,mqtt,http,tracking
 #   PURGE    1: uninstall removes models, engines, configuration and the user as well
 set -eu
 
 PREFIX=${PREFIX:-/usr} APP=${APP:-/opt/edged} DESTDIR=${DESTDIR:-} PYTHON=${PYTHON:-python3}
-WHEELS=${WHEELS:-} EXTRAS=${EXTRAS-openvino,http} PURGE=${PURGE:-}
+WHEELS=${WHEELS:-} EXTRAS=${EXTRAS-openvino,media,mqtt,http,tracking} PURGE=${PURGE:-}
 here=$(dirname "$(realpath "$0")")
 units=$PREFIX/lib/systemd/system
 all="edged.service edged.socket edged-operate.socket edged-refresh.service edged-refresh.path"
@@ -60,6 +60,11 @@ make_environment() {
 
 install_package() {
     pip="$DESTDIR$APP/bin/python -m pip --disable-pip-version-check --quiet install --no-compile"
+    # The library that follows objects requires an OpenCV that needs a display; ours must stay, so it comes without.
+    case ,$EXTRAS, in
+        *,tracking,*) trackers='trackers>=2.6,<3' ;;
+        *) trackers= ;;
+    esac
     [ -z "$EXTRAS" ] || EXTRAS="[$EXTRAS]"
     if [ -n "$WHEELS" ]; then
         [ -d "$WHEELS" ] || fail "there is no folder WHEELS=$WHEELS"
@@ -67,10 +72,12 @@ install_package() {
         $pip --no-index --find-links "$WHEELS" "edged$EXTRAS"
         # The same version may have other contents.
         # shellcheck disable=SC2086
-        $pip --no-index --find-links "$WHEELS" --no-deps --force-reinstall edged
+        $pip --no-index --find-links "$WHEELS" --no-deps --force-reinstall edged $trackers
     else
         # shellcheck disable=SC2086
         $pip --constraint "$here/../constraints.txt" "$here/..$EXTRAS"
+        # shellcheck disable=SC2086
+        [ -z "$trackers" ] || $pip --constraint "$here/../constraints.txt" --no-deps $trackers
     fi
 }
 

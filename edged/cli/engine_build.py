@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from edged import packages
 from edged.cli import common, folders
 from edged.decoding import ready
 from edged.errors import EdgedError, InvalidInput
@@ -56,7 +57,7 @@ def build(
 
     box = folders.box(state, cache)
     if ahead.BACKEND not in box.present():
-        raise InvalidInput("TensorRT for RTX is not installed here: pip install 'edged[tensorrt-rtx]'")
+        raise InvalidInput(f"TensorRT for RTX is not installed here: {packages.install_extra('tensorrt-rtx')}")
     on = _target(target, box)
     found = box.model(model, setting or [])
     wanted = ahead.engines(found, on, tuple(precision or ()))

@@ -151,18 +151,23 @@ def _sinks(
 
 
 def _follow(results: Stream, source: Source, meter: Meter, sinks: Sinks, json: bool) -> None:
-    """To the end of the stream, however it ends; the summary is always printed."""
+    """To the end of the stream, however it ends. The summary is printed unless the daemon refused the stream."""
     redraws = common.out.is_terminal and not common.out.is_dumb_terminal
     display = _nothing() if json else _live_line(meter) if redraws else _plain_lines(meter)
+    is_refused = False
     try:
         with display as show:
             for result in results:
                 meter.on_result(result)
                 sinks.on_result(result)
                 show(result)
+    except EdgedError:
+        is_refused = not (results.ledger.answered or results.ledger.failed)
+        raise
     finally:
-        # Standard output is for results alone where a program reads it.
-        (common.err if json else common.out).print(meter.summary(results.ledger, source), soft_wrap=True)
+        if not is_refused:
+            # Standard output is for results alone where a program reads it.
+            (common.err if json else common.out).print(meter.summary(results.ledger, source), soft_wrap=True)
 
 
 @contextlib.contextmanager

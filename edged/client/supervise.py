@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edged import packages
 from edged.errors import Unsupported
 from edged.vision import masks
 
@@ -23,7 +24,7 @@ def to_supervision(result: Result) -> Any:
     try:
         supervision: Any = importlib.import_module("supervision")
     except ImportError:
-        raise Unsupported("supervision is not installed; install it with: pip install supervision") from None
+        raise Unsupported(f"supervision is not installed; install it: {packages.install('supervision')}") from None
     found = result.boxes()
     data: dict[str, Any] = {_CLASS_NAMES: np.array([d.label for d in result.detections], dtype=str)}
     if found.corners is not None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import msgspec
 
+from edged import packages
 from edged.build import jobs
 from edged.build.child import Limits, run
 from edged.doctor.check import Check, Name, ok, unknown, wrong
@@ -26,7 +25,7 @@ class Extra(msgspec.Struct, frozen=True):
     @property
     def missing(self) -> tuple[str, ...]:
         """The modules whose packages are not installed. Nothing is imported."""
-        return tuple(module for module in self.modules if not _is_installed(module.partition(".")[0]))
+        return tuple(module for module in self.modules if not packages.is_installed(module))
 
 
 EXTRAS = (
@@ -46,10 +45,11 @@ def judge(extra: Extra, refusal: str | None) -> Check:
     """Judges one: `refusal` is why it does not load, empty where it does, None where it was not tried."""
     if refusal is None:
         said = f"not installed; it is for {extra.purpose}"
-        return unknown(Name.EXTRA, said, extra.name, _remedy(extra))
+        return unknown(Name.EXTRA, said, extra.name, packages.install_extra(extra.name))
     if refusal:
         said = f"it is installed and does not load, which {extra.purpose} need: {refusal}"
-        return wrong(Name.EXTRA, said, f"pip install --force-reinstall {', '.join(_packages(extra))}", extra.name)
+        again = packages.install(*_packages(extra), option="--force-reinstall")
+        return wrong(Name.EXTRA, said, again, extra.name)
     return ok(Name.EXTRA, f"it loads; it is for {extra.purpose}", extra.name)
 
 
@@ -66,17 +66,5 @@ def _step(extra: Extra) -> Step:
     return Step(Name.EXTRA, extra.name, ask, _SECONDS, is_heavy=not extra.missing)
 
 
-def _remedy(extra: Extra) -> str:
-    wanted = f"pip install 'edged[{extra.name}]'"
-    return f"{wanted}, then pip install --no-deps trackers" if "trackers" in extra.modules else wanted
-
-
 def _packages(extra: Extra) -> tuple[str, ...]:
     return tuple("paho-mqtt" if module.startswith("paho") else module.partition(".")[0] for module in extra.modules)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False

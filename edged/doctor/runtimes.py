@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from edged import packages
 from edged.backend import registry
 from edged.build import jobs
 from edged.build.child import Limits, run
@@ -18,7 +19,6 @@ _CPU = "CPUExecutionProvider"
 _DEVICE_OF = {"CUDAExecutionProvider": "gpu."}
 _SECONDS = 90.0
 _TRIAL = Limits(seconds=_SECONDS, memory_mb=4096)
-_REINSTALL = "pip install --force-reinstall"
 
 
 class Runtimes:
@@ -75,14 +75,14 @@ def judge(backend: str, packaged: str, loaded: jobs.LoadedRuntime) -> Iterator[C
         yield wrong(
             Name.RUNTIME,
             f"it is {loaded.version} when it is loaded and {packaged} as it is installed: two of them are mixed up",
-            f"uninstall every package of it, then install one: {_REINSTALL} {backend}",
+            f"uninstall every package of it, then install one: {_reinstall(backend)}",
             backend,
         )
     else:
         yield ok(Name.RUNTIME, f"{loaded.version} loads", backend)
     if not loaded.opset or not loaded.ir_version:
         said = "it takes not even a model of one node of opset 13"
-        yield wrong(Name.OPSET, said, f"{_REINSTALL} {backend}", backend)
+        yield wrong(Name.OPSET, said, _reinstall(backend), backend)
     else:
         taken = [_up_to(what, most) for what, most in (("opset", loaded.opset), ("IR version", loaded.ir_version))]
         yield ok(Name.OPSET, f"it takes {' and '.join(taken)}", backend)
@@ -99,7 +99,8 @@ def judge_packages(facts: Mapping[str, str]) -> Iterator[Check]:
     found = sorted(name for name in _PACKAGES if f"runtime.{name}" in facts)
     plain_names = ", ".join(name.replace("_", "-") for name in found)
     if len(found) > 1:
-        remedy = f"pip uninstall {plain_names.replace(',', '')}, then pip install the one that is wanted"
+        names = plain_names.split(", ")
+        remedy = f"{packages.uninstall(*names)}, then install the one that is wanted: {packages.install(names[-1])}"
         yield warning(Name.RUNTIME, f"{plain_names} are all installed and hold one module", remedy, "packages")
     has_card = any(fact.startswith("gpu.") for fact in facts)
     if found == [_REFERENCE] and has_card:
@@ -110,7 +111,7 @@ def judge_packages(facts: Mapping[str, str]) -> Iterator[Check]:
 def broken(backend: str, packaged: str | None, reason: str, facts: Mapping[str, str]) -> Check:
     """Judges a runtime that cannot be imported; a spare one hurts less than the one that every engine needs."""
     what = f"{packaged} is installed and does not load" if packaged else "it is not installed"
-    remedy = f"{_REINSTALL} {backend}" if packaged else f"pip install {backend}"
+    remedy = _reinstall(backend) if packaged else packages.install(backend)
     if backend == _REFERENCE:
         return wrong(Name.RUNTIME, f"{what}, and nothing can be served without it: {reason}", remedy, backend)
     if backend not in registry.installed(facts):
@@ -123,7 +124,8 @@ def judge_provider(provider: str, refusal: str, facts: Mapping[str, str]) -> Che
     if not refusal:
         return ok(Name.PROVIDER, "a session of one node runs on it", provider)
     said = f"ONNX Runtime lists it and cannot use it: {refusal}"
-    remedy = "install what is missing; for CUDA: pip install 'onnxruntime-gpu[cuda,cudnn]' and the NVIDIA driver"
+    cuda = packages.install("onnxruntime-gpu[cuda,cudnn]")
+    remedy = f"install what is missing; for CUDA: {cuda}, and the NVIDIA driver"
     if provider == _CPU or any(fact.startswith(_DEVICE_OF.get(provider, "?")) for fact in facts):
         return wrong(Name.PROVIDER, said, remedy, provider)
     return warning(Name.PROVIDER, f"{said}; models run without it", remedy, provider)
@@ -159,3 +161,7 @@ def _lowest(loaded: Mapping[str, jobs.LoadedRuntime]) -> int:
 
 def _up_to(what: str, most: int) -> str:
     return f"any {what}" if most == jobs.LoadedRuntime.ANY else f"{what} up to {most}"
+
+
+def _reinstall(package: str) -> str:
+    return packages.install(package, option="--force-reinstall")

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from functools import partial
 
 from edged.control.controller import Controller
-from edged.errors import EdgedError, NotFound
+from edged.errors import EdgedError, Refused
 from edged.ingress.access import identity
 from edged.ingress.access.identity import Identify, anyone
-from edged.ingress.frames import options_of, work_of
+from edged.ingress.frames import options_of, require_pictures, work_of
 from edged.ingress.publisher import Publisher
 from edged.ingress.result_json import Echo, delivered
 from edged.ingress.results import Tag, report_of, result_of
@@ -60,6 +60,7 @@ class CameraService:
         whose shared memory it may lie in."""
         received_ns = time.time_ns()
         slot = self._controller.slot(frame.model)
+        require_pictures(self._controller, slot.model)
         work = work_of(frame, self._controller, slot.model, seconds, must_answer=True, client=client)
         slot.push(work)
         try:
@@ -95,8 +96,9 @@ class CameraService:
             segments.close()
 
     async def _read(self, frames: AsyncIterator[pb.Frame], stream: Stream[Tag], segments: Segments) -> None:
-        """Feeds the stream. A first frame for a model that does not exist ends the call; later ones are answered so.
-        What the stream itself refuses, such as one camera too many, ends it too."""
+        """Feeds the stream. A first frame ends the call if its model does not exist or takes no picture, or if it asks
+        for tracking that is not installed; later frames are answered with that error. What the stream itself refuses,
+        such as one camera too many, ends it too."""
         failure: BaseException | None = None
         first = True
         try:
@@ -114,14 +116,19 @@ class CameraService:
         tag = Tag(frame, frame.model)
         options: StreamOptions | None = None
         place: Slot | EdgedError
+        is_senseless = True  # no frame of it could be answered
         try:
             slot = self._controller.slot(frame.model)
             tag.model = slot.model
+            require_pictures(self._controller, slot.model)
+            if frame.options.track and self._tracking is not None and self._tracking.missing:
+                raise Refused(f"objects cannot be followed: {self._tracking.missing}")
+            is_senseless = False
             options = options_of(frame)
             work = work_of(frame, self._controller, slot.model, segments=segments)
             place = slot
         except EdgedError as error:
-            if first and isinstance(error, NotFound):
+            if first and is_senseless:
                 raise
             work, place = FrameWork(b""), error.with_traceback(None)  # which would keep the picture
         stream.put(

@@ -52,6 +52,14 @@ def work_of(
     )
 
 
+def require_pictures(controller: Controller, model: str) -> None:
+    """InvalidInput if the model is read and takes tensors only: each of its frames would be answered so."""
+    answering = controller.find(model).answering
+    if answering is not None and answering.recognition.preprocess is None:
+        why = answering.recognition.picture
+        raise InvalidInput(f"model {model!r} takes no picture ({why}); send tensors instead")
+
+
 def options_of(frame: pb.Frame) -> StreamOptions | None:
     """How the camera's frames are to be treated from this one on; None where the frame does not say."""
     if not frame.HasField("options"):

@@ -29,7 +29,13 @@ Tag = TypeVar("Tag")
 
 
 class Follows(Protocol):
-    """Gives detections ids that follow them from frame to frame: see `edged.serving.tracking`."""
+    """Gives detections ids that follow them from frame to frame: see `edged.serving.tracking`.
+
+    `missing`: why this box cannot do that at all, and what to install; empty if it can.
+    """
+
+    @property
+    def missing(self) -> str: ...
 
     def follow(self, camera: Hashable, captured: float, found: bytes) -> asyncio.Future[tuple[int, ...]]: ...
 

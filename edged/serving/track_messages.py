@@ -9,6 +9,8 @@ import struct
 
 import msgspec
 
+from edged import packages
+
 HEADER = struct.Struct("<I")
 LARGEST = 16 << 20
 """Bytes of a message: hundreds of thousands of detections."""
@@ -66,3 +68,8 @@ _encoder = msgspec.msgpack.Encoder()
 def pack(message: ToTracker | FromTracker) -> bytes:
     payload = _encoder.encode(message)
     return HEADER.pack(len(payload)) + payload
+
+
+def not_installed(module: str) -> str:
+    """What is wrong if one of the tracker's libraries is missing, and what to do."""
+    return f"tracking needs a library that is not installed ({module}): {packages.install_extra('tracking')}"

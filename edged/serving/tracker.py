@@ -11,14 +11,12 @@ import signal
 import sys
 from typing import TYPE_CHECKING, BinaryIO
 
-from edged import process
+from edged import packages, process
 
 if TYPE_CHECKING:
     from edged.serving.track_messages import Follow, Followed, FromTracker, NotFollowed, ToTracker
     from edged.serving.tracks import Tracker
 
-# In two steps: by its dependencies the library brings an OpenCV that needs a display and overwrites the one without.
-INSTALL = "pip install 'edged[tracking]' && pip install --no-deps 'trackers>=2.6'"
 _OURS = ("trackers", "supervision", "scipy")
 
 
@@ -99,9 +97,12 @@ def _read(pipe: BinaryIO) -> bytes | None:
 
 
 def _missing(error: ImportError) -> str:
+    from edged.serving import track_messages as m
+
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OURS:
-        return f"tracking needs a library that is not installed ({error.name}): {INSTALL}"
-    return f"tracking's library cannot be imported ({' '.join(str(error).split())[:300]}): {INSTALL}"
+        return m.not_installed(str(error.name))
+    said = " ".join(str(error).split())[:300]
+    return f"tracking's library cannot be imported ({said}): {packages.install_extra('tracking')}"
 
 
 if __name__ == "__main__":

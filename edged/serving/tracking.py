@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Hashable
 
+from edged import packages
 from edged.serving import track_messages as m
 from edged.serving.tracker_process import Camera, Garbled, Ids, Question, TrackerProcess
 
@@ -46,11 +47,18 @@ class Tracking:
         self._not_before = 0.0
         self._blamed: Camera | None = None  # whose frame the problem is about
         self._closed = False
+        self._unfit = ""  # why the last process could not work at all
 
     @property
     def pid(self) -> int:
         """Of the tracker's process; 0 while there is none."""
         return self._child.pid if self._child is not None else 0
+
+    @property
+    def missing(self) -> str:
+        """One line why no object can be followed on this box, and what to install; empty if it can be tried."""
+        name = next((name for name in ("trackers", "supervision") if not packages.is_installed(name)), "")
+        return m.not_installed(name) if name else self._unfit if time.monotonic() < self._not_before else ""
 
     def follow(self, camera: Hashable, captured: float, found: bytes) -> asyncio.Future[Ids]:
         """Ids of the detections (`Detections.pack`) of one frame, in their order; -1 for those without one.
@@ -161,6 +169,7 @@ class Tracking:
         status = await child.gone()
         if time.monotonic() - child.started > _PROVEN_SECONDS:
             self._failures = 0
+        self._unfit = child.unfit
         if child.unfit:
             self._pause(child.unfit, _LONGEST_PAUSE)
         elif child.ended != _IDLE and not self._closed:

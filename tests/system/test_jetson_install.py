@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+EXTRAS = r"\[cuda\,media\,mqtt\,http\,tracking\]"
 HOUSE = Path(__file__).parents[2]
 SCRIPT = HOUSE / "jetson" / "install.sh"
 BOXES = HOUSE / "tests" / "fixtures" / "devices"
@@ -61,7 +62,8 @@ def test_what_is_done_on_a_jetson(box: str) -> None:
     assert commands == [
         f"/usr/bin/python{python} -m venv --system-site-packages /opt/edged",
         r"/opt/edged/bin/python -m pip install --quiet --upgrade pip\>=25",
-        f"/opt/edged/bin/python -m pip install --quiet {HOUSE}\\[cuda\\] cuda-bindings{bindings}",
+        f"/opt/edged/bin/python -m pip install --quiet {HOUSE}{EXTRAS} cuda-bindings{bindings}",
+        r"/opt/edged/bin/python -m pip install --quiet --no-deps trackers\>=2.6\,\<3",
         "ln -sf /opt/edged/bin/edged /usr/local/bin/edged",
         f"install -D -m 0644 {HOUSE}/systemd/sysusers.d/edged.conf /usr/lib/sysusers.d/edged.conf",
         f"install -D -m 0644 {HOUSE}/systemd/tmpfiles.d/edged.conf /usr/lib/tmpfiles.d/edged.conf",
@@ -102,7 +104,7 @@ def test_a_release_that_nobody_knows_goes_on_with_a_note_and_nonsense_does_not(t
     box = copy("jetson-agx-thor-jp71", tmp_path)
     commands, said = plan(release(box, "# R40 (release), REVISION: 1.0, GCID: 1\n"))
     assert "does not know L4T 40.1.0" in said
-    assert len(commands) == 15
+    assert len(commands) == 16
     (box / "etc/nv_tegra_release").unlink()
     dpkg = box / "var/lib/dpkg/status"
     dpkg.write_text("Package: nvidia-l4t-core\nStatus: install ok installed\nVersion: unknown\n")
@@ -132,7 +134,7 @@ def test_a_wheel_is_installed_instead_of_the_checkout(tmp_path: Path) -> None:
     wheel = tmp_path / "edged 1.whl"
     wheel.touch()
     done = install("--dry-run", "--root", str(BOXES / "jetson-orin-nano"), "--from", str(wheel))
-    assert f"pip install --quiet {tmp_path}/edged\\ 1.whl\\[cuda\\] cuda-bindings" in done.stdout
+    assert f"pip install --quiet {tmp_path}/edged\\ 1.whl\\[cuda\\,media" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -118,3 +118,25 @@ def test_what_cannot_be_done_is_one_line(tree: Tree, settings: dict[str, str], w
     assert len(said) == 1
     assert words in said[0]
     assert (tree.root / "taken/file").exists()
+
+
+# Stands for PYTHON and for the interpreter of the environment that it makes; writes down what pip is asked for.
+_PYTHON = """#!/bin/sh
+case "$*" in
+    -c*) echo '(3, 12)' ;;
+    *' venv '*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; touch "$last/pyvenv.cfg" ;;
+    *' pip '*) echo "$*" >>"$ASKED" ;;
+esac
+"""
+
+
+def test_install_by_default_brings_what_cameras_brokers_browsers_and_tracking_need(tmp_path: Path) -> None:
+    python, asked = tmp_path / "python3", tmp_path / "asked"
+    python.write_text(_PYTHON)
+    python.chmod(0o755)
+    settings = {"PYTHON": str(python), "DESTDIR": str(tmp_path / "root"), "ASKED": str(asked)}
+    script = str(CHECKOUT / "systemd" / "install.sh")
+    subprocess.run(["sh", script, "install"], env=os.environ | settings, check=True, timeout=60)
+    package, trackers = asked.read_text().splitlines()
+    assert package.endswith("[openvino,media,mqtt,http,tracking]")
+    assert trackers.endswith("--no-deps trackers>=2.6,<3")

@@ -10,7 +10,7 @@ from types import SimpleNamespace, TracebackType
 
 import pytest
 
-from edged.errors import InvalidInput, NotFound, Overloaded
+from edged.errors import InvalidInput, NotFound, Overloaded, Refused
 from edged.ingress import cameras
 from edged.ingress.cameras import CameraService
 from edged.ingress.rpc import Context
@@ -29,11 +29,12 @@ CONTEXT = Context("unix:")
 class Room:
     """A service of one model, `m`, whose engine answers when told."""
 
-    def __init__(self) -> None:
+    def __init__(self, answering: object = None, tracking: object = None) -> None:
         self.slot, self.link, self.cameras = Slot("m"), FakeLink(), Cameras()
         self.slot.install(self.link.session())
-        controller = SimpleNamespace(slot=self._slot, find=lambda name: SimpleNamespace(model=None))
-        self.service = CameraService(controller, self.cameras)  # type: ignore[arg-type]
+        planned = SimpleNamespace(model=None, answering=answering)
+        controller = SimpleNamespace(slot=self._slot, find=lambda name: planned)
+        self.service = CameraService(controller, self.cameras, tracking)  # type: ignore[arg-type]
 
     def _slot(self, name: str) -> Slot:
         if name != "m":
@@ -74,6 +75,31 @@ def kept() -> list[str]:
     traces = [each for each in gc.get_objects() if isinstance(each, TracebackType)]
     codes = [trace.tb_frame.f_code for trace in traces]
     return [code.co_name for code in codes if code.co_filename == cameras.__file__]
+
+
+def test_detect_model_without_pictures_ends_the_call() -> None:
+    answering = SimpleNamespace(recognition=SimpleNamespace(preprocess=None, picture="none is 4-D"))
+    room = Room(answering)
+    with pytest.raises(InvalidInput):
+        run(room.detect(sent(pb.Frame(model="m", encoded=_PICTURE))))
+    with pytest.raises(InvalidInput):
+        run(room.service.answer(pb.Frame(model="m", encoded=_PICTURE)))
+    assert not room.link.jobs
+
+
+def test_detect_tracking_without_its_library_ends_the_call() -> None:
+    room = Room(tracking=SimpleNamespace(missing="it is not installed"))
+    frame = pb.Frame(model="m", encoded=_PICTURE, options=pb.StreamOptions(mode=pb.StreamOptions.FRESHEST, track=True))
+    with pytest.raises(Refused):
+        run(room.detect(sent(frame)))
+    assert not room.link.jobs
+
+
+def test_detect_tracking_without_its_library_later_answers_that_frame_so() -> None:
+    room = Room(tracking=SimpleNamespace(missing="it is not installed"))
+    frame = pb.Frame(model="m", encoded=_PICTURE, options=pb.StreamOptions(mode=pb.StreamOptions.FRESHEST, track=True))
+    results = run(room.detect(sent(pb.Frame(model="m", encoded=_PICTURE), frame)))
+    assert [bool(result.error.message) for result in results] == [False, True]
 
 
 def test_one_camera_too_many_ends_the_call_once_the_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_labels_stay_small_whatever_the_class_id(client: Client) -> None:
 
 def test_supervision_missing_is_one_line(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "supervision", None)
-    with pytest.raises(Unsupported, match="pip install supervision"):
+    with pytest.raises(Unsupported, match="-m pip install supervision"):
         client.infer("shapes", b"x").supervision()
 
 

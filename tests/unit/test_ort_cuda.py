@@ -52,7 +52,7 @@ def test_without_the_provider_there_is_no_session_on_the_cpu_instead(tmp_path: P
             "Failed to load library libonnxruntime_providers_cuda.so with error: libcudnn.so.9: cannot open shared"
             " object file: No such file or directory",
             Unsuitable,
-            "ONNX Runtime cannot use cuda:0: libcudnn.so.9 is missing; install CUDA and cuDNN: pip install",
+            "ONNX Runtime cannot use cuda:0: libcudnn.so.9 is missing; install CUDA and cuDNN: ",
         ),
         (
             "with error: libcuda.so.1: cannot open shared object file: No such file or directory",

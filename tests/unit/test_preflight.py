@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged import preflight as module
+from edged import packages
 from edged.config import Config
 from edged.preflight import preflight
 from tests.certificates import Authority
@@ -112,9 +112,9 @@ def test_certificates_are_read_and_an_address_of_other_machines_is_fine_with_the
 
 
 def test_http_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "is_installed", lambda name: False)
     assert found({"http": {"listen": "localhost:1"}}) == {
-        "http.listen": "HTTP needs uvicorn, which is not installed: pip install 'edged[http]'"
+        "http.listen": f"HTTP needs uvicorn, which is not installed: {packages.install_extra('http')}"
     }
 
 

@@ -209,5 +209,5 @@ def test_names_stay_different() -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "paho.mqtt.client", None)
-    with pytest.raises(Unsupported, match=r"pip install 'edged\[mqtt\]'"):
+    with pytest.raises(Unsupported, match="-m pip install 'paho-mqtt"):
         Mqtt(broker("mqtt://box", {}), "hall")

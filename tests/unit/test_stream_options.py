@@ -451,6 +451,8 @@ def test_what_is_out_of_range_is_refused() -> None:
 class Followed:
     """A tracker that answers when told."""
 
+    missing = ""
+
     def __init__(self) -> None:
         self.asked: list[tuple[Hashable, asyncio.Future[tuple[int, ...]]]] = []
         self.forgotten: list[Hashable] = []

@@ -18,8 +18,9 @@ import msgspec
 import pytest
 import uvloop
 
+from edged import packages
 from edged.serving import track_messages as m
-from edged.serving import tracker, tracker_process
+from edged.serving import tracker_process
 from edged.serving.tracking import _LARGEST, Tracking
 from edged.vision.detections import Detections
 from tests.moving import Score, drawn, watch
@@ -413,10 +414,19 @@ def test_a_missing_library_is_told_in_one_line_with_what_to_do(
     async def work(tracking: Tracking) -> None:
         assert tracking.follow("a", 0.0, BOX).result() == ()
         await until(lambda: tracking.problem != "", "the news")
-        assert tracking.problem == f"tracking needs a library that is not installed ({missing}): {tracker.INSTALL}"
+        assert tracking.problem == tracking.missing == m.not_installed(missing)
         stub("pass")  # it is installed now
         assert await started(tracking)
         assert tracking.problem == ""
+
+    with_tracking(work)
+
+
+def test_missing_library_is_known_before_anything_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(tracking: Tracking) -> None:
+        assert tracking.missing == ""
+        monkeypatch.setattr(packages, "is_installed", lambda name: name != "trackers")
+        assert tracking.missing == m.not_installed("trackers")
 
     with_tracking(work)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
+from edged import packages
 from edged.backend.cuda import numbering
 from edged.errors import EngineUnusable, Unsuitable
 
@@ -32,7 +33,9 @@ _REMEDIES = {
     101: "see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
     803: "restart the box: driver and kernel module are of different versions",
 }
-_INSTALL = "install CUDA and cuDNN: pip install 'onnxruntime-gpu[cuda,cudnn]', on a Jetson apt install nvidia-jetpack"
+_INSTALL = (
+    f"install CUDA and cuDNN: {packages.install('onnxruntime-gpu[cuda,cudnn]')}, on a Jetson apt install nvidia-jetpack"
+)
 
 
 def options(index: int, precision: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
+from edged import packages
 from edged.backend.onnx_graph import bodies
 from edged.errors import Unsuitable
 
@@ -35,7 +36,7 @@ def stamp(model: ModelProto, target: int) -> None:
     if model.ir_version > newest_known():
         raise Unsuitable(
             f"IR version {model.ir_version} is newer than the onnx package here knows ({newest_known()}): nobody can "
-            "tell what changed; update it: pip install -U onnx"
+            f"tell what changed; update it: {packages.install('onnx', option='-U')}"
         )
     needed, what = max(_needs(model))
     if needed > target:

@@ -19,6 +19,7 @@ import onnx.shape_inference
 import onnx.version_converter
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from edged import packages
 from edged.backend.onnx_graph import bodies, replace_nodes
 from edged.build.repair.alone import Scope, changed, small_constants
 from edged.build.repair.definitions import Likeness, likeness, schema
@@ -61,7 +62,7 @@ def lower(model: ModelProto, target: int) -> Lowered:
     if source > newest_known():
         raise Unsuitable(
             f"opset {source} is newer than the onnx package here knows ({newest_known()}): nobody can tell what "
-            "changed; update it: pip install -U onnx"
+            f"changed; update it: {packages.install('onnx', option='-U')}"
         )
     used = _used(model.graph)
     with _without_weights(model.graph):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 
+from edged import packages
 from edged.backend.contract import one_line
 from edged.build.repair.messages import Simplified, Simplify
 from edged.errors import Unsuitable, Unsupported
@@ -26,7 +27,8 @@ def simplify(job: Simplify) -> Simplified:
     try:
         import onnxslim
     except ImportError as error:
-        raise Unsupported(f"simplify is left out: {error}; install it: pip install 'edged[convert]'") from error
+        remedy = packages.install_extra("convert")
+        raise Unsupported(f"simplify is left out: {error}; install it: {remedy}") from error
     original = _load(path)
     before = len(original.graph.node)
     try:

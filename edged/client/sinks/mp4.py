@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import cv2
 import numpy as np
 
+from edged import packages
 from edged.client.result import Result
 from edged.client.sinks.answered import Answered
 from edged.client.sinks.background import Background
@@ -41,7 +42,7 @@ class Mp4(Sink):
         av = require_av()
         self._encoder = next((name for name in _ENCODERS if name in av.codecs_available), None)
         if self._encoder is None:
-            raise Unsupported("this PyAV encodes no video; install another with: pip install 'edged[media]'")
+            raise Unsupported(f"this PyAV encodes no video; install another: {packages.install('av', option='-U')}")
         try:
             self._file = _File(self.name)
         except OSError as error:

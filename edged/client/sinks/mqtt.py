@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+from edged import packages
 from edged.client.sinks.answered import Answered
 from edged.client.sinks.mqtt_address import Broker
 from edged.client.sinks.mqtt_messages import Message, Topics, counts_of
@@ -157,4 +158,4 @@ def _require_paho() -> Any:
     try:
         return importlib.import_module("paho.mqtt.client")
     except ImportError:
-        raise Unsupported("MQTT needs paho-mqtt; install it with: pip install 'edged[mqtt]'") from None
+        raise Unsupported(f"MQTT needs paho-mqtt; install it: {packages.install_extra('mqtt')}") from None

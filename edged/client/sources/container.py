@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edged import packages
 from edged.client.sources import jpeg
 from edged.client.sources.reader import Shot
 from edged.errors import Unsupported
@@ -26,7 +27,7 @@ def require_av() -> Any:
     try:
         return importlib.import_module("av")
     except ImportError:
-        raise Unsupported("videos and cameras need PyAV; install it with: pip install 'edged[media]'") from None
+        raise Unsupported(f"videos and cameras need PyAV; install it: {packages.install_extra('media')}") from None
 
 
 def shots(container: Any, on_damage: Damage, *, undecoded: bool = False) -> Iterator[Shot]:

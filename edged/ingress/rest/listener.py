@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edged import packages
 from edged.config import Http
 from edged.errors import ConfigError
 from edged.ingress.access.guard import Guard
@@ -84,7 +85,8 @@ def _server(app: App) -> Server:
     try:
         from edged.ingress.rest.server import Server
     except ModuleNotFoundError as error:
-        raise ConfigError(f"[http] listens only with {error.name} installed: pip install 'edged[http]'") from error
+        remedy = packages.install_extra("http")
+        raise ConfigError(f"[http] listens only with {error.name} installed: {remedy}") from error
     return Server(app)
 
 

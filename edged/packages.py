@@ -1,0 +1,58 @@
+"""Optional Python packages: whether they are installed, and the command that installs them.
+
+Commands name the interpreter that runs this program, since a service has one of its own, and packages by their own
+names, since `edged` may come from a checkout that no index has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import sys
+
+# What `pyproject.toml` has for these extras; a test compares them.
+EXTRAS = {
+    "convert": ("onnxslim>=0.1.90",),
+    "http": ("uvicorn>=0.34", "h11>=0.16"),
+    "media": ("av>=12",),
+    "mqtt": ("paho-mqtt>=2",),
+    "tensorrt-rtx": (
+        "cuda-bindings>=12.9.1",
+        "tensorrt_rtx_cu12_bindings>=1.7,<1.8",
+        "tensorrt_rtx_cu12_libs>=1.7,<1.8",
+    ),
+    "tracking": ("supervision>=0.30",),
+}
+# Its dependencies would bring an OpenCV that needs a display and overwrites the one without.
+_ALONE = {"tracking": ("trackers>=2.6",)}
+
+
+def install(*requirements: str, option: str = "") -> str:
+    """The command that installs packages for this program."""
+    return _pip("install", *filter(None, (option,)), *requirements)
+
+
+def uninstall(*names: str) -> str:
+    """The command that removes packages from this program's environment."""
+    return _pip("uninstall", *names)
+
+
+def install_extra(name: str) -> str:
+    """The command that installs one of `EXTRAS`."""
+    alone = _ALONE.get(name, ())
+    return " && ".join((install(*EXTRAS[name]), *(install(each, option="--no-deps") for each in alone)))
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module is there to be imported. Nothing is imported."""
+    try:
+        return importlib.util.find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _pip(*words: str) -> str:
+    interpreter = sys.executable or "python3"
+    sudo = () if os.access(sys.prefix, os.W_OK) else ("sudo",)
+    return shlex.join((*sudo, interpreter, "-m", "pip", *words))

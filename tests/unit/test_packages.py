@@ -1,0 +1,46 @@
+"""Remedies that name packages: commands that can be followed where the program runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from edged import packages
+
+ROOT = Path(__file__).parents[2]
+
+
+def declared(extra: str) -> tuple[str, ...]:
+    """What pyproject.toml requires for an extra, without markers."""
+    text = (ROOT / "pyproject.toml").read_text()
+    found = re.search(rf"^{extra} = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    wanted = [line.partition(";")[0].strip() for line in re.findall(r'"([^"]+)"', found[1])]
+    inner = [each for name in wanted if (m := re.match(r"edged\[(\w+)\]", name)) for each in declared(m[1])]
+    return (*inner, *(name for name in wanted if not name.startswith("edged[")))
+
+
+@pytest.mark.parametrize("extra", packages.EXTRAS)
+def test_extras_are_those_of_the_package(extra: str) -> None:
+    assert packages.EXTRAS[extra] == declared(extra)
+
+
+def test_install_names_the_interpreter_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    assert shlex.split(packages.install("av>=12")) == [sys.executable, "-m", "pip", "install", "av>=12"]
+    assert packages.install_extra("tracking").endswith(" -m pip install --no-deps 'trackers>=2.6'")
+
+
+def test_install_into_a_folder_of_root_takes_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert packages.install("av").startswith("sudo ")
+
+
+def test_no_message_names_another_command_of_pip() -> None:
+    sources = (path for path in (ROOT / "edged").rglob("*.py") if "shapes" not in path.parts)
+    assert [str(path) for path in sources if "pip install" in path.read_text()] == []
