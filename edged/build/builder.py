@@ -18,16 +18,26 @@ from edged.backend import registry
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Composition, Effort, Recipe
 from edged.build import jobs
-from edged.build.admission import children
+from edged.build.admission import children, judgement
 from edged.build.admission.limits import USUAL, AdmissionLimits
-from edged.build.admission.memory import Outcomes
+from edged.build.admission.memory import Outcomes, Unread
 from edged.build.child import Limits, run
 from edged.build.extent import Extent
 from edged.build.golden import SUFFIX, Sample, is_whole
 from edged.build.golden import load as load_golden
 from edged.build.reference import REFERENCE as REFERENCE
 from edged.build.standard import Standard
-from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfSpace, Refused, Unsupported, WrongAnswers
+from edged.errors import (
+    BuildFailed,
+    EdgedError,
+    EngineUnusable,
+    ModelRefused,
+    OutOfSpace,
+    Refused,
+    Unsupported,
+    WrongAnswers,
+)
+from edged.model.finding import Finding
 from edged.model.identity import file_digest
 from edged.model.inspection import Inspection, too_large
 from edged.model.model import Model
@@ -75,34 +85,48 @@ class Builder:
         """Other limits, for children that start from now on."""
         self._limits, self.admission = limits, admission or self.admission
 
-    async def inspect(self, path: Path) -> Inspection:
+    async def inspect(self, path: Path, tries: int = 1) -> Inspection:
         """What a model file holds; `finding` says why it cannot be served.
 
-        ModelRefused, with its finding, when it is no model at all or its reader did not survive it.
+        ModelRefused, with its finding, when it is no model at all or its reader did not survive it. A file that took
+        its reader beyond the limits is read `tries` times in a row at most; what came of it is remembered.
         """
         path = path.absolute()
-        known = await asyncio.to_thread(self._known, path)
+        graph, known = await asyncio.to_thread(self._known, path)
         if known is not None:
             return known
-        inspection = await children.read(path, self.admission)
+        unread = await asyncio.to_thread(self._outcomes.unread, graph, self.admission) if graph else None
+        if unread is not None and unread.tries >= tries:
+            raise unread.finding.refusal()
+        try:
+            inspection = await children.read(path, self.admission)
+        except ModelRefused as error:
+            finding = Finding.of(error)
+            if graph and finding is not None and judgement.is_of_reader(finding):
+                now = Unread(finding, 1 + (unread.tries if unread is not None else 0))
+                await asyncio.to_thread(self._outcomes.keep_unread, graph, self.admission, now)
+            raise
         if not inspection.external:  # those are read each time, see `_known`
             with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
                 await asyncio.to_thread(self._keep, inspection)
         return inspection
 
-    async def check(self, job: jobs.Check, size_mb: float) -> jobs.Checked | str:
+    async def check(self, job: jobs.Check, size_mb: float, tries: int = 1) -> jobs.Checked | str:
         """What is found of a model on a runtime, unless that is known; where the runtime cannot be loaded, why not.
 
-        The model takes `size_mb` mebibytes. EdgedError where nothing could be found out.
+        The model takes `size_mb` mebibytes. One that goes beyond the limits is tried `tries` times in a row at most.
+        EdgedError where nothing could be found out.
         """
         known = await asyncio.to_thread(self._outcomes.known, job, self.admission)
-        if known is not None:
+        before = known.tries if known is not None and not judgement.is_lasting(known.finding) else 0
+        if known is not None and not 0 < before < tries:
             return known
         job = msgspec.structs.replace(job, reach=self._outcomes.reach(job.order.recipe.backend))
         try:
             found = await children.attempt(job, self.admission, size_mb)
         except Unsupported as error:
             return str(error)
+        found = msgspec.structs.replace(found, tries=before + 1)
         await asyncio.to_thread(self._outcomes.keep, job, self.admission, found)
         return found
 
@@ -324,16 +348,18 @@ class Builder:
         sealed.write(self._read_place(inspection.graph_digest), inspection)
         atomic.prune(self._inspections, _KEPT)
 
-    def _known(self, path: Path) -> Inspection | None:
-        """What was read of this very file before, if its external data is as it was."""
+    def _known(self, path: Path) -> tuple[str, Inspection | None]:
+        """The digest of a file, empty if there is none, and what was read of this very file before, if its external
+        data is as it was."""
         try:
             is_readable = path.is_file() and too_large(path.name, path.stat().st_size) is None
             graph = file_digest(path) if is_readable else ""
         except (OSError, EdgedError):
-            return None
+            return "", None
         known = sealed.read(self._read_place(graph), Inspection, "inspections")
         # With external data the files beside the model decide, and they are read and checked by the child.
-        return None if known is None or known.external or known.graph_digest != graph else known
+        is_same = known is not None and not known.external and known.graph_digest == graph
+        return graph, known if is_same else None
 
     def _read_place(self, graph_digest: str) -> Path:
         """Where is kept what was read of a file; another edged may look for more."""

@@ -22,7 +22,7 @@ import numpy as np
 from edged.backend.contract import Signature
 from edged.build.questions import GIVEN, Question, sample_content
 from edged.errors import InvalidInput
-from edged.model.samples import SHA_256, content, is_tensors
+from edged.model.samples import is_tensors
 from edged.tensors import Array, TensorSpec, numpy_dtype
 
 _MOST_BYTES = 64 << 20  # of all arrays of a sample: more would hardly pass a request
@@ -34,12 +34,6 @@ _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
 }
 # What zipfile, zlib and numpy raise of files that are not what they say.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, NotImplementedError, EOFError, OSError)
-
-
-def files(samples: Sequence[str]) -> dict[str, str]:
-    """Those of a model's samples that hold tensors and can be read: a path by the SHA-256 of its content."""
-    found = {content(path): path for path in sorted(samples, reverse=True) if is_tensors(path)}
-    return {digest: found[digest] for digest in sorted(found) if SHA_256.fullmatch(digest)}
 
 
 def questions(signature: Signature, samples: Sequence[str]) -> Iterator[Callable[[], Question]]:

@@ -88,6 +88,9 @@ def make(
     EngineUnusable, with its first reason, when the reference answers nothing.
     """
     reference = _Reference(session)
+    own = Pictures(signature, recognition) if recognition.preprocess is not None else None
+    pictures = [partial(own.sample, Path(path)) for path in samples if not is_tensors(path)] if own is not None else []
+    reference.time([*given.questions(signature, samples), *pictures])
     for questions in tensors(signature, recognition, extent):
         refusals = [reference.ask(question, twice=True) for question in questions]
         if "" in refusals:
@@ -95,11 +98,9 @@ def make(
     for edge in edges(signature, recognition, extent):  # what the reference refuses is left out
         reference.ask(edge, twice=True)
     skipped = _ask_given(reference, given.questions(signature, samples))
-    if recognition.preprocess is not None:
-        pictures = Pictures(signature, recognition)
-        paths = (Path(sample) for sample in samples if not is_tensors(sample))
-        skipped += _ask_given(reference, (partial(pictures.sample, path) for path in paths))
-        for drawn in pictures.drawn():
+    skipped += _ask_given(reference, pictures)
+    if own is not None:
+        for drawn in own.drawn():
             reference.ask_within_limits(drawn)
     if not reference.samples:
         raise reference.first_error or EngineUnusable("no golden input fits the model's declared shapes")
@@ -144,13 +145,26 @@ class _Reference:
         self._bytes = 0  # of samples and pictures, with their answers
         self._random: set[str] = set()  # outputs that differ from run to run
         self._longest = 0.0  # seconds of an answer
+        self._is_timed = False  # whether it is known how long an answer takes to what the user gave
+
+    def time(self, samples: Iterable[Callable[[], Question]]) -> None:
+        """Asks the first of the user's samples that is answered how long that takes: what is made up may then be
+        ended that keeps the model busy for ever."""
+        for sample in samples:
+            with contextlib.suppress(EngineUnusable, InvalidInput):
+                inputs, began = sample().inputs, time.monotonic()
+                self._session.infer(inputs)
+                self._longest, self._is_timed = time.monotonic() - began, True
+                return
 
     def ask(self, question: Question, twice: bool) -> str:
         """Why there is no answer; empty when there is. Outputs that differ from run to run are left out of it."""
         try:
-            with self._patience(question.kind):
+            is_wide, is_own = question.kind == WIDE, question.kind in (GIVEN, PICTURE)
+            with self._patience(is_bounded=is_wide or (self._is_timed and not is_own)):
                 answer = _copy(self._session.infer(question.inputs))
                 again = _copy(self._session.infer(question.inputs)) if twice else answer
+            with self._patience(is_bounded=is_wide or self._is_timed):
                 moved = self._moved(question)
         except (EngineUnusable, InvalidInput) as error:
             self.first_error = self.first_error or EngineUnusable(str(error))
@@ -171,10 +185,10 @@ class _Reference:
             return {}
 
     @contextlib.contextmanager
-    def _patience(self, kind: str) -> Iterator[None]:
-        """Ends an inference that takes too long, as a refusal, where the runtime lets itself be ended."""
+    def _patience(self, *, is_bounded: bool) -> Iterator[None]:
+        """Ends a bounded inference that takes too long, as a refusal, if the runtime lets itself be ended."""
         session, began = self._session, time.monotonic()
-        if kind != WIDE or not isinstance(session, Stoppable):
+        if not is_bounded or not isinstance(session, Stoppable):
             yield
             self._longest = max(self._longest, time.monotonic() - began)
             return

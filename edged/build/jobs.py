@@ -26,7 +26,7 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 class Check(msgspec.Struct, frozen=True, tag=True):
     """Whether a backend takes a model as it was written; the last of its stages is `through`. Answered by `Checked`.
 
-    `reach` is what is known of some version of the runtime already; `given` are the user's tensors, paths by the
+    `reach` is what is known of some version of the runtime already; `given` are the user's samples, paths by the
     digests of their contents.
     """
 
@@ -125,6 +125,7 @@ class Checked(msgspec.Struct, frozen=True):
     reach: Reach
     finding: Finding | None = None
     warnings: tuple[Finding, ...] = ()
+    tries: int = 1  # how often in a row it ended so
 
 
 class Done(msgspec.Struct, frozen=True):

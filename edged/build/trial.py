@@ -2,8 +2,8 @@
 
     opset -> operators -> session -> inference
 
-What it is asked are the golden inputs (`questions.py`) except those that no camera gives, and the tensors that the user
-gave.
+What it is asked is what the user gave; if that is nothing, the golden inputs (`questions.py`) except those that no
+camera gives.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from edged.build.questions import GIVEN, Pictures, Question, one_by_one
 from edged.build.reach import Reach
 from edged.errors import EngineUnusable, InvalidInput, NotTaken
 from edged.model.finding import Category, Finding, Stage
+from edged.model.samples import is_tensors
 from edged.tensors import Array
 from edged.vision.family import Recognition
 
@@ -179,16 +180,19 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 def inference(
     job: jobs.Check, recognition: Recognition, session: Session
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Asks what the user gave, then until every ordinary kind of input was answered once, in whichever shapes the model
-    takes."""
+    """Asks what the user gave. If nothing of that is answered, asks until every ordinary kind of input was answered
+    once, in whichever shapes the model takes: what edged makes up may keep a model busy for ever that is right."""
     answered: set[str] = set()
     warnings: list[Finding] = []
     first: Exception | None = None
+    has_given = False  # whether the user gave something that is answered
     for name, make in _questions(job, recognition):
+        if has_given and not name:
+            break
         try:
             question = make()
             if question.kind in answered - {GIVEN}:
-                break  # the next shapes, where these would do
+                break  # the next shapes, where these would do; one picture tells as much as another
             answer = session.infer(question.inputs)
         except (EngineUnusable, InvalidInput, MemoryError) as error:
             first = first or error
@@ -197,6 +201,7 @@ def inference(
             continue
         warnings += _not_finite(answer) if not any(each.category is Category.NOT_FINITE for each in warnings) else ()
         answered.add(question.kind)
+        has_given = has_given or bool(name)
     if answered:
         return None, tuple(warnings)
     if first is None:
@@ -213,12 +218,16 @@ def inference(
 def _questions(job: jobs.Check, recognition: Recognition) -> Iterator[tuple[str, Callable[[], Question]]]:
     """Each to be made when its turn comes, with the name of the sample where it is one of the user's."""
     signature = job.order.signature
-    for content, path in job.given.items():
-        yield Path(path).name, partial(given.read, Path(path), signature, content)
+    pictures = Pictures(signature, recognition) if recognition.preprocess is not None else None
+    for content, path in sorted(job.given.items(), key=lambda item: not is_tensors(item[1])):
+        if is_tensors(path):
+            yield Path(path).name, partial(given.read, Path(path), signature, content)
+        elif pictures is not None:
+            yield Path(path).name, partial(pictures.sample, Path(path), content)
     for make in one_by_one(signature, recognition, job.extent, _MOST_BYTES):
         yield "", make
-    if recognition.preprocess is not None:
-        for question in Pictures(signature, recognition).drawn():
+    if pictures is not None:
+        for question in pictures.drawn():
             yield "", partial(_as_it_is, question)
 
 

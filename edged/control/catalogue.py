@@ -33,7 +33,8 @@ _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
 _PASSING = ("timed_out", "too_much_memory")
 
 
-Prove: TypeAlias = Callable[[Model], Awaitable[tuple[Finding, ...]]]
+# Tries a model, so often in a row at most as long as it goes beyond the limits.
+Prove: TypeAlias = Callable[[Model, int], Awaitable[tuple[Finding, ...]]]
 
 
 class Shelves(Protocol):
@@ -190,19 +191,19 @@ class Catalogue:
         """The models that the configuration names, as their files are now."""
         return {name: plain_entry(name, path, {}) for name, path in self._named.items()}
 
-    def _read(self, planned: PlannedModel) -> None:
+    def _read(self, planned: PlannedModel, tries: int = 1) -> None:
         if planned.reading is not None:
             planned.reading.cancel()
-        planned.reading = self._chores.start(self._inspect(planned))
+        planned.reading = self._chores.start(self._inspect(planned, tries))
 
-    async def _inspect(self, planned: PlannedModel) -> None:
+    async def _inspect(self, planned: PlannedModel, tries: int) -> None:
         entry = planned.entry
         try:
             async with self._readers:
-                inspection = await self._builder.inspect(Path(entry.path))
+                inspection = await self._builder.inspect(Path(entry.path), tries)
                 model = Model.of(entry, inspection)
                 planned.examined = model.digest
-                warnings = await self._prove(model) if self._prove is not None else ()
+                warnings = await self._prove(model, tries) if self._prove is not None else ()
             for warning in warnings:
                 _LOG.warning("model %s: %s", entry.name, warning.line())
             if model.triton.warmups:
@@ -231,8 +232,8 @@ class Catalogue:
             return
         self._late[entry.name] = entry, times + 1
         await asyncio.sleep(_AGAIN_SECONDS[times])
-        if planned.problem is error and self.models.get(entry.name) is planned:
-            self.read_again(planned)
+        if planned.problem is error and self.models.get(entry.name) is planned and not planned.is_being_read:
+            self._read(planned, 1 + len(_AGAIN_SECONDS))  # how often it was tried is known across restarts
 
     def _tell_notes(self, planned: PlannedModel) -> None:
         """What its user said to no effect, once."""

@@ -216,9 +216,9 @@ class Controller:
             name = named.pop() if len(named) == 1 else name
         return self.catalogue.find(name).slot
 
-    async def _prove(self, model: Model) -> tuple[Finding, ...]:
+    async def _prove(self, model: Model, tries: int) -> tuple[Finding, ...]:
         """Tries a model in a child before a host has it, where there is a runtime that decides."""
-        return await prove(self.builder, model) if REFERENCE.backend in self._installed() else ()
+        return await prove(self.builder, model, tries) if REFERENCE.backend in self._installed() else ()
 
     def _installed(self) -> tuple[str, ...]:
         return registry.installed(self.fingerprint.facts)

@@ -82,6 +82,12 @@ def content(path: str) -> str:
         return f"error {error.errno}"
 
 
+def by_content(samples: Iterable[str]) -> dict[str, str]:
+    """Those of a model's samples that can be read: a path by the SHA-256 of its content."""
+    found = {content(path): path for path in sorted(samples, reverse=True)}
+    return {digest: found[digest] for digest in sorted(found) if SHA_256.fullmatch(digest)}
+
+
 @functools.lru_cache(maxsize=4096)
 def _digest(path: str, *stamp: int) -> str:
     return hashlib.sha256(read_regular(Path(path))).hexdigest()

@@ -186,7 +186,7 @@ class FakeBuilder:
         put(self.store, record, self.content)
         return record
 
-    async def inspect(self, path: Path) -> Inspection:
+    async def inspect(self, path: Path, tries: int = 1) -> Inspection:
         raise NotImplementedError
 
     def expected_seconds(self, task: Task) -> float | None:

@@ -251,7 +251,7 @@ class Box:
             record = msgspec.structs.replace(self._record(task, True), files=old.files, adopted_from=source)
             return self.store.put(record)
 
-    async def inspect(self, path: Path) -> Inspection:
+    async def inspect(self, path: Path, tries: int = 1) -> Inspection:
         return self.files[path.stem]
 
     def expected_seconds(self, task: Task) -> float | None:

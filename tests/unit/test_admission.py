@@ -11,16 +11,22 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edged.backend import registry
+from edged.backend.contract import Order
+from edged.build import golden
 from edged.build.admission import children
 from edged.build.admission.examination import admit, examine, prove
 from edged.build.admission.limits import AdmissionLimits
-from edged.build.builder import Builder
+from edged.build.builder import REFERENCE, Builder
 from edged.build.child import Limits
+from edged.build.jobs import Check, Checked
+from edged.build.reach import Reach
 from edged.errors import BuildFailed, ConfigError, ModelRefused
-from edged.model.finding import Category, Finding, Stage
+from edged.model.finding import Category, Finding, Reason, Stage
 from edged.model.model import Model
 from edged.model.repository import plain_entry
 from edged.store.store import Store
+from edged.vision.family import recognise
 from tests import models
 from tests.waiting import children as processes
 from tests.waiting import run
@@ -165,7 +171,109 @@ def test_a_loop_without_end_is_ended_and_nothing_of_it_runs_on(tmp_path: Path, c
     assert (finding.stage, finding.category) == (Stage.INFERENCE, Category.TIMED_OUT)
     assert "admission.seconds" in finding.remedy
     assert set(processes(os.getpid())) <= before
-    assert not list((cache / "admissions").glob(f"{admission.inspection.digest}*"))
+
+
+def refused_after(finding: Finding, tried: list[object]) -> Callable[..., object]:
+    """Stands for a child that ends so, and counts how often it was started."""
+
+    async def attempt(job: Check, *_: object) -> Checked:
+        tried.append(job)
+        return Checked(Reach("", 0, 0, 0), finding)
+
+    return attempt
+
+
+HANGS = Finding(Stage.INFERENCE, Category.TIMED_OUT, "running it did not end")
+
+
+def test_prove_model_that_hangs_is_tried_again_only_as_often_as_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tried = models.save(models.matmul(), tmp_path / "model.onnx"), list[object]()
+    model = Model.of(plain_entry("m", path, {}), run(builder_in(tmp_path).inspect(path), 200))
+    monkeypatch.setattr(children, "attempt", refused_after(HANGS, tried))
+    started = []
+    for tries in (1, 1, 4, 1, 4, 4, 4, 4, 1):  # each by a daemon that was just started
+        with pytest.raises(ModelRefused) as refused:
+            run(prove(builder_in(tmp_path), model, tries))
+        assert Reason.of(refused.value) == Reason("timed_out", "inference")
+        started.append(len(tried))
+    assert started == [1, 1, 2, 2, 3, 4, 4, 4, 4]
+    with pytest.raises(ModelRefused):
+        run(prove(builder_in(tmp_path, seconds=30.0), model))
+    assert len(tried) == 5  # other limits
+    run(examine(builder_in(tmp_path), path, {}, ["onnxruntime"]))
+    assert len(tried) == 6  # an operator's command
+
+
+def test_inspect_file_whose_reader_hangs_is_read_again_only_as_often_as_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tried = models.save(models.matmul(), tmp_path / "model.onnx"), list[object]()
+
+    async def read(*arguments: object) -> None:
+        tried.append(arguments)
+        raise Finding(Stage.PARSE, Category.TIMED_OUT, "parsing the model did not end").refusal()
+
+    monkeypatch.setattr(children, "read", read)
+    for _ in range(2):
+        with pytest.raises(ModelRefused) as refused:
+            run(builder_in(tmp_path).inspect(path))
+        assert Reason.of(refused.value) == Reason("timed_out", "parse")
+    assert len(tried) == 1
+    os.utime(path)
+    for tries in (4, 1):
+        with pytest.raises(ModelRefused):
+            run(builder_in(tmp_path).inspect(path, tries))
+    assert len(tried) == 2
+    models.save(models.conv(), path)
+    with pytest.raises(ModelRefused):
+        run(builder_in(tmp_path).inspect(path))
+    assert len(tried) == 3
+
+
+def picky() -> onnx.ModelProto:
+    """Counts for ever, unless x is 50."""
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["on"]), node("Identity", ["v"], ["w"])],
+        "body",
+        [models.value("i", "INT64", []), models.value("go", "BOOL", []), models.value("v", "INT64", [1])],
+        [models.value("on", "BOOL", []), models.value("w", "INT64", [1])],
+    )
+    nodes = [
+        node("Sub", ["x", "fifty"], ["d"]),
+        node("Mul", ["d", "d"], ["dd"]),
+        node("Mul", ["dd", "much"], ["n"]),
+        node("Squeeze", ["n"], ["trips"]),
+        node("Loop", ["trips", "yes", "x"], ["y"], body=body),
+    ]
+    constants = (constant("fifty", [50], np.int64), constant("much", [10**15], np.int64))
+    ends = [models.value("x", "INT64", [1])], [models.value("y", "INT64", [1])]
+    return models.model(nodes, *ends, [*constants, constant("yes", True, np.bool_)])
+
+
+def test_examine_model_that_hangs_on_made_up_questions_is_admitted_with_a_sample(tmp_path: Path, cache: Path) -> None:
+    path, sample = models.save(picky(), tmp_path / "model.onnx"), tmp_path / "ask.npz"
+    np.savez(sample, x=np.array([50]))
+    builder = builder_in(cache, seconds=6.0)
+    alone = run(examine(builder, path, {}, ["onnxruntime"]), 200)
+    assert alone.finding is not None
+    assert alone.finding.category is Category.TIMED_OUT
+    assert run(examine(builder, path, {}, ["onnxruntime"], [sample]), 200).finding is None
+
+
+def test_make_golden_model_that_hangs_on_made_up_questions_keeps_the_users_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(golden, "_LEAST_SECONDS", 0.1)
+    path, sample = models.save(picky(), tmp_path / "model.onnx"), tmp_path / "ask.npz"
+    np.savez(sample, x=np.array([50]))
+    signature = models.signature(picky())
+    recognition = recognise(signature.inputs, signature.outputs, {}, {})
+    session = registry.load("onnxruntime").open(Order(str(path), signature, REFERENCE))
+    made = golden.make(session, signature, recognition, [str(sample)])
+    assert [question.name for question in made.samples if question.kind == "given"] == ["ask.npz"]
+    assert not {question.kind for question in made.samples} & {"unit", "normal"}
 
 
 def test_what_is_not_finite_is_told_and_served(tmp_path: Path, cache: Path) -> None:

@@ -42,7 +42,7 @@ class Readers:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def inspect(self, path: Path) -> Inspection:
+    async def inspect(self, path: Path, tries: int = 1) -> Inspection:
         self.reads += 1
         self.now += 1
         self.most = max(self.most, self.now)
@@ -266,7 +266,7 @@ def test_what_is_kept_of_models_that_went_before_is_dropped_once_all_are_read(tm
 
 
 def test_what_was_found_of_a_model_that_is_refused_is_kept_until_it_goes(tmp_path: Path) -> None:
-    async def refuse(_: Model) -> tuple[()]:
+    async def refuse(_: Model, tries: int) -> tuple[()]:
         raise EngineUnusable("no runtime takes it")
 
     async def story() -> None:

@@ -24,7 +24,7 @@ from edged.errors import EngineUnusable, InvalidInput, ModelRefused, Superseded
 from edged.model.finding import Category, Finding
 from edged.model.model import Model
 from edged.model.repository import plain_entry
-from edged.model.samples import content
+from edged.model.samples import by_content, content
 from edged.store.store import Store
 from edged.tensors import Array, TensorSpec
 from edged.vision.family import Recognition, Thresholds
@@ -148,12 +148,12 @@ def test_a_file_that_was_replaced_is_not_taken_for_the_one_that_was_meant(tmp_pa
         given.read(path, SIGNATURE)
 
 
-def test_tensors_are_nothing_to_calibrate_on_and_pictures_nothing_to_ask_with(tmp_path: Path) -> None:
+def test_samples_by_content_leaves_out_what_cannot_be_read_and_calibration_takes_pictures_only(tmp_path: Path) -> None:
     picture, tensors = tmp_path / "a.jpg", npz(tmp_path / "ask.npz", a=A)
     picture.write_bytes(b"any")
     both = [str(picture), str(tensors), str(tmp_path / "gone.npz")]
     assert list(calibration.chosen(both).values()) == [str(picture)]
-    assert given.files(both) == {content(str(tensors)): str(tensors)}
+    assert by_content(both) == {content(path): path for path in both[:2]}
 
 
 # -- golden answers -------------------------------------------------------------------------------------------------

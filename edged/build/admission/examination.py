@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,24 +11,25 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edged.backend.contract import Order, Recipe
-from edged.build import given, jobs
+from edged.build import jobs
 from edged.build.admission import judgement
 from edged.build.admission.limits import box_mb
 from edged.build.child import Limits, run
 from edged.build.extent import Extent
 from edged.build.reference import REFERENCE
 from edged.errors import InvalidInput
+from edged.model import samples as model_samples
 from edged.model import settings as model_settings
 from edged.model.finding import Category, Finding, Stage
 from edged.model.inspection import Inspection
 from edged.model.model import Model
 from edged.model.repository import plain_entry
-from edged.model.samples import is_tensors
 
 if TYPE_CHECKING:
     from edged.build.builder import Builder
 
 _SAMPLES = Limits(seconds=120.0, memory_mb=4096)
+_EVERY_TIME = sys.maxsize  # an operator's command is carried out, however often a model went beyond the limits
 _AT_ONCE = 2  # children that try runtimes
 _SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after these, runtimes have nothing to add
 
@@ -55,14 +57,14 @@ async def examine(
     installed: Iterable[str],
     samples: Sequence[Path] = (),
 ) -> Admission:
-    """Reads a model and tries it on every installed backend. Of the user's `samples` it is asked with the tensors.
+    """Reads a model and tries it on every installed backend. Of the user's `samples` it is asked first.
 
     ModelRefused, with its finding, when it cannot even be read; ConfigError when the settings do not fit it,
     InvalidInput for samples that cannot be used with a model that can be served. Other errors of edged are nobody's
     fault but its own or the box's.
     """
     model_settings.validate(settings)
-    inspection, names = await builder.inspect(path), tuple(installed)
+    inspection, names = await builder.inspect(path, _EVERY_TIME), tuple(installed)
     held = inspection.finding
     if held is not None and held.stage in _SETTLED:
         return Admission(inspection, None, dict.fromkeys(names, held.line()), held)
@@ -78,7 +80,7 @@ async def examine(
     async def ask(backend: str) -> jobs.Checked | str:
         async with gate:
             job = _job(path, inspection, model, backend, is_whole=held is None)
-            return await builder.check(job, size_mb)
+            return await builder.check(job, size_mb, _EVERY_TIME)
 
     answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
     admission = _judged(inspection, model, answers, held)
@@ -105,8 +107,9 @@ async def admit(
     return admission
 
 
-async def prove(builder: Builder, model: Model) -> tuple[Finding, ...]:
-    """Tries a model that was read on the reference, unless that was done before. Returns what is to be told of it.
+async def prove(builder: Builder, model: Model, tries: int = 1) -> tuple[Finding, ...]:
+    """Tries a model that was read on the reference, unless that was done before. Returns what is to be told of it. One
+    that goes beyond the limits is tried `tries` times in a row at most.
 
     ModelRefused for a model that must not reach a host.
     """
@@ -115,7 +118,7 @@ async def prove(builder: Builder, model: Model) -> tuple[Finding, ...]:
     held = judgement.memory(inspection.footprint, builder.admission, size_mb, box_mb())
     if held is None:
         job = _job(Path(model.entry.path), inspection, model, REFERENCE.backend, is_whole=True)
-        answer = await builder.check(job, size_mb)
+        answer = await builder.check(job, size_mb, tries)
         admission = _judged(inspection, model, {REFERENCE.backend: answer}, None)
         if admission.finding is None:
             return admission.warnings
@@ -136,7 +139,7 @@ def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, 
         model.recognition if model is not None else None,
         Extent.of(model) if model is not None else Extent(),
         through=through,
-        given=given.files(model.samples) if model is not None else {},
+        given=model_samples.by_content(model.samples) if model is not None else {},
     )
 
 
@@ -168,7 +171,7 @@ def _size_mb(inspection: Inspection) -> float:
 async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
     """In a child, because decoders are made of C and whoever sends pictures may mean harm."""
     recognition = model.recognition
-    if recognition.preprocess is None and not all(is_tensors(sample.name) for sample in samples):
+    if recognition.preprocess is None and not all(model_samples.is_tensors(sample.name) for sample in samples):
         raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without them")
     paths = tuple(str(sample.absolute()) for sample in samples)
     await run(jobs.CheckSamples(paths, model.inspection.signature), jobs.Done, _SAMPLES)

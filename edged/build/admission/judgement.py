@@ -89,6 +89,11 @@ def is_lasting(finding: Finding | None) -> bool:
     return finding is None or finding.category not in (Category.TIMED_OUT, Category.TOO_MUCH_MEMORY)
 
 
+def is_of_reader(finding: Finding) -> bool:
+    """Whether a file took its reader beyond the limits, by what it holds itself and not what lies beside it."""
+    return not is_lasting(finding) and finding.stage is not Stage.EXTERNAL_DATA
+
+
 _STAGES = frozenset(stage.value for stage in Stage)
 _WHERE: Mapping[Stage, str] = {
     Stage.FILE: "opening the file",

@@ -2,6 +2,7 @@
 
 CACHE/admissions/DIGEST-KEY.json, where the key is of everything that the outcome depends on besides the model: edged,
 the runtime's version, the limits, and what it is asked with. CACHE/runtimes/BACKEND.json is how far a runtime goes.
+What took too long or too much memory is kept with how often it did: who asks says how often that may be tried.
 """
 
 from __future__ import annotations
@@ -19,11 +20,19 @@ from edged.build.jobs import Check, Checked
 from edged.build.reach import Reach
 from edged.device import runtimes
 from edged.device.root import Root
+from edged.model.finding import Finding
 from edged.store import atomic, sealed
 from edged.version import __version__
 
-_FORMAT = 4  # of these files, and of what the stages look at
+_FORMAT = 5  # of these files, and of what the stages look at
 _MOST = 1000  # outcomes of models that were refused and never came back
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """A file that took its reader beyond the limits, and how often in a row."""
+
+    finding: Finding
+    tries: int
 
 
 class Outcomes:
@@ -44,16 +53,26 @@ class Outcomes:
         return sealed.read(place, Checked, "admissions")
 
     def keep(self, job: Check, limits: AdmissionLimits, found: Checked) -> None:
-        """Keeps an outcome that would be the same again, and how far the runtime goes."""
+        """Keeps an outcome, and how far the runtime goes."""
         backend = job.order.recipe.backend
         if found.reach.version:
             self._write(self._runtimes / f"{backend}.json", sealed.seal(found.reach))
         place = self._place(job, limits)
-        if place is None or not judgement.is_lasting(found.finding):
+        if place is None:
             return
-        if registry.agree(found.reach.version, _version(backend) or ""):
+        # A child that was ended did not tell which version it had loaded.
+        if not judgement.is_lasting(found.finding) or registry.agree(found.reach.version, _version(backend) or ""):
             self._write(place, sealed.seal(found))
             atomic.prune(self._outcomes, _MOST)
+
+    def unread(self, graph: str, limits: AdmissionLimits) -> Unread | None:
+        """What became of the reader of a file of that digest; None where none is known to have failed."""
+        return sealed.read(self._unread_place(graph, limits), Unread, "admissions")
+
+    def keep_unread(self, graph: str, limits: AdmissionLimits, unread: Unread) -> None:
+        """Keeps what became of the reader of a file."""
+        self._write(self._unread_place(graph, limits), sealed.seal(unread))
+        atomic.prune(self._outcomes, _MOST)
 
     def reach(self, backend: str) -> Reach | None:
         """What was found out of some version of a runtime."""
@@ -64,6 +83,10 @@ class Outcomes:
         for place in self._outcomes.glob(f"{digest}-*.json"):
             with contextlib.suppress(OSError):
                 place.unlink()
+
+    def _unread_place(self, graph: str, limits: AdmissionLimits) -> Path:
+        said = "\0".join((str(_FORMAT), __version__, msgspec.json.encode(limits).decode()))
+        return self._outcomes / f"{graph}-unread-{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
 
     def _place(self, job: Check, limits: AdmissionLimits) -> Path | None:
         """None where something is not known that the outcome depends on."""
