@@ -8,9 +8,10 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from edged import places
+from edged import places, tasks
 from edged.build.builder import Builder
 from edged.config import Config
 from edged.control.controller import Controller
@@ -96,14 +97,16 @@ async def _serve(
     reloader = Reloader(config, read, controller, builder, ingress, lanes, notifier)
     ingress.offer_reload(reloader.reload)
     heartbeat = Heartbeat(notifier, watchdog_seconds(os.environ, os.getpid()), controller, reloader)
-    # Without these the daemon is none; they never end by themselves.
-    vital = [asyncio.create_task(work) for work in (controller.run(), heartbeat.run())]
-    beside = [
-        asyncio.create_task(work)
-        for work in (slack.run(), controller.watch(), reloader.run(signals.reload), guard.run())
+    kept = [
+        tasks.keep("control loop", controller.run),
+        tasks.keep("heartbeat", heartbeat.run),
+        tasks.keep("memory trimming", slack.run),
+        tasks.keep("watch of libraries", controller.watch),
+        tasks.keep("reload by signal", partial(reloader.run, signals.reload)),
+        tasks.keep("watch of tokens and certificates", guard.run),
     ]
-    await ingress.start()
     try:
+        await ingress.start()
         await lanes.start()
         addresses = [*ingress.addresses, *lanes.addresses]
         counts, held = store.counts, len(store.records())
@@ -112,10 +115,7 @@ async def _serve(
         notifier.ready()
         if ready is not None:
             ready(addresses)
-        leaving = asyncio.create_task(signals.stop.wait())
-        done, _ = await asyncio.wait([leaving, *vital], return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {leaving}:
-            task.result()  # show why it ended
+        await signals.stop.wait()
     finally:
         _LOG.info("stopping")
         grace = reloader.config.stop_seconds
@@ -125,9 +125,9 @@ async def _serve(
         await lanes.publish.stop(grace)
         await tracing.close()
         await asyncio.to_thread(guard.audit.close)
-        for task in (*vital, *beside):
+        for task in kept:
             task.cancel()
-        await asyncio.gather(*vital, *beside, return_exceptions=True)
+        await asyncio.gather(*kept, return_exceptions=True)
         await controller.stop()
 
 

@@ -102,7 +102,12 @@ class SegmentUnusable(EdgedError):
 
 
 class HostLost(EdgedError):
-    """The engine host died or hung while it held this work."""
+    """The engine host died or hung while it held this work. `is_outside`: it was killed by a signal that some process
+    sent, or by the kernel for want of memory."""
+
+    def __init__(self, message: str, *, is_outside: bool = False) -> None:
+        super().__init__(message)
+        self.is_outside = is_outside
 
 
 class Quarantined(EdgedError):

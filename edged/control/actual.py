@@ -55,6 +55,7 @@ def _model(planned: PlannedModel) -> ModelView:
         engines=tuple(_engine(engine) for engine in planned.engines.values()),
         serving=planned.serving if fits else None,
         edition=current.edition if current is not None and fits else "",
+        apart=current.apart if current is not None and fits else "",
         opening=planned.opening is not None,
         outdated=fits and planned.serving not in planned.engines,
     )
@@ -68,6 +69,7 @@ def _engine(engine: PlannedEngine) -> EngineView:
         lane=engine.lane,
         usable=engine.is_usable,
         edition=engine.edition,
+        apart=engine.apart,
         cost=engine.record.cost if engine.record else None,
         retry_at=engine.retry_at,
         open_at=engine.open_at,

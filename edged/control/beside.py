@@ -120,7 +120,7 @@ class Beside:
         builds = any(engine.recipe.profile and engine.state in MAKING for engine in planned.engines.values())
         more = "; an engine of a wider range is being built, try again later" if builds else ""
         planned.beside.refuse(NotReady(f"model {planned.entry.name!r}: {why}{more}"))
-        planned.beside.reopen()
+        planned.beside.hold(None)
 
 
 def _choice(planned: PlannedModel, now: float) -> PlannedEngine | None:

@@ -210,7 +210,7 @@ class Catalogue:
                 await asyncio.to_thread(require_data, model)
             self._plan(planned, model)
             planned.weights_changed()  # from here on, changes of the external data count
-            planned.slot.reopen()
+            planned.hold()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
             self._events.tell(ModelRead(inspection.digest), entry.name)
             self._tell_notes(planned)
@@ -262,7 +262,7 @@ class Catalogue:
             return
         _LOG.log(level, "model %s cannot be served: %s", name, error)
         planned.model = planned.served = None
-        planned.slot.refuse(NotReady(f"model {name!r} cannot be served: {error}"))
+        planned.hold()
 
     def _drop(self, name: str) -> None:
         """What waits for a model that has gone is still answered; what comes is refused."""

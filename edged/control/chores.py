@@ -1,13 +1,12 @@
-"""Tasks of the control loop: kept alive while they run, complained about when they end as nobody expected."""
+"""One-shot tasks of the control loop: referenced while they run, logged and counted if they end unexpectedly."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-_LOG = logging.getLogger("edged.control")
+from edged import tasks
 
 
 class Chores:
@@ -19,7 +18,7 @@ class Chores:
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs it beside everything else."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(work, name=getattr(work, "__qualname__", None))
         self._tasks.add(task)
         task.add_done_callback(self._end)
         return task
@@ -33,5 +32,5 @@ class Chores:
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _LOG.error("a control task ended with an error nobody expected", exc_info=error)
+            tasks.failed(task.get_name(), error)
         self._ended()

@@ -94,7 +94,6 @@ class Controller:
             self._chores,
             self._read_again,
             questioner,
-            self._warden.is_suspect,
         )
         self.shelf = shelf or Shelf(repository)
         self.catalogue = Catalogue(
@@ -117,19 +116,25 @@ class Controller:
     async def run(self) -> None:
         """Reconciles until cancelled: at start, whenever something changed, and on a timer."""
         while True:
-            self._turned = time.monotonic()
             self._wake.clear()
             try:
                 self.catalogue.look()
                 self._act()
+                self._turned = time.monotonic()  # a turn that fails is none: the watchdog sees a loop that only fails
             except OSError as error:  # nothing is lost by a turn that is made again
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
                 _LOG.error("the control loop goes on later: %s; are there too many connections?", error.strerror)
             try:
-                await asyncio.wait_for(self._wake.wait(), _LOOK_SECONDS)
+                await asyncio.wait_for(self._wake.wait(), self._pause(time.monotonic()))
             except asyncio.TimeoutError:
                 continue
+
+    def _pause(self, now: float) -> float:
+        """Seconds until the next look: less than usual if an engine that nothing replaces may be opened before."""
+        waiting = (planned for planned in self.models.values() if planned.slot.current is None)
+        due = (engine.open_at - now for planned in waiting for engine in planned.engines.values())
+        return min((_LOOK_SECONDS, *(seconds for seconds in due if seconds > 0)))
 
     async def watch(self) -> None:
         """Refreshes whenever drivers or libraries may have changed on disk; until cancelled."""

@@ -59,13 +59,11 @@ class Opener:
         chores: Chores,
         read_again: Callable[[PlannedModel], None],
         questioner: Questioner | None = None,
-        is_suspect: Callable[[Suspect], bool] = lambda _: False,
     ) -> None:
-        """`questioner` asks every engine one question before it serves; without one none is asked. An engine that
-        `is_suspect` gets a host of its own."""
+        """`questioner` asks every engine one question before it serves; without one none is asked."""
         self._hosts, self._store, self._attempts = hosts, store, attempts
         self._events, self._chores, self._read_again = events, chores, read_again
-        self._questioner, self._is_suspect = questioner, is_suspect
+        self._questioner = questioner
 
     def heed(self, attempts: int) -> None:
         """Other patience, from now on."""
@@ -88,7 +86,7 @@ class Opener:
 
     def tidy(self, models: Mapping[str, PlannedModel]) -> None:
         """Ends hosts that nothing of the device as it is now would be opened in."""
-        wanted = {self._kind(name, engine) for name, planned in models.items() for engine in planned.engines.values()}
+        wanted = {_kind(engine) for planned in models.values() for engine in planned.engines.values()}
         for link in self._hosts.empty(wanted):
             self._chores.start(link.stop())
 
@@ -109,9 +107,7 @@ class Opener:
                 engine.lose()
                 engine.reason, engine.open_at = str(error), 0.0
         except (HostLost, NotReady, Superseded) as error:
-            engine.open_at = time.monotonic() + max(
-                _REOPEN_SECONDS, self._hosts.retry_in(self._kind(model.name, engine))
-            )
+            engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(engine)))
             if isinstance(error, Superseded):
                 self._read_again(planned)
             _LOG.warning("engine %s of model %s cannot be opened now: %s", engine.digest[:12], model.name, error)
@@ -133,16 +129,11 @@ class Opener:
             self.retire(previous)
 
     async def _session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
-        link = await self._hosts.get(self._kind(model.name, engine))
+        apart, kind = engine.apart, _kind(engine)
+        link = await self._hosts.get(kind)
         tenant = Tenant(Suspect(model.name, engine.digest), model.limits)
         edition, artefact = engine.edition, self._artefact(engine)
         order, batches = model.order(engine.recipe, artefact), batching(model, engine.recipe)
-        try:
-            number = await link.open(order, model.recognition, batches.limit, tenant)
-        except EngineDamaged:
-            if artefact is not None:
-                await asyncio.to_thread(self._store.damaged, artefact)
-            raise
         ref = EngineRef(
             engine.digest,
             link.backend,
@@ -155,7 +146,13 @@ class Opener:
             profile=parsed(engine.recipe.profile),
             limits=model.limits,
         )
-        session = ServingSession(link, number, ref)
+        try:
+            number = await link.open(order, model.recognition, batches.limit, tenant)
+        except EngineDamaged:
+            if artefact is not None:
+                await asyncio.to_thread(self._store.damaged, artefact)
+            raise
+        session = ServingSession(link, number, ref, apart)
         try:
             if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
                 await asyncio.to_thread(require_same, order)
@@ -164,7 +161,7 @@ class Opener:
                 raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.astray)}")
             await warm_up(model, link, number, ref.profile)
             session.vitals = await self._prove(planned, model, engine, session)
-        except EdgedError:
+        except BaseException:  # whatever it is, nobody else knows of the session
             self.retire(session)
             raise
         return session
@@ -184,11 +181,6 @@ class Opener:
             is_proven = bool(model.triton.warmups) or (before is not None and not before.vitals.unproven)
             return Vitals("" if is_proven else str(error))
         return Vitals()
-
-    def _kind(self, model: str, engine: PlannedEngine) -> HostKind:
-        backend, suspect = engine.recipe.backend, Suspect(model, engine.digest)
-        alone = f"{model} {engine.digest}" if self._is_suspect(suspect) else ""
-        return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", alone)
 
     def _artefact(self, engine: PlannedEngine) -> Artefact | None:
         if engine.recipe.is_reference:
@@ -226,6 +218,11 @@ def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
         return isinstance(error, DeadlineExceeded) and engine.refusals < _PATIENCE
     is_final = isinstance(error, WarmupFailed)
     return engine.state is EngineState.READY and not is_final and engine.refusals < _PATIENCE
+
+
+def _kind(engine: PlannedEngine) -> HostKind:
+    backend = engine.recipe.backend
+    return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", engine.apart)
 
 
 def _may_serve(engine: PlannedEngine) -> bool:

@@ -18,7 +18,7 @@ from edged.control.desired import DesiredEngine
 from edged.control.placement import astray
 from edged.control.questioning import Acquaintance
 from edged.control.states import EngineState
-from edged.errors import EdgedError
+from edged.errors import EdgedError, NotReady, Quarantined
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, stamp
 from edged.serving.extents import Traffic
@@ -84,6 +84,7 @@ class PlannedEngine:
     open_at: float = 0.0
     refusals: int = 0  # how often in a row its host would not open it
     barred: str = ""  # why it is not opened any more although it could be: its work kept killing its host
+    apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
     wish: Wish = Wish.NONE
     trial: str = ""  # key of an engine for another driver whose files may do
     nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
@@ -326,6 +327,20 @@ class PlannedModel:
         now = stamp(folder / file.path for file in self.model.inspection.external)
         before, self._weights = self._weights, now
         return now != before
+
+    def hold(self) -> None:
+        """Has the slots refuse what comes if nothing can answer it; to be called whenever that may have changed."""
+        refusal: EdgedError | None = None
+        name = self.entry.name
+        if self.problem is not None and not self.serving:
+            refusal = NotReady(f"model {name!r} cannot be served: {self.problem}")
+        elif self.quarantine:
+            refusal = Quarantined(
+                f"model {name!r} is quarantined: {self.quarantine}; mend the model or what is sent to it, then:"
+                f" edged engines rebuild {name}"
+            )
+        for slot in (self.slot, self.beside):
+            slot.hold(refusal)
 
     def fits(self) -> bool:
         """Whether what serves is this model with these settings; after a change it is the one before."""

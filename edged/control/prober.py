@@ -55,6 +55,8 @@ class Prober:
             self._is_asking = False
 
     async def _ask(self, planned: PlannedModel, session: ServingSession) -> None:
-        engine = planned.engines[session.engine.key]
+        engine = planned.engines.get(session.engine.key)
+        if engine is None or planned.model is None:
+            raise NotReady("the model was planned again since: another engine is about to serve")
         known = planned.acquainted()
         await self._questioner.ask(known, session.link, session.number, is_reference=engine.recipe.is_reference)

@@ -29,6 +29,7 @@ class EngineView(msgspec.Struct, frozen=True):
     lane: str = "cpu"  # engines of one lane are made one after the other
     usable: bool = False  # in the store, accepted and whole, also while it is being made anew
     edition: str = ""  # which build of it
+    apart: str = ""  # the host for suspects that it is to be opened in
     cost: float | None = None
     retry_at: float = 0.0  # of a failed build
     open_at: float = 0.0  # when opening it may be tried (again)
@@ -43,6 +44,7 @@ class ModelView(msgspec.Struct, frozen=True):
     engines: tuple[EngineView, ...]
     serving: str | None = None  # key
     edition: str = ""  # of what serves
+    apart: str = ""  # the host for suspects that it is in
     opening: bool = False
     outdated: bool = False  # what serves is the right model, but was built for the device as it was
 
@@ -113,7 +115,8 @@ def _open(model: ModelView, now: float) -> Open | None:
     if best.key != serving.key and _is_better(best, serving):
         return Open(model.name, best.key)
     rebuilt = serving in able and serving.usable and serving.edition != model.edition
-    return Open(model.name, serving.key) if rebuilt else None
+    moves = serving in able and serving.apart != model.apart
+    return Open(model.name, serving.key) if rebuilt or moves else None
 
 
 def _first_choice(able: list[EngineView]) -> EngineView:

@@ -1,4 +1,4 @@
-"""Which engines are not opened because their work kept killing its host, and which only in a host of their own.
+"""Which engines are not opened because their work kept killing its host, and which only apart from others.
 
 `serving/blame.py` decides; here it is remembered over a restart, and told to the plans. A model whose file changes has
 engines of other keys, and starts anew.
@@ -16,8 +16,7 @@ from pathlib import Path
 import msgspec
 
 from edged.control.plan import PlannedEngine, PlannedModel
-from edged.errors import Quarantined
-from edged.serving import blame
+from edged.serving import blame, memory
 from edged.serving.blame import Death, Record, Suspect
 from edged.serving.link import Loss
 from edged.store import atomic, sealed
@@ -46,18 +45,20 @@ class Warden:
         """A host died, hung, or took too much memory."""
         if not loss.suspects:
             return
-        death = Death(time.time(), loss.why, is_alone=len(loss.suspects) == 1, is_outside=loss.is_outside)
-        before, self._records = self._records, blame.died(self._records, loss.suspects, death)
-        for suspect, _ in loss.suspects:
-            if self._records[suspect].is_quarantined and not before.get(suspect, Record()).is_quarantined:
+        death = Death(time.time(), loss.why, is_alone=len(loss.suspects) == 1, is_outside=loss.end.is_outside)
+        before, most = self._records, memory.hosts_for(memory.available_mb())
+        self._records = blame.died(before, loss.suspects, death, most)
+        for suspect, record in self._records.items():
+            known = before.get(suspect, Record())
+            if record.is_quarantined and not known.is_quarantined:
                 _LOG.warning("model %s: engine %s is quarantined: %s", *_named(suspect), self._reason(suspect))
-            else:
-                _LOG.info("model %s: engine %s gets a host of its own", *_named(suspect))
+            elif record.host and record.host != known.host:
+                _LOG.info("model %s: engine %s moves to host %d for suspects", *_named(suspect), record.host)
         self._write()
 
-    def is_suspect(self, suspect: Suspect) -> bool:
-        """Whether an engine is to be opened in a host of its own."""
-        return blame.is_suspect(self._records, suspect, time.time())
+    def apart(self, suspect: Suspect) -> str:
+        """The host for suspects that an engine is to be opened in; empty for the one that all share."""
+        return str(blame.host_of(self._records, suspect, time.time()) or "")
 
     def forgive(self, model: str, engine: str = "") -> None:
         """What is held against a model, or against one engine of it, counts no more."""
@@ -74,7 +75,12 @@ class Warden:
             self._see_to(planned)
 
     def _bar(self, planned: PlannedModel, engine: PlannedEngine) -> None:
-        reason = self._reason(Suspect(planned.entry.name, engine.digest))
+        suspect = Suspect(planned.entry.name, engine.digest)
+        apart, current = self.apart(suspect), planned.slot.current
+        is_here = current is not None and current.engine.key == engine.digest
+        if apart != engine.apart and (apart or not is_here or current is None or _has_room_for(current.link.pid)):
+            engine.apart = apart
+        reason = self._reason(suspect)
         if reason:
             engine.open_at = math.inf
         elif engine.barred:
@@ -87,17 +93,9 @@ class Warden:
         if barred and is_out and not any(_can_open(engine) for engine in planned.engines.values()):
             if not planned.quarantine:
                 planned.quarantine = barred[-1].barred
-                name = planned.entry.name
-                error = Quarantined(
-                    f"model {name!r} is quarantined: {planned.quarantine}; mend the model or what is sent to it, then:"
-                    f" edged engines rebuild {name}"
-                )
-                for slot in (planned.slot, planned.beside):
-                    slot.refuse(error)
-        elif planned.quarantine:
+        else:
             planned.quarantine = ""
-            for slot in (planned.slot, planned.beside):
-                slot.reopen()
+        planned.hold()
 
     def _reason(self, suspect: Suspect) -> str:
         record = self._records.get(suspect)
@@ -110,6 +108,11 @@ class Warden:
         newest = sorted(self._records.items(), key=lambda item: item[1].deaths[-1].unix_s)[-_KEPT:]
         with contextlib.suppress(OSError):
             sealed.write(self._place, _File(tuple(_Entry(*item) for item in newest)))
+
+
+def _has_room_for(pid: int) -> bool:
+    """Whether the memory of a host is there twice: an engine that moves is open in two hosts for a moment."""
+    return memory.available_mb() > memory.used_mb(pid)
 
 
 def _can_open(engine: PlannedEngine) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 
+from edged import tasks
 from edged.errors import ConfigError
 from edged.ingress import edge
 from edged.ingress.access.sockets import settle
@@ -63,7 +64,7 @@ class Listener:
         if self._early is not None:
             await self._early.start()
         await self._begin()
-        self._keeper = asyncio.create_task(self._keep())
+        self._keeper = tasks.keep("keeper of a listener", self._keep)
 
     async def stop(self, grace: float) -> None:
         """Takes no more calls, lets running ones end within `grace` seconds, then cancels them."""

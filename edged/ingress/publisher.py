@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from edged import tasks
 from edged.events import Event, EventLog
 from edged.ingress.result_json import Fields, encode
 from edged.ingress.zmq_socket import BoundSocket
@@ -36,7 +37,7 @@ class Publisher:
         self._socket = BoundSocket(
             zmq.XPUB, address, "[zmq] publish", self._received, hwm=_WAITING, max_message=_LONGEST_TOPIC
         )
-        self._teller = asyncio.create_task(self._tell())
+        self._teller = tasks.keep("publisher of events", self._tell)
         return self._socket.address
 
     async def stop(self) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import zmq
 
+from edged import tasks
 from edged.control.controller import Controller
 from edged.errors import EdgedError, InvalidInput, NotReady, Overloaded
 from edged.ingress import result_json, zmq_wire
@@ -68,7 +69,7 @@ class FrameLane:
         self._socket = BoundSocket(
             zmq.ROUTER, self._address, "[zmq] frames", self._received, hwm=_WAITING, max_message=_LARGEST
         )
-        self._sweeper = asyncio.create_task(self._sweep())
+        self._sweeper = tasks.keep("sweeper of ZeroMQ peers", self._sweep)
         return self._socket.address
 
     async def stop(self, grace: float) -> None:

@@ -158,4 +158,7 @@ PROCESS_CPU = _counter("process_cpu_seconds_total", "Processor time of the daemo
 PROCESS_FILES = _gauge("process_open_fds", "File descriptors of the daemon.")
 PROCESS_MOST_FILES = _gauge("process_max_fds", "File descriptors that the daemon may have.")
 PROCESS_THREADS = _gauge("process_threads", "Threads of the daemon.")
+TASK_FAILURES = _counter(
+    "edged_task_failures_total", "Unexpected ends of internal tasks of the daemon, which were started again.", "task"
+)
 PROCESS_STARTED = _gauge("process_start_time_seconds", "When the daemon was started, since the epoch.")

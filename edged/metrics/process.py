@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+from edged import tasks
 from edged.metrics import names
 from edged.metrics.sheet import Sheet
 
@@ -28,6 +29,8 @@ def collect(sheet: Sheet) -> None:
     sheet.put(names.PROCESS_MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     sheet.put(names.PROCESS_THREADS, threads() or threading.active_count())
     sheet.put(names.PROCESS_STARTED, _STARTED)
+    for task, count in tasks.FAILURES.items():
+        sheet.put(names.TASK_FAILURES, count, task)
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -20,6 +20,7 @@ from edged.serving.taken_apart import TakenApart
 from edged.serving.work import Work
 
 _LOG = logging.getLogger("edged.serving")
+_LOSSES = 5  # of hosts that were killed from outside, until a request counts as what may have caused the next
 
 
 class Delivery:
@@ -48,10 +49,13 @@ class Delivery:
 
     def fail(self, work: Work, error: EdgedError) -> None:
         """Tries once more what was lost with its host, or found no memory beside others; anything else is told to
-        whoever waits."""
+        whoever waits. A host that was killed from outside costs no try, unless that goes on and on."""
         if not work.is_wanted:
             return
-        if isinstance(error, HostLost | OutOfMemory) and not work.retried:
+        if isinstance(error, HostLost) and error.is_outside and work.losses < _LOSSES:
+            work.losses += 1
+            self._retry(work)
+        elif isinstance(error, HostLost | OutOfMemory) and not work.retried:
             work.retried = True
             self._retry(work)
         else:

@@ -6,6 +6,7 @@ next picture is decoded while the current one runs; and a slow model never holds
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import math
 import os
@@ -16,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 
@@ -53,6 +55,7 @@ class _SessionThreads:
         self._prepared = queue.SimpleQueue()
         self._pipeline: Pipeline | None = None
         self._runs: Runs | None = None
+        self.is_over = False  # it could not be opened
         threading.Thread(target=self._prepare_loop, name=f"prepare-{order.session}", daemon=True).start()
 
     def submit(self, job: m.Infer | m.Detect | None) -> None:
@@ -67,14 +70,18 @@ class _SessionThreads:
             self._runs.stop(job)
 
     def _prepare_loop(self) -> None:
+        order, session = self._open, None
         try:
-            session = self._backend.open(self._open.order)
+            session = self._backend.open(order.order)
             nodes = session.nodes() if isinstance(session, Placed) else {}
-            order = self._open
             self._runs = runs = Runs(session)
             self._pipeline = Pipeline(session, order.order.signature, order.recognition, order.batch, order.bounds)
         except Exception as error:
-            self._say(m.OpenFailed(self._open.session, *_named(error)))
+            self.is_over = True
+            if session is not None:
+                with contextlib.suppress(Exception):  # why it cannot be opened says more
+                    session.close()
+            self._say(m.OpenFailed(order.session, *_named(error)))
             return
         threading.Thread(target=self._infer_loop, name=f"infer-{self._open.session}", daemon=True).start()
         self._say(m.Opened(self._open.session, nodes))
@@ -101,7 +108,10 @@ class _SessionThreads:
                 said = m.JobFailed(job.job, *_named(error), error.outputs if isinstance(error, NotFinite) else ())
             self._say(said)
             del item, prepared, said  # a view into the arena must not outlive its job
-        self._pipeline.close()
+        try:
+            self._pipeline.close()
+        except Exception:
+            traceback.print_exc()  # into the daemon's log
         self._say(m.Closed(self._open.session))
 
     def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | Inputs:
@@ -179,7 +189,13 @@ def _unanswered(error: Exception) -> m.Seen:
 
 
 def _named(error: Exception) -> tuple[str, str]:
-    """The class of `edged.errors` and the one line that stand for an exception on the link."""
+    """The class of `edged.errors` and the one line that stand for an exception on the link. Names of files and texts of
+    runtimes may hold what cannot be encoded."""
+    name, message = _class_and_message(error)
+    return name, message.encode(errors="backslashreplace").decode()
+
+
+def _class_and_message(error: Exception) -> tuple[str, str]:
     if type(error) is errors.EngineUnusable and _NO_MEMORY.search(str(error)):
         return errors.OutOfMemory.__name__, str(error)
     if isinstance(error, MemoryError):
@@ -216,9 +232,12 @@ def serve(backend_name: str, inbox: str, outbox: str, arena: int) -> None:
     while True:
         order = decoder.decode(orders.recv())
         if isinstance(order, m.Open):
+            sessions = {number: session for number, session in sessions.items() if not session.is_over}
             sessions[order.session] = _SessionThreads(order, backend, shared, say)
         elif isinstance(order, m.Close):
             sessions.pop(order.session).submit(None)
+        elif isinstance(order, m.Ping):
+            say(m.Pong())
         elif isinstance(order, m.Stop):
             if (asked := sessions.get(order.session)) is not None:
                 asked.stop(order.job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import signal
 import sys
@@ -15,20 +16,45 @@ from edged.serving.arena import Arena
 from edged.serving.sockets import Sockets
 
 _STOP_SECONDS = 3.0
+# What a processor or the C library does to a process that goes wrong. Any other signal was sent by a process.
+_FAULTS = {
+    *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE),
+    *(signal.SIGSYS, signal.SIGTRAP),
+}
+
+
+class End(str, enum.Enum):
+    """Why a process ended."""
+
+    WORK = "work"  # by a fault, or by itself: what it worked on may have caused it
+    OUTSIDE = "outside"  # by a signal from an operator, a service manager or a test
+    MEMORY = "memory"  # killed by the kernel, which was out of memory: others may have taken that
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether what it worked on cannot be blamed for this death alone."""
+        return self is not End.WORK
+
+
+def end_of(status: int | None, *, is_out_of_memory: bool) -> End:
+    """Why a process ended with that exit status (negative: a signal). Pure. `is_out_of_memory`: the kernel killed some
+    process for want of memory at that time."""
+    if status is None or status >= 0 or -status in _FAULTS:
+        return End.WORK
+    return End.MEMORY if status == -signal.SIGKILL and is_out_of_memory else End.OUTSIDE
 
 
 class HostProcess:
     """One that was started."""
 
-    def __init__(self, child: asyncio.subprocess.Process, printed: Pipe, kernel_kills: int) -> None:
-        self._child, self._printed, self._kernel_kills = child, printed, kernel_kills
+    def __init__(self, child: asyncio.subprocess.Process, printed: Pipe) -> None:
+        self._child, self._printed, self._kernel_kills = child, printed, memory.kernel_kills()
         self.pid = child.pid
         self.ended = asyncio.ensure_future(child.wait())
 
     @classmethod
     async def start(cls, backend: str, sockets: Sockets, arena: Arena, memory_mb: int) -> HostProcess:
         """`memory_mb` is what it may allocate, 0 for any amount. OSError where it cannot be started."""
-        kernel_kills = memory.kernel_kills()
         printed = Pipe(Overheard(f"host {backend}", backend=backend))
         try:
             child = await asyncio.create_subprocess_exec(
@@ -44,7 +70,7 @@ class HostProcess:
             printed.close()
             raise
         printed.started()
-        return cls(child, printed, kernel_kills)
+        return cls(child, printed)
 
     @property
     def status(self) -> int | None:
@@ -52,10 +78,13 @@ class HostProcess:
         return self._child.returncode
 
     @property
-    def was_ended_from_outside(self) -> bool:
-        """Whether it was killed by a signal that anybody may send, and not by the kernel for want of memory."""
-        was_signalled = self.status in (-signal.SIGKILL, -signal.SIGTERM)
-        return was_signalled and memory.kernel_kills() == self._kernel_kills
+    def end(self) -> End:
+        """Why it ended, once it has."""
+        return end_of(self.status, is_out_of_memory=memory.kernel_kills() != self._kernel_kills)
+
+    def look(self) -> None:
+        """It lives: what the kernel has killed so far was another process."""
+        self._kernel_kills = memory.kernel_kills()
 
     async def stop(self) -> None:
         """Asks it to end, and waits a while for that."""

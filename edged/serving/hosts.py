@@ -12,22 +12,26 @@ import msgspec
 
 from edged.backend import registry
 from edged.errors import NotReady, Superseded
+from edged.serving import memory
+from edged.serving.host_process import End
 from edged.serving.link import HostLimits, HostLink
 
 # Seconds to wait before start number 1, 2, 3, ... of a host that keeps dying.
 _BACKOFF = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+_SHORT = 2.0  # at most, for a host that works until it is killed, while the box has memory for it
+_ROOM_MB = 512
 _HEALTHY_SECONDS = 60.0  # living this long forgives earlier deaths
 _IDLE_SECONDS = 60.0  # an empty host may be wanted again soon; after this its memory is worth more
 
 
 class HostKind(msgspec.Struct, frozen=True):
     """What a host is: its backend, the generation of facts, the runtime version that it must load ("" for any), and
-    whose alone it is ("" for anybody's)."""
+    which of the hosts for suspects it is ("" for the one that all share)."""
 
     backend: str
     generation: str = ""
     version: str = ""
-    solitary: str = ""
+    apart: str = ""
 
 
 class _Record(msgspec.Struct):
@@ -40,8 +44,13 @@ class _Record(msgspec.Struct):
 class Hosts:
     """Hands out links. `on_lost` is called with a link whenever its host has gone, for whatever reason."""
 
-    def __init__(self, limits: HostLimits, on_lost: Callable[[HostLink, str], None]) -> None:
-        self._limits, self._on_lost = limits, on_lost
+    def __init__(
+        self,
+        limits: HostLimits,
+        on_lost: Callable[[HostLink, str], None],
+        available_mb: Callable[[], int] = memory.available_mb,
+    ) -> None:
+        self._limits, self._on_lost, self._available_mb = limits, on_lost, available_mb
         self._links: dict[HostKind, HostLink] = {}
         self._starting: dict[HostKind, asyncio.Task[HostLink]] = {}
         self._records: dict[HostKind, _Record] = {}
@@ -56,7 +65,7 @@ class Hosts:
         Superseded when the runtime on disk is not the one that the host is for.
         """
         link = self._links.get(kind)
-        if link is not None and not link.lost:
+        if link is not None and not link.lost and not link.stopping:
             return link
         task = self._starting.get(kind)
         if task is None:
@@ -102,7 +111,7 @@ class Hosts:
         try:
             await link.start()
             self._require_version(kind, link)
-        except (asyncio.CancelledError, Superseded):
+        except BaseException:
             await link.stop()
             raise
         finally:
@@ -116,9 +125,29 @@ class Hosts:
             raise Superseded(f"{kind.backend} is {link.version} now, not {kind.version}: the libraries changed")
 
     def _lost(self, kind: HostKind, link: HostLink, why: str) -> None:
-        if not link.stopping:
-            record = self._records[kind]
-            now = time.monotonic()
+        now = time.monotonic()
+        record = self._records.setdefault(kind, _Record())
+        if not link.stopping and link.loss.end is not End.OUTSIDE:
             record.deaths = 1 if now - record.started > _HEALTHY_SECONDS else record.deaths + 1
-            record.not_before = now + _BACKOFF[min(record.deaths, len(_BACKOFF) - 1)]
+            has_room = bool(link.version) and self._available_mb() >= _ROOM_MB
+            record.not_before = now + pause(record.deaths, has_room=has_room)
+        if self._links.get(kind) is link:
+            del self._links[kind]
+        self._prune(now)
         self._on_lost(link, why)
+
+    def _prune(self, now: float) -> None:
+        """Forgets kinds of hosts that do not run and may be started at once: the facts or the suspects were others."""
+        there = self._links.keys() | self._starting.keys()
+        self._records = {
+            kind: record
+            for kind, record in self._records.items()
+            if kind in there or now < max(record.not_before, record.started + _HEALTHY_SECONDS)
+        }
+
+
+def pause(deaths: int, *, has_room: bool) -> float:
+    """Seconds until a host is started again that died so many times in a row by what it worked on, or for want of
+    memory. `has_room`: it came up before it died, and the box has memory for it. Pure."""
+    seconds = _BACKOFF[min(deaths, len(_BACKOFF) - 1)]
+    return min(seconds, _SHORT) if has_room else seconds

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 import zmq
 
-from edged import errors
+from edged import errors, tasks
 from edged.backend.contract import Nodes, Order
 from edged.decoding import ready
 from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite
@@ -22,13 +22,15 @@ from edged.serving import memory
 from edged.serving import messages as m
 from edged.serving.arena import Arena
 from edged.serving.blame import Suspect
-from edged.serving.host_process import HostProcess
+from edged.serving.host_process import End, HostProcess
+from edged.serving.progress import Progress, read
 from edged.serving.sockets import Sockets
 from edged.serving.turns import Turns
 from edged.vision.family import Recognition
 
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.2  # memory can be used up in a few seconds
+_ENDING_SECONDS = 5.0  # from when its connection is gone: a process that dumps its core takes a while to end
 
 
 class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,12 +70,12 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """How a host was lost: why; who had something to do in it, each with whether it had answered anything there before;
-    and whether it was killed by a signal that anybody may send."""
+    """How a host was lost: why; the engines that had work in it, each with whether it had answered anything there
+    before; and what ended it."""
 
     why: str = ""
     suspects: tuple[tuple[Suspect, bool], ...] = ()
-    is_outside: bool = False
+    end: End = End.WORK
 
 
 _NOBODY = Tenant()
@@ -88,12 +90,14 @@ class HostLink:
         self.version = ""  # of the runtime that it loaded
         self.sessions: set[int] = set()
         self.nodes: dict[int, Nodes] = {}  # of each, where they run, as far as its runtime tells
-        self.lost = ""  # why, once it is
+        self.lost = ""  # why, once it takes nothing more
         self.loss = Loss()  # and what else is known of it then
         self.memory_mb = limits.memory_mb or memory.derived_mb(memory.box_mb())
         self._tenants: dict[int, Tenant] = {}  # of the sessions, also of those that are opening
         self._answered: set[int] = set()  # sessions that have answered something
         self._turns = Turns()
+        self._progress = Progress()
+        self._is_over = False  # everybody who waited was told of the loss
         self._limits, self._on_lost = limits, on_lost
         self._loop = asyncio.get_running_loop()
         self.arena = Arena(limits.arena_mb << 20)
@@ -116,7 +120,7 @@ class HostLink:
             allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
             host = self._process = await HostProcess.start(self.backend, sockets, self.arena, allowed_mb)
             self.pid = host.pid
-            self._watch = asyncio.create_task(self._watch_process(host))
+            self._watch = tasks.keep("watcher of a host", lambda: self._watch_process(host))
             await asyncio.wait_for(self._connected(sockets), _START_SECONDS)
         except asyncio.TimeoutError:
             self.kill(f"did not start within {_START_SECONDS:g} s")
@@ -143,28 +147,26 @@ class HostLink:
         seconds = tenant.bounds.seconds or self._limits.job_seconds
         output_mb = tenant.bounds.output_mb or self._limits.output_mb
         bounds = msgspec.structs.replace(tenant.bounds, seconds=seconds, output_mb=output_mb)
+        self._send(m.Open(number, order, recognition, batch, bounds))
         self._tenants[number] = msgspec.structs.replace(tenant, bounds=bounds)
         self._turns.open(number, seconds)
         opened: asyncio.Future[None] = self._loop.create_future()
         self._opening[number], self._asked[number] = opened, time.monotonic()
-        self._send(m.Open(number, order, recognition, batch, bounds))
         self.sessions.add(number)
-        try:
-            await opened
-        except EdgedError:
-            self._forget(number)
-            raise
+        await opened
         return number
 
     async def close_session(self, number: int) -> None:
         """Closes a session after what was submitted to it before; returns at once when the host is gone."""
         if self.lost:
             return
+        try:
+            self._send(m.Close(number))
+        except HostLost:
+            return
         closed: asyncio.Future[None] = self._loop.create_future()
         self._closing[number], self._asked[number] = closed, time.monotonic()
-        self._send(m.Close(number))
         await closed
-        self._forget(number)
 
     def submit(self, make: Callable[[int], m.Infer | m.Detect]) -> asyncio.Future[Reply]:
         """Sends a job; the future ends with the answer, the job's error, or HostLost."""
@@ -194,11 +196,11 @@ class HostLink:
         if self._watch is not None:
             await asyncio.gather(self._watch, return_exceptions=True)
 
-    def kill(self, why: str, suspects: Collection[int] | None = None) -> None:
+    def kill(self, why: str, suspects: Collection[int] | None = None, end: End = End.WORK) -> None:
         """Ends the process at once. `suspects` are sessions that are known to be why; otherwise all that are busy."""
         if self._process is not None:
             self._process.kill()
-        self._lose(why, suspects)
+        self._lose(why, suspects, end)
 
     def _forget(self, number: int) -> None:
         """A session is no more."""
@@ -215,39 +217,61 @@ class HostLink:
 
     def _send(self, message: m.ToHost) -> None:
         assert self._sockets is not None  # it was started
-        if not self._sockets.send(self._encoder.encode(message)):  # which is noticed here before the process's end is
+        if self._sockets.send(self._encoder.encode(message)):
+            return
+        if not self.lost:  # noticed here before the end of the process is; how that came is known then
+            self.lost = "no longer answers"
+            self._loop.call_later(_ENDING_SECONDS, self._end)
+        self._require_alive()
+
+    def _end(self) -> None:
+        """Its connection is gone, and it should be."""
+        if not self._is_over:
             self.kill("no longer answers")
-            self._require_alive()
 
     def _hear(self, data: bytes) -> None:
-        self._take(self._decoder.decode(data))
+        """What a host says is not to be trusted: a stranger's model may speak for it."""
+        self._progress.heard()
+        try:
+            self._take(self._decoder.decode(data))
+        except Exception as error:
+            if not self._is_over:
+                tasks.failed("reading a host's answer", error)
+                self.kill("sent an answer that cannot be read")
 
     def _take(self, message: m.FromHost) -> None:
+        """What was not asked, or is not waited for any more, is passed over."""
         if isinstance(message, m.Answer | m.Detected):
-            self._answered.add(self._jobs[message.job][1])
-            _settle(self._pop(message.job), message)
+            if (job := self._jobs.pop(message.job, None)) is not None:
+                self._answered.add(job[1])
+                self._turns.end(job[1], message.job, time.monotonic())  # the session's next job has its turn now
+                _settle(job[0], message)
         elif isinstance(message, m.JobFailed):
-            self._fail_job(message)
+            if (job := self._jobs.pop(message.job, None)) is not None:
+                self._fail_job(message, *job)
         elif isinstance(message, m.Opened):
-            self.nodes[message.session] = message.nodes
-            _settle(self._opening.pop(message.session), None)
+            if (opening := self._opening.pop(message.session, None)) is not None:
+                self._open_now(message, opening)
         elif isinstance(message, m.OpenFailed):
-            _fail(self._opening.pop(message.session), rebuild(message.error, message.message))
+            _fail(self._opening.pop(message.session, None), rebuild(message.error, message.message))
+            self._forget(message.session)
         elif isinstance(message, m.Closed):
-            _settle(self._closing.pop(message.session), None)
+            _settle(self._closing.pop(message.session, None), None)
+            self._forget(message.session)
         elif isinstance(message, m.Ready):
             self.version = message.version
             _settle(self._ready, None)
-        else:
+        elif isinstance(message, m.Unfit):
             self._lose(f"cannot start: {message.message}")
 
-    def _pop(self, job: int) -> asyncio.Future[Reply]:
-        future, session = self._jobs.pop(job)
-        self._turns.end(session, job, time.monotonic())  # the session's next job has its turn now
-        return future
+    def _open_now(self, opened: m.Opened, opening: asyncio.Future[None]) -> None:
+        if opening.cancelled():  # by whoever asked for it
+            self._send(m.Close(opened.session))
+            return
+        self.nodes[opened.session] = opened.nodes
+        _settle(opening, None)
 
-    def _fail_job(self, failed: m.JobFailed) -> None:
-        future, session = self._jobs.pop(failed.job)
+    def _fail_job(self, failed: m.JobFailed, future: asyncio.Future[Reply], session: int) -> None:
         if self._turns.end(session, failed.job, time.monotonic()):
             _fail(future, self._too_long(session))
         else:
@@ -273,14 +297,23 @@ class HostLink:
             yield session, now - self._asked[session] - self._limits.open_seconds
 
     def _look(self) -> None:
-        """Stops jobs at their limit; ends the host when one does not stop, or it has taken too much memory."""
+        """Stops jobs at their limit; ends the host when one does not stop, it makes no progress, or it has taken too
+        much memory."""
         now = time.monotonic()
         for overdue in self._turns.overdue(now):
             if not overdue.is_hopeless:
                 self._send(m.Stop(overdue.job, overdue.session))
                 continue
-            _fail(self._pop(overdue.job), self._too_long(overdue.session))
-            return self.kill("hung: a request did not stop at its limit", (overdue.session,))
+            future, session = self._jobs.pop(overdue.job)
+            _fail(future, self._too_long(session))
+            return self.kill("hung: a request did not stop at its limit", (session,))
+        self._progress.look(now, read(self.pid), is_busy=bool(self._jobs or self._opening or self._closing))
+        if self._progress.is_stopped:
+            return self.kill("was stopped by a signal and ended", (), End.OUTSIDE)
+        if self._progress.is_stuck:
+            return self.kill("hung: it neither works nor answers")
+        if self._progress.should_ping:
+            self._send(m.Ping())
         hanging = [session for session, late in self._waits(now) if late > 0]
         if hanging:
             return self.kill("hung: an engine was not opened or closed within its limit", hanging)
@@ -294,20 +327,25 @@ class HostLink:
             period = min(_LOOK_SECONDS, self._turns.shortest / 8, self._limits.open_seconds / 4)
             await asyncio.wait([host.ended], timeout=period)
             if not host.ended.done() and not self.lost:
+                host.look()
                 with contextlib.suppress(HostLost):
                     self._look()
         why = "was stopped" if self.stopping else f"died (exit status {host.status})"
-        self._lose(why, is_outside=host.was_ended_from_outside)
+        if host.end is End.MEMORY:
+            why += ": the box was out of memory"
+        self._lose(why, end=host.end)
 
-    def _lose(self, why: str, suspects: Collection[int] | None = None, *, is_outside: bool = False) -> None:
-        if self.lost:
+    def _lose(self, why: str, suspects: Collection[int] | None = None, end: End = End.WORK) -> None:
+        if self._is_over:
             return
+        self._is_over = True
         if self._sockets is not None:
             self._sockets.drain()  # what it answered before it went still counts
         self.lost = why
-        busy = self._turns.busy | self._opening.keys() if suspects is None else suspects
-        self.loss = Loss(why, tuple((self._tenants[n].suspect, n in self._answered) for n in sorted(busy)), is_outside)
-        error = HostLost(f"engine host {self.backend} {why}")
+        busy = self._turns.busy | self._opening.keys() if suspects is None else set(suspects)
+        known = sorted(busy & self._tenants.keys())
+        self.loss = Loss(why, tuple((self._tenants[n].suspect, n in self._answered) for n in known), end)
+        error = HostLost(f"engine host {self.backend} {why}", is_outside=end.is_outside)
         for job, _ in self._jobs.values():
             _fail(job, error)
         for opening in (*self._opening.values(), self._ready):
@@ -335,13 +373,13 @@ class HostLink:
             self._loop.call_later(1.0, self._close_arena)
 
 
-def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None], value: Reply | None) -> None:
-    if not future.done():
+def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None] | None, value: Reply | None) -> None:
+    if future is not None and not future.done():
         future.set_result(value)  # type: ignore[arg-type]  # the two kinds of future share this line
 
 
-def _fail(future: asyncio.Future[Reply] | asyncio.Future[None], error: EdgedError) -> None:
-    if not future.done():
+def _fail(future: asyncio.Future[Reply] | asyncio.Future[None] | None, error: EdgedError) -> None:
+    if future is not None and not future.done():
         future.set_exception(error)
         future.exception()  # nobody may be left to ask for it, which is no reason to complain at the end
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from pathlib import Path
 
+from edged.device import memory as device_memory
 from edged.device import system
 from edged.device.root import Root
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LEFT_MB, _LEFT_SHARE = 512, 0.1  # of the box, for everything that is not a host
+_HOST_MB = 512  # a host with small models takes a fifth of it, and other processes want memory, too
+_MOST_MORE = 4
 _LEAST_SHARE = 0.5  # a box so small that this would leave nothing
 # Where a driver maps a GPU into a process, what it reserves counts as the process's data, whatever it uses of it.
 _DRIVERS = ("/dev/nvidiactl", "/dev/nvmap", "/dev/nvhost-gpu")
@@ -46,9 +51,45 @@ def used_mb(pid: int) -> float:
 
 
 def kernel_kills() -> int:
-    """How many processes the kernel has killed on this box for want of memory; 0 where it does not tell."""
+    """How many processes the kernel has killed for want of memory: of the daemon's cgroup, or of the whole box if the
+    cgroup does not count them. 0 if neither does."""
     try:
-        with open("/proc/vmstat", "rb") as file:
+        with open(_counter(), "rb") as file:
             return next((int(line.split()[1]) for line in file if line.startswith(b"oom_kill ")), 0)
     except (OSError, ValueError):
         return 0
+
+
+@functools.cache
+def _counter() -> str:
+    events = _group() / "memory.events"
+    with contextlib.suppress(OSError):
+        if "oom_kill " in events.read_text():
+            return str(events)
+    return "/proc/vmstat"
+
+
+@functools.cache
+def _group() -> Path:
+    """The daemon's cgroup, as cgroup v2 shows it. Formats: cgroups(7)."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                return Path("/sys/fs/cgroup") / line[3:].lstrip("/")
+    return Path("/sys/fs/cgroup")
+
+
+def available_mb() -> int:
+    """Mebibytes that processes could still take: of the box, or of its cgroup's limit if that is less. 0 if unknown."""
+    free, group = device_memory.read(Root()).free, _group()
+    with contextlib.suppress(OSError, ValueError):  # without a limit memory.max says "max"
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(cached.get("inactive_file", 0)))
+    return max(0, free) >> 20
+
+
+def hosts_for(available: int) -> int:
+    """How many more hosts there is room for at most, for models that are suspected of killing theirs; one at least,
+    without which it could not be found out which model does. `available`: mebibytes."""
+    return min(_MOST_MORE, max(1, available // _HOST_MB))

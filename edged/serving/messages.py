@@ -111,7 +111,11 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     session: int
 
 
-ToHost = Open | Close | Infer | Detect | Stop
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """The host's main loop answers with a Pong at once, whatever its sessions do."""
+
+
+ToHost = Open | Close | Infer | Detect | Stop | Ping
 
 # -- from the host --------------------------------------------------------------------------------------------------
 
@@ -169,4 +173,8 @@ class JobFailed(msgspec.Struct, frozen=True, tag=True):
     not_finite: tuple[str, ...] = ()
 
 
-FromHost = Ready | Unfit | Opened | Closed | OpenFailed | Answer | Detected | JobFailed
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """Answers a Ping."""
+
+
+FromHost = Ready | Unfit | Opened | Closed | OpenFailed | Answer | Detected | JobFailed | Pong

@@ -13,8 +13,9 @@ from edged.serving.work import EngineRef
 class ServingSession:
     """What its slot has to know of it from one piece of work to the next."""
 
-    def __init__(self, link: HostLink, number: int, engine: EngineRef) -> None:
-        self.link, self.number, self.engine = link, number, engine
+    def __init__(self, link: HostLink, number: int, engine: EngineRef, apart: str = "") -> None:
+        """`apart`: the host for suspects that it was opened in; empty for the one that all share."""
+        self.link, self.number, self.engine, self.apart = link, number, engine, apart
         self.in_flight = 0
         self.is_on_trial = False  # what is in flight may be what killed a host before
         self.batching, self.rows = engine.batching, engine.rows

@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from edged.errors import EdgedError, NotReady, Overloaded
+from edged.errors import EdgedError, HostLost, NotReady, Overloaded
 from edged.serving.delivery import Delivery
 from edged.serving.finite import Finiteness
 from edged.serving.flight import Flight
@@ -120,9 +120,12 @@ class Slot:
         """As `refuse` for what comes from now on; what waits is still answered."""
         self._refusal = error
 
-    def reopen(self) -> None:
-        """The model may serve again: work may wait for an engine."""
-        self._refusal = None
+    def hold(self, refusal: EdgedError | None) -> None:
+        """Refuses with this error while nothing serves; without one, work may wait for an engine. May be said again."""
+        if refusal is None:
+            self._refusal = None
+        elif self.current is None and (self._refusal is None or str(self._refusal) != str(refusal)):
+            self.refuse(refusal)
 
     @property
     def waiting(self) -> int:
@@ -236,6 +239,11 @@ class Slot:
             return
         try:
             flight = Flight(session.link, session.number, parcels, session.reply_bytes)
+        except HostLost:  # noticed just now: it has not got the work, which waits for the next
+            for parcel in parcels:
+                parcel.release()
+                self._retry(parcel.work)
+            return
         except EdgedError as error:
             for parcel in parcels:
                 parcel.release()

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Hashable
 
-from edged import packages
+from edged import packages, tasks
 from edged.serving import track_messages as m
 from edged.serving.tracker_process import Camera, Garbled, Ids, Question, TrackerProcess
 
@@ -153,7 +153,7 @@ class Tracking:
         except OSError as error:
             self._fail(f"could not be started: {error.strerror or error}")
             return
-        watching = asyncio.create_task(self._watch(child))
+        watching = tasks.keep("watcher of the tracker", lambda: self._watch(child))
         try:
             if not self._closed:
                 await child.listen(self._take)

@@ -113,14 +113,15 @@ class Work(ABC):
     `received` and `expires` are of time.monotonic(): when it came, and when it is no longer worth doing.
     """
 
-    __slots__ = ("expires", "future", "received", "retried")
+    __slots__ = ("expires", "future", "losses", "received", "retried")
     is_frame = False
 
     def __init__(self, expires: float = math.inf) -> None:
         self.future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self.received = time.monotonic()
         self.expires = expires
-        self.retried = False
+        self.retried = False  # it may be what its host was lost by: it is tried with nothing beside it
+        self.losses = 0  # of its hosts, by what it did not cause
 
     @property
     def is_wanted(self) -> bool:

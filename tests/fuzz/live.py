@@ -148,7 +148,12 @@ def _see_log(daemon: FuzzedDaemon, tally: Tally) -> None:
     for at, line in enumerate(lines):
         if any("UnicodeDecodeError" in each for each in lines[max(0, at - 2) : at + 12]):
             continue  # gRPC's own, of a method's name: see edged/ingress/listener.py
-        if "Traceback" in line or "nobody expected" in line or " error " in line.lower()[:48]:
+        if (
+            "Traceback" in line
+            or "nobody expected" in line
+            or "unexpected error" in line
+            or " error " in line.lower()[:48]
+        ):
             tally.fail(f"in the log: {line[:200]}", "\n".join(lines[max(0, at - 2) : at + 30]))
 
 

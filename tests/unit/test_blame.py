@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from edged.serving.blame import (
+    APART_SECONDS,
     DEATHS,
     WINDOW_SECONDS,
     Death,
@@ -16,7 +17,7 @@ from edged.serving.blame import (
     Suspect,
     died,
     forgiven,
-    is_suspect,
+    host_of,
     live,
 )
 
@@ -46,14 +47,63 @@ def test_deaths_in_company_count_once_and_never_suffice(alone: tuple[bool, ...])
         assert record.is_quarantined is (expected or ever), told
 
 
-def test_after_one_death_in_company_every_suspect_is_alone_and_only_the_one_that_goes_on_dying_is_blamed() -> None:
-    records = died({}, [(A, True), (B, True)], death(1, alone=False))
-    assert is_suspect(records, A, 2)
-    assert is_suspect(records, B, 2)
-    for at in (2, 3):
-        records = died(records, [(A, False)], death(at))
-    assert records[A].is_quarantined
-    assert not records[B].is_quarantined
+@pytest.mark.parametrize("most_hosts", [1, 2, 4])
+@pytest.mark.parametrize("killer", range(13))
+def test_bisection_of_13_busy_engines_quarantines_the_killer_alone_with_few_hosts(killer: int, most_hosts: int) -> None:
+    engines, records = [Suspect(f"m{number:02}", "1") for number in range(13)], Records()
+    for at in range(1, 9):
+        together = [each for each in engines if host_of(records, each, at) == host_of(records, engines[killer], at)]
+        records = died(
+            records,
+            [(each, each != engines[killer]) for each in together],
+            death(at, alone=len(together) == 1),
+            most_hosts,
+        )
+        apart = {number for each in engines if (number := host_of(records, each, at))}
+        assert len(apart) <= most_hosts
+        if records[engines[killer]].is_quarantined:
+            break
+    assert [each for each in engines if records.get(each, Record()).is_quarantined] == [engines[killer]]
+
+
+def test_bisection_first_death_moves_half_of_the_suspects() -> None:
+    engines = [Suspect(name, "1") for name in "abcde"]
+    records = died({}, [(each, True) for each in engines], death(1, alone=False))
+    assert [host_of(records, each, 1) for each in engines] == [1, 1, 0, 0, 0]
+
+
+def test_bisection_second_death_moves_half_of_those_with_most_deaths() -> None:
+    engines = [Suspect(name, "1") for name in "vwxyz"]
+    records = died({}, [(each, True) for each in engines], death(1, alone=False))
+    records = died(records, [(each, True) for each in (*engines[2:], B)], death(2, alone=False), 2)
+    assert [host_of(records, each, 2) for each in (*engines, B)] == [1, 1, 2, 0, 0, 0]
+
+
+def test_suspect_without_another_death_goes_back_to_the_shared_host() -> None:
+    records = died({}, [(A, True)], death(1))
+    assert host_of(records, A, 1 + APART_SECONDS) == 1
+    assert host_of(records, A, 2 + APART_SECONDS) == 0
+
+
+def test_suspect_that_is_alone_already_stays_where_it_is() -> None:
+    records = died(died({}, [(A, True)], death(1)), [(A, True)], death(2))
+    assert host_of(records, A, 2) == 1
+
+
+@pytest.mark.parametrize("count", [1, 13])
+def test_death_from_outside_moves_no_engine(count: int) -> None:
+    engines = [Suspect(f"m{number}", "1") for number in range(count)]
+    records = Records()
+    for at in range(1, 20):  # each had answered in the host before
+        records = died(records, [(each, True) for each in engines], death(at, alone=count == 1, outside=True), 4)
+        assert not any(host_of(records, each, at) for each in engines)
+        assert not any(record.is_quarantined for record in records.values())
+
+
+def test_death_from_outside_that_repeats_without_an_answer_makes_suspects() -> None:
+    records = died({}, [(A, False), (B, True)], death(1, alone=False, outside=True))
+    records = died(records, [(A, False), (B, True)], death(2, alone=False, outside=True))
+    assert (host_of(records, A, 2), host_of(records, B, 2)) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +136,8 @@ def test_what_is_long_ago_is_forgotten_unless_it_is_quarantined() -> None:
     later = 1 + WINDOW_SECONDS + 1
     assert set(live(records, 2)) == {A, B}
     assert set(live(records, later)) == {A}
-    assert not is_suspect(records, B, later)
-    assert not is_suspect({}, A, 0)
+    assert not host_of(records, B, later)
+    assert not host_of({}, A, 0)
 
 
 def test_forgiving_a_model_or_one_of_its_engines_leaves_the_others() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -29,7 +30,8 @@ from edged.model.limits import Bounds
 from edged.raw_contents import to_bytes
 from edged.serving import messages as m
 from edged.serving.blame import Suspect
-from edged.serving.hosts import HostKind, Hosts
+from edged.serving.host_process import End, end_of
+from edged.serving.hosts import HostKind, Hosts, pause
 from edged.serving.link import HostLimits, HostLink, Tenant
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
@@ -293,7 +295,7 @@ def test_who_was_at_work_in_a_host_is_known_when_it_is_lost() -> None:
             await lost
         assert link.loss.why == "died (exit status -11)"
         assert link.loss.suspects == ((busy, False),)
-        assert not link.loss.is_outside
+        assert link.loss.end is End.WORK
 
     with_box(work)
 
@@ -518,7 +520,7 @@ def test_a_host_that_died_is_started_again_and_one_that_keeps_dying_must_wait() 
         for count in range(1, 3):
             link = await hosts.get(HostKind("null"))
             pids.add(link.pid)
-            os.kill(link.pid, signal.SIGKILL)
+            os.kill(link.pid, signal.SIGSEGV)
             await until(lambda n=count: len(lost) == n, "the loss")
         assert len(pids) == 2
         assert hosts.links() == []
@@ -528,3 +530,136 @@ def test_a_host_that_died_is_started_again_and_one_that_keeps_dying_must_wait() 
             await hosts.get(HostKind("null"))
 
     with_hosts(work)
+
+
+def test_hosts_killed_from_outside_are_started_again_at_once_and_forgotten() -> None:
+    async def work(hosts: Hosts, lost: list[str]) -> None:
+        for number in range(4):
+            link = await hosts.get(HostKind("null", apart=str(number)))
+            os.kill(link.pid, signal.SIGKILL)
+            await until(lambda n=number: len(lost) > n, "the loss")
+            assert hosts.retry_in(HostKind("null", apart=str(number))) == 0
+        assert hosts._links == {}
+
+    with_hosts(work)
+
+
+@pytest.mark.parametrize(("has_room", "longest"), [(True, 2.0), (False, 30.0)])
+def test_pause_grows_with_deaths_and_stays_short_while_there_is_room(has_room: bool, longest: float) -> None:
+    pauses = [pause(deaths, has_room=has_room) for deaths in range(1, 20)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.0, longest)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_out_of_memory", "end"),
+    [
+        *((-number, False, End.WORK) for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)),
+        *((-number, True, End.WORK) for number in (signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)),
+        *((status, True, End.WORK) for status in (0, 1, 137, None)),
+        *((-number, False, End.OUTSIDE) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)),
+        (-signal.SIGKILL, True, End.MEMORY),
+        (-signal.SIGTERM, True, End.OUTSIDE),
+    ],
+)
+def test_end_of_process_by_status_and_kernel_kills(status: int | None, is_out_of_memory: bool, end: End) -> None:
+    assert end_of(status, is_out_of_memory=is_out_of_memory) is end
+
+
+# -- what goes wrong between a host and its link ----------------------------------------------------------------------
+
+
+def test_late_answer_of_a_job_that_did_not_stop_leaves_the_link_whole() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order(milliseconds=60_000))
+        stuck = request(1)
+        box.slot.push(stuck)
+        sockets = link._sockets
+        assert sockets is not None
+        drain = sockets.drain
+
+        def late() -> None:  # the answer comes when the host is being given up
+            link._hear(msgspec.msgpack.encode(m.JobFailed(2, "EngineUnusable", "it was stopped")))
+            link._hear(msgspec.msgpack.encode(m.Answer(2, (), m.Times())))
+            drain()
+
+        sockets.drain = late  # type: ignore[method-assign]
+        behind = request(4)
+        box.slot.push(behind)
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(stuck.future, 20)
+        await until(lambda: box.lost != [], "the loss")
+        await box.serve(order())
+        assert mean(await asyncio.wait_for(behind.future, 20)) == 4
+
+    with_box(work, HostLimits(arena_mb=4, job_seconds=0.5))
+
+
+def test_answer_that_cannot_be_read_loses_the_host_and_no_request() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order(milliseconds=60_000))
+        waiting = request(7)
+        box.slot.push(waiting)
+        link._hear(b"nonsense")
+        assert box.lost == ["sent an answer that cannot be read"]
+        await box.serve(order())
+        assert mean(await asyncio.wait_for(waiting.future, 20)) == 7
+
+    with_box(work)
+
+
+@pytest.mark.parametrize("state", ["busy", "opening"])
+def test_stopped_host_is_replaced_and_blames_no_engine(tmp_path: Path, state: str) -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order())
+        os.kill(link.pid, signal.SIGSTOP)
+        waiting = request(3)
+        if state == "busy":
+            box.slot.push(waiting)
+            await until(lambda: bool(link.lost), "the loss")
+        else:
+            with pytest.raises(HostLost):
+                await asyncio.wait_for(link.open(order(), recognition(VECTOR)), 20)
+        assert link.loss.suspects == ()
+        assert link.loss.end is End.OUTSIDE
+        await box.serve(order())
+        if state == "busy":
+            assert mean(await asyncio.wait_for(waiting.future, 20)) == 3
+
+    with_box(work)
+
+
+def test_host_that_waits_for_long_without_using_the_processor_answers_pings_and_lives() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order(milliseconds=7000))  # as an inference on a device: the host only waits
+        assert mean(await box.ask(request(5))) == 5
+        assert not link.lost
+
+    with_box(work)
+
+
+def test_opening_that_is_cancelled_is_closed_once_it_is_open() -> None:
+    async def work(box: Box) -> None:
+        link = await box.host()
+        opening = asyncio.ensure_future(link.open(order(), recognition(VECTOR)))
+        await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        await until(lambda: not link.sessions, "the session is closed")
+        assert not link.lost
+
+    with_box(work)
+
+
+def test_request_that_loses_hosts_to_kills_from_outside_is_answered_by_the_next() -> None:
+    async def work(box: Box) -> None:
+        waiting = request(6)
+        box.slot.push(waiting)
+        for _ in range(4):
+            link = await box.serve(order(milliseconds=60_000))
+            os.kill(link.pid, signal.SIGKILL)
+            await until(lambda one=link: bool(one.lost) and box.slot.current is None, "the loss")
+        await box.serve(order())
+        assert mean(await asyncio.wait_for(waiting.future, 20)) == 6
+
+    with_box(work)

@@ -497,3 +497,19 @@ def test_hosts_of_everything_that_is_planned_are_wanted(tmp_path: Path, clock: C
         assert {kind.generation for kind in wanted} == {e.key.generation for e in gate.planned.engines.values()}
 
     run(story())
+
+
+@pytest.mark.parametrize("error", [Unexpected("a bug"), EngineUnusable("it is refused"), HostLost("it died")])
+def test_session_that_was_opened_is_closed_whatever_fails_before_it_serves(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fails(*_: object) -> None:
+        raise error
+
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        monkeypatch.setattr(opener_module, "warm_up", fails)
+        await gate.open()
+        assert (gate.serving, gate.host().closed) == (None, [1])
+
+    run(story())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edged import tasks
 from edged.config import Health
 from edged.control.chores import Chores
 from edged.control.prober import Prober
@@ -127,5 +128,24 @@ def test_what_becomes_of_requests_is_in_the_vitals_of_the_engine_that_had_them()
         link.answer()
         await settle()
         assert (session.vitals.failures, session.vitals.reason) == (0, "")
+
+    run(story())
+
+
+def test_probe_of_a_model_that_was_planned_again_meanwhile_says_nothing() -> None:
+    async def story() -> None:
+        before = tasks.FAILURES.total()
+        for change in ("engines", "model"):
+            questioner, planned = Questioner(), served_reference()
+            prober(questioner).look([planned], LATER)
+            if change == "engines":
+                planned.engines = {}
+            else:
+                planned.model = None
+            await settle()
+            assert questioner.asked == []
+            assert planned.slot.current is not None
+            assert planned.slot.current.vitals.misses == 0
+        assert tasks.FAILURES.total() == before
 
     run(story())

@@ -246,7 +246,7 @@ def test_a_refused_model_answers_what_waits_and_what_comes_and_gives_its_engine_
             with pytest.raises(NotReady, match="no engine"):
                 call()
         assert slot.waiting == 0
-        slot.reopen()
+        slot.hold(None)
         late = request()
         slot.push(late)
         session = link.session()

@@ -10,8 +10,9 @@ import pytest
 from edged.backend.contract import Recipe
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.warden import Warden
-from edged.errors import Quarantined
+from edged.errors import NotReady, Quarantined
 from edged.serving.blame import DEATHS, Suspect
+from edged.serving.host_process import End
 from edged.serving.link import Loss
 from edged.serving.work import InputTensor, TensorWork
 from tests.unit.control_room import key_of, model, planned_model, record_of, serve
@@ -44,8 +45,7 @@ def test_a_killer_is_barred_and_another_engine_of_the_model_may_serve(tmp_path: 
     kill(warden, planned, other, DEATHS - 1)
     warden.look([planned])
     assert not other.barred
-    assert warden.is_suspect(Suspect("m", other.digest))
-    assert not warden.is_suspect(Suspect("m", reference.digest))
+    assert (other.apart, reference.apart) == ("1", "")
     kill(warden, planned, other, 1)
     warden.look([planned])
     assert other.open_at == math.inf
@@ -98,9 +98,11 @@ def test_it_is_remembered_over_a_restart_by_model_and_engine(tmp_path: Path) -> 
     again.look([planned])
     assert [bool(engine.barred) for engine in engines] == [True, False]
     again.forgive("another")
-    assert Warden(tmp_path).is_suspect(Suspect("m", engines[0].digest))
+    Warden(tmp_path).look([planned])
+    assert engines[0].barred
     again.forgive("m")
-    assert not Warden(tmp_path).is_suspect(Suspect("m", engines[0].digest))
+    Warden(tmp_path).look([planned])
+    assert not engines[0].barred
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"[" * 100_000, b'[{"suspect": {}}]', b"\xff\xfe"])
@@ -111,7 +113,8 @@ def test_a_file_that_cannot_be_read_holds_nothing_against_anybody(tmp_path: Path
     warden.look([planned])
     assert not engines[0].barred
     kill(warden, planned, engines[0])
-    assert Warden(tmp_path).is_suspect(Suspect("m", engines[0].digest))
+    Warden(tmp_path).look([planned])
+    assert engines[0].barred
 
 
 def test_a_disk_that_cannot_be_written_only_makes_it_forget(tmp_path: Path) -> None:
@@ -125,3 +128,37 @@ def test_a_disk_that_cannot_be_written_only_makes_it_forget(tmp_path: Path) -> N
 def test_a_host_that_dies_with_nothing_to_do_is_nobodys_fault(tmp_path: Path) -> None:
     Warden(tmp_path).lost(Loss("died (exit status -9)"))
     assert not (tmp_path / "blame.json").exists()
+
+
+def test_host_killed_from_outside_leaves_engines_where_they_are(tmp_path: Path) -> None:
+    planned, engines = planned_with(REFERENCE, OTHER)
+    warden = Warden(tmp_path)
+    suspects = tuple((Suspect("m", engine.digest), True) for engine in engines)
+    for end in (End.OUTSIDE, End.MEMORY, End.OUTSIDE, End.MEMORY):
+        warden.lost(Loss("died (exit status -9)", suspects, end))
+    warden.look([planned])
+    assert [engine.apart for engine in engines] == ["", ""]
+
+
+@pytest.mark.parametrize("then", ["touched", "broken"])
+def test_quarantined_model_whose_file_changes_keeps_refusing(tmp_path: Path, then: str) -> None:
+    async def work() -> None:
+        warden, (planned, engines) = Warden(tmp_path), planned_with(REFERENCE)
+        kill(warden, planned, engines[0])
+        warden.look([planned])
+        if then == "touched":
+            assert planned.model is not None
+            planned.plan(planned.model, ())
+            planned.engines = {engines[0].digest: engines[0]}
+        else:
+            planned.problem, planned.engines = NotReady("no ONNX file"), {}
+        planned.hold()
+        warden.look([planned])
+        with pytest.raises(Quarantined if then == "touched" else NotReady):
+            planned.slot.push(request())
+        planned.problem = None
+        warden.forgive("m")
+        warden.look([planned])
+        planned.slot.push(request())
+
+    run(work())

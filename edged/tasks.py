@@ -1,0 +1,42 @@
+"""Long-lived asyncio tasks. A task that ends with an unexpected exception is logged, counted and started again: nothing
+awaits it, so without that its work would silently stop for as long as the daemon runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+_LOG = logging.getLogger("edged")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds until a task is started again
+_PROVEN_SECONDS = 60.0  # after which a failure counts as the first one again
+
+FAILURES: Counter[str] = Counter()  # unexpected ends of tasks of this process, by the task's name
+
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+
+
+def keep(name: str, work: Work) -> asyncio.Task[None]:
+    """Run `work()` until it returns or is cancelled; start it again, later each time, if it raises anything else."""
+    return asyncio.get_running_loop().create_task(_kept(name, work), name=name)
+
+
+def failed(name: str, error: BaseException) -> None:
+    """Log and count the unexpected end of a task."""
+    FAILURES[name] += 1
+    _LOG.error("task %s ended with an unexpected error", name, exc_info=error)
+
+
+async def _kept(name: str, work: Work) -> None:
+    loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
+    while True:
+        began = loop.time()
+        try:
+            return await work()
+        except Exception as error:
+            failed(name, error)
+        pause = _FIRST_PAUSE if loop.time() - began > _PROVEN_SECONDS else pause
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)

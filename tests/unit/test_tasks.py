@@ -1,0 +1,85 @@
+"""Long-lived tasks: an unexpected end is logged and counted, and the work is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import edged
+from edged import tasks
+from edged.control.chores import Chores
+from tests.waiting import run, until
+
+# Who starts a task without `tasks.keep`, and why: it is awaited or cancelled where it is started, it answers one client
+# or one peer and tells it of every error, or its owner sees how it ends.
+_OTHERS = {
+    "build/child.py": "one child, awaited",
+    "cli": "a program of its own",
+    "client": "a program of its own",
+    "demo": "a program of its own",
+    "control/chores.py": "one-shot tasks, counted there",
+    "control/loader.py": "shielded, awaited by its command",
+    "doctor/examination.py": "a program of its own",
+    "ingress/cameras.py": "the reader of a call, awaited with it",
+    "ingress/frigate.py": "one request; logs what nobody expected",
+    "ingress/inference/inferring.py": "one request of a call",
+    "ingress/relay.py": "one connection",
+    "ingress/rest/app.py": "one request",
+    "ingress/rest/server.py": "awaited by the lane",
+    "ingress/server.py": "closing of a listener, gathered at the stop",
+    "ingress/zmq_frames.py": "one peer; logs what nobody expected",
+    "serving/host_process.py": "the end of a process",
+    "serving/hosts.py": "shielded, awaited by who asks for the host",
+    "serving/tracking.py": "one process, from start to end; started again by the next frame",
+    "tasks.py": "this is it",
+}
+
+
+def test_keep_work_that_fails_is_counted_and_started_again() -> None:
+    began: list[int] = []
+
+    async def work() -> None:
+        began.append(1)
+        if len(began) < 3:
+            raise RuntimeError("a bug")
+
+    async def story() -> None:
+        before = tasks.FAILURES["test"]
+        await asyncio.wait_for(tasks.keep("test", work), 20)
+        assert len(began) == 3
+        assert tasks.FAILURES["test"] == before + 2
+
+    run(story())
+
+
+def test_keep_cancelled_task_ends() -> None:
+    async def story() -> None:
+        task = tasks.keep("test", lambda: asyncio.sleep(3600))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+
+    run(story())
+
+
+def test_chores_unexpected_end_is_counted_by_name() -> None:
+    async def broken() -> None:
+        raise RuntimeError("a bug")
+
+    async def story() -> None:
+        ended: list[int] = []
+        Chores(lambda: ended.append(1)).start(broken())
+        await until(lambda: ended != [], "the chore has ended")
+        assert any(name.endswith("broken") for name in tasks.FAILURES)
+
+    run(story())
+
+
+def test_tasks_are_started_by_keep_or_for_a_reason() -> None:
+    root = Path(edged.__file__).parent
+    starts = re.compile(r"\b(create_task|ensure_future)\(")
+    found = {str(file.relative_to(root)) for file in root.rglob("*.py") if starts.search(file.read_text())}
+    unknown = {file for file in found if file not in _OTHERS and file.partition("/")[0] not in _OTHERS}
+    assert not unknown, "start it by edged.tasks.keep, or say here why its end is not missed"
