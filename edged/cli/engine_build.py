@@ -11,7 +11,7 @@ import typer
 
 from edged import packages
 from edged.cli import common, folders
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.errors import EdgedError, InvalidInput
 from edged.files import NOT_JSON
 
@@ -96,7 +96,7 @@ def _target(text: str, box: Box) -> ahead.Target:
     try:
         recorded = msgspec.json.decode(place.read_bytes(), type=ready(Facts))
     except (OSError, *NOT_JSON) as error:
-        raise InvalidInput(f"{place} has no facts that `edged device --json` wrote: {error}") from error
+        raise InvalidInput(f"{place} has no facts that `edged device --json` wrote: {explain(error)}") from error
     return ahead.recorded_target(recorded.facts, box.fingerprint, place.name)
 
 

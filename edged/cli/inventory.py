@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 
 from edged.client import address
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.errors import ConfigError, EdgedError, InvalidInput
 from edged.files import read_regular
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 _FILES = ("ca", "certificate", "key", "token_file")
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
-# What TOML and people call what msgspec names otherwise.
-_TYPES = {"object": "a table", "array": "a list", "str": "a text", "float": "a number", "int": "a whole number"}
 
 
 class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,19 +161,7 @@ def _typed(plain: object, kind: type[_Known], where: str) -> _Known:
     try:
         return msgspec.convert(plain, ready(kind))
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(str(error), kind.__struct_fields__)}") from error
-
-
-def _explain(message: str, names: Sequence[str]) -> str:
-    """msgspec's words as people and TOML have them; the nearest name that there is for one that there is not."""
-    unknown = re.search(r"unknown field `(.*)`", message)
-    if unknown is None:
-        what, _, place = message.partition(" - at `$.")
-        typed = re.sub(r"`(\w+)`", lambda found: _TYPES.get(found[1], found[1]), what)
-        return f"{place.rstrip('`')}: {typed[:1].lower()}{typed[1:]}".removeprefix(": ")
-    close = difflib.get_close_matches(unknown[1], names, n=1)
-    meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
-    return f"there is no key {unknown[1]!r}; {meant}"
+        raise ConfigError(f"{where}: {explain(error, kind.__struct_fields__, table='a table')}") from error
 
 
 def _require_known(name: str, known: Sequence[str], what: str) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edged.decoding import explain
 from edged.errors import InvalidInput
 from edged.vision.detections import Detections
 
@@ -94,7 +95,7 @@ def parse(frames: Sequence[memoryview]) -> Message:
     try:
         header = _decoder.decode(frames[0])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the header is not one of Frigate's ZMQ detector: {error}") from None
+        raise InvalidInput(f"the header is not one of Frigate's ZMQ detector: {explain(error)}") from None
     if header.model_request:
         return ModelAsked(header.model_name)
     if len(frames) != 2:

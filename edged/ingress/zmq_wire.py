@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from edged.decoding import explain
 from edged.errors import InvalidInput
 from edged.serving.options import Mode, StreamOptions
 from edged.serving.work import Blob, FrameWork
@@ -122,7 +123,7 @@ def parse(frames: Sequence[memoryview]) -> Message:
     try:
         header = _decoder.decode(frames[0])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the frame's header cannot be used: {error}") from None
+        raise InvalidInput(f"the frame's header cannot be used: {explain(error)}") from None
     data = frames[1] if len(frames) == 2 else None
     if (data is None) == (header.shared is None):
         raise InvalidInput("the frame holds no picture, or two; send its bytes behind the header, or set `shared`")

@@ -7,8 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
 
 import edged
+from edged import decoding
 
 _ROOT = Path(edged.__file__).parent
 _TYPED = {"decode", "convert", "Decoder"}
@@ -79,3 +84,42 @@ def _is_typed(call: ast.Call) -> bool:
     kinds = [ast.unparse(each) for each in (*named, *positional)]
     # Built-in types have nothing that threads share.
     return any(not kind.startswith("ready(") and kind != "dict[str, msgspec.Raw]" for kind in kinds)
+
+
+class Inner(msgspec.Struct):
+    name: str
+    shape: Annotated[list[int], msgspec.Meta(max_length=4)]
+
+
+class Outer(msgspec.Struct, forbid_unknown_fields=True):
+    inputs: list[Inner] = []
+    score: float | None = None
+    most: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    parameters: dict[str, bool | int | str] = {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'{"scor": 1}', "unknown name 'scor'; did you mean 'score'?"),
+        (b'{"zzz": 1}', "unknown name 'zzz'; there are inputs, score, most, parameters"),
+        (b'{"score": "abc"}', "score: expected a number, got a text"),
+        (b'{"most": -1}', "most: expected a whole number >= 0"),
+        (b'{"inputs": [{"name": "x"}]}', "inputs[0]: 'shape' is missing"),
+        (b'{"inputs": [{"name": 1, "shape": []}]}', "inputs[0].name: expected a text, got a whole number"),
+        (
+            b'{"inputs": [{"name": "x", "shape": [1, 2.5]}]}',
+            "inputs[0].shape[1]: expected a whole number, got a number",
+        ),
+        (
+            b'{"parameters": {"a": []}}',
+            "parameters[...]: expected true or false or a whole number or a text, got a list",
+        ),
+        (b"[]", "expected an object, got a list"),
+        (b"{", "input data was truncated"),
+    ],
+)
+def test_explain_names_the_place_and_what_belongs_there(text: bytes, said: str) -> None:
+    with pytest.raises(msgspec.MsgspecError) as caught:
+        msgspec.json.decode(text, type=Outer)
+    assert decoding.explain(caught.value, Outer.__struct_fields__) == said

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from edged import errors
+from edged.errors import InvalidInput
 from edged.ingress.rest import access, answering, pictures, plain, routes
 from edged.ingress.rest.exchange import Answer, Ask
 from edged.ingress.rest.routes import Route
@@ -121,3 +122,11 @@ def test_what_the_query_says_is_in_the_frame() -> None:
     assert frame.thresholds.class_agnostic is True
     assert not frame.thresholds.HasField("iou")
     assert not pictures.frame_of(Ask("POST", "/", body=b"jpeg"), "").HasField("thresholds")
+
+
+@pytest.mark.parametrize(("query", "word"), [({"scor": "1"}, "'score'"), ({"score": "abc"}, "a number")])
+def test_query_that_makes_no_sense_is_refused_in_plain_words(query: dict[str, str], word: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        pictures.frame_of(Ask("POST", "/", query=query, body=b"jpeg"), "m")
+    assert word in str(caught.value)
+    assert "`" not in str(caught.value)

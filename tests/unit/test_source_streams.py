@@ -346,7 +346,7 @@ def test_a_usb_camera_that_is_busy_is_tried_again(
     ("text", "kind", "words"),
     [
         ("v4l2:///dev/video987", NotFound, "no camera /dev/video987"),
-        ("v4l2:///dev/video0?wdith=3", InvalidInput, "width, height, fps, format"),
+        ("v4l2:///dev/video0?wdith=3", InvalidInput, "did you mean 'width'"),
         ("v4l2:///dev/video0?width=3", InvalidInput, "no size"),
         ("csi://left", InvalidInput, "csi://0"),
         ("shm://other", InvalidInput, "edged-"),

@@ -10,7 +10,7 @@ import msgspec
 
 from edged.build.admission.variables import MEMORY_MB, SECONDS
 from edged.build.child import Limits, Patience
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.device import system
 from edged.device.root import Root
 from edged.errors import ConfigError
@@ -84,7 +84,7 @@ def given(seconds: float | None = None, memory_mb: int | None = None) -> Admissi
     try:
         return msgspec.convert({k: v for k, v in said.items() if v is not None}, ready(AdmissionLimits), strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"limits of admission ({SECONDS}, {MEMORY_MB} or options): {error}") from error
+        raise ConfigError(f"limits of admission ({SECONDS}, {MEMORY_MB} or options): {explain(error)}") from error
 
 
 @functools.cache

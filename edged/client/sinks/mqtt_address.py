@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from edged.client.sources.redaction import redact
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.errors import InvalidInput, NotFound
 
 PASSWORD, PASSWORD_FILE = "EDGED_MQTT_PASSWORD", "EDGED_MQTT_PASSWORD_FILE"
@@ -49,7 +49,8 @@ def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
         port = parts.port
         query = msgspec.convert(dict(parse_qsl(parts.query, keep_blank_values=True)), ready(_Query), strict=False)
     except (ValueError, msgspec.ValidationError) as error:
-        raise InvalidInput(f"{redact(url)!r} is no broker ({error}); write mqtt://user@host:1883/prefix") from None
+        why = explain(error, _Query.__struct_fields__)
+        raise InvalidInput(f"{redact(url)!r} is no broker ({why}); write mqtt://user@host:1883/prefix") from None
     if parts.scheme not in _PORTS or not parts.hostname:
         raise InvalidInput(f"{redact(url)!r} is no broker; write mqtt://user@host:1883/prefix, or mqtts:// for TLS")
     if parts.password is not None:

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.errors import InvalidInput
 
 
@@ -27,8 +27,8 @@ def camera_address(text: str) -> tuple[str, CameraSettings]:
     try:
         settings = msgspec.convert(given, ready(CameraSettings), strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(CameraSettings.__struct_fields__)
-        raise InvalidInput(f"{text!r} has settings that no camera takes ({error}); there are {known}") from None
+        why = explain(error, CameraSettings.__struct_fields__)
+        raise InvalidInput(f"{text!r} has settings that no camera takes: {why}") from None
     if min(settings.width, settings.height) < 0 or settings.fps < 0 or bool(settings.width) != bool(settings.height):
         raise InvalidInput(f"{text!r} is no size of a picture; give width and height, such as ?width=1280&height=720")
     return parts.netloc + parts.path, settings

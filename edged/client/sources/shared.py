@@ -22,7 +22,7 @@ from edged.client.frames import Picture
 from edged.client.sources import jpeg
 from edged.client.sources.live import Live
 from edged.client.sources.reader import Shot
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.errors import InvalidInput
 
 _LOOK_S = 0.004
@@ -76,8 +76,8 @@ def _parse(address: str) -> tuple[str, RingSettings]:
             dict(parse_qsl(parts.query, keep_blank_values=True)), ready(RingSettings), strict=False
         )
     except msgspec.ValidationError as error:
-        known = ", ".join(RingSettings.__struct_fields__)
-        raise InvalidInput(f"shm://{address} has settings that no ring takes ({error}); there are {known}") from None
+        why = explain(error, RingSettings.__struct_fields__)
+        raise InvalidInput(f"shm://{address} has settings that no ring takes: {why}") from None
     if not name.startswith(layout.PREFIX) or "/" in name:
         raise InvalidInput(f"shm://{name} is no ring; its name begins with {layout.PREFIX}: ls {layout.FOLDER}")
     sized = settings.width > 0 and settings.height > 0

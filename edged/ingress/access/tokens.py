@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 
 from edged.config.access import Role
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.errors import AlreadyExists, ConfigError, EdgedError, InvalidInput, NotFound
 from edged.files import read_regular
 from edged.ingress.access.roles import Roles
@@ -95,7 +95,9 @@ class TokenFile:
         try:
             return msgspec.json.decode(data, type=ready(_File)).tokens
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self.path} is no file of tokens: {error}; edged tokens writes them") from error
+            raise ConfigError(
+                f"{self.path} is no file of tokens: {explain(error)}; edged tokens writes them"
+            ) from error
 
     def add(self, token: Token) -> None:
         """AlreadyExists where its name is taken."""

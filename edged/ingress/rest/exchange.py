@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.errors import InvalidInput
 from edged.files import NOT_JSON
 
@@ -65,7 +65,7 @@ def wanted(body: bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(body or b"{}", type=ready(kind))
     except NOT_JSON as error:
-        raise InvalidInput(f"{what} cannot be used: {error}") from None
+        raise InvalidInput(f"{what} cannot be used: {explain(error)}") from None
 
 
 def decoded(key: str, value: object) -> bytes:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from edged.decoding import ready
+from edged.decoding import explain, ready
 from edged.errors import InvalidInput
 from edged.ingress import result_json
 from edged.ingress.cameras import CameraService
@@ -62,7 +62,7 @@ def _query(query: Mapping[str, str]) -> _Query:
     try:
         return msgspec.convert(query, ready(_Query), strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"the request's query cannot be used: {error}") from None
+        raise InvalidInput(f"the request's query cannot be used: {explain(error, _Query.__struct_fields__)}") from None
 
 
 def _region(text: str) -> pb.Region:

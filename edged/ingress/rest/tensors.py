@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from edged.decoding import explain
 from edged.errors import InvalidInput
 from edged.files import NOT_JSON
 from edged.ingress.rest import values
@@ -166,7 +167,7 @@ def _decode(text: bytes) -> _Inference:
                 raise
             return _decoder.decode(values.with_bare_words(text))
     except NOT_JSON as error:
-        raise InvalidInput(f"the request's JSON cannot be used: {error}") from None
+        raise InvalidInput(f"the request's JSON cannot be used: {explain(error)}") from None
 
 
 def _add(message: pb.ModelInferRequest, said: _Input) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from edged import raw_contents
+from edged.decoding import explain
 from edged.errors import InvalidInput, TooLarge
 from edged.files import NOT_JSON
 from edged.tensors import Array, numpy_dtype
@@ -117,7 +118,7 @@ def _numbers(name: str, datatype: str, dtype: np.dtype[np.generic], block: bytes
                 return np.array(_floats.decode(block), np.float64).astype(dtype)
         wide = np.array(_whole.decode(block), np.uint64 if dtype.kind == "u" else np.int64)
     except (msgspec.DecodeError, OverflowError) as error:
-        raise InvalidInput(f"input {name!r} is {datatype}, and data holds something else: {error}") from None
+        raise InvalidInput(f"input {name!r} is {datatype}, and data holds something else: {explain(error)}") from None
     bounds = np.iinfo(dtype.name)
     if wide.size and (int(wide.min()) < bounds.min or int(wide.max()) > bounds.max):
         raise InvalidInput(f"input {name!r} has values that do not fit {datatype}")
