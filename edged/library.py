@@ -30,7 +30,7 @@ from edged.client.found import classes_of, detections_of
 from edged.client.frames import Picture, read_picture
 from edged.client.result import Result, Timings
 from edged.config import Engines
-from edged.control import lowering
+from edged.control import lowering, preference
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.planner import Planner
 from edged.control.states import EngineState
@@ -174,8 +174,9 @@ def _quietly(progress: Progress) -> None:
 
 def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
     """The fastest engine that opens, the reference last."""
-    ready = [e for e in planned.engines.values() if e.state is EngineState.READY]
-    ready.sort(key=lambda e: e.record.cost or math.inf if e.record else math.inf)
+    engines, settings = planned.engines.values(), planned.entry.settings
+    ready = [e for e in engines if e.state is EngineState.READY and not preference.is_doubted(e, engines)]
+    ready.sort(key=lambda e: preference.cost(e, settings) or math.inf)
     reference = [e for e in planned.engines.values() if e.recipe.is_reference and e not in ready]
     refusal: EdgedError = EngineUnusable("no backend is installed")
     for engine in [*ready, *reference]:

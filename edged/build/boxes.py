@@ -17,12 +17,13 @@ import numpy.typing as npt
 from edged.tensors import Array
 from edged.vision.detections import Detections
 from edged.vision.families.contract import Costly
-from edged.vision.family import Classifier, Family, Recognition, open_family
+from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
 from edged.vision.placement import Fit, Placement, place
 
 _SAME_PLACE = 0.5  # IoU from which on two boxes are about the same thing
 _MOST_SEEN = 512  # detections of a picture that are looked up, the best; a wall of noise has thousands
 _MOST_OFFERED = 4096
+_EVERY_CLASS = Thresholds(score=0.0, max_detections=1 << 20)
 
 
 class Agreement(msgspec.Struct, frozen=True):
@@ -79,12 +80,6 @@ class Matcher:
         )
         self._all = msgspec.structs.replace(self._offered, score=0.0, max_detections=_MOST_SEEN)
 
-    @classmethod
-    def of(cls, recognition: Recognition, slack: float) -> Matcher | None:
-        """None for a model of no family, and for a classifier, whose rows are judged by who wins."""
-        family = open_family(recognition) if recognition.family else None
-        return None if family is None or isinstance(family, Classifier) else cls(recognition, family, slack)
-
     def compare(self, expected: Mapping[str, Array], found: Mapping[str, Array], placement: Placement) -> Agreement:
         """For one picture, from the outputs of the reference and of the engine, which have the same shapes."""
         if not set(self._read) <= set(expected):  # one differs from run to run, so that nothing can be said
@@ -104,6 +99,32 @@ class Matcher:
         padded = np.zeros(_MOST_SEEN, np.float32)
         padded[: len(found)] = found
         return padded
+
+
+class ClassMatcher:
+    """Compares what a classifier tells of a picture."""
+
+    def __init__(self, recognition: Recognition, family: Classifier) -> None:
+        self._family, self._read = family, frozenset(recognition.reading.outputs)
+
+    def difference(self, expected: Mapping[str, Array], found: Mapping[str, Array]) -> float:
+        """The largest between the probabilities of a class; 0 if an output differs from run to run."""
+        if not self._read <= expected.keys():
+            return 0.0
+        ours, theirs = (self._probabilities(outputs) for outputs in (expected, found))
+        return max((abs(ours.get(n, 0.0) - theirs.get(n, 0.0)) for n in ours.keys() | theirs.keys()), default=0.0)
+
+    def _probabilities(self, outputs: Mapping[str, Array]) -> dict[int, float]:
+        told = self._family.classify(outputs, 0, _EVERY_CLASS)
+        return dict(zip(told.class_ids.tolist(), told.scores.tolist(), strict=True))
+
+
+def matcher_for(recognition: Recognition, slack: float) -> Matcher | ClassMatcher | None:
+    """None for a model of no family."""
+    family = open_family(recognition) if recognition.family else None
+    if family is None:
+        return None
+    return ClassMatcher(recognition, family) if isinstance(family, Classifier) else Matcher(recognition, family, slack)
 
 
 def _differences(seen: Detections, offered: Detections) -> npt.NDArray[np.float32]:

@@ -26,7 +26,7 @@ from edged.build.extent import Extent
 from edged.build.golden import SUFFIX, Sample, is_whole
 from edged.build.golden import load as load_golden
 from edged.build.reference import REFERENCE as REFERENCE
-from edged.build.standard import Standard
+from edged.build.standard import Standard, coarser
 from edged.errors import (
     BuildFailed,
     EdgedError,
@@ -50,7 +50,7 @@ from edged.version import __version__
 _LOG = logging.getLogger("edged.build")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
-_READ_FORMAT = 4  # of what is kept of a model that was read
+_READ_FORMAT = 5  # of what is kept of a model that was read
 _KEPT = 1000  # of such; the oldest are of models that were refused and never came back
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
@@ -282,6 +282,7 @@ class Builder:
             standard.tolerance,
             model.recognition,
             _version(task),
+            coarser(task.recipe.precision, model.inspection.arithmetic),
         )
         return await run(job, jobs.Timed, self._limits, tell=tell)
 

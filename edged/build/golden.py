@@ -63,13 +63,13 @@ class Golden(msgspec.Struct, frozen=True):
     skipped: tuple[str, ...] = ()
 
 
-def deciding(samples: Sequence[Sample], precision: str) -> list[Sample]:
-    """The samples that an engine of a precision is judged by.
+def deciding(samples: Sequence[Sample], arithmetic: str) -> list[Sample]:
+    """The samples that an engine is judged by which computes in a precision, or whose model does.
 
-    One of fewer digits than the model was written in is made for what the model is used with: values that no camera
+    One of fewer digits than float32 is made for what the model is used with: values that no camera
     gives exceed its range, and int8 is calibrated on pictures, beyond which it cuts off.
     """
-    if precision == "fp32":
+    if arithmetic == "fp32":
         return list(samples)
     used = [sample for sample in samples if sample.kind in (GIVEN, PICTURE)]
     return used or [sample for sample in samples if sample.kind != WIDE] or list(samples)

@@ -81,6 +81,7 @@ class Verify(msgspec.Struct, frozen=True, tag=True):
     tolerance: Tolerance
     recognition: Recognition  # how boxes are read from the outputs, so that they can be compared
     expects: str = ""
+    arithmetic: str = "fp32"  # the precision of fewest digits that is computed in, by the model or by the engine
 
 
 class CompareLevels(msgspec.Struct, frozen=True, tag=True):

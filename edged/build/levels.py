@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from edged.backend.contract import Order, Session
 from edged.backend.ort import levels as ort_levels
 from edged.build import golden, jobs
-from edged.build.boxes import Matcher
+from edged.build.boxes import ClassMatcher, Matcher, matcher_for
 from edged.build.standard import Tolerance
 from edged.build.verify import Pair, judge
 from edged.errors import EngineUnusable, InvalidInput
@@ -24,7 +24,7 @@ def compare(job: jobs.CompareLevels, session: Session, tell: Callable[[jobs.Prog
     tell(jobs.Progress("asking the reference"))
     asked = golden.make(session, order.signature, job.recognition, job.samples, job.extent)
     session.close()
-    matcher = Matcher.of(job.recognition, job.tolerance.box_score)
+    matcher = matcher_for(job.recognition, job.tolerance.box_score)
     found = []
     for number, level in enumerate(ort_levels.NAMES):
         tell(jobs.Progress(f"comparing level {level}", number / len(ort_levels.NAMES)))
@@ -33,7 +33,11 @@ def compare(job: jobs.CompareLevels, session: Session, tell: Callable[[jobs.Prog
 
 
 def _verdict(
-    order: Order, level: str, samples: Sequence[golden.Sample], tolerance: Tolerance, matcher: Matcher | None
+    order: Order,
+    level: str,
+    samples: Sequence[golden.Sample],
+    tolerance: Tolerance,
+    matcher: Matcher | ClassMatcher | None,
 ) -> Verdict:
     try:
         session = ort_levels.open_at(order, level)

@@ -7,10 +7,12 @@ file twice.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import msgspec
 
 from edged.build.extent import Extent
+from edged.model import settings as model_settings
 from edged.model import verification
 from edged.model.model import Model
 from edged.model.samples import content
@@ -37,6 +39,7 @@ class Tolerance(msgspec.Struct, frozen=True):
     top1: float  # at least: share of the rows with a clear winner that keep it
     boxes: float  # at least: share of detections that the other finds as well, in the worse of both directions
     box_score: float  # at most: largest difference between the scores of a detection
+    class_score: float  # at most: largest difference between the probabilities of a class, of pictures and samples
     finite: float = 1.0  # at least: share of elements that are finite, infinite or no number as in the reference
 
 
@@ -51,6 +54,7 @@ TOLERANCES = {
         top1=0.999,
         boxes=0.999,
         box_score=0.01,
+        class_score=0.01,
     ),
     # The factors of products are rounded to ten bits, sums are not.
     "tf32": Tolerance(
@@ -62,6 +66,7 @@ TOLERANCES = {
         top1=0.99,
         boxes=0.98,
         box_score=0.03,
+        class_score=0.03,
     ),
     "fp16": Tolerance(
         cosine=0.999,
@@ -72,6 +77,7 @@ TOLERANCES = {
         top1=0.98,
         boxes=0.95,
         box_score=0.05,
+        class_score=0.05,
     ),
     "bf16": Tolerance(
         cosine=0.995,
@@ -82,6 +88,7 @@ TOLERANCES = {
         top1=0.95,
         boxes=0.9,
         box_score=0.1,
+        class_score=0.1,
     ),
     "int8": Tolerance(
         cosine=0.98,
@@ -92,6 +99,7 @@ TOLERANCES = {
         top1=0.9,
         boxes=0.85,
         box_score=0.3,
+        class_score=0.3,
     ),
 }
 
@@ -107,14 +115,31 @@ class Standard(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, model: Model, precision: str) -> Standard:
         """The standard for engines of a model in a precision."""
-        own = verification.bounds(model.entry.settings, precision)
-        tolerance = msgspec.structs.replace(TOLERANCES[precision], **own)
-        return cls(tolerance, _golden(model), _detections(model.recognition))
+        held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
+        return cls(held, _golden(model), _detections(model.recognition))
 
     @property
     def digest(self) -> str:
         """12 hexadecimal digits over all of it."""
         return _short(self)
+
+
+def coarser(precision: str, arithmetic: str) -> str:
+    """The one of fewer digits, which says how far two right answers may be apart."""
+    return max(precision, arithmetic, key=list(TOLERANCES).index)
+
+
+def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp32") -> Tolerance:
+    """How far an engine may be from the reference. The model computes in `arithmetic` as it was written.
+
+    What is told of a picture has one bound for all precisions, unless the model's settings ask for this one.
+    """
+    found = TOLERANCES[coarser(precision, arithmetic)]
+    if precision not in (model_settings.precisions(settings) or ()):
+        exact = TOLERANCES[arithmetic]
+        told = {figure: getattr(exact, figure) for figure in ("top1", "boxes", "box_score", "class_score")}
+        found = msgspec.structs.replace(found, **told)
+    return msgspec.structs.replace(found, **verification.bounds(settings, precision))
 
 
 def _golden(model: Model) -> str:

@@ -16,7 +16,7 @@ from edged.backend.artefact import Artefact
 from edged.backend.contract import Backend, Composition, Order, Session, Signature
 from edged.backend.profile import PREFIX
 from edged.build import given, golden, jobs, runtimes, trial
-from edged.build.boxes import Matcher
+from edged.build.boxes import matcher_for
 from edged.build.conversion import converted
 from edged.build.questions import GIVEN, PICTURE, read_sample
 from edged.build.repair.messages import FreeDims, Lower, Prove, Simplify
@@ -110,11 +110,8 @@ def _make_golden(job: jobs.MakeGolden) -> jobs.MadeGolden:
 def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
     asked = golden.load(Path(job.golden))
     session = _load(job).open(job.order)
-    pairs = (
-        _pair(sample, session, job.order.signature)
-        for sample in golden.deciding(asked.samples, job.order.recipe.precision)
-    )
-    verdict = judge(pairs, job.tolerance, Matcher.of(job.recognition, job.tolerance.box_score))
+    pairs = (_pair(sample, session, job.order.signature) for sample in golden.deciding(asked.samples, job.arithmetic))
+    verdict = judge(pairs, job.tolerance, matcher_for(job.recognition, job.tolerance.box_score))
     if asked.skipped:
         figures = verdict.figures | {"skipped_samples": float(len(asked.skipped))}
         verdict = msgspec.structs.replace(verdict, figures=figures)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edged.build.boxes import Agreement, Matcher
+from edged.build.boxes import Agreement, ClassMatcher, Matcher
 from edged.build.golden import Sample
 from edged.build.noise import Noise, without
 from edged.build.questions import WIDE
@@ -24,7 +24,7 @@ _TINY = 1e-12  # a column of zeros has no scale
 # Figures of which more is better; of the others less is.
 FLOORS = frozenset(("finite", "cosine", "top1", "boxes"))
 # What is decided on, in the order of telling. p99_abs is for people to read.
-_DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "boxes", "box_score")
+_DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "boxes", "box_score", "class_score")
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -48,8 +48,8 @@ class Pair(msgspec.Struct, frozen=True):
         return cls(sample.outputs, answer, sample.name, sample.placement, extreme, sample.noise)
 
 
-def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | None = None) -> Verdict:
-    """The verdict over the answers to every question. `matcher` compares the detections in pictures."""
+def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ClassMatcher | None = None) -> Verdict:
+    """The verdict over the answers to every question. `matcher` compares what is told of pictures."""
     tally = _Tally(tolerance, matcher)
     for pair in pairs:
         reason = tally.add(pair)
@@ -61,8 +61,10 @@ def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | None =
 class _Tally:
     """The figures over all questions so far."""
 
-    def __init__(self, tolerance: Tolerance, matcher: Matcher | None) -> None:
-        self._tolerance, self._matcher = tolerance, matcher
+    def __init__(self, tolerance: Tolerance, matcher: Matcher | ClassMatcher | None) -> None:
+        self._tolerance = tolerance
+        self._classes = matcher if isinstance(matcher, ClassMatcher) else None
+        self._matcher = matcher if isinstance(matcher, Matcher) else None
         self._worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
         self._worst |= dict.fromkeys(("relative_l2", "p99_abs", "outliers", "unequal"), 0.0)
         self._where: dict[str, str] = {}  # the picture that a figure is worst on
@@ -89,6 +91,9 @@ class _Tally:
                 clear, kept = _winners(reference, found, self._tolerance.element)
                 rows, same = self._winners.get(name, (0, 0))
                 self._winners[name] = rows + clear, same + kept
+        if self._classes is not None and pair.picture:
+            self._worst.setdefault("class_score", 0.0)
+            self._take("class_score", self._classes.difference(pair.expected, pair.answer), pair.picture)
         if self._matcher is not None and self._matcher.lists:
             self._add_scores(self._matcher, pair)
         if self._matcher is not None and pair.placement is not None:

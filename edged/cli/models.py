@@ -54,9 +54,9 @@ def add(
     Settings: family, names, backends, threads, precisions, thresholds.{score,iou,max_detections,class_agnostic},
     preprocess.{width,height,color,fit,scale,mean,std,pad,zoom}, decode.{anchors,boxes,scores,background}, and, for all
     precisions or as verify.PRECISION.FIGURE for one,
-    verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score}. Of a model with open dimensions:
-    profile.INPUT (the smallest, usual and largest shape that engines are built for), shapes.policy (any, refuse or
-    learn: what becomes of requests outside it) and, to learn, shapes.{quiet_s,most_mb,per_hour}.
+    verify.{cosine,relative_l2,element,outliers,unequal,finite,top1,boxes,box_score,class_score}. Of a model with open
+    dimensions: profile.INPUT (the smallest, usual and largest shape that engines are built for), shapes.policy (any,
+    refuse or learn: what becomes of requests outside it) and, to learn, shapes.{quiet_s,most_mb,per_hour}.
     """
     from edged.model.settings import parse_assignments
 
@@ -173,7 +173,7 @@ def _list(models: Sequence[tuple[str, ModelInfo]]) -> RenderableType:
 
 def _table(models: Sequence[tuple[str, ModelInfo]]) -> Table:
     """Each with the name of its box, empty where there is only one."""
-    titles = ("model", "state", "family", "backend", "engine", "inputs")
+    titles = ("model", "state", "family", "backend", "precision", "engine", "inputs")
     alarming, noting = any(model.alarms for _, model in models), any(model.notes for _, model in models)
     more = [*(["alarms"] if alarming else []), *(["notes"] if noting else [])]
     table = Table(*answers.boxed(models), *titles, *more, box=None, pad_edge=False)
@@ -184,7 +184,7 @@ def _table(models: Sequence[tuple[str, ModelInfo]]) -> Table:
         told = model.reason or inputs
         unused = f"{len(model.notes)} unused: edged models show {model.name}" if model.notes else ""
         notes = [unused] if noting else []
-        about = (model.name, _state(model), family, model.backend, model.engine[:12], told)
+        about = (model.name, _state(model), family, model.backend, _precision(model), model.engine[:12], told)
         table.add_row(*([box] if box else []), *about, *alarms, *notes)
     return table
 
@@ -199,6 +199,7 @@ def _facts(model: ModelInfo) -> Table:
         "digest": model.digest or "none",
         "family": model.family or "raw tensors",
         "engine": f"{model.engine[:12]} ({model.backend}), swapped {model.swaps} times" if model.engine else "none",
+        **({"precision": _precision(model)} if model.precision else {}),
         "inputs": _tensors(model.inputs),
         "outputs": _tensors(model.outputs),
         **({} if model.shapes is None else _open_dimensions(model.shapes)),
@@ -212,6 +213,10 @@ def _facts(model: ModelInfo) -> Table:
     for name, value in rows.items():
         table.add_row(name, "\n".join(map(words.shown, value.split("\n"))))
     return table
+
+
+def _precision(model: ModelInfo) -> str:
+    return f"{model.precision} ({model.precision_reason})" if model.precision_reason else model.precision
 
 
 def _state(model: ModelInfo) -> str:

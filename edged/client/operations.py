@@ -79,6 +79,7 @@ class ModelInfo(Info, frozen=True):
     """A model in the daemon: `state` is loading, ready, refused or failed, and `reason` why it is not ready; `alarms`
     tell what is wrong with it or its engines, `notes` what its config.pbtxt says to no effect. Of one that is refused
     `category` and `stage` say why and where as docs/admission.md lists them; they are empty where it is none of those.
+    `precision_reason` says why the engine that serves has its precision.
     A version beside the one that answers for the model is called NAME:VERSION."""
 
     name: str
@@ -99,6 +100,8 @@ class ModelInfo(Info, frozen=True):
     repair: repair.Record | None = None
     category: str = ""
     stage: str = ""
+    precision: str = ""
+    precision_reason: str = ""
 
 
 class Verdict(Info, frozen=True):
@@ -213,6 +216,8 @@ def model_info(message: pb.ModelStatus) -> ModelInfo:
         repair=_repair(message.repair) if message.HasField("repair") else None,
         category=message.category,
         stage=message.stage,
+        precision=message.precision,
+        precision_reason=message.precision_reason,
     )
 
 

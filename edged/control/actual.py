@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from edged.control import preference
 from edged.control.plan import PlannedEngine, PlannedModel
 from edged.control.reconcile import EngineView, ModelView
 from edged.control.states import MAKING, EngineState
@@ -52,7 +53,7 @@ def _model(planned: PlannedModel) -> ModelView:
     fits, current = planned.fits(), planned.slot.current
     return ModelView(
         name=planned.entry.name,
-        engines=tuple(_engine(engine) for engine in planned.engines.values()),
+        engines=tuple(_engine(planned, engine) for engine in planned.engines.values()),
         serving=planned.serving if fits else None,
         edition=current.edition if current is not None and fits else "",
         apart=current.apart if current is not None and fits else "",
@@ -61,7 +62,7 @@ def _model(planned: PlannedModel) -> ModelView:
     )
 
 
-def _engine(engine: PlannedEngine) -> EngineView:
+def _engine(planned: PlannedModel, engine: PlannedEngine) -> EngineView:
     return EngineView(
         key=engine.digest,
         recipe=engine.recipe,
@@ -70,7 +71,8 @@ def _engine(engine: PlannedEngine) -> EngineView:
         usable=engine.is_usable,
         edition=engine.edition,
         apart=engine.apart,
-        cost=engine.record.cost if engine.record else None,
+        is_doubted=preference.is_doubted(engine, planned.engines.values()),
+        cost=preference.cost(engine, planned.entry.settings),
         retry_at=engine.retry_at,
         open_at=engine.open_at,
         wish=engine.wish.value,

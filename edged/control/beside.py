@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from edged.control import preference
 from edged.control.chores import Chores
 from edged.control.opener import Opener
 from edged.control.plan import PlannedEngine, PlannedModel, is_of
@@ -128,7 +129,10 @@ def _choice(planned: PlannedModel, now: float) -> PlannedEngine | None:
     able = [
         engine
         for engine in planned.engines.values()
-        if not engine.recipe.profile and (engine.is_usable or engine.recipe.is_reference) and engine.open_at <= now
+        if not engine.recipe.profile
+        and (engine.is_usable or engine.recipe.is_reference)
+        and engine.open_at <= now
+        and not preference.is_doubted(engine, planned.engines.values())
     ]
-    costs = {id(e): (e.record.cost if e.record else None) for e in able}
+    costs = {id(e): preference.cost(e, planned.entry.settings) for e in able}
     return min(able, key=lambda e: math.inf if costs[id(e)] is None else costs[id(e)] or 0.0, default=None)

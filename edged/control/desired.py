@@ -37,7 +37,9 @@ def desired(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[str, 
 def _of_model(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ...]:
     lane = lanes(fingerprint.facts)
     engines = []
-    for candidate in candidates(model.entry.settings, fingerprint.facts):
+    for candidate in candidates(
+        model.entry.settings, fingerprint.facts, is_decoded=model.recognition.family is not None
+    ):
         recipe, problem = complete(candidate, model, fingerprint.facts)
         key = EngineKey.of(model.digest, recipe, fingerprint)
         standard = Standard.of(model, recipe.precision).digest

@@ -11,6 +11,7 @@ from edged.build.builder import REFERENCE
 from edged.device.devices import Device, devices
 from edged.device.fingerprint import Fingerprint
 from edged.model import settings as model_settings
+from edged.model.settings import PRECISIONS
 
 # Whether a precision is worth a try by itself, by the device and the instructions of its processor.
 _Suits: TypeAlias = Callable[[Device, frozenset[str]], bool]
@@ -53,12 +54,14 @@ _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
 }
 
 
-def candidates(settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[Recipe, ...]:
+def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_decoded: bool = True) -> tuple[Recipe, ...]:
     """Every engine worth having, the reference first: it answers before anything is built.
 
     Devices x backends x precisions x threads. The setting `backends` narrows the choice, also to backends that are
     never chosen by themselves (`null`); `precisions` narrows or widens it within what a backend can do on a device;
-    `threads` lists the numbers to try on the CPU. The reference stays, since what is verified is verified against it.
+    `threads` lists the numbers to try on the CPU. If the model's outputs are not decoded (`is_decoded`), nothing says
+    whether fewer digits change what its user sees, so only the precisions that the settings name are tried. The
+    reference stays, since what is verified is verified against it.
     """
     counts = model_settings.threads(settings)
     wanted = model_settings.backends(settings) or registry.installed(facts)
@@ -68,6 +71,7 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[R
         for device in devices(Fingerprint(dict(facts)))
         for backend in wanted
         for precision in precisions(backend, device, settings, facts)
+        if is_decoded or precision == REFERENCE.precision or PRECISIONS in settings
         for count in (counts if device.kind == "cpu" else (0,))
     )
     return tuple(dict.fromkeys((reference, *others)))

@@ -20,7 +20,8 @@ class EngineView(msgspec.Struct, frozen=True):
     """One engine that a model should have. Times are monotonic seconds.
 
     `cost` is the time of one inference as a share of the reference's, measured in turns with it: whatever else the box
-    was doing then slowed both, so costs of engines that were timed at different moments can be compared.
+    was doing then slowed both, so costs of engines that were timed at different moments can be compared. One of fewer
+    digits than asked for counts for more (`preference.cost`), and one that is doubted does not serve.
     """
 
     key: str
@@ -28,6 +29,7 @@ class EngineView(msgspec.Struct, frozen=True):
     state: EngineState
     lane: str = "cpu"  # engines of one lane are made one after the other
     usable: bool = False  # in the store, accepted and whole, also while it is being made anew
+    is_doubted: bool = False
     edition: str = ""  # which build of it
     apart: str = ""  # the host for suspects that it is to be opened in
     cost: float | None = None
@@ -109,7 +111,7 @@ def _open(model: ModelView, now: float) -> Open | None:
     serving = next((e for e in model.engines if e.key == model.serving), None)
     if model.outdated and serving is None:
         return _replace_outdated(model, able)
-    if serving is None or (serving not in able and serving.state is EngineState.REJECTED):  # wrong answers end at once
+    if serving is None or (serving not in able and _is_wrong(serving)):  # wrong answers end at once
         return Open(model.name, _first_choice(able).key)
     best = min(able, key=lambda e: math.inf if e.cost is None else e.cost)
     if best.key != serving.key and _is_better(best, serving):
@@ -138,7 +140,11 @@ def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
 def _can_open(engine: EngineView) -> bool:
     # A reference needs no build. Whether it can be opened at all is found by trying; `open_at` says when to try again.
     # Its verdict does not matter: what it answers is what is right, also where its answers differ from run to run.
-    return engine.usable or engine.recipe.is_reference
+    return (engine.usable and not engine.is_doubted) or engine.recipe.is_reference
+
+
+def _is_wrong(engine: EngineView) -> bool:
+    return engine.state is EngineState.REJECTED or engine.is_doubted
 
 
 def _is_better(candidate: EngineView, serving: EngineView) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from edged.config import Engines
+from edged.control import preference
 from edged.control.plan import PlannedModel, Wish
 from edged.control.states import EngineState
 from edged.errors import OutOfSpace
@@ -141,8 +142,9 @@ def _evicted(record: EngineRecord) -> EngineRecord:
 
 def _best(planned: PlannedModel) -> str:
     """The engine that would be opened if nothing served: at a start, everything still waits for its turn."""
-    usable = [engine for engine in planned.engines.values() if engine.is_usable and engine.record is not None]
-    costs = {engine.digest: engine.record.cost for engine in usable if engine.record is not None}
+    engines = planned.engines.values()
+    usable = [engine for engine in engines if engine.is_usable and not preference.is_doubted(engine, engines)]
+    costs = {engine.digest: preference.cost(engine, planned.entry.settings) for engine in usable}
     return min(costs, key=lambda key: (costs[key] is None, costs[key] or 0.0, key), default="")
 
 

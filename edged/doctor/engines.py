@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from edged.backend.contract import UNOPTIMISED
-from edged.build.standard import TOLERANCES, Tolerance
+from edged.build.standard import TOLERANCES, Tolerance, tolerance
 from edged.build.verify import FLOORS
 from edged.client.operations import AlarmInfo, EngineInfo
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
@@ -54,7 +54,8 @@ def standing(model: str, engines: Collection[EngineInfo], *, by_daemon: bool) ->
         remedies = _REMEDIES | ({"absent": "edged engines rebuild --engine {key}"} if by_daemon else {})
         remedy = remedies.get(engine.state, "see: edged engines show {key}").format(key=engine.key[:12])
         said = f"{_named(engine)} is {engine.state}{why}"
-        if engine.state in ("stale", "absent", "evicted") and good:
+        is_spare = engine.state == "rejected" and engine.precision != "fp32"
+        if (is_spare or engine.state in ("stale", "absent", "evicted")) and good:
             yield ok(Name.ENGINE, f"{said}; another engine is there", model)
         else:
             yield warning(Name.ENGINE, said, remedy, model)
@@ -128,7 +129,7 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
         if _is_reference(engine):
             continue
         judged += 1
-        for figure, value, bound in close(engine.verdict.figures, _tolerance(engine.precision, settings)):
+        for figure, value, bound in close(engine.verdict.figures, tolerance(settings, engine.precision)):
             near += 1
             said = f"{_named(engine)}: {figure} is {value:.6g} and may be {bound:g}"
             remedy = f"give pictures of your own to judge by (--samples), or leave {engine.precision} out"
@@ -139,19 +140,15 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
         yield ok(Name.DRIFT, f"all figures of {judged} accepted engines are well within their bounds", model)
 
 
-def close(figures: Mapping[str, float], tolerance: Tolerance) -> Iterator[tuple[str, float, float]]:
+def close(figures: Mapping[str, float], held: Tolerance) -> Iterator[tuple[str, float, float]]:
     """The figures that use up most of what their bounds leave, each with its value and its bound."""
     for figure in verification.FIGURES:
         if figure not in figures or figure in _NOT_JUDGED:
             continue
-        value, bound = figures[figure], getattr(tolerance, figure)
+        value, bound = figures[figure], getattr(held, figure)
         off, allowed = (1 - value, 1 - bound) if figure in FLOORS else (value, bound)
         if off > 0 and _NEAR * allowed < off <= allowed:
             yield figure, value, bound
-
-
-def _tolerance(precision: str, settings: Mapping[str, str]) -> Tolerance:
-    return msgspec.structs.replace(TOLERANCES[precision], **verification.bounds(settings, precision))
 
 
 def _best(engines: Iterable[EngineInfo]) -> EngineInfo | None:

@@ -7,7 +7,7 @@ import msgspec
 from edged.backend.contract import Composition
 from edged.backend.profile import Range
 from edged.config import Health
-from edged.control import report
+from edged.control import preference, report
 from edged.control.alarms import Alarm
 from edged.control.commands import Selection, Standing
 from edged.control.plan import PlannedModel
@@ -45,6 +45,8 @@ def model_status(
     )
     if slot.current is not None:
         status.engine, status.backend = slot.current.engine.key, slot.current.engine.backend
+    if (serving := planned.engines.get(planned.serving or "")) is not None:
+        status.precision, status.precision_reason = serving.recipe.precision, preference.reason(planned)
     if model is not None:
         status.notes.extend(model.notes)
         status.digest, status.family = model.digest, model.recognition.family or ""

@@ -45,6 +45,7 @@ _DATATYPES = {
     onnx.TensorProto.BFLOAT16: "BF16",
 }
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
+_HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 # An input or output as far as it can be expressed, and why it cannot be served, if so.
 _Value: TypeAlias = tuple[TensorSpec, Finding | None]
@@ -100,6 +101,7 @@ def inspect(path: Path, told: Told = _untold) -> Inspection:
         suspicion=suspicion,
         nodes=_first_nodes(walk),
         footprint=needs,
+        halves=any(tensor.data_type in _HALVES for tensor in walk.tensors),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from edged.backend.contract import Signature
@@ -9,6 +11,12 @@ from edged.model.finding import Category, Finding, Stage
 from edged.model.footprint import Footprint
 
 _LARGEST = (1 << 31) - 1  # bytes of a message of protobuf
+_QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
+
+
+def arithmetic(operators: Iterable[str], halves: bool) -> str:
+    """What a graph with such operators, and with weights of 16 bits or without, computes in."""
+    return "int8" if not _QUANTISED.isdisjoint(operators) else "fp16" if halves else "fp32"
 
 
 class ExternalFile(msgspec.Struct, frozen=True):
@@ -48,6 +56,12 @@ class Inspection(msgspec.Struct, frozen=True):
     suspicion: Finding | None = None
     nodes: dict[str, str] = {}
     footprint: Footprint = Footprint()
+    halves: bool = False  # some of its weights are FP16 or BF16
+
+    @property
+    def arithmetic(self) -> str:
+        """The precision that the graph itself computes in, as it was written."""
+        return arithmetic(self.operators, self.halves)
 
     @property
     def refusal(self) -> str:

@@ -22,6 +22,7 @@ FIGURES = {
     "top1": 1.0,
     "boxes": 1.0,
     "box_score": 1.0,
+    "class_score": 1.0,
 }
 
 

@@ -13,7 +13,7 @@ from edged.backend import registry
 from edged.backend.contract import UNOPTIMISED, Order, Recipe, Session
 from edged.backend.precision import Calibration, Precision, convert
 from edged.build import golden
-from edged.build.boxes import Matcher
+from edged.build.boxes import matcher_for
 from edged.build.pictures import TO_CALIBRATE
 from edged.build.questions import PICTURE, WIDE, Pictures
 from edged.build.standard import TOLERANCES
@@ -65,7 +65,7 @@ class Detector:
             for sample in self._samples
             if kinds(sample.kind)
         ]
-        return judge(pairs, tolerance, Matcher.of(self.recognition, tolerance.box_score))
+        return judge(pairs, tolerance, matcher_for(self.recognition, tolerance.box_score))
 
     def _open(self, path: Path) -> Session:
         recipe = Recipe("onnxruntime", optimization=UNOPTIMISED)

@@ -10,9 +10,9 @@ import pytest
 from edged.backend import registry
 from edged.backend.contract import UNOPTIMISED, Recipe
 from edged.build import golden
-from edged.build.boxes import Agreement, Matcher
+from edged.build.boxes import Agreement, ClassMatcher, matcher_for
 from edged.build.golden import Sample
-from edged.build.standard import TOLERANCES, Tolerance
+from edged.build.standard import TOLERANCES, Tolerance, tolerance
 from edged.build.verify import Pair, judge
 from edged.model.inspect import inspect
 from edged.model.model import Model
@@ -49,7 +49,7 @@ def table(*rows: Row) -> dict[str, Array]:
 
 
 def compare(expected: dict[str, Array], found: dict[str, Array], slack: float = 0.05, **thresholds: float) -> Agreement:
-    matcher = Matcher.of(known_as(**thresholds), slack)
+    matcher = matcher_for(known_as(**thresholds), slack)
     assert matcher is not None
     return matcher.compare(expected, found, place(32, 32, 32, 32, Fit.LETTERBOX))
 
@@ -158,7 +158,7 @@ def test_a_wall_of_detections_is_compared_in_bounded_memory() -> None:
 
 
 def test_a_model_of_no_family_has_no_boxes() -> None:
-    assert Matcher.of(Recognition(None, "", None, "", (), Thresholds()), 0.1) is None
+    assert matcher_for(Recognition(None, "", None, "", (), Thresholds()), 0.1) is None
 
 
 def test_a_classifier_is_judged_by_who_wins() -> None:
@@ -166,7 +166,7 @@ def test_a_classifier_is_judged_by_who_wins() -> None:
         models.model([], [models.value("x", "FP32", [1, 3, 32, 32])], [models.value("y", "FP32", [1, 4])])
     )
     known = recognise(sign.inputs, sign.outputs, {}, {"family": "classification"})
-    assert Matcher.of(known, 0.1) is None
+    assert isinstance(matcher_for(known, 0.1), ClassMatcher)
     expected, other = np.array([[0.1, 3, 0.2, 0.3]], np.float32), np.array([[3, 0.1, 0.2, 0.3]], np.float32)
     where = place(32, 32, 32, 32, Fit.CENTER_CROP)
     for answer, kept in ((expected, 1.0), (other, 0.0)):
@@ -202,7 +202,7 @@ def asked(detector: Model, tmp_path_factory: pytest.TempPathFactory) -> list[Sam
 def judged(detector: Model, asked: list[Sample], alter: object, tolerance: Tolerance) -> Verdict:
     assert callable(alter)
     pairs = (Pair(s.outputs, {"output0": alter(s.outputs["output0"].copy())}, s.name, s.placement) for s in asked)
-    return judge(pairs, tolerance, Matcher.of(detector.recognition, tolerance.box_score))
+    return judge(pairs, tolerance, matcher_for(detector.recognition, tolerance.box_score))
 
 
 def scores(change: object) -> object:
@@ -290,3 +290,17 @@ def test_a_stricter_setting_of_the_model_changes_the_verdict(detector: Model, as
     strict = msgspec.structs.replace(TOLERANCES["bf16"], box_score=1e-4)
     found = judged(detector, asked, as_bf16, strict)
     assert found.reason.startswith("box_score ")
+
+
+def test_judge_classifier_whose_probabilities_move_is_rejected_though_the_same_class_wins() -> None:
+    sign = models.signature(
+        models.model([], [models.value("x", "FP32", [1, 3, 32, 32])], [models.value("y", "FP32", [1, 4])])
+    )
+    known = recognise(sign.inputs, sign.outputs, {}, {"family": "classification"})
+    expected, moved = (np.array([row], np.float32) for row in ((0.7, 0.1, 0.1, 0.1), (0.65, 0.15, 0.1, 0.1)))
+    pair = Pair({"y": expected}, {"y": moved}, "picture")
+    bf16 = tolerance({"precisions": "bf16"}, "bf16")
+    assert judge([pair], bf16, matcher_for(known, 0.1)).accepted
+    found = judge([pair], tolerance({}, "bf16"), matcher_for(known, 0.1))
+    assert found.figures["class_score"] == pytest.approx(0.05, abs=1e-4)
+    assert found.reason.startswith("class_score")

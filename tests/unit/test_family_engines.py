@@ -17,7 +17,7 @@ import edged
 from edged.backend import registry
 from edged.backend.contract import UNOPTIMISED, Recipe
 from edged.build import golden, pictures, questions
-from edged.build.boxes import Matcher
+from edged.build.boxes import matcher_for
 from edged.build.golden import Sample
 from edged.build.questions import PICTURE
 from edged.build.standard import TOLERANCES, Standard
@@ -76,7 +76,7 @@ def verdict(found: Model, samples: list[Sample], answers: dict[str, Array], prec
     """Of an engine that gives these answers to everything."""
     tolerance = TOLERANCES[precision]
     pairs = (Pair(sample.outputs, {**sample.outputs, **answers}, sample.name, sample.placement) for sample in samples)
-    return judge(pairs, tolerance, Matcher.of(found.recognition, tolerance.box_score))
+    return judge(pairs, tolerance, matcher_for(found.recognition, tolerance.box_score))
 
 
 @EVERY

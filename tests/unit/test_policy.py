@@ -256,3 +256,9 @@ def test_there_is_always_exactly_one_reference_and_it_comes_first(
 def test_no_engine_is_wanted_twice(settings: dict[str, str], facts: dict[str, str]) -> None:
     found = candidates(settings, facts)
     assert len(set(found)) == len(found)
+
+
+def test_candidates_of_model_that_is_not_decoded_are_exact_unless_it_names_precisions() -> None:
+    facts = on("avx512_bf16")
+    assert {recipe.precision for recipe in candidates({}, facts, is_decoded=False)} == {"fp32"}
+    assert candidates({"precisions": "bf16"}, facts, is_decoded=False)[1].precision == "bf16"

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.build.standard import TOLERANCES, Standard
+from edged.build.standard import TOLERANCES, Standard, tolerance
 from edged.model import samples
 from edged.model.inspect import inspect
 from edged.model.model import Model
@@ -97,9 +97,25 @@ def test_bounds_of_the_model_are_part_of_the_standard_and_need_no_new_answers(fo
     before = of(folder)
     settle(folder, {"verify.cosine": "0.99", "verify.fp16.boxes": "0.5", "threads": "1"})
     assert of(folder).tolerance == msgspec.structs.replace(TOLERANCES["fp32"], cosine=0.99)
-    assert of(folder, "fp16").tolerance == msgspec.structs.replace(TOLERANCES["fp16"], cosine=0.99, boxes=0.5)
+    assert (of(folder, "fp16").tolerance.cosine, of(folder, "fp16").tolerance.boxes) == (0.99, 0.5)
     assert of(folder).digest != before.digest
     assert of(folder).golden == before.golden
+
+
+DECODED = ("top1", "boxes", "box_score", "class_score")
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16", "int8"])
+def test_tolerance_of_precision_nothing_asked_for_has_the_exact_bounds_of_what_is_decoded(precision: str) -> None:
+    unasked, asked = tolerance({}, precision), tolerance({"precisions": f"fp32,{precision}"}, precision)
+    assert [getattr(unasked, figure) for figure in DECODED] == [getattr(TOLERANCES["fp32"], f) for f in DECODED]
+    assert unasked.outliers == TOLERANCES[precision].outliers
+    assert asked == TOLERANCES[precision]
+
+
+@pytest.mark.parametrize(("arithmetic", "expected"), [("fp32", "fp32"), ("fp16", "fp16"), ("int8", "int8")])
+def test_tolerance_of_exact_engine_is_that_of_the_models_own_arithmetic(arithmetic: str, expected: str) -> None:
+    assert tolerance({}, "fp32", arithmetic) == TOLERANCES[expected]
 
 
 def test_how_boxes_are_read_is_part_of_the_standard_of_a_detector_alone(folder: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edged.build.boxes import Matcher
+from edged.build.boxes import matcher_for
 from edged.errors import ConfigError
 from edged.tensors import TensorSpec
 from edged.vision.family import Recognition, Thresholds, open_family, recognise
@@ -57,7 +57,7 @@ def test_the_exporters_word_says_the_task_and_the_form(task, form, how):
     assert found.reading.outputs == tuple(f"output{i}" for i in range(len(SHAPES[task, form])))
     assert found.reading.keypoints == ((17, 3) if task == "pose" else (0, 0))
     assert f"task={task}" in found.reason
-    matcher = Matcher.of(found, 0.1)
+    matcher = matcher_for(found, 0.1)
     assert matcher
     assert matcher.lists == ({"output0"} if form == "rows" else set()), "prototypes are compared value by value"
 

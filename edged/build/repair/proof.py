@@ -12,7 +12,7 @@ import onnx
 from edged.backend import registry
 from edged.backend.contract import Session
 from edged.build import given, golden
-from edged.build.boxes import Matcher
+from edged.build.boxes import matcher_for
 from edged.build.golden import Sample
 from edged.build.questions import Pictures, Question, tensors
 from edged.build.repair.evaluator import NAME, Evaluator
@@ -20,6 +20,7 @@ from edged.build.repair.messages import Prove, Proven
 from edged.build.standard import TOLERANCES, Tolerance
 from edged.build.verify import Pair, judge
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, Unsuitable
+from edged.model.inspection import arithmetic
 from edged.store.record import Verdict
 
 _PICTURES = 2  # of those that edged draws, which the reference implementation is asked; it takes seconds for each
@@ -31,9 +32,9 @@ def prove(job: Prove) -> Proven:
     backend = registry.load(job.repaired.recipe.backend)
     repaired = backend.open(job.repaired)
     tolerance = tolerance_for(Path(job.original.model))
-    matcher = Matcher.of(job.recognition, tolerance.box_score)
+    compared = matcher_for(job.recognition, tolerance.box_score)
     try:
-        verdict = judge(_pairs(asked, repaired), tolerance, matcher)
+        verdict = judge(_pairs(asked, repaired), tolerance, compared)
     except (EngineUnusable, InvalidInput) as error:
         verdict = Verdict(False, f"it refuses what the original answers: {error}", {})
     return Proven(verdict, by, len(asked))
@@ -42,12 +43,10 @@ def prove(job: Prove) -> Proven:
 def tolerance_for(path: Path) -> Tolerance:
     """How far two runs of one model may be apart: what computes with few digits rounds differently everywhere."""
     graph = onnx.load(str(path), load_external_data=False).graph
-    if any(node.op_type in ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear") for node in graph.node):
-        return TOLERANCES["int8"]
     halves = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     elements = {tensor.data_type for tensor in graph.initializer}
     elements |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
-    return TOLERANCES["fp16" if elements.intersection(halves) else "fp32"]
+    return TOLERANCES[arithmetic((node.op_type for node in graph.node), not elements.isdisjoint(halves))]
 
 
 def _pairs(asked: Iterable[Sample], repaired: Session) -> Iterator[Pair]:

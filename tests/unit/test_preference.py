@@ -1,0 +1,101 @@
+"""Which precision serves, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edged.backend.contract import Recipe
+from edged.build.builder import REFERENCE
+from edged.control import preference
+from edged.control.actual import actual
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.reconcile import Open, reconcile
+from edged.control.states import EngineState
+from edged.serving.slot import Slot
+from edged.store.store import Store
+from tests.unit.control_room import entry, key_of, model, record_of, serve
+
+EXACT, HALF = Recipe("openvino"), Recipe("openvino", precision="bf16")
+OTHER = Recipe("onnxruntime")
+
+
+def world(costs: dict[Recipe, float | None], serving: Recipe = REFERENCE, **settings: str) -> PlannedModel:
+    """A model with engines that take such a share of the reference's time; None was rejected."""
+    planned = PlannedModel(entry(**settings), Slot("m"))
+    planned.model = model(**settings)
+    for recipe, cost in {REFERENCE: 1.0, **costs}.items():
+        key = key_of(planned.model, recipe)
+        engine = PlannedEngine(key, recipe)
+        engine.record = record_of(key, recipe, accepted=cost is not None, cost=cost)
+        engine.state = EngineState.REJECTED if cost is None else EngineState.READY
+        planned.engines[key.digest] = engine
+    planned.served = planned.model
+    running = planned.engines[key_of(planned.model, serving).digest]
+    serve(planned, running.digest, edition=running.edition)
+    return planned
+
+
+def chosen(planned: PlannedModel, folder: Path) -> Recipe | None:
+    """What is opened in the place of what serves."""
+    opened = [a for a in reconcile(actual(Store(folder), [planned]), 1e9, {"cpu"}) if isinstance(a, Open)]
+    return planned.engines[opened[0].key].recipe if opened else None
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(1.0, EXACT), (1.29, EXACT), (1.4, HALF), (3.0, HALF)])
+def test_reconcile_unasked_precision_serves_from_the_least_gain_on(
+    tmp_path: Path, gain: float, expected: Recipe
+) -> None:
+    planned = world({EXACT: 0.5, HALF: 0.5 / gain})
+    assert chosen(planned, tmp_path) == expected
+    before = world({EXACT: 0.5, HALF: 0.5 / gain}, serving=EXACT)
+    assert chosen(before, tmp_path) == (None if expected == EXACT else HALF)
+
+
+def test_reconcile_gain_is_over_the_fastest_exact_engine_of_any_backend(tmp_path: Path) -> None:
+    assert chosen(world({EXACT: 0.8, OTHER: 0.5, HALF: 0.45}), tmp_path) == OTHER
+
+
+def test_reconcile_asked_precision_serves_when_it_is_faster_at_all(tmp_path: Path) -> None:
+    assert chosen(world({EXACT: 0.5, HALF: 0.45}, precisions="fp32,bf16"), tmp_path) == HALF
+
+
+@pytest.mark.parametrize("settings", [{}, {"precisions": "fp32,bf16"}])
+def test_reconcile_coarse_engine_of_backend_whose_exact_one_is_wrong_never_serves(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    costs = {EXACT: None, HALF: 0.1}
+    assert chosen(world(costs, **settings), tmp_path) is None
+    assert chosen(world(costs, serving=HALF, **settings), tmp_path) == REFERENCE
+    assert chosen(world({**costs, OTHER: 0.7}, **settings), tmp_path) == OTHER
+
+
+def test_reconcile_exact_engine_of_a_lower_level_is_enough_to_trust_a_coarse_one(tmp_path: Path) -> None:
+    lower = Recipe("openvino", optimization="basic")
+    assert chosen(world({EXACT: None, lower: 0.8, HALF: 0.1}), tmp_path) == HALF
+
+
+@pytest.mark.parametrize(
+    ("costs", "serving", "settings", "words"),
+    [
+        ({EXACT: 0.5}, EXACT, {}, ["exact"]),
+        ({EXACT: 0.5, HALF: 0.45}, EXACT, {}, ["exact", "bf16 1.1x"]),
+        ({EXACT: 0.5, HALF: None}, EXACT, {}, ["exact", "bf16 answers differ"]),
+        ({EXACT: None, HALF: 0.1}, REFERENCE, {}, ["exact", "not trusted"]),
+        ({EXACT: 0.5, HALF: 0.25}, HALF, {}, ["decoded alike", "2.0x"]),
+        ({EXACT: 0.5, HALF: 0.25}, HALF, {"precisions": "bf16,fp32"}, ["as set"]),
+    ],
+)
+def test_reason_of_what_serves_names_it_in_a_few_words(
+    costs: dict[Recipe, float | None], serving: Recipe, settings: dict[str, str], words: list[str]
+) -> None:
+    found = preference.reason(world(costs, serving, **settings))
+    assert all(word in found for word in words), found
+    assert len(found) < 80
+
+
+def test_reason_of_nothing_that_serves_is_empty() -> None:
+    planned = world({})
+    planned.engines = {}
+    assert preference.reason(planned) == ""
