@@ -57,9 +57,12 @@ def default_cache_dir() -> Path:
 
 
 def default_config() -> Path | None:
-    """The configuration file that need not be named, which may not be there: a service's own; None elsewhere."""
+    """The configuration file that need not be named, which may not be there: a service's own, or an ordinary user's
+    below XDG_CONFIG_HOME; None for root."""
     managed = _systemd("CONFIGURATION_DIRECTORY")
-    return managed / CONFIG if managed is not None else None
+    if managed is not None:
+        return managed / CONFIG
+    return None if _is_root() else (_absolute("XDG_CONFIG_HOME") or Path.home() / ".config") / "edged" / CONFIG
 
 
 def _place(managed: str, own: str, system: Path, xdg: str, home: str) -> Path:

@@ -107,9 +107,11 @@ def _read(file: Path | None) -> tuple[Reading, str]:
     """What a file and the environment say, and what to call that. A file that nobody named need not be there."""
     from edged import config as configuration
 
-    usual = paths.default_config() or paths.SERVICE_CONFIG
-    found = file or (usual if os.path.lexists(usual) else None)
-    return configuration.read(found, os.environ), str(found) if found else f"the defaults, as there is no {usual}"
+    own = paths.default_config()
+    usual = (own, paths.SERVICE_CONFIG) if own else (paths.SERVICE_CONFIG,)
+    found = file or next((each for each in usual if os.path.lexists(each)), None)
+    none = f"the defaults, as there is no {' or '.join(map(str, usual))}"
+    return configuration.read(found, os.environ), str(found) if found else none
 
 
 def _warn(reading: Reading) -> None:

@@ -40,6 +40,12 @@ def host_of(target: str) -> str:
     return target.removeprefix(TLS).rpartition(":")[0].strip("[]")
 
 
+def is_here(target: str) -> bool:
+    """Whether a resolved target is on this machine: a socket or loopback."""
+    host = host_of(target).lower()
+    return target.startswith(UNIX) or host in ("localhost", "::1") or host.startswith("127.")
+
+
 def _machine(text: str) -> str:
     """What follows `tls:`. A port alone would mean localhost, where nobody needs TLS: the host was forgotten."""
     rest = text.removeprefix(TLS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from edged.client.address import is_here
 from edged.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -94,9 +95,10 @@ def to_edged(
             refusal = _refusal(words, target)
             if refusal:
                 return NotReady(refusal)
-            return NotReady(f"no edged daemon answers at {target}{_reason(words)}; start one with: edged serve")
+            return NotReady(f"no edged daemon answers at {target}{_remedy(words, target)}")
         if any(sign in words for sign in _GONE):
-            return NotReady(f"the edged daemon at {target} went away; start it again or wait until it is back")
+            again = "start it again or wait" if is_here(target) else "wait"
+            return NotReady(f"the edged daemon at {target} went away; {again} until it is back")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and words in ("", "deadline exceeded"):
         return late(target)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in words:
@@ -129,10 +131,12 @@ def _refusal(words: str, target: str) -> str:
     return told.format(target)
 
 
-def _reason(words: str) -> str:
-    """What the user can act on beside starting the daemon."""
+def _remedy(words: str, target: str) -> str:
+    """What the user can act on: a daemon of another machine cannot be started from here."""
     if "permission denied" in words:
-        return " (permission denied: join the socket's group)"
+        return " (permission denied): join the socket's group"
     if "resolution" in words or "errors resolving" in words:
-        return " (no such host)"
-    return ""
+        return " (no such host): correct the name, or give the box's IP address"
+    if is_here(target):
+        return "; start one with: edged serve"
+    return "; see whether the box is up, its edged listens at that address (`listen`) and its firewall lets you in"

@@ -63,7 +63,7 @@ class Alarms:
         now = {alarm.subject: alarm for alarm in wrong}
         for subject in [subject for subject in self._active if subject not in now]:
             alarm = self._active.pop(subject)
-            _LOG.warning("over: %s", alarm.message, extra=_about(alarm, AlarmCleared))
+            _LOG.info("over: %s", alarm.message, extra=_about(alarm, AlarmCleared))
             self._events.tell(AlarmCleared(alarm.kind.value, alarm.message), alarm.model, alarm.engine)
         for subject, alarm in now.items():
             known = self._active.get(subject)

@@ -50,8 +50,9 @@ class DaemonProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                # Even what a killed daemon could not remove is removed with the scratch folder.
-                env={**os.environ, "TMPDIR": str(temporary)},
+                # Even what a killed daemon could not remove is removed with the scratch folder. The user's own
+                # configuration is of another daemon.
+                env={**os.environ, "TMPDIR": str(temporary), "XDG_CONFIG_HOME": str(folder)},
                 # Ctrl-C in a terminal goes to everybody there, but streams end before their daemon.
                 start_new_session=True,
             )

@@ -96,6 +96,8 @@ def hosts(root: Root, daemon: int) -> dict[str, int] | None:
 def silent(target: str, error: EdgedError, known: Socket | None, *, is_named: bool) -> Check:
     """Judges that nobody answers: it is wrong where a daemon was named, or where its socket is there."""
     remedy = "start it: systemctl start edged, or edged serve; its log may say why it ended: journalctl -u edged"
+    if not address.is_here(target):
+        remedy = "see whether the box is up, its edged listens at that address and its firewall lets this machine in"
     if known is not None and "ermission" in known.refusal:
         said = f"this user may not connect to {known.path}"
         return wrong(Name.DAEMON, said, f"join the group that owns it: stat {known.path}", target)

@@ -55,6 +55,7 @@ class Daemon:
         self.log = self.home / "log"
         self._arguments, self._python = arguments, python
         self._environment = {**(os.environ if environment is None else environment)}
+        self._environment["XDG_CONFIG_HOME"] = str(self.home)  # not of whoever runs the tests
         self._builds = builds
         if not builds:
             self._environment["EDGED_ENGINES_BUILD"] = "command"

@@ -94,10 +94,11 @@ def test_an_alarm_names_its_model_and_engine_to_whoever_follows(alarms: Alarms, 
 
 
 def test_the_log_says_so_once_as_well(alarms: Alarms, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "edged.alarms"):
+    with caplog.at_level(logging.INFO, "edged.alarms"):
         for wrong in ([SLOW], [SLOW], [], []):
             alarms.update(wrong)
     assert [record.getMessage() for record in caplog.records] == [SLOW.message, f"over: {SLOW.message}"]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
 
 
 WRONG = st.lists(st.builds(Alarm, st.sampled_from(AlarmKind), st.just("x"), st.sampled_from("mn")), max_size=4)

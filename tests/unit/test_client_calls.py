@@ -239,6 +239,14 @@ def test_one_line_for_every_status(code: str, details: str | None, kind: type, w
     assert words in str(error)
 
 
+@pytest.mark.parametrize("details", ["failed to connect to all addresses; last error: x", "Socket closed"])
+def test_to_edged_box_elsewhere_names_no_command_of_this_machine(details: str) -> None:
+    error = to_edged(grpc.StatusCode.UNAVAILABLE, details, "tls:dock1.example:8001" if "x" in details else "dock1:8001")
+    assert "start" not in str(error)
+    for target in ("unix:/x", "localhost:8001", "[::1]:8001", "tls:127.0.0.1:8001"):
+        assert "start" in str(to_edged(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", target))
+
+
 def test_the_error_that_the_daemon_names_tells_errors_of_one_code_apart() -> None:
     code, named = grpc.StatusCode.RESOURCE_EXHAUSTED, [("x", "OutOfSpace"), ("edged-error", "OutOfSpace")]
     assert type(to_edged(code, "no room", "unix:/x", named)) is OutOfSpace

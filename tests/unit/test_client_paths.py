@@ -12,7 +12,7 @@ from edged import paths
 
 VARIABLES = [
     *("RUNTIME_DIRECTORY", "STATE_DIRECTORY", "CACHE_DIRECTORY", "EDGED_STATE", "EDGED_CACHE"),
-    *("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_CACHE_HOME"),
+    *("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "CONFIGURATION_DIRECTORY"),
 ]
 
 
@@ -84,3 +84,16 @@ def test_systemd_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.default_state_dir() == Path("/var/lib/edged")
     assert paths.default_cache_dir() == Path("/var/cache/edged")
     assert paths.default_socket() == Path("/run/edged/edged.sock")
+
+
+def test_default_config_service_comes_before_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert paths.default_config() == Path("/home/me/.config/edged/edged.toml")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/config")
+    assert paths.default_config() == Path("/config/edged/edged.toml")
+    monkeypatch.setenv("CONFIGURATION_DIRECTORY", "/etc/edged")
+    assert paths.default_config() == Path("/etc/edged/edged.toml")
+
+
+def test_default_config_root_by_hand_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert paths.default_config() is None
