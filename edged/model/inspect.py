@@ -21,6 +21,7 @@ from edged.errors import ModelRefused
 from edged.files import read_regular
 from edged.model import external_data, graph_check, inference_check, onnx_walk, wire
 from edged.model.finding import Category, Finding, Stage
+from edged.model.heads import heads
 from edged.model.identity import model_digest
 from edged.model.inspection import ExternalFile, Inspection, too_large
 from edged.model.memory import footprint
@@ -101,6 +102,7 @@ def inspect(path: Path, told: Told = _untold) -> Inspection:
         suspicion=suspicion,
         nodes=_first_nodes(walk),
         footprint=needs,
+        heads=heads(proto.graph),
         halves=any(tensor.data_type in _HALVES for tensor in walk.tensors),
     )
 

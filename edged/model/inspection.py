@@ -57,6 +57,7 @@ class Inspection(msgspec.Struct, frozen=True):
     nodes: dict[str, str] = {}
     footprint: Footprint = Footprint()
     halves: bool = False  # some of its weights are FP16 or BF16
+    heads: dict[str, str] = {}  # the operator that makes each output
 
     @property
     def arithmetic(self) -> str:

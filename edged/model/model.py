@@ -41,7 +41,12 @@ class Model(msgspec.Struct, frozen=True):
         if entry.triton is not None:
             triton_check.check(entry.triton, signature)
         recognition = recognise(
-            signature.inputs, signature.outputs, inspection.metadata, entry.settings, inspection.operators
+            signature.inputs,
+            signature.outputs,
+            inspection.metadata,
+            entry.settings,
+            inspection.operators,
+            inspection.heads,
         )
         model = cls(entry, inspection, recognition)
         _ = model.sequencing  # which raises where its tensors do not fit

@@ -126,18 +126,20 @@ def recognise(
     metadata: Mapping[str, str],
     settings: Mapping[str, str],
     operators: Iterable[str] | None = None,
+    heads: Mapping[str, str] | None = None,
 ) -> Recognition:
     """Look at a model's tensors, metadata and settings (see `settings.KNOWN`); ConfigError for bad settings.
 
-    `operators` are the names of those in the graph, None where they are not known. Metadata never raises. Settings
-    of other rooms may be among `settings`; they are not looked at.
+    `operators` are the names of those in the graph, `heads` those that make each output; None if not known. Metadata
+    never raises. Settings of other rooms may be among `settings`; they are not looked at.
     """
     keys.check(settings)
     said = read_metadata(metadata)
     picture, _ = find_picture(inputs)
     size = input_size(picture, settings, said.size) if picture else None
     used = None if operators is None else frozenset(operators)
-    claim = _readable(_claim(Evidence(inputs, outputs, said, picture, size, settings, used), settings), outputs)
+    evidence = Evidence(inputs, outputs, said, picture, size, settings, used, heads)
+    claim = _readable(_claim(evidence, settings), outputs)
     filled = _FAMILIES[claim.family].companions if claim.family is not None else ()
     preprocess, why = raw_preprocess(tuple(i for i in inputs if i.name not in filled), settings, said.size)
     if claim.family is not None and preprocess is None:

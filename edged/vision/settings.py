@@ -16,7 +16,7 @@ PREPROCESS = tuple(
     f"preprocess.{k}" for k in ("color", "fit", "scale", "mean", "std", "width", "height", "pad", "zoom")
 )
 THRESHOLDS = tuple(f"thresholds.{k}" for k in ("score", "iou", "max_detections", "class_agnostic"))
-DECODE = tuple(f"decode.{k}" for k in ("anchors", "background", "boxes", "scores"))
+DECODE = tuple(f"decode.{k}" for k in ("activation", "anchors", "background", "boxes", "scores"))
 KNOWN = ("family", "names", *PREPROCESS, *THRESHOLDS, *DECODE)
 
 _PREFIXES = ("preprocess.", "thresholds.", "decode.")

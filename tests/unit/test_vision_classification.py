@@ -197,3 +197,44 @@ def test_the_middle_is_what_reaches_the_tensor() -> None:
     out = np.empty((3, 224, 224), np.float32)
     Preparer(Preprocess(224, 224, fit=Fit.CENTER_CROP, zoom=256 / 224)).prepare(image, out)
     assert (out == 1).all()
+
+
+# -- what scores are ------------------------------------------------------------------------------------------------
+
+
+def scores_of(row: list[float], heads: dict[str, str] | None, **settings: str) -> list[float]:
+    """What is told of one row, by the operator that makes it."""
+    inputs = (TensorSpec("input", "FP32", ("n", 3, 224, 224)),)
+    outputs = (TensorSpec("output", "FP32", ("n", len(row))),)
+    given = {"family": "classification"} | {key.replace("__", "."): value for key, value in settings.items()}
+    opened = open_family(recognise(inputs, outputs, {}, given, heads=heads))
+    assert isinstance(opened, Classifier)
+    told = opened.classify({"output": np.array([row], np.float32)}, 0, ALL)
+    return [round(float(dict(zip(told.class_ids, told.scores, strict=True))[n]), 3) for n in range(len(row))]
+
+
+MANY_LABELS = [0.95, 0.9, 0.02, 0.01]
+
+
+@pytest.mark.parametrize("heads", [{"output": "Sigmoid"}, {"output": "Softmax"}, {"output": "HardSigmoid"}, None])
+def test_classify_probabilities_of_many_labels_are_taken_as_they_are(heads: dict[str, str] | None) -> None:
+    assert scores_of(MANY_LABELS, heads) == MANY_LABELS
+
+
+def test_classify_logits_that_happen_to_sum_to_one_are_still_logits() -> None:
+    assert scores_of([0.5, 0.25, 0.25], {"output": "Gemm"}) == pytest.approx([0.391, 0.3045, 0.3045], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"), [("none", [2.0, 0.5]), ("sigmoid", [0.881, 0.622]), ("softmax", [0.818, 0.182])]
+)
+@pytest.mark.parametrize("heads", [{"output": "Sigmoid"}, {"output": "Gemm"}, None])
+def test_classify_setting_decides_whatever_the_graph_says(
+    activation: str, expected: list[float], heads: dict[str, str] | None
+) -> None:
+    assert scores_of([2.0, 0.5], heads, decode__activation=activation) == expected
+
+
+def test_recognise_unknown_activation_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"decode\.activation"):
+        scores_of([1.0, 2.0], None, decode__activation="relu")

@@ -1,14 +1,15 @@
 """Image classifiers: one output [N, classes], logits or already probabilities.
 
-A row that is not negative and sums to one is taken as it is, any other goes through a softmax. Two names, because they
-are fed differently: `classification` as ImageNet's are (shorter side to 256, the middle 224, normalised), and
-`ultralytics-classify` as that package does (shorter side to the input, the middle, 0..1). An embedding has the same
-shape, so without a word from the file or the settings nothing is claimed.
+Scores that the graph makes by a Softmax or a Sigmoid are taken as they are, any others go through a softmax; the
+setting `decode.activation` says otherwise. What one frame holds decides nothing, or the scores of the next would mean
+something else. Two names, because they are fed differently: `classification` as ImageNet's are (shorter side to 256,
+the middle 224, normalised), and `ultralytics-classify` as that package does (shorter side to the input, the middle,
+0..1). An embedding has the same shape, so without a word from the file or the settings nothing is claimed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -19,7 +20,7 @@ from edged.vision import settings as keys
 from edged.vision.classifications import Classes
 from edged.vision.families.answers import at_least, line
 from edged.vision.families.candidates import Floats
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand, undecided
+from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, undecided
 from edged.vision.nms import best_first
 from edged.vision.placement import Fit
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -29,7 +30,7 @@ ULTRALYTICS = "ultralytics-classify"
 
 _IMAGENET = (1000, 1001)
 _WORDS = ("logits", "prob", "softmax", "class")  # in the output's name
-_CLOSE = 0.02  # how far the sum of a row of FP16 probabilities may be from one
+_FINAL = frozenset(("HardSigmoid", "Sigmoid", "Softmax"))  # whose results are probabilities
 
 
 class Classification(Decoder, frozen=True):
@@ -43,7 +44,7 @@ class Classification(Decoder, frozen=True):
         row[~np.isfinite(row)] = -np.inf
         if row.max(initial=-np.inf) == -np.inf:
             return Classes.empty()
-        scores = row if _sums_to_one(row) else _softmax(row)
+        scores = _ACTIVATIONS[self.reading.form or (_NONE if _are_probabilities(row) else _SOFTMAX)](row)
         best = best_first(scores, thresholds.max_detections)
         best = best[np.isfinite(row[best]) & (scores[best] >= thresholds.score)]
         return Classes(best.astype(np.int32), scores[best])
@@ -55,9 +56,10 @@ class UltralyticsClassification(Classification, frozen=True):
     name: ClassVar[str] = ULTRALYTICS
 
 
-def _sums_to_one(row: Floats) -> bool:
+def _are_probabilities(row: Floats) -> bool:
+    """For a model whose graph was not looked at."""
     finite = row[np.isfinite(row)]
-    return bool(finite.min() >= 0 and abs(finite.sum() - 1) < _CLOSE)
+    return bool(finite.min() >= 0 and finite.max() <= 1)
 
 
 def _softmax(row: Floats) -> Floats:
@@ -67,10 +69,23 @@ def _softmax(row: Floats) -> Floats:
     return scores
 
 
+def _sigmoid(row: Floats) -> Floats:
+    with np.errstate(over="ignore"):  # so far below zero that nothing is left
+        return np.asarray(1 / (1 + np.exp(-row)), np.float32)
+
+
+def _as_is(row: Floats) -> Floats:
+    return row
+
+
 def feed(plain: Preprocess) -> Preprocess:
     """The middle of the picture, RGB, normalised as ImageNet is."""
     cropped = msgspec.structs.replace(plain, fit=Fit.CENTER_CROP, zoom=256 / 224)
     return msgspec.structs.replace(cropped, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+_NONE, _SOFTMAX, _SIGMOID = "none", "softmax", "sigmoid"
+_ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {_NONE: _as_is, _SOFTMAX: _softmax, _SIGMOID: _sigmoid}
 
 
 def feed_ultralytics(plain: Preprocess) -> Preprocess:
@@ -90,14 +105,14 @@ def by_metadata(evidence: Evidence) -> Claim | None:
     output = _row(evidence)
     if evidence.metadata.task != "classify" or output is None or evidence.picture is None:
         return None
-    return Claim(ULTRALYTICS, "metadata task=classify", output.name, _classes(output))
+    return _claim(evidence, ULTRALYTICS, "metadata task=classify", output)
 
 
 def by_names(evidence: Evidence) -> Claim | None:
     output = _row(evidence)
     if output is None or evidence.picture is None or not any(word in output.name.lower() for word in _WORDS):
         return None
-    return Claim(NAME, f"one 2-D output by the name of {output.name}", output.name, _classes(output))
+    return _claim(evidence, NAME, f"one 2-D output by the name of {output.name}", output)
 
 
 def by_shape(evidence: Evidence) -> Claim | None:
@@ -107,9 +122,9 @@ def by_shape(evidence: Evidence) -> Claim | None:
         return None
     classes, names = _classes(output), keys.words(evidence.settings, "names")
     if names is not None and len(names) == classes:
-        return Claim(NAME, f"one 2-D output, and as many names as columns ({classes})", output.name, classes)
+        return _claim(evidence, NAME, f"one 2-D output, and as many names as columns ({classes})", output)
     if classes in _IMAGENET:
-        return Claim(NAME, f"one 2-D output of ImageNet's {classes} classes", output.name, classes)
+        return _claim(evidence, NAME, f"one 2-D output of ImageNet's {classes} classes", output)
     told = ",".join(map(str, output.shape))
     return undecided(f"one 2-D output, {output.name} [{told}]: classes or an embedding", NAME)
 
@@ -118,7 +133,14 @@ def _set(evidence: Evidence, family: str) -> Claim:
     output = _row(evidence)
     demand(evidence, family, "one output [N, classes]", output is not None)
     assert output is not None
-    return Claim(family, f"the setting family={family}", output.name, _classes(output))
+    return _claim(evidence, family, f"the setting family={family}", output)
+
+
+def _claim(evidence: Evidence, family: str, reason: str, output: TensorSpec) -> Claim:
+    form = keys.choice(evidence.settings, "decode.activation", tuple(_ACTIVATIONS))
+    if form is None and evidence.heads is not None:
+        form = _NONE if evidence.heads.get(output.name) in _FINAL else _SOFTMAX
+    return Claim(family, reason, classes=_classes(output), reading=Reading((output.name,), form or ""))
 
 
 def _row(evidence: Evidence) -> TensorSpec | None:

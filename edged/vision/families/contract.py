@@ -129,6 +129,7 @@ class Evidence(msgspec.Struct, frozen=True):
     size: tuple[int, int] | None  # (width, height) of the input, where anything says it
     settings: Mapping[str, str] = {}
     operators: frozenset[str] | None = None  # names of those in the graph; None where nobody looked
+    heads: Mapping[str, str] | None = None  # the operator that makes each output; None where nobody looked
 
     def cells(self, strides: tuple[int, ...] = (8, 16, 32)) -> int | None:
         """Grid cells over all strides, which is the number of predictions of an anchor-free detector."""
