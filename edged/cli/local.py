@@ -136,10 +136,10 @@ class Box:
             repaired = self._repaired(file, Path(folder), settings, wish, given)
             return self.examine(repaired.path, settings, samples), repaired.record
 
-    def remove(self, name: str) -> None:
-        """Takes a model out of the folder of models."""
+    def remove(self, name: str, *, delete: bool) -> str:
+        """Takes a model out of the folder of models. Where its files lie now; empty with `delete`."""
         with _using(self.repository.root.parent):
-            self.repository.remove(name)
+            return str(self.repository.remove(name, delete=delete) or "")
 
     def plans(self) -> dict[str, PlannedModel]:
         """What every model of the repository should have on this box."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -128,22 +129,25 @@ def show(
 
 def remove(
     name: Annotated[str, typer.Argument(help="The model's name.")],
+    delete: Annotated[bool, typer.Option("--delete", help="Delete its files for good.")] = False,
     reach: Reach = UNSAID,
     state: folders.State = None,
     json: common.Json = False,
 ) -> None:
-    """Take a model out; its engines stay in the store until space is needed."""
+    """Take a model out; its engines stay in the store until space is needed.
+
+    Its files are moved to models/.removed in the state folder, from where they can be moved back. The last 10 are kept
+    there, 4 GiB in all at most; --delete keeps nothing.
+    """
 
     def ask(client: Client) -> str:
-        client.remove_model(name)
-        return name
+        return client.remove_model(name, delete=delete)
 
-    question = Question(ask, tell=lambda _: [f"model {name} removed"], plain=lambda _: {"name": name})
+    question = Question(ask, tell=lambda kept: _removed(name, kept), plain=lambda kept: {"name": name, "kept": kept})
     if folders.daemon_is_meant(reach.named, state):
         answers.put(question, reach, json)
     else:
-        folders.box(state).remove(name)
-        answers.show(question.tell, question.plain, name, json)
+        answers.show(question.tell, question.plain, folders.box(state).remove(name, delete=delete), json)
 
 
 def register(app: typer.Typer) -> None:
@@ -153,6 +157,13 @@ def register(app: typer.Typer) -> None:
     models.command("show")(common.command(reaching(show)))
     models.command("remove")(common.command(reaching(remove)))
     app.add_typer(models, name="models")
+
+
+def _removed(name: str, kept: str) -> list[str]:
+    if not kept:
+        return [f"model {name} removed, its files deleted"]
+    back = f"mv {shlex.quote(kept)}/* {shlex.quote(str(Path(kept).parents[1]))}/"
+    return [f"model {name} removed; its files are kept; take it back: {back}"]
 
 
 def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:

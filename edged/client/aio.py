@@ -235,8 +235,9 @@ class AsyncClient:
             parts.close()
         return operations.model_info(answer)
 
-    async def remove_model(self, name: str) -> None:
-        await self._ask(calls.remove_model(name))
+    async def remove_model(self, name: str, *, delete: bool = False) -> str:
+        """As in the blocking client."""
+        return await self._ask(calls.remove_model(name, delete))
 
     async def close(self) -> None:
         """Ends the connection, and with it every stream."""

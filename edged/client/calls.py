@@ -180,10 +180,10 @@ def reload() -> Call[list[commands.ReloadedKey]]:
     )
 
 
-def remove_model(name: str) -> Call[None]:
+def remove_model(name: str, delete: bool) -> Call[str]:
     return Call(
         "/edged.v1.Operations/RemoveModel",
-        operations_pb2.RemoveModelRequest(name=name),
+        operations_pb2.RemoveModelRequest(name=name, delete=delete),
         operations_pb2.RemoveModelResponse.FromString,
-        lambda _: None,
+        lambda answer: answer.kept,
     )

@@ -244,8 +244,9 @@ class Client:
             raise upload.failure or from_rpc_error(error, self.target) from None
         return operations.model_info(answer)
 
-    def remove_model(self, name: str) -> None:
-        self._ask(calls.remove_model(name))
+    def remove_model(self, name: str, *, delete: bool = False) -> str:
+        """Takes a model out. Returns the folder of the box that its files lie in now; empty with `delete`."""
+        return self._ask(calls.remove_model(name, delete))
 
     def close(self) -> None:
         """Ends the connection, and with it every stream."""

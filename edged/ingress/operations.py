@@ -129,9 +129,9 @@ class OperationsService:
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         if self._controller.is_configured(request.name):
             raise InvalidInput(f"model {request.name!r} is named by the daemon's configuration; remove it there")
-        await asyncio.to_thread(self._controller.repository.remove, request.name)
+        kept = await asyncio.to_thread(self._controller.repository.remove, request.name, delete=request.delete)
         self._controller.removed(request.name)
-        return pb.RemoveModelResponse()
+        return pb.RemoveModelResponse(kept=str(kept or ""))
 
     def _status(self, planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelStatus:
         shapes = shape_report(planned, self._controller.learning.state(planned.entry.name))

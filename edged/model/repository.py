@@ -22,9 +22,9 @@ from pathlib import Path
 
 import msgspec
 
-from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Superseded
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Refused, Superseded
 from edged.files import foreign, not_stored, read_inside
-from edged.model import repair, triton_config, triton_files, versions
+from edged.model import repair, trash, triton_config, triton_files, versions
 from edged.model import samples as model_samples
 from edged.model import settings as model_settings
 from edged.model.identity import model_digest
@@ -157,17 +157,27 @@ class Repository:
             shutil.rmtree(staged, ignore_errors=True)
         return final / "1" / _MODEL
 
-    def remove(self, name: str) -> None:
-        """Removes a model and its settings. NotFound when there is none of that name."""
+    def remove(self, name: str, *, delete: bool = False) -> Path | None:
+        """Removes a model and its settings: to the folder that is returned, or for good with `delete`.
+
+        NotFound when there is none of that name.
+        """
         check_name(name)
         folder, plain = self.root / name, self.root / f"{name}.onnx"
         if not folder.is_dir() and not os.path.lexists(plain):
             raise NotFound(f"there is no model {name!r} in {self.root}")
+        if not delete:
+            try:
+                return trash.put(self.root, [path for path in (folder, plain) if os.path.lexists(path)])
+            except OSError as error:
+                why = error.strerror or error
+                raise Refused(f"model {name!r} cannot be kept ({why}); remove it for good: --delete") from error
         plain.unlink(missing_ok=True)
         if folder.is_dir():
             grave = Path(tempfile.mkdtemp(prefix=".removing-", dir=self.root))
             os.rename(folder, grave / name)
             shutil.rmtree(grave, ignore_errors=True)
+        return None
 
     def sweep(self) -> None:
         """Removes what an interrupted add or remove left behind. For the daemon's start, not beside another one."""
@@ -176,6 +186,7 @@ class Repository:
                 shutil.rmtree(stray, ignore_errors=True)
             for stray in self.root.glob(".removing-*"):
                 shutil.rmtree(stray, ignore_errors=True)
+            trash.prune(self.root)
 
     def _look(self, path: Path) -> list[ModelEntry]:
         try:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, OutOfSpace, Superseded
-from edged.model import repair
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, OutOfSpace, Refused, Superseded
+from edged.model import repair, trash
 from edged.model.identity import model_digest
 from edged.model.repository import Repository, check_name, plain_entry
 from edged.store import atomic
@@ -300,12 +300,48 @@ def test_removing_takes_the_folder_or_the_plain_file(root: Path) -> None:
     lay(root, "yolo", "1", "2", settings="threads = 1")
     (root / "face.onnx").write_bytes(b"x")
     repository = Repository(root)
-    repository.remove("yolo")
-    repository.remove("face")
+    for name in ("yolo", "face"):
+        assert repository.remove(name, delete=True) is None
     assert list(root.iterdir()) == []
     for name in ("yolo", "face"):
         with pytest.raises(NotFound, match=name):
             repository.remove(name)
+
+
+def test_remove_keeps_what_the_user_dropped_and_it_can_be_moved_back(root: Path) -> None:
+    lay(root, "yolo", "1", settings="threads = 1")
+    (root / "face.onnx").write_bytes(b"the only copy")
+    repository = Repository(root)
+    kept = [repository.remove(name) for name in ("yolo", "face")]
+    assert repository.entries() == {}
+    assert [[each.name for each in place.iterdir()] for place in kept if place] == [["yolo"], ["face.onnx"]]
+    for place in filter(None, kept):
+        for path in place.iterdir():
+            path.rename(root / path.name)
+    assert set(repository.entries()) == {"yolo", "face"}
+    assert (root / "face.onnx").read_bytes() == b"the only copy"
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MOST", 3), ("MOST_BYTES", 3)])
+def test_remove_keeps_the_newest_within_bounds(
+    root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(trash, limit, value)
+    root.mkdir(exist_ok=True)
+    repository = Repository(root)
+    for number in range(5):
+        (root / f"m{number}.onnx").write_bytes(b"x")
+        repository.remove(f"m{number}")
+    repository.sweep()
+    assert sorted(path.name for path in (root / trash.FOLDER).rglob("*.onnx")) == ["m2.onnx", "m3.onnx", "m4.onnx"]
+
+
+def test_remove_what_cannot_be_kept_says_how_to_delete_it(root: Path) -> None:
+    lay(root, "yolo", "1")
+    (root / trash.FOLDER).write_bytes(b"no folder")
+    with pytest.raises(Refused, match="--delete"):
+        Repository(root).remove("yolo")
+    assert set(Repository(root).entries()) == {"yolo"}
 
 
 def test_what_an_interrupted_add_or_remove_left_is_swept_and_nothing_else(root: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_model_is_added_with_its_samples(tmp_path: Path, move: bool) -> None:
     (path,) = repository.entries()["yolo"].samples
     assert Path(path).read_bytes() == content
     assert hall.exists() != move
-    repository.remove("yolo")
+    repository.remove("yolo", delete=True)
     assert list((tmp_path / "models").iterdir()) == []
 
 
