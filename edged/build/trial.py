@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from edged.backend.contract import Backend, Session
-from edged.build import given, jobs, reach
+from edged.build import given, jobs, plausibility, reach
 from edged.build.questions import GIVEN, Pictures, Question, one_by_one
 from edged.build.reach import Reach
 from edged.errors import EngineUnusable, InvalidInput, NotTaken
@@ -200,6 +200,8 @@ def inference(
                 warnings.append(_not_answered(name, error))
             continue
         warnings += _not_finite(answer) if not any(each.category is Category.NOT_FINITE for each in warnings) else ()
+        if question.placement is not None and not any(each.category is Category.IMPLAUSIBLE for each in warnings):
+            warnings += _implausible(recognition, answer)
         answered.add(question.kind)
         has_given = has_given or bool(name)
     if answered:
@@ -240,6 +242,20 @@ def _not_answered(sample: str, error: Exception) -> Finding:
     said = " ".join(str(error).split())
     message = said if said.startswith("sample ") else f"sample {sample[:80]} is not answered: {said[:300]}"
     return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
+
+
+def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Finding, ...]:
+    """Told of a family that was set by hand: those that edged recognises are known by more than their shapes."""
+    if not recognition.is_set:
+        return ()
+    try:
+        why = plausibility.doubt(recognition, answer)
+    except EngineUnusable as error:
+        why = str(error)
+    if not why:
+        return ()
+    message = f"family={recognition.family} does not fit what the model answers to a picture: {why}"
+    return (Finding(Stage.INFERENCE, Category.IMPLAUSIBLE, message, "set another family, or family=raw"),)
 
 
 def _not_finite(answer: dict[str, Array]) -> tuple[Finding, ...]:

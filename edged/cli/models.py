@@ -193,8 +193,8 @@ def _table(models: Sequence[tuple[str, ModelInfo]]) -> Table:
         family = model.family or ("raw tensors" if model.digest else "")
         alarms = ["; ".join(alarm.message for alarm in model.alarms)] if alarming else []
         told = model.reason or inputs
-        unused = f"{len(model.notes)} unused: edged models show {model.name}" if model.notes else ""
-        notes = [unused] if noting else []
+        noted = f"{len(model.notes)}: edged models show {model.name}" if model.notes else ""
+        notes = [noted] if noting else []
         about = (model.name, _state(model), family, model.backend, _precision(model), model.engine[:12], told)
         table.add_row(*([box] if box else []), *about, *alarms, *notes)
     return table

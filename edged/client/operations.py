@@ -77,10 +77,10 @@ class Shapes(Info, frozen=True):
 
 class ModelInfo(Info, frozen=True):
     """A model in the daemon: `state` is loading, ready, refused or failed, and `reason` why it is not ready; `alarms`
-    tell what is wrong with it or its engines, `notes` what its config.pbtxt says to no effect. Of one that is refused
-    `category` and `stage` say why and where as docs/admission.md lists them; they are empty where it is none of those.
-    `precision_reason` says why the engine that serves has its precision.
-    A version beside the one that answers for the model is called NAME:VERSION."""
+    tell what is wrong with it or its engines, `notes` what its config.pbtxt says to no effect and what is odd about it.
+    Of one that is refused `category` and `stage` say why and where as docs/admission.md lists them; they are empty
+    where it is none of those. `precision_reason` says why the engine that serves has its precision. A version beside
+    the one that answers for the model is called NAME:VERSION."""
 
     name: str
     version: str

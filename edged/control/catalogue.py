@@ -204,6 +204,7 @@ class Catalogue:
                 model = Model.of(entry, inspection)
                 planned.examined = model.digest
                 warnings = await self._prove(model, tries) if self._prove is not None else ()
+            planned.warnings = tuple(warnings)
             for warning in warnings:
                 _LOG.warning("model %s: %s", entry.name, warning.line())
             if model.triton.warmups:

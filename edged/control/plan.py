@@ -19,6 +19,7 @@ from edged.control.placement import astray
 from edged.control.questioning import Acquaintance
 from edged.control.states import EngineState
 from edged.errors import EdgedError, NotReady, Quarantined
+from edged.model.finding import Finding
 from edged.model.model import Model
 from edged.model.repository import ModelEntry, stamp
 from edged.serving.extents import Traffic
@@ -232,6 +233,7 @@ class PlannedModel:
     model: Model | None = None
     served: Model | None = None
     problem: EdgedError | None = None
+    warnings: tuple[Finding, ...] = ()  # what is told of the model although it serves
     quarantine: str = ""  # why none of its engines is opened any more
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)

@@ -48,7 +48,7 @@ def model_status(
     if (serving := planned.engines.get(planned.serving or "")) is not None:
         status.precision, status.precision_reason = serving.recipe.precision, preference.reason(planned)
     if model is not None:
-        status.notes.extend(model.notes)
+        status.notes.extend((*model.notes, *(warning.line() for warning in planned.warnings)))
         status.digest, status.family = model.digest, model.recognition.family or ""
         if model.repair is not None:
             status.repair.CopyFrom(repair(model.repair))

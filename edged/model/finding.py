@@ -73,6 +73,7 @@ class Category(str, enum.Enum):
     TIMED_OUT = "timed_out"
     FAILED = "failed"  # every golden input
     NOT_FINITE = "not_finite"  # NaN or infinity for ordinary inputs: told, and the model is served
+    IMPLAUSIBLE = "implausible"  # what the family that is set reads from it is no detections: told, and it is served
     # not the model's fault
     NO_RUNTIME = "no_runtime"
     SETTINGS = "settings"
@@ -116,6 +117,7 @@ REMEDIES: Mapping[Category, str] = {
     Category.TIMED_OUT: "try it again when the box has less to do",
     Category.FAILED: "give it inputs that it answers: --samples INPUTS.npz",
     Category.NOT_FINITE: "see whether it is meant to: divisions by zero, logarithms, overflow in FP16",
+    Category.IMPLAUSIBLE: "set another family, or family=raw",
     Category.NO_RUNTIME: "install onnxruntime",
     Category.SETTINGS: "give other settings: --set, edged.toml or config.pbtxt",
 }

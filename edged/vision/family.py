@@ -62,6 +62,7 @@ class Recognition(msgspec.Struct, frozen=True):
     thresholds: Thresholds
     input: str = ""
     reading: Reading = Reading()
+    is_set: bool = False  # the family is the user's word, and nothing in the file bears it out
 
     @property
     def output(self) -> str:
@@ -157,6 +158,7 @@ def recognise(
         thresholds=_thresholds(settings, claim),
         input=picture.name if picture else "",
         reading=msgspec.structs.replace(claim.read, classes=claim.classes or len(names)),
+        is_set=claim.family is not None and "family" in settings,
     )
 
 

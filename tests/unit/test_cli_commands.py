@@ -239,7 +239,7 @@ def test_what_is_not_used_of_a_configuration_is_counted_in_the_list_and_told_of_
     assert "notes" not in call("box:1", "models", "list").stdout
     assert "notes" not in call("box:1", "models", "show", "m:2").stdout
     found[0] = msgspec.structs.replace(model, notes=notes)
-    assert "2 unused: edged models show m:2" in call("box:1", "models", "list").stdout
+    assert "2: edged models show m:2" in call("box:1", "models", "list").stdout
     shown = call("box:1", "models", "show", "m:2").stdout
     assert "versions = all" in shown
     assert all(note in shown for note in notes)

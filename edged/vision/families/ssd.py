@@ -21,7 +21,17 @@ from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families.answers import ANY, at_least, picture, whole
 from edged.vision.families.candidates import Floats, settle
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
+from edged.vision.families.contract import (
+    Claim,
+    Decoder,
+    Evidence,
+    Maker,
+    Reading,
+    Thresholds,
+    demand,
+    not_decoded,
+    of_picture,
+)
 from edged.vision.families.counted import counted
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
@@ -29,6 +39,8 @@ from edged.vision.preprocess import Preprocess
 NAME = "ssd"
 
 _PRIORS, _ROWS, _COUNTED = "priors", "rows", "counted"
+# What makes the scores of an SSD with prior boxes, or puts those of its scales together; empty if that is not known.
+_MADE_BY = ("Softmax", "Concat", "")
 # In the order of `counted`: count, boxes, scores, class ids.
 _KNOWN = (
     ("num_detections", "detection_boxes", "detection_scores", "detection_classes"),
@@ -108,9 +120,13 @@ def by_shape(evidence: Evidence) -> Claim | None:
             f"four outputs as SSD exports have, in an order that only names tell: set family={NAME}, where"
             " it is boxes, classes, scores, count, or family=raw",
         )
-    if _priors(evidence, "") is not None:
-        return Claim(None, f"a table of boxes and one of classes: set family={NAME} or family=raw")
-    return None
+    priors = _priors(evidence, "")
+    if priors is None:
+        return None
+    made_by = (evidence.heads or {}).get(priors.read.outputs[0], "")
+    if made_by not in _MADE_BY:
+        return not_decoded(f"a table of boxes and one of scores that come of {made_by}, as no SSD's do")
+    return Claim(None, f"a table of boxes and one of classes: set family={NAME} or family=raw")
 
 
 def _rows(evidence: Evidence, reason: str) -> Claim | None:
