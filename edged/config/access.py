@@ -8,7 +8,6 @@ import msgspec
 
 Role: TypeAlias = Literal["read", "infer", "operate"]
 
-_EVERY: tuple[Role, ...] = ("infer", "read", "operate")
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
 
@@ -64,9 +63,10 @@ class Access(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     loopback: Annotated[
         tuple[Role, ...],
         msgspec.Meta(
-            description="The roles of whoever comes over loopback without TLS, which is every user of this machine."
+            description="The roles of clients that come over loopback without TLS: every user of this machine, and"
+            " every container in its network. Operators use the socket, or a token."
         ),
-    ] = _EVERY
+    ] = ("infer", "read")
     grants: Annotated[
         dict[str, tuple[Role, ...]],
         msgspec.Meta(
@@ -92,7 +92,7 @@ class Access(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     client_requests: Annotated[_Count, msgspec.Meta(description="Requests of one client at a time.")] = 4096
     client_mb: Annotated[
         _Count, msgspec.Meta(description="Mebibytes of requests of one client that are under way.")
-    ] = 4096
+    ] = 512
     client_per_second: Annotated[
         _Count,
         msgspec.Meta(description="Requests and frames of one client in a second; bursts may have as many at once."),

@@ -219,8 +219,13 @@ class Config(_Strict, frozen=True):
         ),
     ] = ()
     max_message_mb: Annotated[
-        int, Meta(ge=1, le=2047, description="Mebibytes that a gRPC message to the daemon may have.")
-    ] = 256
+        int,
+        Meta(
+            ge=1,
+            le=2047,
+            description="Mebibytes that a gRPC message to the daemon may have: a raw picture of 4K has 25.",
+        ),
+    ] = 32
     allow_shared_memory_over_tcp: Annotated[
         bool,
         Meta(

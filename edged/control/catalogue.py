@@ -83,10 +83,9 @@ class Catalogue:
     def find(self, name: str, version: str = "") -> PlannedModel:
         """The plan of a model, or of one version of it, which may also be named as NAME:VERSION.
 
-        Looked up anew if it is not known yet. NotFound, or NotReady for a version that is still being loaded.
+        What was put on disk is known at the next look, which is once a second: to look for every unknown name would
+        let anyone keep the daemon busy. NotFound, or NotReady for a version that is still being loaded.
         """
-        if name not in self.models:
-            self.look()
         planned = self.models.get(name)
         if planned is None and not version:
             model, version = split_name(name)

@@ -200,6 +200,7 @@ class Controller:
     def added(self, name: str) -> PlannedModel:
         """The plan of a model that was just put into the repository by command, whatever the mode of control."""
         self.shelf.take(name)
+        self.catalogue.look()
         return self.catalogue.find(name)
 
     def removed(self, name: str) -> None:

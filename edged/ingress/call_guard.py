@@ -23,6 +23,7 @@ from google.protobuf.message import Message
 from edged.errors import EdgedError
 from edged.ingress.access import identity, policy
 from edged.ingress.access.about import about
+from edged.ingress.access.budget import LARGE, LargeMessage
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.guard import Guard
 from edged.ingress.access.limits import ClientLimits, Usage
@@ -74,9 +75,12 @@ class CallGuard:
                 limits.request(usage, size, time.monotonic())
         except EdgedError as error:
             await end(call, error)
-        requests = _Requests(call, method, usage, limits, self._is_audited) if method.takes_many else None
+        large = LargeMessage(guard.budget, context.peer, who)
+        requests = _Requests(call, method, usage, limits, large, self._is_audited) if method.takes_many else None
         outcome, message = grpc.StatusCode.CANCELLED.name, ""
         try:
+            if size >= LARGE:
+                await large.begin(size, is_patient=False)
             with guard.under_way(who) if self._is_audited or who.has_shown else contextlib.nullcontext():
                 request = method.read(asked) if requests is None else requests
                 response = None
@@ -102,6 +106,7 @@ class CallGuard:
         finally:
             if requests is not None:
                 requests.end()
+            large.end()
             if self._is_stream:
                 limits.end_stream(usage)
             else:
@@ -141,10 +146,19 @@ class _Requests:
     Tasks of a handler may outlive their call and ask for the next message still; there is none then.
     """
 
-    def __init__(self, call: GrpcContext, method: Method, usage: Usage, limits: ClientLimits, is_audited: bool) -> None:
+    def __init__(
+        self,
+        call: GrpcContext,
+        method: Method,
+        usage: Usage,
+        limits: ClientLimits,
+        large: LargeMessage,
+        is_audited: bool,
+    ) -> None:
         self.about: dict[str, str] = {}
         self._call: GrpcContext | None = call
         self._read, self._usage, self._limits, self._is_first = method.read, usage, limits, is_audited
+        self._large = large
         self._size = 0  # of the message that the handler has
 
     def __aiter__(self) -> _Requests:
@@ -162,7 +176,10 @@ class _Requests:
             await asyncio.sleep(wait)
         while usage.size and usage.size + len(data) > bounds.size:  # noqa: ASYNC110 # rare, and never for long
             await asyncio.sleep(_ROOM_SECONDS)
+        if len(data) >= LARGE:
+            await self._large.begin(len(data))
         if self._call is None:
+            self._large.end()
             raise StopAsyncIteration
         self._size = len(data)
         usage.size += self._size
@@ -180,6 +197,7 @@ class _Requests:
     def _give_back(self) -> None:
         self._usage.size -= self._size
         self._size = 0
+        self._large.end()
 
 
 async def _write_all(call: GrpcContext, responses: AsyncGenerator[Any, None], method: Method) -> None:

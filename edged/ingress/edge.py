@@ -25,6 +25,10 @@ _FIXED: tuple[Option, ...] = (
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
     ("grpc.max_concurrent_streams", 1024),  # of a connection; as many as one client may have at all
+    # A message that was packed is as large as the limit once it is unpacked, whatever it took to send it. So none is
+    # unpacked: calls that say that they are packed end as UNIMPLEMENTED, and others are taken as they come.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
     # Calls that came and are not looked at yet, of all connections. While streams are opened and reset as fast as a
     # client can, those of others wait among them rather than be cut off, which gRPC does from the first number on.
     ("grpc.server.max_pending_requests", 4096),

@@ -14,6 +14,7 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from edged.errors import InvalidInput, Unsupported
+from edged.ingress.bulk import require_parsable
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -130,6 +131,7 @@ def _reading(request: type[Request]) -> Callable[[bytes], Request]:
     iteration, get InvalidInput for it."""
 
     def read(data: bytes) -> Request:
+        require_parsable(data, request)
         try:
             return request.FromString(data)
         except DecodeError:

@@ -37,7 +37,7 @@ class Ingress:
         cameras: Cameras,
         tracing: Tracing,
         tracking: Follows | None = None,
-        max_message_mb: int = 256,
+        max_message_mb: int = 32,
         shared_memory_over_tcp: bool = False,
         publisher: Publisher | None = None,
         *,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edged.errors import ConfigError
 from edged.ingress.address import make_way, tcp_address, unix_path
+from edged.ingress.rest.access import refusal
 
 _LOG = logging.getLogger("edged.metrics")
 _MOST_CONNECTIONS = 8
@@ -96,6 +97,9 @@ class Endpoint:
 
     async def _answer(self, head: str) -> bytes:
         request, *fields = head.split("\r\n")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+        if why := refusal(headers, "unix:" if self._path is not None else ""):
+            return _response(HTTPStatus.FORBIDDEN, f"{why}\n".encode())
         method, _, rest = request.partition(" ")
         target, _, version = rest.partition(" ")
         if not version.startswith("HTTP/1."):
@@ -104,7 +108,6 @@ class Endpoint:
             return _response(HTTPStatus.NOT_FOUND, f"there is only {_PATH}\n".encode())
         if method != "GET":
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"there is only GET\n", "Allow: GET\r\n")
-        headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
         compressed = "gzip" in headers.get("accept-encoding", "").lower()
         try:
             text, kind = await self._scrape(headers.get("accept", ""), compressed)

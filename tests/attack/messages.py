@@ -113,7 +113,7 @@ def _announced(target: Target, until: float) -> None:
     def client(number: int) -> None:
         with contextlib.suppress(OSError), http2.greeted(target.tcp if number % 2 else target.unix) as connection:
             for stream in range(1, 200, 2):
-                begins = b"\0" + struct.pack(">I", 60 * _MIB)
+                begins = b"\0" + struct.pack(">I", 30 * _MIB)
                 connection.sendall(http2.call(stream, _STREAM) + http2.frame(http2.DATA, 0, stream, begins))
             while time.monotonic() < until:
                 for stream in range(1, 200, 2):
@@ -145,13 +145,13 @@ def _varint(value: int) -> bytes:
 
 ABUSES = (
     Abuse("messages beyond the limit", _calls(_INFER, lambda: _raw(250 * _MIB), 9)),
-    Abuse("messages of 60 MiB", _calls(_INFER, lambda: _raw(60 * _MIB), 9)),
-    Abuse("streamed messages of 60 MiB", _calls(_STREAM, lambda: _raw(60 * _MIB), 9, streams=True)),
-    Abuse("frames of 60 MiB that are none", _calls(_DETECT, lambda: bytes(60 * _MIB), 9, streams=True)),
-    Abuse("values in messages of 60 MiB", _calls(_INFER, lambda: _typed(60 * _MIB), 4)),
-    Abuse("60 MiB of empty inputs", _calls(_INFER, lambda: _hollow(60 * _MIB), 4)),
-    Abuse("a shape of 60 MiB", _calls(_INFER, lambda: _deep(60 * _MIB), 4)),
+    Abuse("messages of 30 MiB", _calls(_INFER, lambda: _raw(30 * _MIB), 9)),
+    Abuse("streamed messages of 30 MiB", _calls(_STREAM, lambda: _raw(30 * _MIB), 9, streams=True)),
+    Abuse("frames of 30 MiB that are none", _calls(_DETECT, lambda: bytes(30 * _MIB), 9, streams=True)),
+    Abuse("values in messages of 30 MiB", _calls(_INFER, lambda: _typed(30 * _MIB), 4)),
+    Abuse("30 MiB of empty inputs", _calls(_INFER, lambda: _hollow(30 * _MIB), 4)),
+    Abuse("a shape of 30 MiB", _calls(_INFER, lambda: _deep(30 * _MIB), 4)),
     Abuse("gzip that unpacks to 250 MiB", _bombs(250 * _MIB)),
-    Abuse("gzip that unpacks to 60 MiB", _bombs(60 * _MIB)),
+    Abuse("gzip that unpacks to 30 MiB", _bombs(30 * _MIB)),
     Abuse("messages announced and trickled", _announced),
 )

@@ -57,6 +57,8 @@ class Daemon:
         self._environment = {**(os.environ if environment is None else environment)}
         self._environment["XDG_CONFIG_HOME"] = str(self.home)  # not of whoever runs the tests
         self._builds = builds
+        # Operators use the socket; tests of the protocols ask for everything over TCP as well.
+        self._environment.setdefault("EDGED_ACCESS_LOOPBACK", "infer,read,operate")
         if not builds:
             self._environment["EDGED_ENGINES_BUILD"] = "command"
         self._process: subprocess.Popen[str] | None = None

@@ -126,6 +126,32 @@ def test_a_message_has_a_limit_and_the_connection_goes_on(daemon: FuzzedDaemon) 
         assert infer(goods.truth().SerializeToString(), timeout=20)
 
 
+@pytest.mark.parametrize("packed", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_message_is_refused_and_the_connection_goes_on(
+    daemon: FuzzedDaemon, packed: grpc.Compression
+) -> None:
+    with daemon.channel() as channel:
+        infer = channel.unary_unary(_INFER)
+        before = Figures.of(daemon.pid).resident
+        code = status(lambda: infer(bytes(31 << 20), timeout=30, compression=packed))
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+        assert Figures.of(daemon.pid).resident < before + 20
+        assert infer(goods.truth().SerializeToString(), timeout=20)
+
+
+@pytest.mark.parametrize("path", [_INFER, _STREAM])
+def test_message_that_is_costly_to_parse_is_refused_at_once(daemon: FuzzedDaemon, camera: Camera, path: str) -> None:
+    hollow = b"\x2a\x00" * (15 << 20)
+    with daemon.channel() as channel:
+        if path == _STREAM:
+            (answer,) = channel.stream_stream(path)(iter([hollow]), timeout=30)
+            assert inference.ModelStreamInferResponse.FromString(answer).error_message
+        else:
+            infer = channel.unary_unary(path)
+            assert status(lambda: infer(hollow, timeout=30)) is grpc.StatusCode.INVALID_ARGUMENT
+    camera.goes_on()
+
+
 def test_a_connection_is_told_how_many_streams_it_may_have(daemon: FuzzedDaemon) -> None:
     with http2.greeted(daemon.unix) as connection:
         connection.settimeout(5)

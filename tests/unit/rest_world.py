@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from edged.config import Access, Http, Tls
 from edged.ingress.access.guard import Guard
+from edged.ingress.access.tokens import TokenFile
 from edged.ingress.inference.wire import Request
 from edged.ingress.rest.calls import Calls
 from edged.ingress.rest.listener import HttpListener
@@ -45,8 +46,9 @@ class Echo:
 
 
 class World:
-    def __init__(self, path: Path, echo: Echo, listener: HttpListener) -> None:
-        self.path, self.echo, self.listener = path, echo, listener
+    def __init__(self, path: Path, echo: Echo, listener: HttpListener, guard: Guard) -> None:
+        self.path, self.echo, self.listener, self.guard = path, echo, listener, guard
+        self.tokens = TokenFile(path.parent / "access" / "tokens.json")
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_unix_connection(self.path)
@@ -77,15 +79,16 @@ async def world(body_mb: int = 1) -> AsyncIterator[World]:
     service.unary("ServerLive", pb.ServerLiveRequest, live)
     service.unary("ServerMetadata", pb.ServerMetadataRequest, broken)
     path = folder / "http.sock"
+    guard = Guard(Access(), Tls(), folder)
     listener = HttpListener(
         Http(listen=f"unix:{path}", body_mb=body_mb),
         Calls(service, cast(Any, echo)),
         cast(Any, None),
-        Guard(Access(), Tls(), folder),
+        guard,
     )
     await listener.start()
     try:
-        yield World(path, echo, listener)
+        yield World(path, echo, listener, guard)
     finally:
         echo.gate.set()
         await listener.stop(1.0)

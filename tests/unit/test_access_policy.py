@@ -30,11 +30,11 @@ _LIST, _HEALTH = "/edged.v1.Operations/ListModels", "/grpc.health.v1.Health/Chec
         (_PAIR[0], Access(unix=("infer", "operate")), Tls(), {"infer", "operate"}),
         ("unix:/mine.sock", Access(), Tls(), {"infer", "read", "operate"}),
         ("unix:/mine.sock", Access(grants={"unix:/mine.sock": ("read",)}), Tls(), {"read"}),
-        ("localhost:1", Access(), Tls(), {"infer", "read", "operate"}),
+        ("localhost:1", Access(), Tls(), {"infer", "read"}),
         ("localhost:1", Access(loopback=("infer",)), Tls(), {"infer"}),
         ("[::1]:1", Access(grants={"[::1]:1": ()}), Tls(), set()),
         ("localhost:1", Access(), _TLS, set()),
-        ("localhost:1", Access(), Tls(certificate="c", key="k", on_loopback=False), {"infer", "read", "operate"}),
+        ("localhost:1", Access(), Tls(certificate="c", key="k", on_loopback=False), {"infer", "read"}),
         ("0.0.0.0:1", Access(), _TLS, set()),
         ("box.lan:1", Access(grants={"box.lan:1": ("infer",)}), _TLS, {"infer"}),
     ],
@@ -104,6 +104,17 @@ def test_who_shows_nothing_may_what_the_address_gives() -> None:
         "RemoveModel needs the role operate, and socket edged.sock has read, infer; operators use"
         " unix:/run/edged/operate.sock"
     )
+
+
+@pytest.mark.parametrize(
+    ("defaults", "remedy"), [(None, "a token: edged tokens new"), (_PAIR, f"{_PAIR[1]} or a token: edged tokens new")]
+)
+def test_refusal_of_an_operator_over_loopback_says_how_to_get_the_role(
+    defaults: tuple[str, str] | None, remedy: str
+) -> None:
+    refused = policy.refusal(_REMOVE, callers.at(door("localhost:1", Access(), Tls(), defaults)))
+    assert isinstance(refused, Forbidden)
+    assert remedy in str(refused)
 
 
 def test_a_token_adds_its_roles_until_it_expires() -> None:

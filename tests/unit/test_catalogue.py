@@ -356,10 +356,13 @@ def test_a_model_that_the_configuration_names_is_served_where_it_lies(tmp_path: 
     run(story())
 
 
-def test_a_model_is_found_as_soon_as_it_is_on_disk(tmp_path: Path) -> None:
+def test_find_of_an_unknown_name_does_not_look_at_the_disk(tmp_path: Path) -> None:
     async def story() -> None:
         house = House(tmp_path)
         house.shelf.models["m"] = entry("m")
+        with pytest.raises(NotFound):
+            house.catalogue.find("m")
+        house.catalogue.look()
         assert house.catalogue.find("m").entry.name == "m"
         await settle()
 

@@ -46,7 +46,18 @@ async def ask(port: int, request: bytes) -> tuple[str, bytes]:
     return head.decode(), body
 
 
-GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n%s\r\n"
+GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+
+
+@pytest.mark.parametrize("host", ["attacker.example", "10.0.0.1:9301"])
+def test_answer_for_a_foreign_host_is_forbidden(host: str) -> None:
+    async def story() -> None:
+        async with listening() as (_, port):
+            head, body = await ask(port, b"GET /metrics HTTP/1.1\r\nHost: %s\r\n\r\n" % host.encode())
+            assert head.startswith("HTTP/1.1 403")
+            assert TEXT not in body
+
+    run(story())
 
 
 def test_metrics_are_given_to_who_asks_for_them() -> None:

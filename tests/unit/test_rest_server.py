@@ -13,6 +13,8 @@ import pytest
 
 from edged.config import Http
 from edged.errors import ConfigError
+from edged.ingress.access.roles import ALL
+from edged.ingress.access.tokens import make
 from edged.ingress.rest import bodies, listener, server
 from tests.unit.rest_world import World, answer_of, get, inference, post, world
 
@@ -186,6 +188,63 @@ def test_all_bodies_together_are_bounded_and_the_room_comes_back() -> None:
             there.echo.gate.set()
             assert [(await task)[0] for task in many] == [200] * 4
             assert (await there.ask(post(inference() + pad.encode())))[0] == 200
+
+    run(scene())
+
+
+def test_read_with_bodies_that_were_only_announced_answers_others() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            silent = [await there.connect() for _ in range(8)]
+            for _, writer in silent:
+                writer.write(b"POST /v2/models/m/infer HTTP/1.1\r\nhost: here\r\ncontent-length: 1000000\r\n\r\n[")
+            await asyncio.gather(*(writer.drain() for _, writer in silent))
+            pad = b" " * (900 << 10)
+            assert (await there.ask(post(inference() + pad)))[0] == 200
+            for _, writer in silent:
+                writer.close()
+
+    run(scene())
+
+
+def test_read_without_room_ends_the_slowest_body() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            body = post(inference() + b" " * (900 << 10))
+            stopped = [await there.connect() for _ in range(4)]
+            for _, writer in stopped:
+                writer.write(body[:-5])
+                await writer.drain()
+            await asyncio.sleep(1.0)  # so that whoever comes now is faster
+            assert (await there.ask(body))[0] == 200
+            ended = [asyncio.create_task(answer_of(reader)) for reader, _ in stopped]
+            done, others = await asyncio.wait(ended, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+            assert [task.result()[0] for task in done] == [503]
+            for task in others:
+                task.cancel()
+            for _, writer in stopped:
+                writer.close()
+
+    run(scene())
+
+
+def test_call_whose_token_is_revoked_ends_as_unauthenticated() -> None:
+    async def scene() -> None:
+        async with world() as there:
+            token, secret = make("doomed", ALL, 0.0)
+            there.tokens.add(token)
+            there.guard.look()
+            there.echo.gate.clear()
+            asked = asyncio.create_task(
+                there.ask(post(inference(), headers=f"authorization: Bearer {secret}\r\n")),
+            )
+            await soon(lambda: there.echo.waiting == 1)
+            there.tokens.revoke("doomed")
+            while not asked.done():  # the guard looks once a second
+                there.guard.look()
+                await asyncio.sleep(0.05)
+            assert (await asked)[0] == 401
+            assert there.echo.cancelled == 1
 
     run(scene())
 

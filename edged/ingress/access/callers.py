@@ -38,6 +38,9 @@ class Caller(msgspec.Struct, frozen=True):
 def at(door: Door, peer: str = "") -> Caller:
     """Somebody who shows nothing. `peer` is the client as gRPC names it."""
     remedy = f"; operators use {door.operators}" if door.operators else ""
+    if door.is_local and not door.has_tls and not door.group:
+        others = f"{door.operators} or " if door.operators else ""
+        remedy = f"; operators use {others}a token: edged tokens new NAME --role operate"
     if door.is_local:
         return Caller(door.name, door.roles, door.name, bool(door.roles), remedy=remedy, address=door.address)
     host = host_of(peer)

@@ -62,7 +62,7 @@ def door(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | Non
         raise ConfigError(
             f"listen address {address!r} may be reachable from other machines; set [tls], or use localhost:{port}"
         )
-    return Door("loopback", frozenset(access.loopback) if roles is None else roles, address=address)
+    return Door("loopback", frozenset(access.loopback) if roles is None else roles, operators=operate, address=address)
 
 
 def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from edged.errors import ConfigError, EdgedError, Forbidden, Unauthenticated
 from edged.ingress.access import callers, certificates, doors
 from edged.ingress.access.about import about
 from edged.ingress.access.audit import AuditLog, Line, now_told
+from edged.ingress.access.budget import Budget
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.doors import Door
 from edged.ingress.access.limits import Bounds, ClientLimits
@@ -38,6 +39,7 @@ class Guard:
         self.access, self.tls, self._state, self._defaults = access, tls, state, defaults
         self.certificate = Certificate(tls) if tls.certificate else None
         self.limits = ClientLimits(Bounds.of(access))
+        self.budget = Budget()
         self.audit = AuditLog(state / "audit", access.audit_mb << 20)
         self.turned_away: Counter[str] = Counter()  # by the name of a gRPC status
         self.generation = 0  # another number once callers may have other roles

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -88,13 +90,10 @@ class Inference:
         regions = self._regions(wanted, served, caller)
         kept = self._kept(request, served, said)
         filled = kept.inputs if kept is not None else frozenset[str]()
-        inputs = tensors.inputs_of(
-            request,
-            served.signature,
-            served.bounds,
-            self._access.locate(caller.peer),
-            filled,
+        read = partial(
+            tensors.inputs_of, request, served.signature, served.bounds, self._access.locate(caller.peer), filled
         )
+        inputs = await asyncio.to_thread(read) if tensors.has_many_values(request) else read()
         form = _form(request, served, wanted, regions, said, caller, kept)
         rows, alone = _rows(served, inputs), not served.is_batched
         if kept is None:

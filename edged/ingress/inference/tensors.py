@@ -36,6 +36,8 @@ _TYPED = {
 }
 _MAX_ELEMENTS = 1 << 40
 _MAX_RANK = 32
+_MANY = 64 << 10  # bytes of values in a message
+_BLOCK = 4096  # values that are converted at a time
 _MOST_NAMED = 16  # tensors of a model in one message, which has to fit into a status
 _ANY = Bounds()
 
@@ -82,6 +84,11 @@ def inputs_of(
             data = _typed(tensor, spec, shape)
         tensors.append(InputTensor(spec.name, spec.datatype, shape, data))
     return tuple(tensors)
+
+
+def has_many_values(request: Request) -> bool:
+    """Whether to convert the values in a message takes longer than others can wait."""
+    return not request.raw and request.message.ByteSize() > _MANY
 
 
 def outputs_of(request: Request, signature: Signature) -> tuple[Wanted, ...]:
@@ -147,9 +154,9 @@ def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shap
     if spec.datatype == "BYTES":
         return b"".join(struct.pack("<I", len(v)) + v for v in values if isinstance(v, bytes))
     dtype = numpy_dtype(spec.datatype)
-    wide = np.asarray(
-        values, dtype=np.dtype(np.int64) if dtype.kind == "i" else dtype if dtype.kind != "u" else np.uint64
-    )
+    wide = np.empty(len(values), np.int64 if dtype.kind == "i" else dtype if dtype.kind != "u" else np.uint64)
+    for start in range(0, len(values), _BLOCK):  # in one go nothing else would run meanwhile, of any thread
+        wide[start : start + _BLOCK] = values[start : start + _BLOCK]
     narrow = wide.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(narrow, wide):
         raise InvalidInput(f"input {spec.name!r} has values that do not fit {spec.datatype}")

@@ -15,6 +15,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from edged.errors import InvalidInput, TooLarge
+from edged.ingress.bulk import require_parsable
 from edged.proto import open_inference_pb2 as pb
 
 Contents: TypeAlias = "bytes | memoryview"
@@ -67,6 +68,7 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: 
 
 
 def _parse(data: bytes) -> pb.ModelInferRequest:
+    require_parsable(data, pb.ModelInferRequest)
     try:
         return pb.ModelInferRequest.FromString(data)
     except DecodeError:

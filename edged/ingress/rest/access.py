@@ -7,6 +7,8 @@ lead here (`Host`).
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import math
 import time
@@ -17,6 +19,7 @@ import msgspec
 from edged.errors import ClientLimited, EdgedError, Unauthenticated
 from edged.files import NOT_JSON
 from edged.ingress.access import identity, policy
+from edged.ingress.access.budget import LARGE, LargeMessage
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.guard import Guard
 from edged.ingress.rest.exchange import Answer, Ask, Headers, failed
@@ -76,15 +79,27 @@ class HttpGuard:
         usage, size = guard.limits.usage(who.key, who.name, time.monotonic()), len(ask.body)
         guard.limits.request(usage, size, time.monotonic())
         began, outcome, message = time.perf_counter(), "CANCELLED", ""
+        large = LargeMessage(guard.budget, ask.peer, who)
         try:
-            answer = await work()
+            if size >= LARGE:
+                await large.begin(size)
+            with guard.under_way(who) if who.has_shown else contextlib.nullcontext():
+                answer = await work()
             outcome = "OK"
             return answer
+        except asyncio.CancelledError:
+            lost = guard.lost(who)
+            if lost is None:
+                raise
+            code, message = describe(lost)
+            outcome = code.name
+            raise lost from None
         except Exception as error:
             code, message = describe(error)
             outcome = code.name
             raise
         finally:
+            large.end()
             guard.limits.end(usage, size)
             if policy.is_audited(method):
                 names = {name: value[:_LONGEST] for name, value in route.names.items()} | _settings(route, ask.body)

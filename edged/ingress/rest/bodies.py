@@ -1,4 +1,8 @@
-"""Reads the bodies of requests: how many bytes, for how long, and how many of all requests together."""
+"""Reads the bodies of requests: how many bytes, for how long, and how many of all requests together.
+
+What counts is what has come, never what was announced. When there is no room left, the body that comes slowest gives
+way: otherwise a few clients that stop in the middle of theirs would keep everyone out.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,12 @@ from edged.errors import DeadlineExceeded, InvalidInput, Overloaded, TooLarge
 Receive: TypeAlias = "Callable[[], Awaitable[Any]]"
 
 _IDLE_SECONDS = 20.0  # for the next piece of a body
-_SLOWEST = 32 << 10  # bytes a second, over the whole body; above what a trickle needs to hold a place for hours
+_SLOWEST = 32 << 10  # bytes a second, over each stretch of so many seconds; a trickle would hold its place for hours
+_STEP, _BEHIND_SECONDS = 64 << 10, 0.5  # a body that takes longer for so many bytes gives way to others
 _LINGER_SECONDS = 2.0  # what is refused is read on for, so that the client is not cut off before it reads why
+
+
+_AGAIN = "send it again later, or faster"
 
 
 class Gone(Exception):
@@ -31,6 +39,7 @@ class Bodies:
     def __init__(self, limit: int, room: int) -> None:
         self.limit, self._room = limit, room
         self.used = 0
+        self._coming: set[Held] = set()
 
     @contextmanager
     def held(self) -> Iterator[Held]:
@@ -38,13 +47,27 @@ class Bodies:
         try:
             yield held
         finally:
+            self._coming.discard(held)
             self.used -= held.size
 
-    def take(self, size: int) -> None:
-        """Overloaded where there is no room for so many bytes more."""
+    def take(self, held: Held, size: int) -> None:
+        """Room for so many bytes more of a body. Overloaded if there is none, and no slower body that gives way."""
         if self.used + size > self._room:
-            raise Overloaded(f"requests under way hold {self.used} bytes; send this one again when some are answered")
+            slowest = min(self._coming, key=lambda each: each.since, default=held)
+            is_behind = time.monotonic() - slowest.since > _BEHIND_SECONDS
+            if slowest is held or not is_behind or self.used + size - slowest.size > self._room:
+                raise Overloaded(f"requests under way hold {self.used} bytes; {_AGAIN}")
+            slowest.give_way()
         self.used += size
+
+    @contextmanager
+    def coming(self, held: Held) -> Iterator[None]:
+        """While a body comes."""
+        self._coming.add(held)
+        try:
+            yield
+        finally:
+            self._coming.discard(held)
 
 
 class Held:
@@ -52,10 +75,23 @@ class Held:
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self.size = bodies, 0
+        self.since = time.monotonic()  # when as much as _STEP had come since the time before
+        self._due = _STEP
+        self._piece: asyncio.Future[Any] | None = None  # the next one, while it is awaited
+        self._has_given_way = False
 
     def grow(self, size: int) -> None:
-        self._bodies.take(size)
+        self._bodies.take(self, size)
         self.size += size
+        if self.size >= self._due:
+            self.since, self._due = time.monotonic(), self.size + _STEP
+
+    def give_way(self) -> None:
+        """Its room is another's at once; its request ends as Overloaded."""
+        self._has_given_way = True
+        self.shrink(self.size)
+        if self._piece is not None:
+            self._piece.cancel()
 
     def shrink(self, size: int) -> None:
         self._bodies.used -= size
@@ -67,30 +103,37 @@ class Held:
         try:
             if declared is not None:
                 self._require(declared)
-                self.grow(declared)
-            return await self._all(receive, declared)
+            with self._bodies.coming(self):
+                return await self._all(receive)
         except (TooLarge, Overloaded):
             # Who waits to be told to go on has sent nothing yet.
             if "expect" not in headers:
                 await _drain(receive)
             raise
 
-    async def _all(self, receive: Receive, declared: int | None) -> bytes:
+    async def _all(self, receive: Receive) -> bytes:
         pieces: list[bytes] = []
-        size, started = 0, time.monotonic()
+        size, ends, due = 0, time.monotonic() + _IDLE_SECONDS, _SLOWEST * _IDLE_SECONDS
         while True:
-            allowed = _IDLE_SECONDS + size / _SLOWEST - (time.monotonic() - started)
+            if size >= due:
+                ends, due = time.monotonic() + _IDLE_SECONDS, size + _SLOWEST * _IDLE_SECONDS
+            self._piece = asyncio.ensure_future(receive())
             try:
-                event = await asyncio.wait_for(receive(), max(0.0, min(_IDLE_SECONDS, allowed)))
+                event = await asyncio.wait_for(self._piece, max(0.0, ends - time.monotonic()))
             except asyncio.TimeoutError:
                 raise TooSlow(f"the body came too slowly: {size} bytes so far; send it again") from None
+            except asyncio.CancelledError:
+                if self._has_given_way:
+                    raise Overloaded(f"a body that came faster took the room of this one; {_AGAIN}") from None
+                raise
+            finally:
+                self._piece = None
             if event["type"] == "http.disconnect":
                 raise Gone
             piece = event.get("body", b"")
             size += len(piece)
-            if declared is None:
-                self._require(size)
-                self.grow(len(piece))
+            self._require(size)
+            self.grow(len(piece))
             pieces.append(piece)
             if not event.get("more_body", False):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
