@@ -178,11 +178,10 @@ class _Requests:
             await asyncio.sleep(_ROOM_SECONDS)
         if len(data) >= LARGE:
             await self._large.begin(len(data))
-        if self._call is None:
-            self._large.end()
-            raise StopAsyncIteration
         self._size = len(data)
         usage.size += self._size
+        if self._call is None:
+            raise self._over()
         request = self._read(data)
         if self._is_first and isinstance(request, Message):
             self._is_first = False
@@ -193,6 +192,11 @@ class _Requests:
         """The call ends: nothing is read of it from now on."""
         self._call = None
         self._give_back()
+
+    def _over(self) -> StopAsyncIteration:
+        """What the reader of a call that has ended gets, which has nothing any more."""
+        self._give_back()
+        return StopAsyncIteration()
 
     def _give_back(self) -> None:
         self._usage.size -= self._size
