@@ -61,8 +61,8 @@ _WHY = {
     "response_cache": "every request is inferred",
     "parameters": "they are for Triton's backends; those of edged are model settings",
     "instance_group.rate_limiter": "engines share a device in turns",
-    "metric_tags": "edged has no metrics of Prometheus",
-    "model_metrics": "edged has no metrics of Prometheus",
+    "metric_tags": "the labels of edged's metrics are fixed: docs/metrics.md",
+    "model_metrics": "edged has the same metrics for every model: docs/metrics.md",
     "cc_model_filenames": "an ONNX model has one file",
 }
 
