@@ -17,11 +17,11 @@ import msgspec
 from edged.backend import registry
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Composition, Effort, Recipe
-from edged.build import jobs
+from edged.build import allowance, jobs
 from edged.build.admission import children, judgement
 from edged.build.admission.limits import USUAL, AdmissionLimits
 from edged.build.admission.memory import Outcomes, Unread
-from edged.build.child import Limits, run
+from edged.build.child import Limits, Patience, run
 from edged.build.extent import Extent
 from edged.build.golden import SUFFIX, Sample, is_whole
 from edged.build.golden import load as load_golden
@@ -75,6 +75,7 @@ class Builder:
         self._store, self._limits, self.admission = store, limits, admission
         self._outcomes = Outcomes(cache.absolute())
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
+        self._trials: dict[str, float] = {}  # seconds that the reference took for models when they were admitted
         self._timings = cache.absolute() / "timings"  # what builders measured of this device, to build faster
         for folder in (self._golden, self._inspections, self._timings):
             with contextlib.suppress(OSError):  # a disk that cannot be written: reading models takes longer
@@ -120,7 +121,7 @@ class Builder:
         known = await asyncio.to_thread(self._outcomes.known, job, self.admission)
         before = known.tries if known is not None and not judgement.is_lasting(known.finding) else 0
         if known is not None and not 0 < before < tries:
-            return known
+            return self._noted(job, known)
         job = msgspec.structs.replace(job, reach=self._outcomes.reach(job.order.recipe.backend))
         try:
             found = await children.attempt(job, self.admission, size_mb)
@@ -128,6 +129,11 @@ class Builder:
             return str(error)
         found = msgspec.structs.replace(found, tries=before + 1)
         await asyncio.to_thread(self._outcomes.keep, job, self.admission, found)
+        return self._noted(job, found)
+
+    def _noted(self, job: jobs.Check, found: jobs.Checked) -> jobs.Checked:
+        if job.order.recipe.is_reference and found.seconds:
+            self._trials[job.order.digest] = found.seconds
         return found
 
     async def make(self, task: Task, tell: Tell, room: MakeRoom) -> EngineRecord:
@@ -221,6 +227,7 @@ class Builder:
     def forget(self, digest: str) -> None:
         """Removes what was found out of a model that has gone: what it holds, its golden answers, that it may serve."""
         self._outcomes.forget(digest)
+        self._trials.pop(digest, None)
         for place in (*self._golden.glob(f"{digest}*{SUFFIX}"), *self._inspections.glob(f"{digest}-*.json")):
             with contextlib.suppress(OSError):
                 place.unlink()
@@ -262,7 +269,10 @@ class Builder:
         timings = self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
         order = msgspec.structs.replace(order, capability=capability, timings=str(timings))
         job = jobs.Build(order, str(out), model.recognition, model.samples, _version(task))
-        return await run(job, jobs.Built, limits, tell=tell)
+        return await run(job, jobs.Built, limits, tell=tell, patience=self._patience(model, task.recipe.backend))
+
+    def _patience(self, model: Model, backend: str) -> Patience:
+        return allowance.patience(model, backend, self._trials.get(model.digest, 0.0), self._limits)
 
     def _require_none(self, digest: str) -> None:
         stored = self._store.read(digest)  # a daemon may have built it meanwhile
@@ -284,7 +294,8 @@ class Builder:
             _version(task),
             coarser(task.recipe.precision, model.inspection.arithmetic),
         )
-        return await run(job, jobs.Timed, self._limits, tell=tell)
+        patience = self._patience(model, REFERENCE.backend)
+        return await run(job, jobs.Timed, self._limits, tell=tell, patience=patience)
 
     async def _commit(self, out: Path, record: EngineRecord, room: MakeRoom) -> None:
         """A rejected engine leaves its record, so that it is not built again, but never in the place of a good one."""
@@ -306,7 +317,8 @@ class Builder:
             tell(jobs.Progress("asking the reference"))
             extent = Extent.of(model)
             job = jobs.MakeGolden(model.order(REFERENCE), str(place), model.recognition, model.samples, extent)
-            made = await run(job, jobs.MadeGolden, self._limits, tell=tell)
+            patience = self._patience(model, REFERENCE.backend)
+            made = await run(job, jobs.MadeGolden, self._limits, tell=tell, patience=patience)
             for reason in made.skipped:
                 _LOG.warning("model %s: %s", model.name, reason)
         return place, standard

@@ -62,10 +62,17 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Patience(msgspec.Struct, frozen=True):
     """What is added to a child's time: at most `starved_seconds`, as far as it waited for a processor that others had,
-    and for each phase that it says to have begun the seconds that are granted for it."""
+    and for each phase that it says to have begun the seconds that are granted for it.
+
+    `quiet_seconds` are the most that it may go without a word, even if it computes; `step_seconds` the same once it has
+    said how far it is. 0: no limit of their own. One that says how far it is may take `told_seconds` longer.
+    """
 
     starved_seconds: float = 0.0
     granted: dict[str, float] = {}
+    quiet_seconds: float = 0.0
+    step_seconds: float = 0.0
+    told_seconds: float = 0.0
 
 
 _NONE = Patience()
@@ -135,7 +142,7 @@ class _Child:
         self, command: Sequence[str], job: jobs.Job, limits: Limits, tell: Tell | None, patience: Patience
     ) -> None:
         self._limits, self._tell, self._patience = limits, tell, patience
-        self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds)
+        self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds, patience.quiet_seconds)
         self._frames, self._noise = channel.Frames(), bytearray()
         # No warnings: it is its end that tells whether anything was wrong.
         self._overheard = Overheard(f"child {type(job).__name__.lower()}", logging.INFO)
@@ -143,6 +150,7 @@ class _Child:
         self._family: set[int] = set()  # which was killed with it
         self._starved = 0.0  # seconds without the processor that it wanted
         self._granted = 0.0  # seconds, for phases that it began
+        self._told = 0.0  # seconds, for saying how far it is
         self._process = _start([*command, str(os.getpid()), str(limits.memory_mb), str(limits.disk_mb)], job)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -175,7 +183,8 @@ class _Child:
 
     def _seconds(self) -> float:
         """How long it may take, by what is known of it so far."""
-        return self._limits.seconds + min(self._starved, self._patience.starved_seconds) + self._granted
+        starved = min(self._starved, self._patience.starved_seconds)
+        return self._limits.seconds + starved + self._granted + self._told
 
     def stop(self) -> None:
         """Kills what is left of the child and its family.
@@ -216,6 +225,9 @@ class _Child:
                     return
                 progress = channel.progress(frame)
                 self._granted = max(self._granted, self._patience.granted.get(progress.phase, 0.0))
+                if progress.fraction is not None:
+                    self._told = self._patience.told_seconds
+                    self._watch.quiet_seconds = self._patience.step_seconds
                 if self._tell is not None:
                     self._tell(progress)
         except channel.Garbled as error:

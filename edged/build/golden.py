@@ -81,13 +81,14 @@ def make(
     recognition: Recognition,
     samples: Sequence[str] = (),
     extent: Extent = _ANY,
+    told: Callable[[], None] = lambda: None,
 ) -> Golden:
     """Asks the reference everything. `samples` are paths of what the user gave; pictures are used where the model takes
-    them.
+    them. `told` is called before each question.
 
     EngineUnusable, with its first reason, when the reference answers nothing.
     """
-    reference = _Reference(session)
+    reference = _Reference(session, told)
     own = Pictures(signature, recognition) if recognition.preprocess is not None else None
     pictures = [partial(own.sample, Path(path)) for path in samples if not is_tensors(path)] if own is not None else []
     reference.time([*given.questions(signature, samples), *pictures])
@@ -138,10 +139,10 @@ def _ask_given(reference: _Reference, questions: Iterable[Callable[[], Question]
 class _Reference:
     """The reference, with what it was asked and answered so far."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, told: Callable[[], None]) -> None:
         self.samples: list[Sample] = []
         self.first_error: EngineUnusable | None = None
-        self._session = session
+        self._session, self._told = session, told
         self._bytes = 0  # of samples and pictures, with their answers
         self._random: set[str] = set()  # outputs that differ from run to run
         self._longest = 0.0  # seconds of an answer
@@ -159,6 +160,7 @@ class _Reference:
 
     def ask(self, question: Question, twice: bool) -> str:
         """Why there is no answer; empty when there is. Outputs that differ from run to run are left out of it."""
+        self._told()
         try:
             is_wide, is_own = question.kind == WIDE, question.kind in (GIVEN, PICTURE)
             with self._patience(is_bounded=is_wide or (self._is_timed and not is_own)):

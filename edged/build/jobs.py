@@ -127,6 +127,7 @@ class Checked(msgspec.Struct, frozen=True):
     finding: Finding | None = None
     warnings: tuple[Finding, ...] = ()
     tries: int = 1  # how often in a row it ended so
+    seconds: float = 0.0  # from opening it to its first answer; 0 if it gave none
 
 
 class Done(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -69,7 +70,7 @@ def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
 
 def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Verify, tell: Tell) -> msgspec.Struct:
     if isinstance(job, jobs.MakeGolden):
-        return _make_golden(job)
+        return _make_golden(job, tell)
     if isinstance(job, jobs.CompareLevels):
         from edged.build import levels  # brings ONNX Runtime
 
@@ -99,9 +100,10 @@ def _run(backend: Backend, order: Order, out: Path, tell: Tell) -> Composition:
     return backend.build(order, out, lambda fraction: tell(jobs.Progress("building", fraction)))
 
 
-def _make_golden(job: jobs.MakeGolden) -> jobs.MadeGolden:
-    session = registry.load(job.order.recipe.backend).open(job.order)
-    made, out = golden.make(session, job.order.signature, job.recognition, job.samples, job.extent), Path(job.out)
+def _make_golden(job: jobs.MakeGolden, tell: Tell) -> jobs.MadeGolden:
+    session, out = registry.load(job.order.recipe.backend).open(job.order), Path(job.out)
+    asking = partial(tell, jobs.Progress("asking the reference"))
+    made = golden.make(session, job.order.signature, job.recognition, job.samples, job.extent, asking)
     golden.save(out, made.samples, made.skipped)
     golden.prune(out)
     return jobs.MadeGolden(made.skipped)
@@ -110,7 +112,9 @@ def _make_golden(job: jobs.MakeGolden) -> jobs.MadeGolden:
 def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
     asked = golden.load(Path(job.golden))
     session = _load(job).open(job.order)
-    pairs = (_pair(sample, session, job.order.signature) for sample in golden.deciding(asked.samples, job.arithmetic))
+    pairs = (
+        _pair(sample, session, job.order.signature, tell) for sample in golden.deciding(asked.samples, job.arithmetic)
+    )
     verdict = judge(pairs, job.tolerance, matcher_for(job.recognition, job.tolerance.box_score))
     if asked.skipped:
         figures = verdict.figures | {"skipped_samples": float(len(asked.skipped))}
@@ -129,7 +133,8 @@ def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
     return jobs.Timed(verdict, own, other, timing.load)
 
 
-def _pair(sample: golden.Sample, session: Session, signature: Signature) -> Pair:
+def _pair(sample: golden.Sample, session: Session, signature: Signature, tell: Tell) -> Pair:
+    tell(jobs.Progress("verifying"))
     try:
         answer = session.infer(sample.inputs)
     except InvalidInput as error:  # built again it would be the same

@@ -8,6 +8,7 @@ camera gives.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,7 @@ def attempt(job: jobs.Check, backend: Backend, tell: Tell) -> jobs.Checked:
     if finding is not None or job.through is Stage.OPERATORS:
         return jobs.Checked(known, finding)
     tell(jobs.Progress(Stage.SESSION.value))
+    began = time.monotonic()
     try:
         session = backend.trial(job.order)
     except MemoryError:
@@ -69,8 +71,9 @@ def attempt(job: jobs.Check, backend: Backend, tell: Tell) -> jobs.Checked:
     if session is None or job.through is Stage.SESSION or job.recognition is None:
         return jobs.Checked(known)
     tell(jobs.Progress(Stage.INFERENCE.value))
-    finding, warnings = inference(job, job.recognition, session)
-    return jobs.Checked(known, finding, warnings)
+    answered: list[float] = []
+    finding, warnings = inference(job, job.recognition, session, lambda: answered.append(time.monotonic()))
+    return jobs.Checked(known, finding, warnings, seconds=round(answered[0] - began, 3) if answered else 0.0)
 
 
 # -- opset ----------------------------------------------------------------------------------------------------------
@@ -178,10 +181,12 @@ def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
 
 
 def inference(
-    job: jobs.Check, recognition: Recognition, session: Session
+    job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
 ) -> tuple[Finding | None, tuple[Finding, ...]]:
     """Asks what the user gave. If nothing of that is answered, asks until every ordinary kind of input was answered
-    once, in whichever shapes the model takes: what edged makes up may keep a model busy for ever that is right."""
+    once, in whichever shapes the model takes: what edged makes up may keep a model busy for ever that is right.
+
+    `answers` is called after each answer."""
     answered: set[str] = set()
     warnings: list[Finding] = []
     first: Exception | None = None
@@ -194,6 +199,7 @@ def inference(
             if question.kind in answered - {GIVEN}:
                 break  # the next shapes, where these would do; one picture tells as much as another
             answer = session.infer(question.inputs)
+            answers()
         except (EngineUnusable, InvalidInput, MemoryError) as error:
             first = first or error
             if name:

@@ -127,8 +127,10 @@ def _own_share_mb(pid: int, reading: Reading) -> float:
 class Watch:
     """Decides, from one measurement to the next, whether a child must be stopped: mebibytes, and seconds of silence."""
 
-    def __init__(self, memory_mb: float, stall_seconds: float) -> None:
-        self._memory_mb, self._stall_seconds = memory_mb, stall_seconds
+    def __init__(self, memory_mb: float, stall_seconds: float, quiet_seconds: float = 0.0) -> None:
+        """`quiet_seconds` is how long it may compute without a word, 0 for any time."""
+        self._memory_mb, self._stall_seconds, self.quiet_seconds = memory_mb, stall_seconds, quiet_seconds
+        self._quiet = 0.0  # seconds since the last word, without those that it waited for a processor
         self._enough = max(_SHARE * stall_seconds, _TICK)
         self._silent = 0.0  # seconds since the last sign of life
         self._used = 0.0  # seconds of processor time meanwhile
@@ -137,7 +139,8 @@ class Watch:
 
     def heard(self) -> None:
         """The child said something."""
-        self._silent = self._used = 0.0
+        self._quiet = 0.0
+        self._lives()
 
     def judge(self, usage: Usage, elapsed: float) -> str:
         """Why the child must be stopped; empty while it may go on. `elapsed` is seconds since the last measurement."""
@@ -147,10 +150,17 @@ class Watch:
             return f"used more than {self._memory_mb:g} MiB of memory"
         self._silent += elapsed
         # The sum falls when a process ends that nobody in the family waits for.
-        self._used += max(usage.cpu_seconds - self._last_cpu, 0.0)
+        used = max(usage.cpu_seconds - self._last_cpu, 0.0)
         self._last_cpu = usage.cpu_seconds
+        self._used += used
+        self._quiet += min(elapsed, used) if usage.wants else elapsed
         if self._used >= self._enough:
-            self.heard()
+            self._lives()
+        if 0 < self.quiet_seconds <= self._quiet:
+            return f"got no further for {self.quiet_seconds:.0f} s"
         if self._silent >= self._stall_seconds:
             return f"showed no sign of life for {self._stall_seconds:g} s"
         return ""
+
+    def _lives(self) -> None:
+        self._silent = self._used = 0.0

@@ -77,4 +77,5 @@ def _engine(planned: PlannedModel, engine: PlannedEngine) -> EngineView:
         open_at=engine.open_at,
         wish=engine.wish.value,
         trial=engine.trial,
+        failures=engine.failures,
     )

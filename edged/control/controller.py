@@ -41,6 +41,7 @@ from edged.model.finding import Finding
 from edged.model.model import Model
 from edged.model.overrides import Overrides
 from edged.model.repository import Repository
+from edged.serving import memory
 from edged.serving.hosts import Hosts
 from edged.serving.link import HostLimits, HostLink
 from edged.serving.slot import Slot
@@ -243,7 +244,8 @@ class Controller:
         self._warden.look(self.models.values())
         views = actual(self.store, self.models.values())
         by_command, is_paused = self.settings.build == "command", bool(paused) or is_reboot_pending
-        for action in reconcile(views, now, self.maker.busy, paused=is_paused, by_command=by_command):
+        busy, slow = self.maker.busy, self.maker.slow(memory.available_mb)
+        for action in reconcile(views, now, busy, slow=slow, paused=is_paused, by_command=by_command):
             planned = self.models[action.model]
             if isinstance(action, Open):
                 self.opener.start(planned, action.key)

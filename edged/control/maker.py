@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +14,7 @@ from edged.backend.contract import Effort
 from edged.build.builder import Builder, Task
 from edged.build.jobs import Progress
 from edged.config import Engines
+from edged.control import giving_up
 from edged.control.chores import Chores
 from edged.control.plan import Making, PlannedEngine, PlannedModel, Wish
 from edged.control.reconcile import Action, Make, Open, Try
@@ -36,12 +38,14 @@ _LOG = logging.getLogger("edged.control")
 _EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
 _AGAIN_SECONDS = 0.2  # after the disk turned out to hold something else
 _SPACE_SECONDS = 30.0  # space may have been freed by then
+_LONG_SECONDS = 60.0  # after which what is being made may be overtaken
+_SPARE_MB = 1024  # of memory that has to be free for a second child in a lane
 _TOLD_STEP = 0.1  # of a phase: what watchers of events are told of
 
 
 @dataclass
-class _Lane:
-    """What is being made in a lane (see `policy.lanes`)."""
+class _Work:
+    """An engine that is being made in its lane (see `policy.lanes`)."""
 
     engine: PlannedEngine
     source: str
@@ -68,7 +72,7 @@ class Maker:
         self._builder, self._store, self._models, self._settings = builder, store, models, settings
         self._events, self._chores = events, chores
         self._attempts, self._read_again = attempts, read_again
-        self._lanes: dict[str, _Lane] = {}
+        self._work: list[_Work] = []
 
     def heed(self, settings: Engines) -> None:
         """Other settings, for what ends from now on."""
@@ -78,7 +82,14 @@ class Maker:
     @property
     def busy(self) -> frozenset[str]:
         """Lanes in which something is being made."""
-        return frozenset(self._lanes)
+        return frozenset(work.engine.lane for work in self._work)
+
+    def slow(self, available_mb: Callable[[], int]) -> frozenset[str]:
+        """Lanes in which one engine alone is being made, takes long and may be overtaken, if so much memory is free."""
+        lanes = Counter(work.engine.lane for work in self._work)
+        alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1]
+        long = frozenset(e.lane for e in alone if e.making is not None and e.making.elapsed_s >= _LONG_SECONDS)
+        return long if long and available_mb() >= _SPARE_MB else frozenset()
 
     def start(self, planned: PlannedModel, action: Action) -> None:
         """Begins what was decided."""
@@ -89,38 +100,45 @@ class Maker:
         engine.making = Making(time.monotonic())
         source = action.source if isinstance(action, Try) else ""
         task = self._chores.start(self._run(planned, planned.model, engine, action))
-        self._lanes[engine.lane] = _Lane(engine, source, task)
+        self._work.append(_Work(engine, source, task))
         task.add_done_callback(partial(self._over, engine))
 
     def cancel(self, engine: PlannedEngine, reason: str) -> None:
         """Ends what is being made or waits to be; only a command starts it again."""
-        lane = self._lane(engine)
-        if lane is not None:
-            lane.is_cancelled, lane.why = True, reason
-            lane.task.cancel()
+        work = self._work_on(engine)
+        if work is not None:
+            work.is_cancelled, work.why = True, reason
+            work.task.cancel()
+            if not engine.is_usable:
+                self._keep_cancelled(engine, reason)
         elif engine.state in (EngineState.ABSENT, EngineState.FAILED):
             engine.quarantine(reason, held=True)
+            self._keep_cancelled(engine, reason)
         elif engine.wish is Wish.BUILD or engine.wish is Wish.VERIFY:
             engine.setback = reason
         engine.wish = Wish.NONE
 
+    def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
+        """Across restarts; off the loop, since it waits for the disk."""
+        self._chores.start(asyncio.to_thread(self._attempts.cancelled, engine.digest, reason))
+
     def abandon(self) -> None:
         """Ends what is being made for a model that was removed or changed: others wait for their turn."""
         wanted = {id(engine) for planned in self._models.values() for engine in planned.engines.values()}
-        for lane in self._lanes.values():
-            if id(lane.engine) not in wanted and not lane.is_cancelled:
-                lane.is_cancelled = True  # once: its child is being ended
-                lane.engine.told = None  # what becomes of it concerns nobody any more
-                lane.task.cancel()
+        for work in self._work:
+            if id(work.engine) not in wanted and not work.is_cancelled:
+                work.is_cancelled = True  # once: its child is being ended
+                work.engine.told = None  # what becomes of it concerns nobody any more
+                work.task.cancel()
 
     def is_making(self, engine: PlannedEngine) -> bool:
         """Whether it is being made now."""
-        return self._lane(engine) is not None
+        return self._work_on(engine) is not None
 
     def forgive(self, engine: PlannedEngine) -> None:
         """A new start, by command: what failed before counts no more."""
         self._attempts.forget(engine.digest)
-        engine.failures, engine.retry_at = 0, 0.0
+        engine.failures, engine.failure, engine.retry_at = 0, "", 0.0
 
     # -- one engine -------------------------------------------------------------------------------------------------
 
@@ -129,8 +147,8 @@ class Maker:
         try:
             await self._outcome(planned, engine, task, action)
         except asyncio.CancelledError:
-            lane = self._lane(engine)
-            engine.cancel(lane.why if lane is not None else _Lane.why)
+            work = self._work_on(engine)
+            engine.cancel(work.why if work is not None else _Work.why)
             raise
         except Exception as error:  # nobody expected it: a failure like any other, and told by whoever sees tasks end
             why = EngineUnusable(f"{type(error).__name__}; the log tells more")
@@ -144,7 +162,7 @@ class Maker:
         name, short = planned.entry.name, engine.digest[:12]
         try:
             if isinstance(action, Make):
-                await self._make(engine, task)
+                await self._make(planned, engine, task)
             elif isinstance(action, Try):
                 await self._try(engine, task, action.source)
             else:
@@ -162,7 +180,7 @@ class Maker:
             latency = engine.record.latency_ms if engine.record else None
             _LOG.info("model %s: engine %s is %s: %s ms", name, short, engine.state.value, latency)
 
-    async def _make(self, engine: PlannedEngine, task: Task) -> None:
+    async def _make(self, planned: PlannedModel, engine: PlannedEngine, task: Task) -> None:
         key = engine.digest
         engine.making = Making(time.monotonic(), self._builder.expected_seconds(task))
         try:
@@ -176,8 +194,9 @@ class Maker:
             self._attempts.undone(key)
             engine.unsuited(error)
         except EdgedError as error:
-            self._attempts.failed(key, str(error))
-            engine.fail(error, self._settings.attempts)
+            hopeless = giving_up.why(error, engine.recipe.backend, engine.failure, _given_up(planned, engine))
+            self._attempts.failed(key, str(error), is_hopeless=bool(hopeless))
+            engine.fail(error, self._settings.attempts, hopeless)
             _LOG.warning("model %s: engine %s failed: %s", task.model.name, key[:12], error)
         else:
             self._attempts.forget(key)
@@ -239,14 +258,14 @@ class Maker:
         engine.move(EngineState.ABSENT, reason)
 
     def _over(self, engine: PlannedEngine, task: asyncio.Task[None]) -> None:
-        lane = self._lane(engine)
-        if lane is not None and lane.task is task:  # it was cancelled before it had begun
+        work = self._work_on(engine)
+        if work is not None and work.task is task:  # it was cancelled before it had begun
             self._free(engine)
-            engine.cancel(lane.why)
+            engine.cancel(work.why)
 
     def _free(self, engine: PlannedEngine) -> None:
         engine.making = None
-        self._lanes.pop(engine.lane, None)
+        self._work = [work for work in self._work if work.engine is not engine]
 
     def _told(self, task: Task, engine: PlannedEngine, progress: Progress) -> None:
         """A child or the builder says how far it is."""
@@ -263,10 +282,17 @@ class Maker:
             what = EngineProgress(making.phase, making.fraction, making.elapsed_s, making.estimate_s)
             self._events.tell(what, task.model.name, engine.digest)
 
-    def _lane(self, engine: PlannedEngine) -> _Lane | None:
-        lane = self._lanes.get(engine.lane)
-        return lane if lane is not None and lane.engine is engine else None
+    def _work_on(self, engine: PlannedEngine) -> _Work | None:
+        return next((work for work in self._work if work.engine is engine), None)
 
     def _keys(self) -> set[str]:
         """Engines of the store that work under way depends on."""
-        return {lane.engine.digest for lane in self._lanes.values()} | {lane.source for lane in self._lanes.values()}
+        return {work.engine.digest for work in self._work} | {work.source for work in self._work}
+
+
+def _given_up(planned: PlannedModel, engine: PlannedEngine) -> Iterator[str]:
+    """The last failures of engines of a model that are given up and differ from this one in precision or threads."""
+    for other in planned.engines.values():
+        is_kin = (other.recipe.backend, other.recipe.device) == (engine.recipe.backend, engine.recipe.device)
+        if is_kin and other is not engine and other.state is EngineState.QUARANTINED and not other.is_held:
+            yield other.failure

@@ -81,6 +81,7 @@ class PlannedEngine:
     is_held: bool = False  # quarantined by an operator's command, which is nothing to be alarmed at
     setback: str = ""  # why the last attempt at it came to nothing, while what was there before stays
     failures: int = 0
+    failure: str = ""  # what the last one said
     retry_at: float = 0.0
     open_at: float = 0.0
     refusals: int = 0  # how often in a row its host would not open it
@@ -132,13 +133,16 @@ class PlannedEngine:
             self.record = record
             self.move(EngineState.REJECTED, record.verdict.reason)
 
-    def fail(self, error: EdgedError, most: int = 0) -> None:
-        """Making it had no outcome: it is tried again, later each time, up to `most` times in a row (0: for ever)."""
+    def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
+        """Making it had no outcome: it is tried again, later each time, up to `most` times in a row (0: for ever), or
+        not at all if it is `hopeless`, which says why."""
         self.wish = Wish.NONE
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
-        self.failures += 1
+        self.failures, self.failure = self.failures + 1, str(error)
         if self.is_usable:
             self._stay(f"making it again failed: {error}; the one before stays")
+        elif hopeless:
+            self.quarantine(f"failed {hopeless}, the last time: {error}")
         elif most and self.failures >= most:
             self.quarantine(f"failed {self.failures} times, the last time: {error}")
         else:

@@ -61,8 +61,11 @@ class Planner:
     def _recall(self, engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> None:
         """What is known of an engine that is not there: how often making it failed, and whether another might do."""
         before = self._log.of(engine.digest)
-        engine.failures = before.failures
-        if before.failures >= self._attempts:
+        engine.failures, engine.failure = before.failures, before.reason
+        if before.stopped == "cancelled":
+            engine.quarantine(before.reason, held=True)
+            return
+        if before.stopped or before.failures >= self._attempts:
             engine.quarantine(f"failed {before.failures} times, the last time: {before.reason}")
             return
         if before.failures:  # a trial may be what took the box down

@@ -14,6 +14,7 @@ from edged.control.states import MAKING, EngineState
 
 # A running engine is replaced only by one that is faster by more than the noise of measuring.
 _GAIN = 0.95
+_MEASURING = ("tensorrt", "tensorrt_rtx")
 
 
 class EngineView(msgspec.Struct, frozen=True):
@@ -37,6 +38,7 @@ class EngineView(msgspec.Struct, frozen=True):
     open_at: float = 0.0  # when opening it may be tried (again)
     wish: str = ""  # "build", "verify": commands; "review": the daemon's own wish to verify it again
     trial: str = ""  # key of an engine for another driver whose files may do
+    failures: int = 0  # in a row, of making it
 
 
 class ModelView(msgspec.Struct, frozen=True):
@@ -84,17 +86,24 @@ Action = Open | Make | Try | Verify
 
 
 def reconcile(
-    models: Iterable[ModelView], now: float, busy: Set[str], *, paused: bool = False, by_command: bool = False
+    models: Iterable[ModelView],
+    now: float,
+    busy: Set[str],
+    *,
+    slow: Set[str] = frozenset(),
+    paused: bool = False,
+    by_command: bool = False,
 ) -> list[Action]:
     """The actions that bring the box nearer to what it should be.
 
-    One engine is made at a time in each lane; `busy` are the lanes in which one is. While `paused` nothing can
-    be stored, so nothing is made. `by_command`: nothing is built that nobody commanded; what takes seconds is done.
+    One engine is made at a time in each lane; `busy` are the lanes in which one is. In those of them that are `slow`
+    one takes long and may be overtaken: another is made beside it. While `paused` nothing can be stored, so nothing is
+    made. `by_command`: nothing is built that nobody commanded; what takes seconds is done.
     """
     models = list(models)
     actions: list[Action] = [action for model in models if (action := _open(model, now)) is not None]
     if not paused:
-        actions += _make(models, now, busy, by_command)
+        actions += _make(models, now, busy, slow, by_command)
     return actions
 
 
@@ -156,21 +165,29 @@ def _is_better(candidate: EngineView, serving: EngineView) -> bool:
 # -- what is made ---------------------------------------------------------------------------------------------------
 
 
-def _make(models: list[ModelView], now: float, busy: Set[str], by_command: bool) -> list[Action]:
-    """The next engine to make in every lane that is free.
+def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], by_command: bool) -> list[Action]:
+    """The next engine to make in every lane that is free, or in which one may be overtaken.
 
-    Commands come first, then models that nothing serves: what is made for one may be the first that answers. Verifying
-    and trying take seconds where building takes minutes, so they come before; then the model with the fewest engines.
+    Commands come first, and what failed before comes last. Then models that nothing serves: what is made for one may be
+    the first that answers. Verifying and trying take seconds where building takes minutes, so they come before; then
+    the model with the fewest engines.
     """
-    wanted: list[tuple[tuple[bool, bool, int, int], str, Action]] = []
+    wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Action]] = []
     for model in models:
         for engine in model.engines:
             action = _next(model, engine, now)
             commanded = engine.wish in ("build", "verify")
             if by_command and not commanded and _is_build(engine, action):
                 continue
-            if action is not None and engine.lane not in busy:
-                rank = (not commanded, model.serving is not None, _slowness(action), _finished(model))
+            is_free = engine.lane not in busy or (engine.lane in slow and _may_overtake(engine, action))
+            if action is not None and is_free:
+                rank = (
+                    not commanded,
+                    engine.failures > 0,
+                    model.serving is not None,
+                    _slowness(action),
+                    _finished(model),
+                )
                 wanted.append((rank, engine.lane, action))
     chosen: dict[str, Action] = {}
     for _, lane, action in sorted(wanted, key=lambda item: item[0]):
@@ -203,6 +220,11 @@ def _obtain(model: ModelView, engine: EngineView) -> Action:
 def _is_build(engine: EngineView, action: Action | None) -> bool:
     """The reference is only asked and timed."""
     return isinstance(action, Make) and not engine.recipe.is_reference
+
+
+def _may_overtake(engine: EngineView, action: Action | None) -> bool:
+    """A builder that takes long and measures the device as it builds would disturb the other, and be disturbed."""
+    return not isinstance(action, Make) or engine.recipe.backend not in _MEASURING
 
 
 def _is_missed(model: ModelView, engine: EngineView) -> bool:

@@ -1,19 +1,24 @@
 """How often making an engine has failed, kept on disk: a build that takes the whole box down must not be tried anew
 at every start. An attempt is noted before it begins and forgotten when it ends well. One that was cut off counts as a
-failure when the box has been started anew since; a daemon that was merely killed may try again at once.
+failure when the box has been started anew since; a daemon that was merely killed may try again at once. Failures of
+another edged count no more. What an operator cancelled stays cancelled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from edged.store import atomic, sealed
+from edged.version import __version__
 
 _CUT_OFF = "the box stopped while it was being made"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_CHANGING = threading.Lock()  # one thread reads and writes a file at a time
 _KEPT = 1000  # engines that failed; the oldest are forgotten
 
 
@@ -23,6 +28,8 @@ class Attempts(msgspec.Struct, frozen=True):
     failures: int = 0
     reason: str = ""
     running: str = ""  # the boot of the box in which an attempt began that nothing more was heard of
+    stopped: Literal["", "hopeless", "cancelled"] = ""  # why it is not tried again before it failed too often
+    by: str = __version__  # the edged that failed
 
 
 class AttemptLog:
@@ -37,26 +44,37 @@ class AttemptLog:
     def of(self, key: str) -> Attempts:
         """What is known of an engine; none where nothing is, or it cannot be read."""
         known = self._read(key)
+        if known.by != __version__ and known.stopped != "cancelled":
+            known = Attempts(running=known.running)
         if known.running and known.running != _boot():
-            return Attempts(known.failures + 1, _CUT_OFF)
-        return Attempts(known.failures, known.reason)
+            return Attempts(known.failures + 1, _CUT_OFF, stopped=known.stopped)
+        return Attempts(known.failures, known.reason, stopped=known.stopped)
 
     def begin(self, key: str) -> None:
         """An attempt begins. Should nothing more be heard of it, and the box be started anew, it has failed."""
-        before = self.of(key)
-        self._write(key, Attempts(before.failures, before.reason, _boot()))
+        with _CHANGING:
+            before = self.of(key)
+            self._write(key, msgspec.structs.replace(before, running=_boot()))
 
-    def failed(self, key: str, reason: str) -> None:
-        """The attempt that began has failed."""
-        self._write(key, Attempts(self._read(key).failures + 1, reason))
+    def failed(self, key: str, reason: str, *, is_hopeless: bool = False) -> None:
+        """The attempt that began has failed; `is_hopeless` if another would end alike."""
+        with _CHANGING:
+            stopped: Literal["", "hopeless"] = "hopeless" if is_hopeless else ""
+            self._write(key, Attempts(self._read(key).failures + 1, reason, stopped=stopped))
+
+    def cancelled(self, key: str, reason: str) -> None:
+        """An operator does not want it made, until it is forgotten."""
+        with _CHANGING:
+            self._write(key, Attempts(self._read(key).failures, reason, stopped="cancelled"))
 
     def undone(self, key: str) -> None:
         """The attempt that began counts for nothing: it was cancelled, or what it was for has changed."""
-        before = self._read(key)
-        if before.failures:
-            self._write(key, Attempts(before.failures, before.reason))
-        else:
-            self.forget(key)
+        with _CHANGING:
+            before = self._read(key)
+            if before.failures or before.stopped:
+                self._write(key, msgspec.structs.replace(before, running=""))
+            else:
+                self.forget(key)
 
     def forget(self, key: str) -> None:
         """It was made, or is to have a new start."""

@@ -104,6 +104,26 @@ def test_an_attempt_that_is_undone_leaves_what_was_known_before(
     assert again(tmp_path).of(KEY) == before == Attempts(failures, "no memory" if failures else "")
 
 
+def test_cancelled_engine_stays_cancelled_until_it_is_forgotten(tmp_path: Path, log: AttemptLog) -> None:
+    log.begin(KEY)
+    log.cancelled(KEY, "by an operator")
+    log.undone(KEY)  # as the child ends
+    assert again(tmp_path).of(KEY) == Attempts(0, "by an operator", stopped="cancelled")
+    log.forget(KEY)
+    assert again(tmp_path).of(KEY) == Attempts()
+
+
+def test_failed_by_another_edged_counts_no_more_and_a_cancel_does(
+    tmp_path: Path, log: AttemptLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.failed(KEY, "no kernel", is_hopeless=True)
+    log.cancelled(OTHER, "by an operator")
+    assert log.of(KEY) == Attempts(1, "no kernel", stopped="hopeless")
+    monkeypatch.setattr(attempts_module, "__version__", "another")
+    assert (log.of(KEY).failures, log.of(KEY).stopped) == (0, "")
+    assert log.of(OTHER).stopped == "cancelled"
+
+
 def file_of(log: AttemptLog, tmp_path: Path) -> Path:
     log.failed(KEY, "no memory")
     (file,) = (path for path in (tmp_path / "cache").rglob("*") if path.is_file())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -42,6 +43,34 @@ def test_a_message_is_a_sign_of_life() -> None:
     for _ in range(10):
         assert silence(guard, 9) == ""
     assert silence(guard, 10) != ""
+
+
+@pytest.mark.parametrize(
+    ("used", "wants", "stopped"),
+    [
+        (1.0, True, True),  # computes
+        (4.0, True, True),  # computes with several threads
+        (0.1, True, False),  # others have the processors: it had 30 s of them
+        (0.1, False, True),  # waits for something else
+    ],
+)
+def test_watch_child_that_says_nothing_is_stopped_by_what_it_had_of_the_processor(
+    used: float, wants: bool, stopped: bool
+) -> None:
+    guard = Watch(100, 600, quiet_seconds=120)
+    cpu = itertools.accumulate(itertools.repeat(used))
+    reasons = [guard.judge(Usage(next(cpu), 10.0, 1, wants), 1.0) for _ in range(300)]
+    assert any(reasons) is stopped
+    if stopped:
+        assert reasons.index(next(filter(None, reasons))) == 119
+
+
+def test_watch_child_that_says_it_gets_on_may_compute_as_long_as_it_likes() -> None:
+    guard = Watch(100, 600, quiet_seconds=120)
+    for second in range(7200):
+        if second % 100 == 0:
+            guard.heard()
+        assert guard.judge(Usage(float(second), 10.0, 1, True), 1.0) == ""
 
 
 def test_time_that_vanishes_with_a_process_is_no_debt() -> None:

@@ -20,7 +20,7 @@ from edged.backend import registry
 from edged.backend.artefact import Artefact, FileRecord
 from edged.backend.contract import Order, Recipe, Signature
 from edged.build import golden, jobs, tasks
-from edged.build.child import Limits
+from edged.build.child import ChildLost, Limits, Patience
 from edged.build.child import run as do
 from edged.build.golden import Sample
 from edged.build.standard import TOLERANCES
@@ -156,6 +156,13 @@ def test_the_childs_error_comes_through_as_what_it_is(tmp_path: Path, error: typ
     with pytest.raises(error, match=words) as raised:
         run(do(*work[error], ENOUGH))
     assert type(raised.value) is error
+
+
+def test_run_child_that_says_nothing_is_stopped_long_before_its_limit(tmp_path: Path) -> None:
+    job = verification(tmp_path, milliseconds=SLOW)
+    with pytest.raises(ChildLost) as lost:
+        run(do(job, jobs.Timed, Limits(seconds=3600), patience=Patience(quiet_seconds=0.5)))
+    assert lost.value.how == "late"
 
 
 def test_a_child_that_takes_too_long_is_stopped_and_nothing_of_it_stays(tmp_path: Path) -> None:

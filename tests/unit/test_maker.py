@@ -13,6 +13,7 @@ import pytest
 
 from edged.backend.contract import Recipe
 from edged.build.builder import Task
+from edged.build.child import ChildLost
 from edged.build.jobs import Progress
 from edged.config import Engines
 from edged.control.chores import Chores
@@ -66,13 +67,14 @@ class Workshop:
         self.models = {"m": self.planned}
         self.plan(model(backends="openvino", threads="1,2"))
         wanted = msgspec.convert({"keep_free_mb": 0} | settings, Engines)
+        self.chores = Chores(self._look)
         self.maker = Maker(
             self.builder,  # type: ignore[arg-type]
             self.store,
             self.models,
             wanted,
             self.events,
-            Chores(self._look),
+            self.chores,
             self.log,
             self.read_again.append,
         )
@@ -239,6 +241,39 @@ def test_an_engine_that_keeps_failing_is_tried_with_less_and_less_effort_and_the
         assert engine.reason == "failed 4 times, the last time: failure 4"
         assert shop.attempts() == Attempts(4, "failure 4")
         assert shop.builder.efforts == ["full", "full", "reduced", "least"]
+
+    run(story())
+
+
+def test_make_engine_that_hangs_twice_is_given_up_and_its_kin_after_one_try(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        hang = ChildLost("build child got no further for 120 s and was stopped", "late")
+        assert (await shop.make(hang)).state is S.FAILED
+        assert (await shop.make(hang)).state is S.QUARANTINED
+        shop.builder.outcomes.append(hang)
+        shop.start(engine=shop.other)
+        await shop.idle()
+        assert (shop.other.state, shop.other.failures) == (S.QUARANTINED, 1)
+        assert shop.attempts().stopped == shop.log.of(shop.other.digest).stopped == "hopeless"
+
+    run(story())
+
+
+def test_slow_lane_is_told_once_its_only_engine_takes_long_and_memory_is_free(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.at_work()
+        assert shop.maker.slow(lambda: 8192) == frozenset()
+        clock.now += 61.0
+        assert shop.maker.slow(lambda: 8192) == {"cpu"}
+        assert shop.maker.slow(lambda: 500) == frozenset()
+        shop.start(engine=shop.other)
+        await until(lambda: len(shop.builder.did) == 2, "another overtakes")
+        assert shop.maker.slow(lambda: 8192) == frozenset()
+        shop.builder.gate.set()
+        await shop.idle()
+        assert (shop.engine.state, shop.other.state, shop.maker.busy) == (S.READY, S.READY, frozenset())
 
     run(story())
 
@@ -619,7 +654,7 @@ def test_what_is_cancelled_while_it_is_made_is_not_tried_again_and_did_not_fail(
         assert (shop.engine.making, shop.engine.wish, shop.engine.failures) == (None, Wish.NONE, 0)
         assert shop.engine.digest not in shop.store.records()
         reboot.write_text("second")
-        assert shop.attempts() == Attempts()
+        assert shop.attempts().failures == 0
         shop.builder.gate.set()
         assert (await shop.make()).state is S.READY, "the device is free again"
 
@@ -636,6 +671,36 @@ def test_what_is_cancelled_before_it_has_begun_is_not_tried_again_and_frees_the_
         await settle()
         assert shop.maker.busy == frozenset()
         assert (shop.engine.state, shop.engine.making) == (S.QUARANTINED, None)
+
+    run(story())
+
+
+@pytest.mark.parametrize("when", ["while it waits", "before it began", "while it is made"])
+def test_cancel_engine_that_is_not_there_survives_a_restart_until_it_is_commanded(
+    tmp_path: Path, clock: Clock, when: str
+) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        if when == "before it began":
+            shop.start()
+        elif when == "while it is made":
+            await shop.at_work()
+        shop.maker.cancel(shop.engine, "cancelled by a test")
+        await until(lambda: AttemptLog(tmp_path).of(shop.engine.digest).stopped == "cancelled", "it is on disk")
+        await shop.idle()
+        assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts(0, "cancelled by a test", stopped="cancelled")
+        shop.maker.forgive(shop.engine)
+        assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
+
+    run(story())
+
+
+def test_stop_of_the_daemon_cancels_nothing_for_the_next_one(tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        shop = Workshop(tmp_path, clock)
+        await shop.at_work()
+        await shop.chores.stop()
+        assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
 
     run(story())
 

@@ -155,6 +155,20 @@ def test_an_engine_that_failed_too_often_is_not_tried_by_the_next_daemon_either(
     assert [e.state for e in planned(store).engines.values()][:2] == [S.ABSENT, S.ABSENT]
 
 
+@pytest.mark.parametrize("stopped", ["hopeless", "cancelled"])
+def test_plan_engine_that_was_stopped_is_quarantined_by_the_next_daemon_too(
+    store: Store, log: AttemptLog, stopped: str
+) -> None:
+    key = key_of(model(), RECIPE).digest
+    if stopped == "cancelled":
+        log.cancelled(key, "by an operator")
+    else:
+        log.failed(key, "no kernel", is_hopeless=True)
+    found = last(planned(store))
+    assert found.state is S.QUARANTINED
+    assert found.is_held is (stopped == "cancelled")
+
+
 def test_an_engine_that_is_there_is_used_however_often_it_failed_before(store: Store, log: AttemptLog) -> None:
     fail(log, 9)
     put(store, stored())

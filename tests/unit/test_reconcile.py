@@ -24,7 +24,7 @@ S = EngineState
 
 def view(key: str, state: EngineState = S.ABSENT, cost: float | None = None, **more: Any) -> EngineView:
     """An engine; one that is ready is usable unless it is said otherwise. `ref` is the reference."""
-    recipe = REFERENCE if key == "ref" else Recipe("openvino")
+    recipe = more.pop("recipe", REFERENCE if key == "ref" else Recipe("openvino"))
     return EngineView(key, recipe, state, **({"usable": state is S.READY, "cost": cost} | more))
 
 
@@ -196,6 +196,32 @@ def test_one_thing_is_made_at_a_time_in_a_lane_and_lanes_do_not_wait_for_each_ot
     assert made(box, busy=frozenset({"cpu"})) == [Make("m", "c")]
     assert made(box, busy=frozenset({"cuda:0"})) == [Make("m", "a")]
     assert made(box, busy=frozenset({"cpu", "cuda:0"})) == []
+
+
+OVERTAKING: dict[str, tuple[EngineView, bool]] = {
+    "a build": (view("a"), True),
+    "a verification": (ready("a", wish="verify"), True),
+    "a trial": (view("a", trial="old"), True),
+    "a build of TensorRT's": (view("a", recipe=Recipe("tensorrt", "cuda:0")), False),
+    "a verification of TensorRT's": (ready("a", recipe=Recipe("tensorrt", "cuda:0"), wish="verify"), True),
+    "in another lane that is busy": (view("a", lane="cuda:0"), False),
+}
+
+
+@pytest.mark.parametrize("case", OVERTAKING)
+def test_reconcile_slow_lane_lets_others_overtake_except_builders_that_measure(case: str) -> None:
+    other, may = OVERTAKING[case]
+    busy = frozenset({"cpu", "cuda:0"})
+    slow = reconcile([model(other)], NOW, busy, slow=frozenset({"cpu"}))
+    assert bool([action for action in slow if not isinstance(action, Open)]) is may
+    assert not made(model(other), busy=busy)
+
+
+def test_reconcile_engine_that_failed_comes_after_those_that_did_not() -> None:
+    hanging = model(view("h", S.FAILED, failures=1), name="hanging")
+    calm = model(ready("ref", 1.0), view("c"), name="calm", serving="ref")
+    assert made(hanging, calm) == [Make("calm", "c")]
+    assert made(hanging) == [Make("hanging", "h")]
 
 
 def test_while_paused_nothing_is_made_and_what_is_there_is_opened() -> None:
