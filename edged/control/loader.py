@@ -77,7 +77,8 @@ class Loader:
         await self._finish(self._load(name, config, dict(files or {})))
 
     async def unload(self, name: str) -> None:
-        """Takes a model away; returns once what it had been asked before is answered. NotFound, or Refused."""
+        """Takes a model away; returns once what it had been asked before is answered. One that is not there is away
+        already. Refused if models are not loaded by command."""
         self._require_command(name)
         await self._finish(self._unload(name))
 
@@ -194,8 +195,6 @@ class Loader:
         async with self._turn(name):
             before = self._shelf.held(name)
             if not before:
-                if name not in self._shelf.on_disk():
-                    raise NotFound(f"there is no model {name!r} to be unloaded")
                 return
             leaving = self._catalogue.versions(name)
             sessions = [planned.slot.current for planned in leaving if planned.slot.current is not None]

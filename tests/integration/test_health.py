@@ -119,14 +119,12 @@ def test_a_model_that_cannot_be_served_is_no_reason_for_the_daemon_not_to_serve(
     assert answer[0] is grpc.StatusCode.UNAVAILABLE
     assert "cannot be served" in answer[1]
     assert triton(daemon, "broken") == "StatusCode.UNAVAILABLE"
-    assert triton(daemon, "nobody") == "StatusCode.NOT_FOUND"
+    assert triton(daemon, "nobody") == "False"
     shutil.rmtree(daemon.models / "broken")
 
 
-def test_a_model_that_is_not_there_is_not_found(channel: grpc.Channel) -> None:
-    answer = model_ready(channel, "nobody")
-    assert isinstance(answer, tuple)
-    assert answer[0] is grpc.StatusCode.NOT_FOUND
+def test_model_ready_for_an_unknown_model_is_false(channel: grpc.Channel) -> None:
+    assert model_ready(channel, "nobody") is False
 
 
 def test_requests_that_an_engine_refuses_say_nothing_of_whether_it_answers(

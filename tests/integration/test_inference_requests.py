@@ -155,7 +155,6 @@ WRONG: dict[str, tuple[Callable[[pb.ModelInferRequest], Any], grpc.StatusCode, s
     "too few raw contents": (lambda r: r.raw_input_contents.pop(), BAD, "2 inputs but 1 raw"),
     "too many raw contents": (lambda r: r.raw_input_contents.append(b""), BAD, "2 inputs but 3 raw"),
     "an unknown output": (lambda r: output(r, "OUTPUT2"), BAD, "'OUTPUT2'"),
-    "an output twice": (lambda r: (output(r), output(r)), BAD, "more than once"),
     "a reserved parameter": (lambda r: tell(r.parameters, triton_x=1), BAD, "reserved"),
     "a parameter of another kind": (lambda r: tell(r.parameters, priority="high"), BAD, "'priority'"),
     "a negative timeout": (lambda r: tell(r.parameters, timeout=-1), BAD, "'timeout'"),

@@ -116,7 +116,8 @@ def test_several_versions_of_a_model_answer_at_once_and_the_newest_for_the_model
         assert ask("ModelReady", name="m", version="1").ready
         assert ask("ModelConfig", name="m", version="1").config.version_policy.specific.versions == [1, 3]
         assert "there are: 3, 1" in refused(NOT_FOUND, lambda: ask.scaled("m", "2"))
-        for method in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
+        assert not ask("ModelReady", name="m", version="2").ready
+        for method in ("ModelMetadata", "ModelConfig", "ModelStatistics"):
             assert "there are: 3, 1" in refused(NOT_FOUND, lambda: ask(method, name="m", version="2"))  # noqa: B023
         assert "whole numbers" in refused(INVALID, lambda: ask.scaled("m", "newest"))
         figures = {(m.name, m.version) for m in ask("ModelStatistics", name="m").model_stats}

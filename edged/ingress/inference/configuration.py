@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from edged.control.controller import Controller
 from edged.control.readiness import readiness
-from edged.errors import NotReady
+from edged.errors import NotFound, NotReady
 from edged.ingress.inference import model_config
 from edged.ingress.inference.models import find, loaded
 from edged.ingress.rpc import Context, Service
@@ -44,9 +44,12 @@ class ConfigurationHandlers:
         service.unary("ModelConfig", pb.ModelConfigRequest, self.model_config)
 
     async def model_ready(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
-        """False while requests would wait, as in Triton. NotReady where sending them makes no sense: there are clients
-        that look at the status alone."""
-        planned = find(self._controller, request.name, request.version)
+        """False while requests would wait, and for what does not exist, as in Triton. NotReady for a model that exists
+        and cannot be served: there are clients that look at the status alone."""
+        try:
+            planned = find(self._controller, request.name, request.version)
+        except NotFound:
+            return pb.ModelReadyResponse(ready=False)
         found = readiness(planned, self._controller.health)
         if not found.can_serve:
             raise NotReady(f"model {request.name!r} is not ready: {found.reason}")

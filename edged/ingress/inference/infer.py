@@ -211,10 +211,10 @@ def _form(
 
 
 def _expires(planned: PlannedModel, said: Options, caller: Caller) -> float:
-    """When a request is no longer worth beginning, as its caller and it say; a model may not let it say so."""
+    """When a request is no longer worth beginning: its caller says so, and its parameter if the queue policy lets it."""
     batching = planned.slot.batching_policy
     policy = batching.of(batching.level(said.priority))
-    if not said.timeout_s or (policy.timeout and not policy.allow_override):
+    if not said.timeout_s or not policy.allow_override:
         return caller.expires
     return min(caller.expires, time.monotonic() + said.timeout_s)
 

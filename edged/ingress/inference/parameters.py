@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
@@ -76,12 +75,10 @@ def options(parameters: _Parameters) -> Options:
 
 
 def wanted(outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTensor]) -> tuple[Wanted, ...]:
-    """The requested outputs in their order; none means all of them. InvalidInput, naming the output."""
-    found = tuple(_wanted(output) for output in outputs)
-    names = Counter(each.name for each in found)
-    if len(names) != len(found):
-        raise InvalidInput(f"output {names.most_common(1)[0][0][:60]!r} is requested more than once")
-    return found
+    """The requested outputs in their order; none means all of them. One that is requested several times comes once,
+    as it was asked for last. InvalidInput, naming the output."""
+    found = {each.name: each for each in map(_wanted, outputs)}
+    return tuple(found.values())
 
 
 def place(parameters: _Parameters, tensor: str) -> Place | None:

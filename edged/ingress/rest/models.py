@@ -46,7 +46,8 @@ async def model(calls: Calls, ask: Ask, model: str, version: str) -> Answer:
 async def model_ready(calls: Calls, ask: Ask, model: str, version: str) -> Answer:
     request = pb.ModelReadyRequest(name=model, version=version)
     answer = await calls(ask, "ModelReady", request, pb.ModelReadyResponse)
-    return DONE if answer.ready else failed(HTTPStatus.BAD_REQUEST, f"model {model!r} cannot answer yet; ask again")
+    why = f"model {model!r} is not ready; the index says what exists"
+    return DONE if answer.ready else failed(HTTPStatus.BAD_REQUEST, why)
 
 
 async def config(calls: Calls, ask: Ask, model: str, version: str) -> Answer:
