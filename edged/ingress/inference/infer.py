@@ -211,7 +211,7 @@ def _form(
 
 
 def _expires(planned: PlannedModel, said: Options, caller: Caller) -> float:
-    """When a request is no longer worth beginning: its caller says so, and its parameter if the queue policy lets it."""
+    """When a request is no longer worth beginning: as its caller says, and as its parameter if the policy lets it."""
     batching = planned.slot.batching_policy
     policy = batching.of(batching.level(said.priority))
     if not said.timeout_s or not policy.allow_override:
