@@ -3,7 +3,7 @@
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-newest test-oldest lock live-1 live-2 lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
-  test-perf-analyzer test-onnx-backend test-zoo fuzz soak attack \
+  test-perf-analyzer test-onnx-backend test-zoo fuzz soak attack kills \
   resolve-arm64 bench deb-trigger install uninstall test-systemd format clean
 
 VENV ?= .venv
@@ -143,6 +143,9 @@ fuzz: $(VENV)/.dev  ## Nonsense for every call, 200,000 messages for handlers an
 MINUTES ?= 10
 soak: $(VENV)/.dev  ## A daemon to which everything happens at once, and whether it grows (MINUTES=60, SEED=7).
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+kills: $(VENV)/.dev  ## Hosts, build children and the tracker are killed 300 times while 13 models answer; eleven minutes (ARGS="--rounds 20").
+	$(BIN)/python -m tests.attack.kills $(ARGS)
 
 attack: $(VENV)/.dev  ## Hostile clients, one kind at a time: what a good camera notices of each; ten minutes (ARGS="--list").
 	$(BIN)/python -m tests.attack $(ARGS)

@@ -15,7 +15,8 @@ from edged.store.store import Store
 def actual(store: Store, models: Iterable[PlannedModel]) -> list[ModelView]:
     """One picture of the moment, for `reconcile`. Engines that others brought into the store are taken up first.
 
-    A model that is being read may be another one in a moment, so it is left out: nothing new is begun for it.
+    A model that is being read may be another one in a moment: nothing is made for it, and nothing is opened while it is
+    served. If its host was lost, the model before answers again, from files that have not changed.
     """
     stored = store.records()
     views = []
@@ -24,7 +25,7 @@ def actual(store: Store, models: Iterable[PlannedModel]) -> list[ModelView]:
             record = stored.get(key)
             if record is not None and record != engine.record:
                 _take_up(engine, record)
-        if not planned.is_being_read:
+        if not planned.is_being_read or planned.slot.current is None:
             views.append(_model(planned))
     return views
 
@@ -50,16 +51,25 @@ def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
 
 
 def _model(planned: PlannedModel) -> ModelView:
-    fits, current = planned.fits(), planned.slot.current
+    fits, current, is_read = planned.fits(), planned.slot.current, planned.is_being_read
     return ModelView(
         name=planned.entry.name,
-        engines=tuple(_engine(planned, engine) for engine in planned.engines.values()),
+        engines=tuple(
+            _engine(planned, each) for each in planned.engines.values() if not is_read or _has_its_files(planned, each)
+        ),
         serving=planned.serving if fits else None,
         edition=current.edition if current is not None and fits else "",
         apart=current.apart if current is not None and fits else "",
         opening=planned.opening is not None,
+        reading=is_read,
         outdated=fits and planned.serving not in planned.engines,
     )
+
+
+def _has_its_files(planned: PlannedModel, engine: PlannedEngine) -> bool:
+    """Whether an engine can be opened although another model is being read: it is in the store, or what is read is
+    another version, in another file."""
+    return engine.is_usable or (planned.model is not None and planned.model.entry.path != planned.entry.path)
 
 
 def _engine(planned: PlannedModel, engine: PlannedEngine) -> EngineView:

@@ -42,6 +42,7 @@ from edged.store.store import Store
 
 _LOG = logging.getLogger("edged.control")
 _REOPEN_SECONDS = 0.2  # after its host was lost
+_REPLACED_SECONDS = 1.0  # after it could not be opened while the model is replaced
 _PATIENCE = 2  # refusals that an engine is forgiven; want of room is forgiven for ever
 _REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the runtime refused to open it once, twice, and from then on
 _RETRY_SECONDS = 10.0  # after an error that nobody expected
@@ -109,10 +110,14 @@ class Opener:
         except (HostLost, NotReady, Superseded) as error:
             engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(engine)))
             if isinstance(error, Superseded):
+                engine.open_at = max(engine.open_at, time.monotonic() + _REPLACED_SECONDS)
                 self._read_again(planned)
             _LOG.warning("engine %s of model %s cannot be opened now: %s", engine.digest[:12], model.name, error)
         except EdgedError as error:
-            self._cannot_open(model, engine, error)
+            if planned.is_being_read:  # its file may be gone by now
+                engine.open_at = time.monotonic() + _REPLACED_SECONDS
+            else:
+                self._cannot_open(model, engine, error)
         else:
             engine.opened()
             # Meanwhile the model may have changed, or the engine been found to answer wrongly.

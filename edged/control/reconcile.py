@@ -50,6 +50,7 @@ class ModelView(msgspec.Struct, frozen=True):
     edition: str = ""  # of what serves
     apart: str = ""  # the host for suspects that it is in
     opening: bool = False
+    reading: bool = False  # it may be another model in a moment
     outdated: bool = False  # what serves is the right model, but was built for the device as it was
 
 
@@ -174,7 +175,7 @@ def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], b
     """
     wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Action]] = []
     for model in models:
-        for engine in model.engines:
+        for engine in () if model.reading else model.engines:
             action = _next(model, engine, now)
             commanded = engine.wish in ("build", "verify")
             if by_command and not commanded and _is_build(engine, action):

@@ -1,0 +1,193 @@
+"""Processes of a daemon are killed at random moments while 13 models answer: `python -m tests.attack.kills`.
+
+In each round an engine host, a build child or the tracker gets SIGKILL, or a host is stopped. Twelve models are asked
+in a steady rhythm, each answer is compared with what is right, and a camera has its objects followed. Exit status 1 if
+the daemon dies, a request fails or is answered wrongly, a model pauses for too long, or anything stays behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import grpc
+import msgspec
+import numpy as np
+
+from edged.client.aio import AsyncClient
+from edged.errors import EdgedError
+from edged.proto import open_inference_pb2 as pb
+from edged.shapes import MODEL_PATH, Scene
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon, children, is_running
+
+DETECTOR = "detector"
+_PATIENCE = 30.0  # of a request
+_PERIOD = 0.075  # between two requests for a model
+_FPS = 5
+_MOST_HOSTS = 3  # the shared one, and one of suspects that two kills in a row found without an answer, coming and going
+_VICTIMS = {"edged.serving.host": 12, "edged.serving.tracker": 3, "edged.build.worker": 4, "stopped host": 1}
+
+
+class Seen(msgspec.Struct):
+    """What clients saw. Seconds."""
+
+    answers: int = 0
+    frames: int = 0
+    longest: float = 0.0  # between two answers of a model
+    failures: list[str] = msgspec.field(default_factory=list)
+    kills: Counter[str] = msgspec.field(default_factory=Counter)
+    hosts: int = 0  # at most, at a time
+
+    def problems(self, longest: float) -> list[str]:
+        found = self.failures[:10]
+        if self.longest > longest:
+            found.append(f"a model paused for {self.longest:.1f} s, {longest:g} s are the most")
+        if self.hosts > _MOST_HOSTS:
+            found.append(f"{self.hosts} hosts ran at a time")
+        return found
+
+    def line(self) -> str:
+        kills = ", ".join(f"{count} x {victim}" for victim, count in sorted(self.kills.items()))
+        return (
+            f"{self.answers} answers and {self.frames} frames, {len(self.failures)} failed; longest pause"
+            f" {self.longest:.2f} s; {self.hosts} hosts at most; killed: {kills}"
+        )
+
+
+def prepared(models: int = 12) -> Daemon:
+    """A daemon with so many small models and the detector; nothing is built by itself."""
+    daemon = Daemon("--model", f"{DETECTOR}={MODEL_PATH}", builds=False)
+    for number in range(models):
+        onnx_files.scale(daemon.models / f"m{number}.onnx", number + 2.0)
+    return daemon
+
+
+async def torture(daemon: Daemon, rounds: int, period: float, seed: int = 1) -> Seen:
+    """Kills in so many rounds, `period` seconds apart on the average, while clients ask."""
+    seen, over = Seen(), asyncio.Event()
+    models = [file.stem for file in sorted(daemon.models.glob("m*.onnx"))]
+    async with grpc.aio.insecure_channel(daemon.unix) as channel:
+        asking = [asyncio.create_task(_ask(channel, name, seen, over)) for name in models]
+        asking.append(asyncio.create_task(_watch(daemon, seen, over)))
+        await asyncio.sleep(2.0)
+        try:
+            await _kill(daemon, models[0], rounds, period, random.Random(seed), seen)
+            await asyncio.sleep(5.0)
+        finally:
+            over.set()
+            await asyncio.gather(*asking)
+    return seen
+
+
+def left_behind(daemon: Daemon) -> list[str]:
+    """What must not be there after the daemon has ended by a signal."""
+    family = daemon.children()
+    status = daemon.stop()
+    log = daemon.log.read_text(errors="replace")
+    found = [f"the daemon ended with status {status}"] if status else []
+    found += [f"left: {line}" for pid, line in family.items() if is_running(pid)]
+    found += [line for line in log.splitlines() if "unexpected" in line or "quarantined" in line or "Traceback" in line]
+    return found
+
+
+async def _ask(channel: grpc.aio.Channel, name: str, seen: Seen, over: asyncio.Event) -> None:
+    infer = channel.unary_unary(
+        "/inference.GRPCInferenceService/ModelInfer",
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelInferResponse.FromString,
+    )
+    factor, dice, last = int(name[1:]) + 2, random.Random(name), time.monotonic()
+    while not over.is_set():
+        values = np.array([dice.randrange(1000) for _ in range(4)], np.float32)
+        tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])
+        request = pb.ModelInferRequest(model_name=name, inputs=[tensor], raw_input_contents=[values.tobytes()])
+        try:
+            answer = np.frombuffer((await infer(request, timeout=_PATIENCE)).raw_output_contents[0], np.float32)
+        except grpc.RpcError as error:
+            seen.failures.append(f"{name}: {error.code().name} {error.details()}")
+        else:
+            seen.answers += 1
+            if not np.array_equal(answer, values * factor):
+                seen.failures.append(f"{name}: a wrong answer")
+        now = time.monotonic()
+        seen.longest, last = max(seen.longest, now - last), now
+        await asyncio.sleep(_PERIOD * (0.5 + dice.random()))
+
+
+async def _watch(daemon: Daemon, seen: Seen, over: asyncio.Event) -> None:
+    """A camera whose objects are followed."""
+    frame = Scene(5).frame(1)[0]
+
+    async def frames() -> AsyncIterator[np.ndarray]:
+        while not over.is_set():
+            yield frame
+            await asyncio.sleep(1 / _FPS)
+
+    async with AsyncClient(daemon.unix) as client:
+        try:
+            async for result in client.stream(DETECTOR, frames(), camera="door", track=True):
+                seen.frames += 1
+                if result.error is not None:
+                    seen.failures.append(f"camera: {result.error}")
+        except EdgedError as error:
+            seen.failures.append(f"camera: {error}")
+
+
+async def _kill(daemon: Daemon, built: str, rounds: int, period: float, dice: random.Random, seen: Seen) -> None:
+    async with AsyncClient(daemon.unix) as client:
+        for _ in range(rounds):
+            victim = dice.choices([*_VICTIMS], [*_VICTIMS.values()])[0]
+            until = time.monotonic() + period * dice.uniform(0.3, 1.7)
+            if victim == "edged.build.worker":
+                with contextlib.suppress(EdgedError):  # a build is under way
+                    await (await client.rebuild(built, force=True, follow=False)).aclose()
+            while time.monotonic() < until or not (found := _found(daemon, victim)):
+                if time.monotonic() > until + 10.0 or not is_running(daemon.pid):
+                    break  # there is no such process now
+                await asyncio.sleep(0.02)
+                seen.hosts = max(seen.hosts, len(_found(daemon, "edged.serving.host")))
+            if not is_running(daemon.pid):
+                seen.failures.append("the daemon died")
+                return
+            if found := _found(daemon, victim):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(dice.choice(found), signal.SIGSTOP if victim == "stopped host" else signal.SIGKILL)
+                    seen.kills[victim.rpartition(".")[2]] += 1
+
+
+def _found(daemon: Daemon, victim: str) -> list[int]:
+    wanted = "edged.serving.host" if victim == "stopped host" else victim
+    return [pid for pid, line in children(daemon.pid).items() if wanted in line]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.attack.kills", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--period", type=float, default=2.0, help="seconds between two rounds, on the average")
+    parser.add_argument("--longest", type=float, default=_PATIENCE, help="seconds that a model may pause")
+    parser.add_argument("--seed", type=int, default=1)
+    wishes = parser.parse_args()
+    with prepared() as daemon:
+        for file in sorted(daemon.models.glob("m*.onnx")):
+            daemon.ready(file.stem)
+        daemon.ready(DETECTOR)
+        seen = asyncio.run(torture(daemon, wishes.rounds, wishes.period, wishes.seed))
+        print(f"{wishes.rounds} rounds: {seen.line()}", flush=True)
+        problems = [*seen.problems(wishes.longest), *left_behind(daemon)]
+        print("\n".join(problems) or "nothing was lost")
+        if problems:
+            print(daemon.log.read_text()[-6000:], file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

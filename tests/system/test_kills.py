@@ -1,0 +1,23 @@
+"""Hosts, build children and the tracker are killed at random moments: no request is lost and the daemon lives on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.attack import kills
+
+
+@pytest.mark.parametrize(
+    ("models", "rounds"), [(4, 6), pytest.param(12, 300, marks=[pytest.mark.long, pytest.mark.timeout(1500)])]
+)
+def test_torture_processes_killed_at_random_loses_no_request(models: int, rounds: int) -> None:
+    with kills.prepared(models) as daemon:
+        for name in (*(file.stem for file in daemon.models.glob("m*.onnx")), kills.DETECTOR):
+            daemon.ready(name)
+        seen = asyncio.run(kills.torture(daemon, rounds, 1.5))
+        print(seen.line())
+        assert seen.problems(longest=30.0) == []
+        assert kills.left_behind(daemon) == []
+        assert seen.kills.total() >= rounds // 2

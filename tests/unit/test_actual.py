@@ -1,0 +1,66 @@
+"""What is seen of models for the next decision: engines that may be opened while a model is being read."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edged.backend.contract import Recipe
+from edged.control.actual import actual
+from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.reconcile import Open, reconcile
+from edged.store.store import Store
+from tests.unit.control_room import key_of, model, planned_model, record_of, serve
+from tests.waiting import run
+
+REFERENCE, BUILT = Recipe("onnxruntime", optimization="none"), Recipe("openvino")
+
+
+async def being_read(*recipes: Recipe, path: str = "") -> PlannedModel:
+    """A model with these engines, another file of which is being read; at another path, if any is given."""
+    planned = planned_model()
+    planned.model = model()
+    for recipe in recipes:
+        engine = PlannedEngine(key_of(planned.model, recipe), recipe)
+        if not recipe.is_reference:
+            engine.adopt(record_of(engine.key, recipe))
+        planned.engines[engine.digest] = engine
+    planned.entry = msgspec.structs.replace(planned.entry, stamp="2", path=path or planned.entry.path)
+    planned.reading = asyncio.ensure_future(asyncio.sleep(3600))
+    return planned
+
+
+@pytest.mark.parametrize(
+    ("recipes", "path", "opened"),
+    [
+        ((REFERENCE,), "/nowhere/m/2/model.onnx", REFERENCE),
+        ((REFERENCE,), "", None),
+        ((REFERENCE, BUILT), "", BUILT),
+    ],
+)
+def test_model_that_is_read_and_lost_its_host_gets_the_engine_from_before_if_its_files_are_there(
+    tmp_path: Path, recipes: tuple[Recipe, ...], path: str, opened: Recipe | None
+) -> None:
+    async def story() -> None:
+        planned = await being_read(*recipes, path=path)
+        actions = reconcile(actual(Store(tmp_path), [planned]), 1000.0, set())
+        keys = [engine.digest for engine in planned.engines.values() if engine.recipe == opened]
+        assert actions == [Open("m", key) for key in keys]
+        assert planned.reading is not None
+        planned.reading.cancel()
+
+    run(story())
+
+
+def test_model_that_is_read_and_served_is_left_as_it_is(tmp_path: Path) -> None:
+    async def story() -> None:
+        planned = await being_read(REFERENCE, BUILT, path="/nowhere/m/2/model.onnx")
+        serve(planned, next(iter(planned.engines)))
+        assert actual(Store(tmp_path), [planned]) == []
+        assert planned.reading is not None
+        planned.reading.cancel()
+
+    run(story())
