@@ -26,6 +26,7 @@ _OTHERS = {
     "ingress/inference/inferring.py": "one request of a call",
     "ingress/relay.py": "one connection",
     "ingress/rest/app.py": "one request",
+    "ingress/rest/bodies.py": "one request",
     "ingress/rest/server.py": "awaited by the lane",
     "ingress/server.py": "closing of a listener, gathered at the stop",
     "ingress/zmq_frames.py": "one peer; logs what nobody expected",
