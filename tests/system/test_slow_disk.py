@@ -1,0 +1,145 @@
+"""A daemon whose disk is slow: no file below its folders is touched by the thread that answers cameras."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edged
+from edged.errors import EdgedError
+from edged.ingress.access.tokens import TokenFile, make
+from edged.shapes import MODEL_PATH, Scene
+from tests import models
+from tests.integration import onnx_files
+from tests.integration.daemon import Daemon, wait_for
+
+pytestmark = pytest.mark.timeout(400)
+
+_PICTURE = Scene(3).frame(0)[0]
+_MOST_TIMES, _MOST_SECONDS = 10.0, 0.1  # of the median of a camera's answers on a fast disk
+# Runs in the daemon's Python: says what the first thread was doing when it touched a file.
+_STACKS = """
+import faulthandler, signal
+faulthandler.register(signal.SIGRTMIN + 5, file=open({calls!r}, "a"), all_threads=False)
+"""
+_CONFIG = """
+[engines]
+build = "command"
+[health]
+probe_seconds = 1
+[metrics]
+listen = "unix:{home}/metrics.sock"
+"""
+
+
+class Camera(threading.Thread):
+    """Asks for one picture after the other and notes how long each answer took, in seconds."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self._address, self._stopping = address, threading.Event()
+        self.took: list[float] = []
+        self.failed: list[str] = []
+
+    def run(self) -> None:
+        with edged.Client(self._address) as client:
+            while not self._stopping.wait(0.05):
+                began = time.perf_counter()
+                try:
+                    client.infer("shapes", _PICTURE)
+                except EdgedError as error:
+                    self.failed.append(str(error))
+                self.took.append(time.perf_counter() - began)
+
+    def lap(self) -> list[float]:
+        """The times since the last lap."""
+        took, self.took = self.took, []
+        return took
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join(10)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
+    """A daemon that is answering, and the folder of its disk; the disk is slow while there is a file with the suffix `.slow`."""
+    source, library = Path(__file__).with_name("slow_disk.c"), tmp_path / "slow_disk.so"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True, timeout=60)
+    disk = tmp_path / "disk"
+    (disk / "state" / "models").mkdir(parents=True)
+    (tmp_path / "sitecustomize.py").write_text(_STACKS.format(calls=str(disk.with_suffix(".calls"))))
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(library),
+        "SLOW_DISK": str(disk),
+        "PYTHONPATH": f"{tmp_path}:{Path(__file__).parent.parent.parent}",
+    }
+    config = tmp_path / "edged.toml"
+    daemon = Daemon("--config", str(config), "--model", f"shapes={MODEL_PATH}", environment=environment)
+    config.write_text(_CONFIG.format(home=daemon.home))
+    daemon.state, daemon.cache, daemon.models = disk / "state", disk / "cache", disk / "state" / "models"
+    onnx_files.convolutions(daemon.models / "m.onnx", 6)
+    with daemon:
+        daemon.ready("shapes")
+        daemon.ready("m")
+        yield daemon, disk
+
+
+def touch_everything(daemon: Daemon, folder: Path) -> None:
+    """What makes a daemon read or write its disk, once each."""
+    with daemon.client() as client:
+        client.add_model("added", models.save(models.matmul(5, 4), folder / "added.onnx"), {"threads": "1"})
+        daemon.ready("added")
+        for _ in client.rebuild("added"):
+            pass
+        key = next(e.key for e in client.engines("added") if e.state in ("serving", "ready") and e.latency_ms)
+        client.pin(engine=key)
+        client.unpin(engine=key)
+        client.evict(everything=True)
+        for _ in client.rebuild("added", force=True, follow=False):
+            pass
+        client.cancel("added")
+        client.reload()
+        client.status()
+        client.load()
+        for host in daemon.hosts():
+            os.kill(host, signal.SIGKILL)
+        daemon.ready("shapes")
+        with contextlib.suppress(EdgedError):
+            client.infer("unknown", _PICTURE)
+        onnx_files.convolutions(daemon.models / "m.onnx", 5)
+        TokenFile(daemon.state / "access" / "tokens.json").add(make("t", frozenset({"infer"}))[0])
+        client.remove_model("added")
+        wait_for("it is gone", lambda: all(m.name != "added" for m in client.models()))
+        daemon.ready("m")
+
+
+def test_serving_with_a_slow_disk_keeps_a_cameras_answer_time(slow: tuple[Daemon, Path], tmp_path: Path) -> None:
+    daemon, disk = slow
+    camera = Camera(daemon.unix)
+    camera.start()
+    time.sleep(3)
+    idle = statistics.median(camera.lap())
+    disk.with_suffix(".slow").touch()
+    touch_everything(daemon, tmp_path)
+    under = camera.lap()
+    camera.stop()
+    assert daemon.stop(60) == 0
+    calls = disk.with_suffix(".calls").read_text()
+    assert "call " not in calls, calls[:4000]
+    assert np.percentile(under, 95) <= max(_MOST_TIMES * idle, _MOST_SECONDS)
