@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from edged.serving.camera import Cameras
 from edged.serving.sockets import sweep_socket_folders
 from edged.serving.trace import Tracing
 from edged.signals import Signals
+from edged.store.background import Background
 from edged.store.store import Store
 from edged.systemd import Notifier, watchdog_seconds
 from edged.version import __version__
@@ -37,6 +39,7 @@ from edged.version import __version__
 _LOG = logging.getLogger("edged")
 # That ending builds and hosts may take, once calls have had their time. A unit's TimeoutStopSec covers both.
 _CLOSING_SECONDS = 10.0
+_THREADS = 32
 
 
 async def serve(
@@ -64,19 +67,22 @@ async def _serve(
     activation: Activation | None,
 ) -> None:
     edge.raise_descriptor_limit()
+    # These threads wait for disks: on a slow one the few that there are by default would keep each other waiting.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "worker"))
     notifier = Notifier.of(os.environ)
     guard = places.guard_of(config)
     models = places.repository(config)
     models.sweep()
     sweep_socket_folders()
     # One that cannot be used is told of, and models are served without it.
-    store = Store(places.cache_dir(config), places.accepts_foreign(config))
-    builder = Builder(store, places.cache_dir(config), config.build, config.admission)
+    disk = Background()
+    store = Store(places.cache_dir(config), places.accepts_foreign(config), disk.put)
+    builder = Builder(store, places.cache_dir(config), config.build, config.admission, disk.put)
     fingerprint = await asyncio.to_thread(probe)
     shelf = Shelf(models, config.model_control, config.startup_models)
     controller = Controller(
         *(models, places.named_models(config), store, builder, fingerprint),
-        *(config.hosts, config.engines, shelf, config.health),
+        *(config.hosts, config.engines, shelf, config.health, disk),
     )
     controller.overrides.sweep()
     cameras, publisher = Cameras(), Publisher(controller.events)
@@ -97,6 +103,8 @@ async def _serve(
     reloader = Reloader(config, read, controller, builder, ingress, lanes, notifier)
     ingress.offer_reload(reloader.reload)
     heartbeat = Heartbeat(notifier, watchdog_seconds(os.environ, os.getpid()), controller, reloader)
+    # A request that comes first of all finds the models that are there.
+    await controller.catalogue.look_aside()
     kept = [
         tasks.keep("control loop", controller.run),
         tasks.keep("heartbeat", heartbeat.run),

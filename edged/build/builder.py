@@ -8,7 +8,8 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +22,7 @@ from edged.build import allowance, jobs
 from edged.build.admission import children, judgement
 from edged.build.admission.limits import USUAL, AdmissionLimits
 from edged.build.admission.memory import Outcomes, Unread
-from edged.build.child import Limits, Patience, run
+from edged.build.child import Limits, Patience, despite_cancelling, run
 from edged.build.extent import Extent
 from edged.build.golden import SUFFIX, Sample, is_whole
 from edged.build.golden import load as load_golden
@@ -42,6 +43,7 @@ from edged.model.identity import file_digest
 from edged.model.inspection import Inspection, too_large
 from edged.model.model import Model
 from edged.store import atomic, sealed
+from edged.store.background import Later, at_once
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
@@ -71,7 +73,16 @@ class Builder:
     """Runs children; keeps golden answers by model digest, what was read of models by file digest, and what was found
     of them on runtimes. `admission` limits the children that look at models before they serve."""
 
-    def __init__(self, store: Store, cache: Path, limits: Limits, admission: AdmissionLimits = USUAL) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cache: Path,
+        limits: Limits,
+        admission: AdmissionLimits = USUAL,
+        later: Later = at_once,
+    ) -> None:
+        """`later` removes what is not needed any more."""
+        self._later = later
         self._store, self._limits, self.admission = store, limits, admission
         self._outcomes = Outcomes(cache.absolute())
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
@@ -122,7 +133,8 @@ class Builder:
         before = known.tries if known is not None and not judgement.is_lasting(known.finding) else 0
         if known is not None and not 0 < before < tries:
             return self._noted(job, known)
-        job = msgspec.structs.replace(job, reach=self._outcomes.reach(job.order.recipe.backend))
+        reach = await asyncio.to_thread(self._outcomes.reach, job.order.recipe.backend)
+        job = msgspec.structs.replace(job, reach=reach)
         try:
             found = await children.attempt(job, self.admission, size_mb)
         except Unsupported as error:
@@ -142,7 +154,7 @@ class Builder:
         Where the store holds an accepted engine of this key already, it stays if the new one is rejected; the record
         that is returned is the new one's. Raises the reason when there is no outcome; nothing is left behind.
         """
-        with self._storing(), self._store.stage() as out:
+        async with self._storing(), self._stage() as out:
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
             artefact, composition, seconds, peak = None, Composition(), 0.0, 0.0
             golden, standard = await self._reference(model, recipe, tell)
@@ -166,8 +178,8 @@ class Builder:
         It may not serve: nobody can compare its answers here. Where it is found on its device it is tried first.
         Refused where the store holds an accepted engine of that key, which is worth more.
         """
-        with self._storing(), self._store.stage() as out:
-            self._require_none(task.key.digest)
+        async with self._storing(), self._stage() as out:
+            await asyncio.to_thread(self._require_none, task.key.digest)
             started, begun = time.time(), time.monotonic()
             built = await self._build(task, out, tell, room, capability)
             seconds = round(time.monotonic() - begun, 3)
@@ -179,7 +191,7 @@ class Builder:
                 composition=built.composition,
             )
             await room(record.size)
-            self._require_none(task.key.digest)
+            await asyncio.to_thread(self._require_none, task.key.digest)
             await asyncio.to_thread(self._store.commit, out, record)
             return record
 
@@ -188,7 +200,7 @@ class Builder:
 
         One that is rejected now loses its files. KeyError when the store has no such engine.
         """
-        with self._storing():
+        async with self._storing():
             digest = task.key.digest
             record = self._store.records()[digest]
             golden, standard = await self._reference(task.model, task.recipe, tell)
@@ -205,7 +217,7 @@ class Builder:
         If its answers are right they are committed under the new key as well. Otherwise it has to be built, and an
         error says why: WrongAnswers when that is it. KeyError when the store has no engine `source`.
         """
-        with self._storing(), self._store.stage() as out:
+        async with self._storing(), self._stage() as out:
             old, artefact = self._store.records()[source], self._store.artefact(source)
             golden, standard = await self._reference(task.model, task.recipe, tell)
             timed = await self._judge(task, artefact, golden, standard, tell)
@@ -226,6 +238,9 @@ class Builder:
 
     def forget(self, digest: str) -> None:
         """Removes what was found out of a model that has gone: what it holds, its golden answers, that it may serve."""
+        self._later(partial(self._forget, digest))
+
+    def _forget(self, digest: str) -> None:
         self._outcomes.forget(digest)
         self._trials.pop(digest, None)
         for place in (*self._golden.glob(f"{digest}*{SUFFIX}"), *self._inspections.glob(f"{digest}-*.json")):
@@ -235,10 +250,13 @@ class Builder:
     def forget_others(self, needed: Set[str]) -> None:
         """Removes the golden answers of models that went while no daemon ran, or right before it was killed: those that
         are not `needed`, by digest, and have no engine in the store. What else is kept is small and bounded."""
+        self._later(partial(self._forget_others, frozenset(needed)))
+
+    def _forget_others(self, needed: Set[str]) -> None:
         kept = {place.name.removesuffix(SUFFIX).partition("-")[0] for place in self._golden.glob(f"*{SUFFIX}")}
         built = {record.parts.get("model", "") for record in self._store.records().values()}
         for digest in filter(None, kept - needed - built):
-            self.forget(digest)
+            self._forget(digest)
 
     def recorded(self, model: Model) -> list[Sample]:
         """What the reference was asked and answered when there were engines to be compared with it; none where it was
@@ -323,8 +341,19 @@ class Builder:
                 _LOG.warning("model %s: %s", model.name, reason)
         return place, standard
 
-    @contextlib.contextmanager
-    def _storing(self) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def _stage(self) -> AsyncIterator[Path]:
+        """A stage of the store, made and removed by another thread, also for one that is cancelled meanwhile."""
+        stage, made = self._store.stage(), list[Path]()
+        try:
+            await despite_cancelling(asyncio.to_thread(lambda: made.append(stage.__enter__())))
+            yield made[0]
+        finally:
+            if made:
+                await despite_cancelling(asyncio.to_thread(stage.__exit__, None, None, None))
+
+    @contextlib.asynccontextmanager
+    async def _storing(self) -> AsyncIterator[None]:
         """Tells a full disk from a build that failed: runtimes have many words for it, and most do not name it."""
         try:
             yield
@@ -333,7 +362,7 @@ class Builder:
                 raise OutOfSpace(f"{self._store.root} is full; free some space") from error
             raise BuildFailed(f"the engine could not be stored: {error.strerror or error}") from error
         except (BuildFailed, EngineUnusable) as error:
-            if self._is_full():
+            if await asyncio.to_thread(self._is_full):
                 raise OutOfSpace(f"{self._store.root} is full; free some space ({error})") from error
             raise
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -107,7 +107,7 @@ async def _run(
         raise ChildLost(f"{what} {error} and was stopped", error.how) from None
     finally:
         child.stop()
-        await _despite_cancelling(child.gone())
+        await despite_cancelling(child.gone())
     if last is None:
         raise ChildLost(f"{what} {child.how_it_ended()}", child.how())
     try:
@@ -293,7 +293,7 @@ async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-async def _despite_cancelling(work: Coroutine[None, None, None]) -> None:
+async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
     """Cancelled, even more than once, it still waits for work that is sure to end soon; only then is it cancelled."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():

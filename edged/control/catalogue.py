@@ -8,11 +8,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from edged.build.builder import Builder
 from edged.control.chores import Chores
-from edged.control.plan import PlannedEngine, PlannedModel
+from edged.control.plan import PlannedEngine, PlannedModel, external_files
 from edged.control.planner import Planner
 from edged.control.warmup import require_data
 from edged.errors import BuildFailed, EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady
@@ -20,7 +20,7 @@ from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
 from edged.model.finding import Finding, Reason
 from edged.model.model import Model
-from edged.model.repository import ModelEntry, plain_entry, split_name, versioned_name
+from edged.model.repository import ModelEntry, plain_entry, split_name, stamp, versioned_name
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 
@@ -35,6 +35,13 @@ _PASSING = ("timed_out", "too_much_memory")
 
 # Tries a model, so often in a row at most as long as it goes beyond the limits.
 Prove: TypeAlias = Callable[[Model, int], Awaitable[tuple[Finding, ...]]]
+
+
+class Scan(NamedTuple):
+    """What the disk has: every version that there is to be, by name, and the stamps of models' external data."""
+
+    entries: dict[str, ModelEntry]
+    weights: dict[str, str]
 
 
 class Shelves(Protocol):
@@ -65,7 +72,7 @@ class Catalogue:
         self.models: dict[str, PlannedModel] = {}
         self._shelf, self._named, self._builder = shelf, dict(named), builder
         self._planner, self._events, self._chores, self._retire = planner, events, chores, retire
-        self._readers = asyncio.Semaphore(_READERS)
+        self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
         self._told: dict[str, tuple[str, ...]] = {}  # what was said of each configuration
         self._prove = prove
         self._late: dict[str, tuple[ModelEntry, int]] = {}  # what was tried again already, and how often
@@ -117,10 +124,27 @@ class Catalogue:
         there = ", ".join(each.version for each in self.versions(name))
         raise NotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
 
+    async def look_aside(self) -> None:
+        """As `look`, with the disk read by another thread. Of two at once the second reads it again."""
+        async with self._looking:
+            self.take(await asyncio.to_thread(self.scan, self._weights()))
+
     def look(self) -> None:
         """Compares what there is to be with what is planned."""
+        self.take(self.scan(self._weights()))
+
+    def scan(self, weights: Mapping[str, tuple[Path, ...]]) -> Scan:
+        """Reads the disk. `weights` are the files that hold the weights of models, by name."""
         shelved = {k: e for k, e in self._shelf.entries().items() if e.model not in self._named}
-        entries = {**shelved, **self._named_entries()}
+        named = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
+        return Scan({**shelved, **named}, {name: stamp(files) for name, files in weights.items()})
+
+    def _weights(self) -> dict[str, tuple[Path, ...]]:
+        return {name: planned.weights for name, planned in self.models.items() if planned.model is not None}
+
+    def take(self, scan: Scan) -> None:
+        """Plans what the disk has."""
+        entries, weights = scan.entries, scan.weights
         for name in [name for name in self.models if name not in entries]:
             if not self._is_awaited(name, entries):
                 self._drop(name)
@@ -129,7 +153,7 @@ class Catalogue:
             if planned is None:
                 planned = self.models[name] = PlannedModel(entry, Slot(name))
                 self._read(planned)
-            elif planned.entry != entry or planned.weights_changed():
+            elif planned.entry != entry or (name in weights and planned.weights_changed(weights[name])):
                 planned.entry = entry
                 self._read(planned)
         self._forget()
@@ -186,10 +210,6 @@ class Catalogue:
             elif planned.problem is not None and not planned.serving and planned.model is not None:
                 self._refuse(planned, planned.problem)  # its host is gone, and with it the last that could serve
 
-    def _named_entries(self) -> dict[str, ModelEntry]:
-        """The models that the configuration names, as their files are now."""
-        return {name: plain_entry(name, path, {}) for name, path in self._named.items()}
-
     def _read(self, planned: PlannedModel, tries: int = 1) -> None:
         if planned.reading is not None:
             planned.reading.cancel()
@@ -208,8 +228,11 @@ class Catalogue:
                 _LOG.warning("model %s: %s", entry.name, warning.line())
             if model.triton.warmups:
                 await asyncio.to_thread(require_data, model)
+            if not self._planner.book.is_open(model):
+                await asyncio.to_thread(self._planner.book.page, model)
+            weights = await asyncio.to_thread(stamp, external_files(model)) if inspection.external else ""
             self._plan(planned, model)
-            planned.weights_changed()  # from here on, changes of the external data count
+            planned.weights_changed(weights)  # from here on, changes of the external data count
             planned.hold()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
             self._events.tell(ModelRead(inspection.digest), entry.name)

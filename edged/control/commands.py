@@ -131,13 +131,13 @@ class Commands:
         self._commanded("cancel", chosen, _once(chosen))
         return tuple(dict.fromkeys(engine.digest for _, engine in chosen))
 
-    def pin(self, selection: Selection) -> tuple[str, ...]:
+    async def pin(self, selection: Selection) -> tuple[str, ...]:
         """Keeps engines of the store from being evicted. Returns their keys."""
-        return self._each("pin", selection, self._store.pin)
+        return await self._each("pin", selection, self._store.pin)
 
-    def unpin(self, selection: Selection) -> tuple[str, ...]:
+    async def unpin(self, selection: Selection) -> tuple[str, ...]:
         """They may be evicted again. Returns their keys."""
-        return self._each("unpin", selection, self._store.unpin)
+        return await self._each("unpin", selection, self._store.unpin)
 
     async def evict(self, selection: Selection) -> tuple[str, ...]:
         """Removes the files of engines; of everything, those that nothing needs. Returns their keys.
@@ -232,17 +232,17 @@ class Commands:
             self._require_one(set(keys), selection)
         return keys
 
-    def _each(self, verb: str, selection: Selection, act: Callable[[str], None]) -> tuple[str, ...]:
+    async def _each(self, verb: str, selection: Selection, act: Callable[[str], None]) -> tuple[str, ...]:
         self._require_writable()
         keys = tuple(self._stored(selection))
         for key in keys:
-            act(key)
+            await asyncio.to_thread(act, key)
             self._events.tell(Commanded(verb), self._store.records()[key].model, key)
         return keys
 
     def _require_writable(self) -> None:
-        if self._store.problem:
-            raise Refused(f"nothing can be changed in the store: {self._store.problem}")
+        if self._maker.room.problem:
+            raise Refused(f"nothing can be changed in the store: {self._maker.room.problem}")
 
     @staticmethod
     def _require_one(keys: set[str], selection: Selection) -> None:

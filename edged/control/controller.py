@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from edged.backend import registry
@@ -47,10 +49,13 @@ from edged.serving.link import HostLimits, HostLink
 from edged.serving.slot import Slot
 from edged.serving.tracking import Tracking
 from edged.store.attempts import AttemptLog
+from edged.store.background import Background
 from edged.store.store import Store
+from edged.tasks import keep
 
 _LOG = logging.getLogger("edged.control")
 _LOOK_SECONDS = 1.0  # how often everything is looked at when nothing else happens
+_FLUSH_SECONDS = 5.0  # that a disk may be behind when the daemon ends
 _REVIEW_SECONDS = 600.0  # between two verifications of one engine of the daemon's own accord
 
 
@@ -68,6 +73,7 @@ class Controller:
         settings: Engines,
         shelf: Shelf | None = None,
         health_settings: Health | None = None,
+        disk: Background | None = None,
     ) -> None:
         """`shelf` says which of the repository's models there are to be; all of them where there is none."""
         self.repository, self.store, self.builder, self.settings = repository, store, builder, settings
@@ -75,18 +81,21 @@ class Controller:
         self.alarms = Alarms(self.events)
         self.calm = Calm()
         self._wake = asyncio.Event()
+        self._disk = disk or Background()
         self._chores = Chores(self.wake)
         self._hosts = Hosts(limits, self._host_lost)
         self.tracking = Tracking()
         self._stopping = False
         self.started = self._turned = time.monotonic()
-        self._planner = Planner.of(store, fingerprint, settings)
+        self._disk_asked = asyncio.Event()
+        attempts = AttemptLog(store.root, self._disk.put)
+        self._planner = Planner.of(store, fingerprint, settings, attempts)
         self.health = health_settings or Health()
         self.observers: list[Callable[[], None]] = []  # called after every look
         self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # what others find wrong, asked at every look
         questioner = Questioner(builder.recorded)
         self.prober = Prober(questioner, self.health, self._chores)
-        self._warden = Warden(store.root)
+        self._warden = Warden(store.root, self._disk.put)
         self.opener = Opener(
             self._hosts,
             store,
@@ -101,9 +110,7 @@ class Controller:
             self.shelf, named, builder, self._planner, self.events, self._chores, self.opener.retire, self._prove
         )
         self.models = self.catalogue.models
-        self.maker = Maker(
-            builder, store, self.models, settings, self.events, self._chores, AttemptLog(store.root), self._read_again
-        )
+        self.maker = Maker(builder, store, self.models, settings, self.events, self._chores, attempts, self._read_again)
         self.beside = Beside(self.opener, self._chores, self.wake)
         self.learning = Learning(self._planner.book, self.catalogue.replan, self._chores)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
@@ -116,10 +123,30 @@ class Controller:
 
     async def run(self) -> None:
         """Reconciles until cancelled: at start, whenever something changed, and on a timer."""
+        seeing = keep("watch of models", self._see)
+        try:
+            await self._reconcile()
+        finally:
+            seeing.cancel()
+            await asyncio.gather(seeing, return_exceptions=True)
+
+    async def _see(self) -> None:
+        """Reads the disk again and again, however long that takes."""
+        while True:
+            try:
+                await self.catalogue.look_aside()
+                await asyncio.to_thread(self.maker.room.look)
+                self.wake()
+            except OSError as error:  # nothing is lost by a look that is made again
+                _LOG.error("the models are looked at again later: %s", error.strerror)
+            self._disk_asked.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._disk_asked.wait(), _LOOK_SECONDS)
+
+    async def _reconcile(self) -> None:
         while True:
             self._wake.clear()
             try:
-                self.catalogue.look()
                 self._act()
                 self._turned = time.monotonic()  # a turn that fails is none: the watchdog sees a loop that only fails
             except OSError as error:  # nothing is lost by a turn that is made again
@@ -193,24 +220,25 @@ class Controller:
         await self.learning.stop()
         await self._chores.stop()
         await asyncio.gather(self._hosts.stop(), self.tracking.close())
+        await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 
     def find(self, name: str, version: str = "") -> PlannedModel:
         """The plan of a model, or of one version of it; NotFound."""
         return self.catalogue.find(name, version)
 
-    def added(self, name: str) -> PlannedModel:
+    async def added(self, name: str) -> PlannedModel:
         """The plan of a model that was just put into the repository by command, whatever the mode of control."""
-        self.shelf.take(name)
-        self.catalogue.look()
+        await asyncio.to_thread(self.shelf.take, name)
+        await self.catalogue.look_aside()
         return self.catalogue.find(name)
 
     def removed(self, name: str) -> None:
         """A model was just taken out of the repository by command."""
         loaded = self.shelf.held(name)
         self.shelf.drop(name)
-        self.overrides.discard(loaded)
+        self._disk.put(partial(self.overrides.discard, loaded))
         self._warden.forgive(name)
-        self.wake()
+        self._disk_asked.set()
 
     def is_configured(self, name: str) -> bool:
         """Whether a model comes from the configuration instead of the repository."""

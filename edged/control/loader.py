@@ -82,13 +82,14 @@ class Loader:
         self._require_command(name)
         await self._finish(self._unload(name))
 
-    def listed(self) -> list[Listed]:
+    async def listed(self) -> list[Listed]:
         """Every version of every model, by name, the one that answers for the model first."""
         catalogue = self._catalogue
         loaded = {planned.entry.model for planned in catalogue.models.values()}
         found = {name: _once([self._rows(name, each) for each in catalogue.versions(name)]) for name in loaded}
         if self._shelf.mode == "explicit":
-            for name in (self._shelf.on_disk().keys() | self._why.keys()) - loaded:
+            there = await asyncio.to_thread(self._shelf.on_disk)
+            for name in (there.keys() | self._why.keys()) - loaded:
                 found[name] = [Listed(name, "", UNAVAILABLE, self._why.get(name, "it is not loaded"))]
         return [row for _, rows in sorted(found.items()) for row in rows]
 
@@ -135,14 +136,14 @@ class Loader:
                 for entry in entries.values():
                     await self._admit(entry)
                 self._shelf.hold(name, entries)
-                self._look()
+                await self._look()
                 self._try_again(entries)
                 await self._until_served(entries)
             except BaseException as error:
-                self._restore(name, before, entries, error)
+                await self._restore(name, before, entries, error)
                 raise
             self._why.pop(name, None)
-            self._discard(before, entries)
+            await self._discard(before, entries)
             _LOG.info("model %s: loaded by command, version %s", name, ", ".join(e.version for e in entries.values()))
 
     async def _admit(self, entry: ModelEntry) -> None:
@@ -177,7 +178,7 @@ class Loader:
                     raise NotReady(f"model {name!r} did not answer within {_LOAD_SECONDS:g} s; the log tells more")
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    def _restore(
+    async def _restore(
         self, name: str, before: Mapping[str, ModelEntry], entries: Mapping[str, ModelEntry], error: BaseException
     ) -> None:
         """What was loaded before goes on, as if nothing had been asked for."""
@@ -186,10 +187,10 @@ class Loader:
                 self._shelf.hold(name, before)
             else:
                 self._shelf.drop(name)
-            self._look()
+            await self._look()
         if not before and isinstance(error, EdgedError) and not isinstance(error, NotFound):
             self._tell(name, str(error))
-        self._discard(entries, before)
+        await self._discard(entries, before)
 
     async def _unload(self, name: str) -> None:
         async with self._turn(name):
@@ -200,14 +201,14 @@ class Loader:
             sessions = [planned.slot.current for planned in leaving if planned.slot.current is not None]
             self._shelf.drop(name)
             self._tell(name, "unloaded")
-            self._look()
+            await self._look()
             end = asyncio.get_running_loop().time() + _DRAIN_SECONDS
             while asyncio.get_running_loop().time() < end:
                 is_lost = all(session.link.lost or session.idle.is_set() for session in sessions)
                 if is_lost and all(planned.slot.current is None for planned in leaving):
                     break
                 await asyncio.sleep(_LOOK_SECONDS)
-            self._discard(before, {})
+            await self._discard(before, {})
             _LOG.info("model %s: unloaded by command", name)
 
     def _tell(self, name: str, why: str) -> None:
@@ -215,12 +216,13 @@ class Loader:
         if len(self._why) > _MOST_TOLD:
             del self._why[next(iter(self._why))]
 
-    def _discard(self, old: Mapping[str, ModelEntry], kept: Mapping[str, ModelEntry]) -> None:
+    async def _discard(self, old: Mapping[str, ModelEntry], kept: Mapping[str, ModelEntry]) -> None:
         folders = {entry.folder for entry in kept.values()}
-        self._overrides.discard({name: entry for name, entry in old.items() if entry.folder not in folders})
+        gone = {name: entry for name, entry in old.items() if entry.folder not in folders}
+        await asyncio.to_thread(self._overrides.discard, gone)
 
-    def _look(self) -> None:
-        self._catalogue.look()
+    async def _look(self) -> None:
+        await self._catalogue.look_aside()
         self._wake()
 
     def _require_command(self, name: str) -> None:

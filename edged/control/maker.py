@@ -209,7 +209,7 @@ class Maker:
         except (Superseded, OutOfSpace):
             raise
         except EngineDamaged as error:
-            self._store.damaged(artefact)
+            await asyncio.to_thread(self._store.damaged, artefact)
             engine.lose()
             engine.reason = str(error)
         except EdgedError as error:
@@ -230,11 +230,13 @@ class Maker:
             raise
         except EngineDamaged as error:
             if found is not None:
-                self._store.damaged(self._store.artefact(source))
+                await asyncio.to_thread(self._store.damaged, self._store.artefact(source))
             self._give_up_trial(engine, task, f"{error}")
         except (WrongAnswers, Unsuitable) as error:
             if is_unproven:
-                self._store.remove(source, keep_pin=True)  # nothing else would ever find out that it is of no use
+                await asyncio.to_thread(
+                    self._store.remove, source, keep_pin=True
+                )  # nothing else would ever find out that it is of no use
             self._give_up_trial(engine, task, f"is not right with this device: {error}")
         except EdgedError as error:
             if is_unproven and engine.failures + 1 < self._settings.attempts:

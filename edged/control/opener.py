@@ -117,7 +117,7 @@ class Opener:
             if planned.is_being_read:  # its file may be gone by now
                 engine.open_at = time.monotonic() + _REPLACED_SECONDS
             else:
-                self._cannot_open(model, engine, error)
+                await self._cannot_open(model, engine, error)
         else:
             engine.opened()
             # Meanwhile the model may have changed, or the engine been found to answer wrongly.
@@ -197,7 +197,7 @@ class Opener:
         except KeyError:  # another model of the same content found it damaged
             raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
 
-    def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
+    async def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
         """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again, but not the
         first time: making it may take an hour. Want of room says nothing against either, and a warm-up that fails
         would fail again whatever is made."""
@@ -209,8 +209,8 @@ class Opener:
         elif engine.recipe.is_reference or isinstance(error, WarmupFailed):
             engine.open_at, engine.reason = math.inf, str(error)
         elif engine.state is EngineState.READY:
-            self._store.remove(engine.digest, keep_pin=True)
             engine.record = None
+            await asyncio.to_thread(self._store.remove, engine.digest, keep_pin=True)
             engine.fail(error, self._attempts)
 
 

@@ -21,7 +21,7 @@ from edged.control.states import EngineState
 from edged.errors import EdgedError, NotReady, Quarantined
 from edged.model.finding import Finding
 from edged.model.model import Model
-from edged.model.repository import ModelEntry, stamp
+from edged.model.repository import ModelEntry
 from edged.serving.extents import Traffic
 from edged.serving.slot import Slot
 from edged.serving.work import EngineRef
@@ -325,12 +325,15 @@ class PlannedModel:
         elif engine.state is EngineState.REJECTED:
             engine.lose()
 
-    def weights_changed(self) -> bool:
-        """Whether the model's external data is other files than when this was last asked."""
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """The files beside the model that hold weights of it, as far as it was read."""
         if self.model is None:
-            return False
-        folder = Path(self.entry.path).parent
-        now = stamp(folder / file.path for file in self.model.inspection.external)
+            return ()
+        return external_files(self.model)
+
+    def weights_changed(self, now: str) -> bool:
+        """Whether the model's external data, by its stamp, is other files than when this was last asked."""
         before, self._weights = self._weights, now
         return now != before
 
@@ -367,6 +370,12 @@ class PlannedModel:
             return False
         ready = any(engine.is_usable and engine.open_at < math.inf for engine in self.engines.values())
         return reference.open_at == math.inf and not ready
+
+
+def external_files(model: Model) -> tuple[Path, ...]:
+    """The files beside a model that hold weights of it."""
+    folder = Path(model.entry.path).parent
+    return tuple(folder / file.path for file in model.inspection.external)
 
 
 def is_of(engine: EngineRef, model: Model) -> bool:

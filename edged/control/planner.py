@@ -32,10 +32,10 @@ class Planner:
         self._store, self._log, self._attempts, self._tries_drivers = store, log, attempts, tries_drivers
 
     @classmethod
-    def of(cls, store: Store, fingerprint: Fingerprint, settings: Engines) -> Planner:
+    def of(cls, store: Store, fingerprint: Fingerprint, settings: Engines, log: AttemptLog | None = None) -> Planner:
         """As the settings want it."""
         tries = settings.on_driver_change == "verify"
-        return cls(store, AttemptLog(store.root), fingerprint, attempts=settings.attempts, tries_drivers=tries)
+        return cls(store, log or AttemptLog(store.root), fingerprint, attempts=settings.attempts, tries_drivers=tries)
 
     def heed(self, settings: Engines) -> None:
         """As other settings want it, from the next plan on."""

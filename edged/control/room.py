@@ -36,19 +36,23 @@ class Room:
     ) -> None:
         self._store, self._settings, self._models = store, settings, models
         self._events, self._busy = events, busy
+        self.problem = ""  # why nothing can be stored
+        self.free_bytes = 0  # on the store's disk for this user; 0 where that cannot be known
+        self.look()
 
     def heed(self, settings: Engines) -> None:
         """Other settings, from now on."""
         self._settings = settings
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes free on the store's disk for this user; 0 where that cannot be known."""
+    def look(self) -> None:
+        """Looks at the disk, which takes as long as it takes; everything else goes by what was seen."""
+        self.problem = self._store.problem
         try:
             status = os.statvfs(self._store.root)
         except OSError:
-            return 0
-        return status.f_bavail * status.f_frsize
+            self.free_bytes = 0
+        else:
+            self.free_bytes = status.f_bavail * status.f_frsize
 
     @property
     def budget_bytes(self) -> int:
@@ -58,8 +62,8 @@ class Room:
     @property
     def paused(self) -> str:
         """Why nothing is made, in one line; empty while things are."""
-        if self._store.problem:
-            return f"engines are not built: {self._store.problem}; what is there goes on serving"
+        if self.problem:
+            return f"engines are not built: {self.problem}; what is there goes on serving"
         if self.free_bytes < self._settings.keep_free_mb * _MB and not self._evictable():
             return (
                 f"engines are not built: {self.free_bytes // _MB} MiB are free in {self._store.root}, and "
@@ -73,6 +77,7 @@ class Room:
         An engine that the new one takes the place of counts against the disk and not against the budget. OutOfSpace
         when they would not fit even then; then nothing is evicted.
         """
+        await asyncio.to_thread(self.look)
         choice = choose(self._held(), need, self._left(replacing))
         if choice.short:
             raise OutOfSpace(
@@ -81,6 +86,7 @@ class Room:
             )
         for key in choice.evict:
             await self.evict(key, "to make room")
+        await asyncio.to_thread(self.look)
         return max(need, self._left(replacing))
 
     async def evict(self, key: str, reason: str) -> None:

@@ -66,6 +66,10 @@ class ShapeBook:
             self._pages[place] = self._read(place, model)
         return self._pages[place]
 
+    def is_open(self, model: Model) -> bool:
+        """Whether `page` does not read the disk any more."""
+        return model.is_static or self._place(model) in self._pages
+
     def change(self, model: Model, page: Page) -> None:
         """Takes a page in, to be written by `write`."""
         self._pages[self._place(model)] = page

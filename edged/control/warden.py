@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from edged.serving import blame, memory
 from edged.serving.blame import Death, Record, Suspect
 from edged.serving.link import Loss
 from edged.store import atomic, sealed
+from edged.store.background import Later, at_once
 
 _LOG = logging.getLogger("edged.control")
 _KEPT = 1000  # engines that something is held against; of more, the oldest are forgotten
@@ -37,8 +39,9 @@ class _File(msgspec.Struct, frozen=True):
 class Warden:
     """Keeps the records in one small file; a disk that cannot be written only makes it forget."""
 
-    def __init__(self, folder: Path) -> None:
-        self._place = folder.absolute() / "blame.json"
+    def __init__(self, folder: Path, later: Later = at_once) -> None:
+        """`later` has the file written."""
+        self._place, self._later = folder.absolute() / "blame.json", later
         self._records = blame.live(_read(self._place), time.time())
 
     def lost(self, loss: Loss) -> None:
@@ -106,8 +109,7 @@ class Warden:
     def _write(self) -> None:
         self._records = blame.live(self._records, time.time())
         newest = sorted(self._records.items(), key=lambda item: item[1].deaths[-1].unix_s)[-_KEPT:]
-        with contextlib.suppress(OSError):
-            sealed.write(self._place, _File(tuple(_Entry(*item) for item in newest)))
+        self._later(partial(_keep, self._place, _File(tuple(_Entry(*item) for item in newest))))
 
 
 def _has_room_for(pid: int) -> bool:
@@ -121,6 +123,11 @@ def _can_open(engine: PlannedEngine) -> bool:
 
 def _named(suspect: Suspect) -> tuple[str, str]:
     return suspect.model, suspect.engine[:12]
+
+
+def _keep(place: Path, file: _File) -> None:
+    with contextlib.suppress(OSError):
+        sealed.write(place, file)
 
 
 def _read(place: Path) -> blame.Records:

@@ -63,10 +63,10 @@ class EngineHandlers:
         return pb.SelectedEngines(keys=self._commands.cancel(selection(request.selector)))
 
     async def pin(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
-        return pb.SelectedEngines(keys=self._commands.pin(selection(request.selector)))
+        return pb.SelectedEngines(keys=await self._commands.pin(selection(request.selector)))
 
     async def unpin(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
-        return pb.SelectedEngines(keys=self._commands.unpin(selection(request.selector)))
+        return pb.SelectedEngines(keys=await self._commands.unpin(selection(request.selector)))
 
     async def evict(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
         return pb.SelectedEngines(keys=await self._commands.evict(selection(request.selector)))

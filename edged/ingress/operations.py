@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
@@ -23,6 +22,7 @@ from edged.errors import AlreadyExists, InvalidInput, Refused
 from edged.events import ModelRepaired
 from edged.files import not_stored
 from edged.ingress import messages
+from edged.ingress.adding import adding
 from edged.ingress.engines import EngineHandlers
 from edged.ingress.load import LoadReader
 from edged.ingress.rpc import Context, Service
@@ -99,11 +99,9 @@ class OperationsService:
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
         """Takes the files in, examines the model, and only then lets it into the repository."""
         repository = self._controller.repository
-        repository.root.mkdir(parents=True, exist_ok=True, mode=0o750)
-        # Beside the models, because that is where their bytes have to fit.
-        with tempfile.TemporaryDirectory(prefix=".adding-", dir=repository.root) as folder:
+        async with adding(repository, "the upload") as folder:
             try:
-                header, upload = await _receive(parts, Path(folder), self._controller.models)
+                header, upload = await _receive(parts, folder, self._controller.models)
             except OSError as error:
                 raise not_stored("the upload", error) from error
             settings, samples = dict(header.settings), upload.samples
@@ -118,7 +116,7 @@ class OperationsService:
             )
         if record is not None and record.steps:
             self._controller.events.tell(ModelRepaired(record.digest, record.original, short(record)), header.name)
-        planned = self._controller.added(header.name)
+        planned = await self._controller.added(header.name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
         status = self._status(planned, self._controller.alarms.active())
@@ -160,7 +158,7 @@ async def _receive(
 ) -> tuple[pb.ModelHeader, _Upload]:
     """Writes an upload into `folder`; the first file is the model. InvalidInput when the parts make no sense."""
     header, upload = pb.ModelHeader(), _Upload(folder)
-    with upload:
+    async with upload:
         async for part in parts:
             kind = part.WhichOneof("part")
             if kind == "header":
@@ -169,16 +167,17 @@ async def _receive(
                 if header.name in taken:
                     raise AlreadyExists(taken[header.name].entry.already_there(header.digest))
             elif kind == "file":
-                upload.begin(part.file)
+                await upload.begin(part.file)
             elif kind == "chunk":
-                upload.write(part.chunk)
+                await upload.write(part.chunk)
     if not header.name or not upload.files:
         raise InvalidInput("the upload has no header or no file; send the model's name and its bytes")
     return header, upload
 
 
 class _Upload:
-    """The files of an upload as they arrive, one after the other, each of the size that was announced.
+    """The files of an upload as they arrive, one after the other, each of the size that was announced. Another thread
+    waits for the disk.
 
     `files` are the model and its external data, `samples` pictures; both by name.
     """
@@ -190,8 +189,8 @@ class _Upload:
         self._file: BinaryIO | None = None
         self._missing = 0
 
-    def begin(self, announced: pb.ModelFile) -> None:
-        self._finish()
+    async def begin(self, announced: pb.ModelFile) -> None:
+        await self._finish()
         name = _relative(announced.path)
         if announced.sample:
             self._admit_sample(name, announced.size)
@@ -202,8 +201,12 @@ class _Upload:
         if name in files:
             raise InvalidInput(f"the upload names {name!r} twice")
         place = files[name] = self._folder / kind / name
+        await asyncio.to_thread(self._open, place)
+        self._missing = announced.size
+
+    def _open(self, place: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
-        self._file, self._missing = place.open("xb"), announced.size
+        self._file = place.open("xb")
 
     def _admit_sample(self, name: str, size: int) -> None:
         if not self.files:
@@ -213,33 +216,33 @@ class _Upload:
         if len(self.samples) == model_samples.MOST:
             raise InvalidInput(f"the upload has too many samples; choose at most {model_samples.MOST}")
 
-    def write(self, chunk: bytes) -> None:
+    async def write(self, chunk: bytes) -> None:
         if self._file is None:
             raise InvalidInput("an upload is a header, then files, each followed by its chunks")
         if len(chunk) > self._missing:
             raise InvalidInput("the upload is longer than was announced; send it again")
-        self._file.write(chunk)
+        await asyncio.to_thread(self._file.write, chunk)
         self._missing -= len(chunk)
 
-    def _finish(self) -> None:
+    async def _finish(self) -> None:
         """A client that goes away ends its stream as one that is done does; only the size tells them apart."""
-        self.close()
+        await self._close()
         if self._missing:
             raise InvalidInput(f"the upload is {self._missing} bytes short of what was announced; send it again")
 
-    def close(self) -> None:
+    async def _close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            await asyncio.to_thread(self._file.close)
 
-    def __enter__(self) -> _Upload:
+    async def __aenter__(self) -> _Upload:
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        await self._close()
         if error is None:
-            self._finish()
+            await self._finish()
 
 
 def _relative(path: str) -> str:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from edged.store import atomic, sealed
+from edged.store.background import Later, at_once
 from edged.version import __version__
 
 _CUT_OFF = "the box stopped while it was being made"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_CHANGING = threading.Lock()  # one thread reads and writes a file at a time
+_CHANGING = threading.Lock()  # one thread reads and changes what is known at a time
+_PATIENCE_SECONDS = 30.0
 _KEPT = 1000  # engines that failed; the oldest are forgotten
 
 
@@ -33,17 +36,26 @@ class Attempts(msgspec.Struct, frozen=True):
 
 
 class AttemptLog:
-    """One small file for each engine that has failed. A disk that cannot be written only makes it forget."""
+    """One small file for each engine that has failed. A disk that cannot be written only makes it forget.
 
-    def __init__(self, root: Path) -> None:
-        self._root = root.absolute() / "attempts"
+    It is read whole when it is opened; then only memory is asked, and `later` has it written.
+    """
+
+    def __init__(self, root: Path, later: Later = at_once) -> None:
+        self._root, self._later = root.absolute() / "attempts", later
+        self._known: dict[str, Attempts] = {}
         with contextlib.suppress(OSError):
             self._root.mkdir(parents=True, exist_ok=True, mode=0o750)
         atomic.prune(self._root, _KEPT)
+        with contextlib.suppress(OSError):
+            for place in self._root.glob("[!.]*.json"):
+                known = sealed.read(place, Attempts, "attempts")
+                if known is not None:
+                    self._known[place.stem] = known
 
     def of(self, key: str) -> Attempts:
         """What is known of an engine; none where nothing is, or it cannot be read."""
-        known = self._read(key)
+        known = self._known.get(key, Attempts())
         if known.by != __version__ and known.stopped != "cancelled":
             known = Attempts(running=known.running)
         if known.running and known.running != _boot():
@@ -51,26 +63,31 @@ class AttemptLog:
         return Attempts(known.failures, known.reason, stopped=known.stopped)
 
     def begin(self, key: str) -> None:
-        """An attempt begins. Should nothing more be heard of it, and the box be started anew, it has failed."""
+        """An attempt begins. Should nothing more be heard of it, and the box be started anew, it has failed.
+
+        Waits until that is on the disk, or the disk is too slow for it.
+        """
+        written = threading.Event()
         with _CHANGING:
-            before = self.of(key)
-            self._write(key, msgspec.structs.replace(before, running=_boot()))
+            self._write(key, msgspec.structs.replace(self.of(key), running=_boot()))
+            self._later(written.set)
+        written.wait(_PATIENCE_SECONDS)
 
     def failed(self, key: str, reason: str, *, is_hopeless: bool = False) -> None:
         """The attempt that began has failed; `is_hopeless` if another would end alike."""
         with _CHANGING:
             stopped: Literal["", "hopeless"] = "hopeless" if is_hopeless else ""
-            self._write(key, Attempts(self._read(key).failures + 1, reason, stopped=stopped))
+            self._write(key, Attempts(self._failures(key) + 1, reason, stopped=stopped))
 
     def cancelled(self, key: str, reason: str) -> None:
         """An operator does not want it made, until it is forgotten."""
         with _CHANGING:
-            self._write(key, Attempts(self._read(key).failures, reason, stopped="cancelled"))
+            self._write(key, Attempts(self._failures(key), reason, stopped="cancelled"))
 
     def undone(self, key: str) -> None:
         """The attempt that began counts for nothing: it was cancelled, or what it was for has changed."""
         with _CHANGING:
-            before = self._read(key)
+            before = self._known.get(key, Attempts())
             if before.failures or before.stopped:
                 self._write(key, msgspec.structs.replace(before, running=""))
             else:
@@ -78,18 +95,30 @@ class AttemptLog:
 
     def forget(self, key: str) -> None:
         """It was made, or is to have a new start."""
-        with contextlib.suppress(OSError):
-            self._place(key).unlink(missing_ok=True)
+        if self._known.pop(key, None) is not None:
+            self._later(partial(_remove, self._place(key)))
 
-    def _read(self, key: str) -> Attempts:
-        return sealed.read(self._place(key), Attempts, "attempts") or Attempts()
+    def _failures(self, key: str) -> int:
+        return self._known.get(key, Attempts()).failures
 
     def _place(self, key: str) -> Path:
         return self._root / f"{key}.json"
 
     def _write(self, key: str, attempts: Attempts) -> None:
-        with contextlib.suppress(OSError):
-            sealed.write(self._place(key), attempts)
+        self._known[key] = attempts
+        if len(self._known) > _KEPT:
+            self._known.pop(next(iter(self._known)))
+        self._later(partial(_keep, self._place(key), attempts))
+
+
+def _keep(place: Path, attempts: Attempts) -> None:
+    with contextlib.suppress(OSError):
+        sealed.write(place, attempts)
+
+
+def _remove(place: Path) -> None:
+    with contextlib.suppress(OSError):
+        place.unlink(missing_ok=True)
 
 
 def _boot() -> str:

@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ import msgspec
 from edged.backend.artefact import Artefact
 from edged.files import foreign, read_regular
 from edged.store import atomic, sealed
+from edged.store.background import Later, at_once
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from edged.store.staging import Staging
@@ -42,14 +44,17 @@ class Counts(msgspec.Struct):
 
 
 class Store:
-    """Engines by the digest of their key. One thread at a time; the file system is the truth, memory only an index.
+    """Engines by the digest of their key. The file system is the truth, memory only an index. Everything but reading
+    the index waits for the disk.
 
     A disk that cannot be written, or not even read, makes an empty or unchangeable store and never an error here: what
     it holds goes on being served. `problem` says what is wrong with it.
     """
 
-    def __init__(self, root: Path, accepts_foreign: bool = True) -> None:
-        """`accepts_foreign`: also engines that other users may have put there, with a record to match."""
+    def __init__(self, root: Path, accepts_foreign: bool = True, later: Later = at_once) -> None:
+        """`accepts_foreign`: also engines that other users may have put there, with a record to match. `later` has
+        written when engines were used."""
+        self._later = later
         self.root = root.absolute()  # children work in another folder
         self.accepts_foreign = accepts_foreign
         self._engines, self._pins = self.root / "engines", self.root / "pins"
@@ -201,7 +206,7 @@ class Store:
         """It is used now: others are evicted before it."""
         if key in self._index:
             self._used[key] = now = self._now()
-            _set_time(self._engines / key, now)
+            self._later(partial(_set_time, self._engines / key, now))
 
     def pin(self, key: str) -> None:
         """Keeps an engine from being evicted, until `unpin`."""

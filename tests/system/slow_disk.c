@@ -40,7 +40,7 @@ __attribute__((constructor)) static void begin(void) {
 
 static void slow_path(const char *call, const char *path) {
     int before = errno;
-    if (!length || path == NULL || strncmp(path, folder, length) != 0) return;
+    if (!length || path == NULL || strncmp(path, folder, length) != 0 || path[length] != '/') return;
     if (syscall(SYS_faccessat, AT_FDCWD, mark, F_OK) == 0) {
         if (syscall(SYS_gettid) == getpid()) {
             dprintf(calls, "call %s %s\n", call, path);

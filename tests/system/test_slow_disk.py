@@ -74,7 +74,7 @@ class Camera(threading.Thread):
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
-    """A daemon that is answering, and the folder of its disk; the disk is slow while there is a file with the suffix `.slow`."""
+    """A daemon that answers, and the folder of its disk, which is slow while FOLDER.slow exists."""
     source, library = Path(__file__).with_name("slow_disk.c"), tmp_path / "slow_disk.so"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -87,6 +87,7 @@ def slow(tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
         **os.environ,
         "LD_PRELOAD": str(library),
         "SLOW_DISK": str(disk),
+        "SLOW_DISK_MS": "50",
         "PYTHONPATH": f"{tmp_path}:{Path(__file__).parent.parent.parent}",
     }
     config = tmp_path / "edged.toml"
@@ -103,7 +104,7 @@ def slow(tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
 def touch_everything(daemon: Daemon, folder: Path) -> None:
     """What makes a daemon read or write its disk, once each."""
     with daemon.client() as client:
-        client.add_model("added", models.save(models.matmul(5, 4), folder / "added.onnx"), {"threads": "1"})
+        client.add_model("added", models.save(models.matmul(5, 4), folder / "added.onnx"), {"backends": "onnxruntime"})
         daemon.ready("added")
         for _ in client.rebuild("added"):
             pass

@@ -136,8 +136,8 @@ def every_command(desk: Desk) -> list[Callable[[Selection], object]]:
         lambda selection: commands.rebuild(selection, False),
         commands.verify,
         commands.cancel,
-        commands.pin,
-        commands.unpin,
+        lambda selection: run(commands.pin(selection)),
+        lambda selection: run(commands.unpin(selection)),
         lambda selection: run(commands.evict(selection)),
     ]
 
@@ -319,11 +319,11 @@ def test_what_is_there_and_left_alone_has_nothing_to_cancel(desk: Desk) -> None:
 
 def test_pinning_is_for_what_the_store_holds(desk: Desk) -> None:
     with pytest.raises(NotFound):
-        desk.commands.pin(M)
+        run(desk.commands.pin(M))
     engine = desk.have()
-    assert desk.commands.pin(M) == (engine.digest,)
+    assert run(desk.commands.pin(M)) == (engine.digest,)
     assert desk.store.is_pinned(engine.digest)
-    assert desk.commands.unpin(ALL) == (engine.digest,)
+    assert run(desk.commands.unpin(ALL)) == (engine.digest,)
     assert not desk.store.is_pinned(engine.digest)
     assert desk.commanded() == ["pin", "unpin"]
 
@@ -552,6 +552,7 @@ def test_who_waits_on_a_paused_box_is_told_why(tmp_path: Path, clock: Clock, mon
     desk = Desk(tmp_path, clock)
     key = desk.commands.rebuild(desk.selection(), True)
     monkeypatch.setattr(Store, "problem", "the disk is read-only")
+    desk.maker.room.look()
     (standing,) = desk.commands.standings(key)
     assert (standing.phase, standing.done) == ("waiting", False)
     assert "the disk is read-only" in standing.reason

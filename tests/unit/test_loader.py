@@ -62,20 +62,20 @@ def test_a_model_is_listed_as_ready_only_while_it_answers(tmp_path: Path) -> Non
         house = House(tmp_path)
         planned = await house.add("m")
         loader = listing(house)
-        assert loader.listed() == [Listed("m", "1", "LOADING")]
+        assert (await loader.listed()) == [Listed("m", "1", "LOADING")]
         serve(planned, next(iter(planned.engines)))
-        assert loader.listed() == [Listed("m", "1", "READY")]
+        assert (await loader.listed()) == [Listed("m", "1", "READY")]
         current = planned.slot.current
         assert current is not None
         current.vitals.unproven = "nothing that edged can make up is answered"
-        assert loader.listed() == [Listed("m", "1", "UNAVAILABLE", current.vitals.unproven)]
+        assert (await loader.listed()) == [Listed("m", "1", "UNAVAILABLE", current.vitals.unproven)]
         current.vitals.answered(0.0)
         current.vitals.missed(EngineUnusable("inference failed"))
-        (row,) = loader.listed()
+        (row,) = await loader.listed()
         assert row.state == "UNAVAILABLE"
         assert "does not answer any more: inference failed" in row.reason
         current.vitals.answered(0.0)
-        assert loader.listed() == [Listed("m", "1", "READY")]
+        assert (await loader.listed()) == [Listed("m", "1", "READY")]
 
     run(story())
 
@@ -85,7 +85,7 @@ def test_a_model_whose_engines_are_all_barred_is_listed_with_the_reason(tmp_path
         house = House(tmp_path)
         planned = await house.add("m")
         planned.quarantine = "it killed its host three times"
-        (row,) = listing(house).listed()
+        (row,) = await listing(house).listed()
         assert (row.state, row.reason) == ("UNAVAILABLE", "it is quarantined: it killed its host three times")
 
     run(story())
@@ -98,7 +98,7 @@ def test_a_model_whose_engine_cannot_be_opened_now_is_loading_and_it_is_told_why
         reference = planned.reference
         assert reference is not None
         reference.refusals, reference.reason = 1, "it cannot be opened now: bad_alloc"
-        assert listing(house).listed() == [Listed("m", "1", "LOADING", "it cannot be opened now: bad_alloc")]
+        assert (await listing(house).listed()) == [Listed("m", "1", "LOADING", "it cannot be opened now: bad_alloc")]
 
     run(story())
 
@@ -115,7 +115,7 @@ def test_a_version_that_does_not_answer_any_more_is_listed_once(tmp_path: Path) 
         planned.entry = msgspec.structs.replace(planned.entry, version="2")
         again = planned_model("m")
         house.catalogue.versions = lambda name: [planned, again]  # type: ignore[method-assign, assignment]
-        rows = listing(house).listed()
+        rows = await listing(house).listed()
         assert [(row.version, row.state) for row in rows] == [("1", "UNAVAILABLE"), ("2", "LOADING")]
 
     run(story())
@@ -151,7 +151,7 @@ def test_what_could_not_be_served_is_tried_again_by_command_though_the_disk_is_t
         assert not task.done(), task
         serve(planned, next(iter(planned.engines)))
         await task
-        assert [row.state for row in loader.listed()] == ["READY"]
+        assert [row.state for row in (await loader.listed())] == ["READY"]
 
     run(story())
 
@@ -183,6 +183,8 @@ def test_a_command_to_load_does_not_wait_for_room_that_may_never_come(
         reference.refusals = 3
         with pytest.raises(NotReady, match="model 'm' cannot be served: it cannot be opened now: bad_alloc"):
             await task
-        assert loader.listed() == [Listed("m", "", "UNAVAILABLE", "model 'm' cannot be served: " + reference.reason)]
+        assert (await loader.listed()) == [
+            Listed("m", "", "UNAVAILABLE", "model 'm' cannot be served: " + reference.reason)
+        ]
 
     run(story())

@@ -19,6 +19,7 @@ from edged.control.reconcile import Open, reconcile
 from edged.control.states import EngineState
 from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.model.model import Model
+from edged.model.repository import stamp
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from edged.store.store import Store
@@ -363,15 +364,15 @@ def test_a_standard_is_nothing_to_a_reference() -> None:
 
 def test_external_data_that_changes_is_noticed_once(tmp_path: Path) -> None:
     planned = planned_model()
-    assert not planned.weights_changed()
+    assert not planned.weights
     planned.entry = msgspec.structs.replace(planned.entry, path=str(tmp_path / "model.onnx"))
     planned.model = Model.of(planned.entry, inspection(external=["weights.bin"]))
     (tmp_path / "weights.bin").write_bytes(b"1")
-    planned.weights_changed()
-    assert not planned.weights_changed()
+    planned.weights_changed(stamp(planned.weights))
+    assert not planned.weights_changed(stamp(planned.weights))
     (tmp_path / "weights.bin").write_bytes(b"22")
-    assert planned.weights_changed()
-    assert not planned.weights_changed()
+    assert planned.weights_changed(stamp(planned.weights))
+    assert not planned.weights_changed(stamp(planned.weights))
 
 
 # -- hopeless models ------------------------------------------------------------------------------------------------

@@ -315,5 +315,6 @@ def test_a_disk_that_became_read_only_is_told_of(small_disk: Path, make_read_onl
     room = Room(store, Engines(keep_free_mb=0), {}, EventLog(), set)
     assert room.paused == ""
     make_read_only(small_disk)
+    room.look()
     assert "read-only" in room.paused
     assert "goes on serving" in room.paused

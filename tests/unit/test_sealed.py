@@ -127,7 +127,7 @@ def _attempts(root: Path) -> object:
 
 
 def _quarantine(root: Path) -> object:
-    return Warden(root).is_suspect(Suspect("m", "a" * 32))
+    return Warden(root).apart(Suspect("m", "a" * 32))
 
 
 @pytest.mark.parametrize("load", [_attempts, _quarantine])

@@ -6,6 +6,7 @@ the model.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -34,7 +35,7 @@ class _Stages:
 
 async def read(path: Path, limits: AdmissionLimits) -> Inspection:
     """What a model file holds. ModelRefused, with its finding, where it is none or takes its reader along."""
-    stages, granted = _Stages(Stage.FILE), limits.of_reader(_size_mb(path))
+    stages, granted = _Stages(Stage.FILE), limits.of_reader(await asyncio.to_thread(_size_mb, path))
     try:
         job = jobs.Inspect(str(path))
         return await run(job, Inspection, granted, tell=stages, patience=patience(granted))

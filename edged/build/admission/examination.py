@@ -73,7 +73,8 @@ async def examine(
     model = None
     if inspection.finding is None:
         own = tuple(str(sample.absolute()) for sample in samples)
-        entry = msgspec.structs.replace(plain_entry(path.stem, path, settings), samples=own)
+        plain = await asyncio.to_thread(plain_entry, path.stem, path, settings)
+        entry = msgspec.structs.replace(plain, samples=own)
         model = Model.of(entry, inspection)
     gate = asyncio.Semaphore(_AT_ONCE)
 

@@ -27,7 +27,7 @@ from edged.ingress.access.tokens import TokenBook, TokenFile
 from edged.ingress.status import code_of
 
 _LOG = logging.getLogger("edged.access")
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.25  # a token that was just made is good within a second
 _NO_TLS = Tls()
 
 
@@ -92,16 +92,23 @@ class Guard:
         """Sees tokens and certificates that were changed on disk; until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            self.look()
+            book, certificate = self._book, self.certificate
+            changed = await asyncio.to_thread(book.look)
+            renewed = certificate is not None and await asyncio.to_thread(certificate.look)
+            self._see(changed and book is self._book, renewed)
 
     def look(self) -> None:
+        """As the daemon does every second."""
+        self._see(self._book.look(), self.certificate is not None and self.certificate.look())
+
+    def _see(self, changed: bool, renewed: bool) -> None:
         """Whoever lost a role loses what it has under way by it."""
-        if self._book.look():
+        if changed:
             _LOG.info("there are %d tokens now", len(self._book.tokens))
             self._changed()
         elif self._open:
             self._expel()  # what has expired meanwhile
-        if self.certificate is not None and self.certificate.look():
+        if renewed:
             _LOG.info("the certificate %s is in force from now on", self.tls.certificate)
 
     def alarms(self) -> Iterator[Alarm]:

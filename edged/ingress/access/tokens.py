@@ -30,7 +30,6 @@ from edged.store import atomic
 PREFIX = "edged_"  # scanners of leaked secrets find what looks like something
 _BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_LOOK_SECONDS = 1.0
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,7 +151,7 @@ class TokenFile:
 
 
 class TokenBook:
-    """The tokens that are good now: the file's, looked at again at most once a second. What cannot be read any more
+    """The tokens that are good now: the file's, as it was at the last look. What cannot be read any more
     leaves those that were; `problem` says why."""
 
     def __init__(self, file: TokenFile) -> None:
@@ -160,20 +159,15 @@ class TokenBook:
         self._file = file
         atomic.sweep(file.path.parent)
         self._sign = self._signed()
-        self._looked = time.monotonic()
         self.tokens = self._read()
         self.problem = ""
 
     def find(self, secret: str) -> Token | None:
-        """The token of a secret, which may be younger than the last look."""
-        return find(self.tokens, secret) or (find(self.tokens, secret) if self.look(at_once=True) else None)
+        """The token of a secret, by the last look: a caller that guesses must not make the daemon read its disk."""
+        return find(self.tokens, secret)
 
-    def look(self, at_once: bool = False) -> bool:
-        """Reads the file again where it changed; whether the tokens are others now."""
-        now = time.monotonic()
-        if not at_once and now - self._looked < _LOOK_SECONDS:
-            return False
-        self._looked = now
+    def look(self) -> bool:
+        """Reads the file again if it changed; whether the tokens are others now."""
         sign = self._signed()
         if sign == self._sign and not self.problem:
             return False

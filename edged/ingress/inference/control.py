@@ -27,7 +27,7 @@ class ControlHandlers:
 
     async def index(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
         _require_the_repository(request.repository_name)
-        rows = [row for row in self._loader.listed() if row.state == READY or not request.ready]
+        rows = [row for row in await self._loader.listed() if row.state == READY or not request.ready]
         model = pb.RepositoryIndexResponse.ModelIndex
         return pb.RepositoryIndexResponse(
             models=[model(name=row.name, version=row.version, state=row.state, reason=row.reason) for row in rows]
