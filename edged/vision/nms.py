@@ -52,13 +52,28 @@ class Overlaps(Protocol):
 
 
 def keep(n: int, overlaps: Overlaps, max_detections: int) -> Index:
-    """Which of n candidates, best first, stay where each goes that is too much like a better one that stays."""
+    """Which of n candidates, best first, stay if each goes that is too much like a better one that stays."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
         if kept.size:
             block = block[~overlaps.between(kept, block).any(axis=0)]
         kept = np.concatenate((kept, block[_survivors(overlaps.between(block, block))]))
+        if len(kept) >= max_detections:
+            break
+    return kept[:max_detections]
+
+
+def keep_unlike_all(n: int, overlaps: Overlaps, max_detections: int) -> Index:
+    """Which of n candidates, best first, stay if each goes that is too much like any better one, whether that stays or
+    not."""
+    kept = np.empty(0, np.intp)
+    for start in range(0, n, _BLOCK):
+        block = np.arange(start, min(start + _BLOCK, n))
+        alone = ~np.triu(overlaps.between(block, block), k=1).any(axis=0)
+        if start:
+            alone &= ~overlaps.between(np.arange(start), block).any(axis=0)
+        kept = np.concatenate((kept, block[alone]))
         if len(kept) >= max_detections:
             break
     return kept[:max_detections]

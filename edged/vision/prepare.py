@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edged.tensors import Array, numpy_dtype
+from edged.vision import antialias
 from edged.vision.crop import middle
 from edged.vision.image import Decoded, Image
 from edged.vision.placement import Fit, Placement, place, place_window
@@ -60,7 +61,9 @@ class Preparer:
         width, height = placement.inner
         rows = slice(placement.pad_y, placement.pad_y + height)
         columns = slice(placement.pad_x, placement.pad_x + width)
-        if placement.window is None:
+        if self.preprocess.antialias and self.preprocess.fit is Fit.CENTER_CROP:
+            scaled = self._middle(image, placement, step, view)
+        elif placement.window is None:
             scaled = self._resize(image, width, height)
         else:
             scaled = self._show(image, placement.window, step, width, height)
@@ -81,11 +84,12 @@ class Preparer:
             )
 
     def reduction(self, width: int, height: int, view: View | None = None) -> float:
-        """How many times smaller a picture of width x height may be decoded without being enlarged afterwards.
+        """How many times smaller a picture of width x height may be decoded without being enlarged afterwards; 1 unless
+        the model's settings allow it, since its boxes move.
 
         For `image.decode_reduced`; other threads than the owner may ask as well. InvalidInput as from `prepare`.
         """
-        return self._place(width, height, 1, view).reduction()
+        return self._place(width, height, 1, view).reduction() if self.preprocess.reduce else 1.0
 
     def _place(self, width: int, height: int, step: int, view: View | None) -> Placement:
         known = self._placements.get((width, height, step, view))
@@ -117,6 +121,16 @@ class Preparer:
         if window.is_sideways:
             width, height = height, width
         return self._turn(self._resize(shown, width, height), window)
+
+    def _middle(self, image: Image, placement: Placement, step: int, view: View | None) -> Image:
+        """The middle of what the view shows, without the rounding to whole pixels that a window has."""
+        window = window_of(view, placement.width, placement.height, step)
+        if window is not None:
+            rows = slice(window.top // step, (window.top + window.height) // step)
+            image = image[rows, window.left // step : (window.left + window.width) // step]
+            if window.rotation:
+                image = cast(Image, cv2.rotate(image, _TURNS[window.rotation]))
+        return antialias.middle(image, self.preprocess.width, self.preprocess.height, self.preprocess.zoom)
 
     def _turn(self, image: Image, window: Window) -> Image:
         if self._turned.size < image.size:

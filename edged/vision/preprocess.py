@@ -34,7 +34,9 @@ class Preprocess(msgspec.Struct, frozen=True):
 
     value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; width and height in pixels;
     pad is a pixel value (0..255), before scale and mean. UINT8 inputs take pixels as they are, whatever
-    scale, mean and std say. `zoom` is how large a picture is drawn (see `placement.place`).
+    scale, mean and std say. `zoom` is how large a picture is drawn (see `placement.place`). `antialias` resizes the
+    middle of a picture as Pillow does (see `antialias`), `reduce` lets a large JPEG be decoded at a fraction of its
+    size.
     """
 
     width: int
@@ -49,6 +51,8 @@ class Preprocess(msgspec.Struct, frozen=True):
     mean: Triple = (0.0, 0.0, 0.0)
     std: Triple = (1.0, 1.0, 1.0)
     zoom: float = 1.0
+    antialias: bool = False
+    reduce: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -161,6 +165,7 @@ def override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
     fit = keys.choice(settings, "preprocess.fit", tuple(f.value for f in Fit))
     pad = keys.integer(settings, "preprocess.pad", 0, 255)
     zoom = keys.number(settings, "preprocess.zoom", 0.1, 10)
+    antialias, reduce = (keys.boolean(settings, f"preprocess.{name}") for name in ("antialias", "reduce"))
     return msgspec.structs.replace(
         base,
         color=_color(base, settings),
@@ -170,6 +175,8 @@ def override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
         mean=base.mean if mean is None else mean,
         std=base.std if std is None else std,
         zoom=base.zoom if zoom is None else zoom,
+        antialias=base.antialias if antialias is None else antialias,
+        reduce=base.reduce if reduce is None else reduce,
     )
 
 

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from edged.vision.nms import MAX_CANDIDATES, ClassIds, Index, Scores, best_first, keep
+from edged.vision.nms import MAX_CANDIDATES, ClassIds, Index, Scores, best_first, keep_unlike_all
 
 Oriented = npt.NDArray[np.float32]
 
@@ -30,10 +30,11 @@ def rotated_nms(
     max_candidates: int = MAX_CANDIDATES,
 ) -> Index:
     """Indices of the boxes that stay, best score first; boxes are float32 [n, 5]: cx, cy, w, h, and the angle in
-    radians, clockwise where y points down. Everything else is as for `nms.nms`."""
+    radians, clockwise where y points down. What is itself suppressed suppresses too, as in Ultralytics'
+    `TorchNMS.fast_nms`; everything else is as for `nms.nms`."""
     order = best_first(scores, max_candidates)
     labels = np.zeros(len(order), np.int32) if class_agnostic else class_ids[order]
-    return order[keep(len(order), _Likeness(boxes[order], labels, iou), max_detections)]
+    return order[keep_unlike_all(len(order), _Likeness(boxes[order], labels, iou), max_detections)]
 
 
 def corners_of(boxes: Oriented) -> npt.NDArray[np.float32]:

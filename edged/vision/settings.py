@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from edged.errors import ConfigError
 
 PREPROCESS = tuple(
-    f"preprocess.{k}" for k in ("color", "fit", "scale", "mean", "std", "width", "height", "pad", "zoom")
+    f"preprocess.{k}"
+    for k in ("color", "fit", "scale", "mean", "std", "width", "height", "pad", "zoom", "antialias", "reduce")
 )
 THRESHOLDS = tuple(f"thresholds.{k}" for k in ("score", "iou", "max_detections", "class_agnostic"))
 DECODE = tuple(f"decode.{k}" for k in ("activation", "anchors", "background", "boxes", "scores"))

@@ -49,7 +49,7 @@ def reduced(seconds: float) -> None:
     """Decode and prepare, JPEG of quality 85."""
     for (width, height), side in itertools.product(_RESOLUTIONS, _SIDES):
         encoded = cv2.imencode(".jpg", Scene(1, width, height).frame(0)[0], [cv2.IMWRITE_JPEG_QUALITY, 85])[1].tobytes()
-        preparer = Preparer(Preprocess(side, side, fit=Fit.LETTERBOX))
+        preparer = Preparer(Preprocess(side, side, fit=Fit.LETTERBOX, reduce=True))
         out = np.empty(preparer.preprocess.shape, np.float32)
         step = decode_reduced(encoded, preparer.reduction).step
         works = {
@@ -62,7 +62,7 @@ def reduced(seconds: float) -> None:
 def views(seconds: float) -> None:
     """Prepare alone, from pixels."""
     picture = Scene(1, 1920, 1080).frame(0)[0]
-    preparer = Preparer(Preprocess(640, 640, fit=Fit.LETTERBOX))
+    preparer = Preparer(Preprocess(640, 640, fit=Fit.LETTERBOX, reduce=True))
     out = np.empty(preparer.preprocess.shape, np.float32)
     seen = {
         "plain": None,

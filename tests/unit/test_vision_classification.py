@@ -61,7 +61,7 @@ def test_a_row_is_of_classes_where_anything_says_so(
     assert found.family == "classification"
     assert word in found.reason
     assert found.preprocess == Preprocess(
-        224, 224, fit=Fit.CENTER_CROP, mean=IMAGENET_MEAN, std=IMAGENET_STD, zoom=256 / 224
+        224, 224, fit=Fit.CENTER_CROP, antialias=True, mean=IMAGENET_MEAN, std=IMAGENET_STD, zoom=256 / 224
     )
     assert (found.thresholds.score, found.thresholds.max_detections) == (0.0, 5)
 
@@ -83,7 +83,7 @@ def test_ultralytics_classifiers_are_fed_as_that_package_does() -> None:
     found = see(3, metadata={"task": "classify", "names": "{0: 'a', 1: 'b', 2: 'c'}", "imgsz": "[224, 224]"})
     assert found.family == "ultralytics-classify"
     assert found.names == ("a", "b", "c")
-    assert found.preprocess == Preprocess(224, 224, fit=Fit.CENTER_CROP)
+    assert found.preprocess == Preprocess(224, 224, fit=Fit.CENTER_CROP, antialias=True)
 
 
 def test_features_that_were_not_flattened_are_classes_too() -> None:

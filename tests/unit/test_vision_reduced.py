@@ -32,7 +32,8 @@ def flat(width: int, height: int) -> bytes:
 
 
 def preparer(width: int, height: int, fit: Fit = Fit.LETTERBOX, **more: object) -> Preparer:
-    return Preparer(Preprocess(width, height, layout="NHWC", datatype="UINT8", color="bgr", fit=fit, pad=0, **more))
+    shape = {"layout": "NHWC", "datatype": "UINT8", "color": "bgr"}
+    return Preparer(Preprocess(width, height, fit=fit, pad=0, **{"reduce": True, **shape, **more}))
 
 
 def step(preparer: Preparer, encoded: bytes, view: View | None = None) -> int:
@@ -157,7 +158,7 @@ def session() -> onnxruntime.InferenceSession:
 def test_the_embedded_detector_sees_as_much_at_a_reduced_scale(session, size):
     metadata = session.get_modelmeta().custom_metadata_map
     specs = (TensorSpec("images", "FP32", (1, 3, SIZE, SIZE)),), (TensorSpec("output0", "FP32", (1, 9, 2100)),)
-    recognition = recognise(*specs, metadata, {})
+    recognition = recognise(*specs, metadata, {"preprocess.reduce": "true"})
     family, prepare = open_family(recognition), Preparer(recognition.preprocess)
     tensor = np.empty((1, 3, SIZE, SIZE), np.float32)
     counts, steps = {"whole": Counts(), "reduced": Counts()}, set()
@@ -176,3 +177,8 @@ def test_the_embedded_detector_sees_as_much_at_a_reduced_scale(session, size):
     assert counts["reduced"].recall >= counts["whole"].recall - 0.02, counts
     assert counts["reduced"].precision >= counts["whole"].precision - 0.02, counts
     assert min(counts["reduced"].recall, counts["reduced"].precision) >= 0.95, counts
+
+
+def test_reduction_of_model_that_does_not_ask_for_it_is_none() -> None:
+    assert step(preparer(320, 320, reduce=False), flat(1280, 960)) == 1
+    assert step(preparer(320, 320, reduce=True), flat(1280, 960)) == 4

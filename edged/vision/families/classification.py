@@ -80,7 +80,7 @@ def _as_is(row: Floats) -> Floats:
 
 def feed(plain: Preprocess) -> Preprocess:
     """The middle of the picture, RGB, normalised as ImageNet is."""
-    cropped = msgspec.structs.replace(plain, fit=Fit.CENTER_CROP, zoom=256 / 224)
+    cropped = msgspec.structs.replace(plain, fit=Fit.CENTER_CROP, zoom=256 / 224, antialias=True)
     return msgspec.structs.replace(cropped, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
@@ -90,7 +90,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {_NONE: _as_is, _SOFTMA
 
 def feed_ultralytics(plain: Preprocess) -> Preprocess:
     """The largest square from the middle of the picture, RGB in 0..1."""
-    return msgspec.structs.replace(plain, fit=Fit.CENTER_CROP)
+    return msgspec.structs.replace(plain, fit=Fit.CENTER_CROP, antialias=True)
 
 
 def by_setting(evidence: Evidence) -> Claim:

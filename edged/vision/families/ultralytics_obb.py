@@ -2,7 +2,7 @@
 
 One table (see `ultralytics_forms`) with an angle in radians for each detection, clockwise. Unlike in the other tables,
 boxes are cx, cy, w, h in its rows too. Source: `OBB.decode_bboxes` and `NMSModel` of the ultralytics package. As there,
-doubles are told by the probabilistic IoU. Unlike there, what is itself suppressed suppresses nothing.
+doubles are told by the probabilistic IoU, and what is itself suppressed suppresses too.
 """
 
 from __future__ import annotations
