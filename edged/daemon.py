@@ -66,6 +66,7 @@ async def _serve(
     read: Callable[[], Config] | None,
     activation: Activation | None,
 ) -> None:
+    tasks.count_callbacks()
     edge.raise_descriptor_limit()
     # These threads wait for disks: on a slow one the few that there are by default would keep each other waiting.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "worker"))

@@ -29,6 +29,16 @@ def failed(name: str, error: BaseException) -> None:
     _LOG.error("task %s ended with an unexpected error", name, exc_info=error)
 
 
+def count_callbacks() -> None:
+    """Count also what fails in callbacks of this loop, or in tasks that nothing awaits; asyncio logs it."""
+
+    def unexpected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        FAILURES["callback"] += 1
+        loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(unexpected)
+
+
 async def _kept(name: str, work: Work) -> None:
     loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
     while True:

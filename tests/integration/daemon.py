@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 import edged
+from edged.errors import NotFound
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -119,7 +120,10 @@ class Daemon:
         with self.client() as client:
 
             def done() -> list[edged.client.operations.EngineInfo] | None:
-                engines = list(client.engines(model))
+                try:
+                    engines = list(client.engines(model))
+                except NotFound:  # the repository has not been looked at yet
+                    return None
                 return engines if all(e.state in ends for e in engines) and _best_serves(engines) else None
 
             return wait_for(f"engines of {model} are made and the best serves", done, seconds)

@@ -78,6 +78,19 @@ def test_chores_unexpected_end_is_counted_by_name() -> None:
     run(story())
 
 
+def test_count_callbacks_failure_in_a_callback_is_counted() -> None:
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    async def story() -> None:
+        tasks.count_callbacks()
+        before = tasks.FAILURES["callback"]
+        asyncio.get_running_loop().call_soon(broken)
+        await until(lambda: tasks.FAILURES["callback"] > before, "the failure is counted")
+
+    run(story())
+
+
 def test_tasks_are_started_by_keep_or_for_a_reason() -> None:
     root = Path(edged.__file__).parent
     starts = re.compile(r"\b(create_task|ensure_future)\(")

@@ -1,0 +1,31 @@
+"""The daemon's start: one that fails on the way ends everything that was begun."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from edged.config import Config
+from edged.daemon import serve
+from edged.ingress.server import Ingress
+from tests.waiting import children, run
+
+
+def test_start_that_fails_leaves_no_task_and_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(_: Ingress) -> None:
+        raise RuntimeError("no")
+
+    async def story() -> None:
+        others = asyncio.all_tasks()
+        config = Config(listen=(f"unix:{tmp_path}/s",), state=str(tmp_path / "state"), cache=str(tmp_path / "cache"))
+        with pytest.raises(RuntimeError):
+            await serve(config)
+        assert asyncio.all_tasks() <= others
+
+    monkeypatch.setattr(Ingress, "start", fails)
+    monkeypatch.setattr("edged.daemon.end_within", lambda *_: None)  # which would end this process
+    before = children()
+    run(story(), 60)
+    assert children() <= before
