@@ -307,7 +307,8 @@ class HostLink:
             future, session = self._jobs.pop(overdue.job)
             _fail(future, self._too_long(session))
             return self.kill("hung: a request did not stop at its limit", (session,))
-        self._progress.look(now, read(self.pid), is_busy=bool(self._jobs or self._opening or self._closing))
+        sign = read(self.pid, threads=self._progress.should_ping)
+        self._progress.look(now, sign, is_busy=bool(self._jobs or self._opening or self._closing))
         if self._progress.is_stopped:
             return self.kill("was stopped by a signal and ended", (), End.OUTSIDE)
         if self._progress.is_stuck:

@@ -6,6 +6,8 @@ time, takes page faults, or waits for a disk; one that does none of that and doe
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 
 STOPPED_SECONDS = 1.0  # as long as this, a debugger may hold it
@@ -15,20 +17,30 @@ _LONGEST_STEP = 0.5  # a longer pause was the daemon's own, and says nothing abo
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A look at a process: the state of its first thread, and what only grows while any of its threads works."""
+    """A look at a process: its state, and what only grows while any of its threads works."""
 
-    state: str
+    state: str  # as `ps` shows it
     work: tuple[int, ...]  # page faults of both kinds, clock ticks in user and system mode
 
 
-def read(pid: int) -> Sign | None:
-    """None if the process is gone. Format: proc_pid_stat(5)."""
+def read(pid: int, *, threads: bool = False) -> Sign | None:
+    """None if the process is gone. With `threads`, its state is that of any thread that works or waits for a disk.
+    Format: proc_pid_stat(5)."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return Sign(fields[0].decode(), tuple(int(fields[place]) for place in (7, 9, 11, 12)))
+        fields = _fields(f"/proc/{pid}/stat")
+        state, work = fields[0].decode(), tuple(int(fields[place]) for place in (7, 9, 11, 12))
+        if threads and state == "S":
+            states = [_fields(f"/proc/{pid}/task/{thread}/stat")[0] for thread in os.listdir(f"/proc/{pid}/task")]
+            state = "D" if b"D" in states or b"R" in states else state
+        return Sign(state, work)
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _fields(path: str) -> list[bytes]:
+    """Those behind the name, which may hold anything."""
+    with open(path, "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 class Progress:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterable
 
 import pytest
 
 from edged.serving.progress import SILENT_SECONDS, STOPPED_SECONDS, Progress, Sign, read
+from tests.waiting import wait
 
 IDLE = Sign("S", (1, 1, 1, 1))
 
@@ -70,3 +73,21 @@ def test_process_that_is_gone_has_no_sign() -> None:
     assert mine is not None
     assert mine.state == "R"
     assert sum(mine.work) > 0
+
+
+def test_process_with_a_thread_that_works_is_seen_as_working() -> None:
+    code = "import hashlib, threading, time\n"
+    code += "threading.Thread(target=lambda: hashlib.pbkdf2_hmac('sha256', b'', b'', 1 << 40), daemon=True).start()\n"
+    code += "print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+
+        def is_seen() -> bool:
+            first, every = read(child.pid), read(child.pid, threads=True)
+            return first is not None and every is not None and (first.state, every.state) == ("S", "D")
+
+        try:
+            wait(is_seen, "its first thread sleeps and the other works")
+        finally:
+            child.kill()
