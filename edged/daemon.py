@@ -113,6 +113,7 @@ async def _serve(
         tasks.keep("watch of libraries", controller.watch),
         tasks.keep("reload by signal", partial(reloader.run, signals.reload)),
         tasks.keep("watch of tokens and certificates", guard.run),
+        tasks.keep("watch of connections", ingress.watch),
     ]
     try:
         await ingress.start()

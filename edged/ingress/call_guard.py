@@ -27,6 +27,7 @@ from edged.ingress.access.budget import LARGE, LargeMessage
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.guard import Guard
 from edged.ingress.access.limits import ClientLimits, Usage
+from edged.ingress.arrivals import Traffic
 from edged.ingress.ending import abort, end
 from edged.ingress.rpc import Context, Method
 from edged.ingress.status import describe, named
@@ -48,6 +49,8 @@ class CallGuard:
         self._guard, self._method, self._identify, self._asks_connection = guard, method, identify, asks_connection
         self._is_audited = policy.is_audited(method.path)
         self._is_stream = method.takes_many or method.gives_many
+        # What anyone may call without a role is small.
+        self._takes_contents = policy.METHODS.get(method.path, policy.NOBODY) is not policy.ANYBODY
 
     def handler(self) -> Handler:
         """What gRPC calls: from bytes to bytes."""
@@ -75,8 +78,12 @@ class CallGuard:
                 limits.request(usage, size, time.monotonic())
         except EdgedError as error:
             await end(call, error)
-        large = LargeMessage(guard.budget, context.peer, who)
-        requests = _Requests(call, method, usage, limits, large, self._is_audited) if method.takes_many else None
+        large, traffic = LargeMessage(guard.budget, context.peer, who), guard.arrivals.begin(context.peer)
+        traffic.size += size
+        traffic.open += self._takes_contents
+        requests = (
+            _Requests(call, method, usage, limits, large, traffic, self._is_audited) if method.takes_many else None
+        )
         outcome, message = grpc.StatusCode.CANCELLED.name, ""
         try:
             if size >= LARGE:
@@ -107,6 +114,7 @@ class CallGuard:
             if requests is not None:
                 requests.end()
             large.end()
+            traffic.open -= self._takes_contents
             if self._is_stream:
                 limits.end_stream(usage)
             else:
@@ -153,12 +161,13 @@ class _Requests:
         usage: Usage,
         limits: ClientLimits,
         large: LargeMessage,
+        traffic: Traffic,
         is_audited: bool,
     ) -> None:
         self.about: dict[str, str] = {}
         self._call: GrpcContext | None = call
         self._read, self._usage, self._limits, self._is_first = method.read, usage, limits, is_audited
-        self._large = large
+        self._large, self._traffic = large, traffic
         self._size = 0  # of the message that the handler has
 
     def __aiter__(self) -> _Requests:
@@ -171,6 +180,7 @@ class _Requests:
         data: Any = await self._call.read()
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
+        self._traffic.size += len(data)
         usage, bounds = self._usage, self._limits.bounds
         while wait := usage.wait(time.monotonic(), bounds.rate):  # noqa: ASYNC110 # time is no event
             await asyncio.sleep(wait)

@@ -74,6 +74,10 @@ class Ingress:
         """Operators may have the configuration read again, by this."""
         self._operations.reloads = reload
 
+    async def watch(self) -> None:
+        """Sees to connections that send too much, until cancelled."""
+        await self.guard.arrivals.watch(lambda: self.addresses, self._max_message_mb << 20)
+
     async def start(self) -> None:
         """Answers from now on."""
         for listener in self._listeners.values():

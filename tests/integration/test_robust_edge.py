@@ -206,6 +206,14 @@ def test_streams_that_are_reset_at_once_cost_nothing_that_lasts(daemon: FuzzedDa
     camera.goes_on()
 
 
+def test_headers_that_never_end_are_cut_off_and_a_camera_goes_on(daemon: FuzzedDaemon, camera: Camera) -> None:
+    endless = http2.frame(http2.CONTINUATION, 0, 1, http2.block([(b"x-a", b"v" * 60)]) * 200) * 4
+    for _ in range(3):
+        with http2.greeted(daemon.tcp, http2.call(1, "/a/b", flags=0)) as connection:
+            assert _is_cut_off(connection, endless)
+    camera.goes_on()
+
+
 def test_connections_that_never_say_what_they_want_are_closed(daemon: FuzzedDaemon, camera: Camera) -> None:
     """Silent ones, half a preface, a preface without settings, a TLS hello that goes on no further."""
     beginnings = (b"", http2.PREFACE[:10], http2.PREFACE, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
@@ -312,6 +320,17 @@ def test_messages_as_large_as_may_be_are_given_back(daemon: FuzzedDaemon, camera
         process.stdout.close()
     print(f"{path}: {before} before, {peak} MiB at most")
     assert peak < before.resident + 900  # 240 MiB of messages, and copies of each on its way
+
+
+def _is_cut_off(connection: socket.socket, data: bytes, seconds: float = 60.0) -> bool:
+    """Whether the other end closes a connection on which the same is sent again and again."""
+    ends = time.monotonic() + seconds
+    try:
+        while time.monotonic() < ends:
+            connection.sendall(data)
+    except OSError:
+        return True
+    return False
 
 
 def _large() -> inference.ModelInferRequest:

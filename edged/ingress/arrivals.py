@@ -1,0 +1,114 @@
+"""Closes TCP connections that send far more than their calls account for.
+
+gRPC refuses a call whose headers are larger than its limit, but reads on until the headers end, and they need not: one
+client without any role can keep a processor busy, and eight keep everyone else waiting for seconds. gRPC has no setting
+for it. The kernel knows how much each connection has received, and the calls that were let in say what that was for.
+What is left over may be the headers of some calls and one message of each open call.
+Format: https://man7.org/linux/man-pages/man7/tcp.7.html (TCP_INFO), struct tcp_info of linux/tcp.h
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Collection
+from urllib.parse import unquote
+
+import msgspec
+
+_LOG = logging.getLogger("edged.ingress")
+_LOOK_SECONDS = 0.05
+_BUSY = 0.4  # of one processor, from which on the daemon looks
+_OF_A_CONNECTION = 1 << 20  # bytes that it may send without any call that is let in
+_OF_A_CALL = 96 << 10  # headers, and what gRPC takes of a stream before anyone reads it
+_OVERHEAD = 1.1  # frames of HTTP/2 and TLS
+_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received
+
+
+class Traffic(msgspec.Struct):
+    """What one connection has sent that is accounted for. `open` are the calls that a message may be coming for."""
+
+    open: int = 0
+    calls: int = 0
+    size: int = 0
+
+    def allowed(self, max_message: int) -> float:
+        """How many bytes the connection may have sent so far."""
+        return _OF_A_CONNECTION + _OVERHEAD * (self.size + self.calls * _OF_A_CALL + self.open * max_message)
+
+
+class Arrivals:
+    """The traffic of connections by their peers, as gRPC names them. Of one event loop."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self._traffic: dict[str, Traffic] = {}
+
+    def begin(self, peer: str) -> Traffic:
+        """A call was let in: the traffic of its connection."""
+        if peer.startswith("unix:"):  # whose file says who may use it
+            return Traffic()
+        traffic = self._traffic.setdefault(unquote(peer), Traffic())
+        traffic.calls += 1
+        return traffic
+
+    async def watch(self, addresses: Callable[[], Collection[str]], max_message: int) -> None:
+        """Looks at the connections to gRPC's `addresses` whenever the daemon is busy, until cancelled."""
+        used, at = time.process_time(), time.monotonic()
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            before, since = used, at
+            used, at = time.process_time(), time.monotonic()
+            ports = {int(each.rpartition(":")[2]) for each in addresses() if not each.startswith("unix:")}
+            if ports and used - before > _BUSY * (at - since):
+                self.look(await asyncio.to_thread(_received, ports), max_message)
+
+    def look(self, received: dict[str, tuple[int, int]], max_message: int) -> None:
+        """Closes what sent too much. `received`: a descriptor of each connection, which is closed, and its bytes."""
+        for peer, (descriptor, size) in received.items():
+            with socket.socket(fileno=descriptor) as connection:
+                if size > self._traffic.get(peer, Traffic()).allowed(max_message):
+                    self.closed += 1
+                    _LOG.warning("%s sent %d MiB that belong to no call; it is disconnected", peer, size >> 20)
+                    _shut(connection)
+        for peer in [peer for peer, each in self._traffic.items() if not each.open and peer not in received]:
+            del self._traffic[peer]
+
+
+def _received(ports: Collection[int]) -> dict[str, tuple[int, int]]:
+    """Of each TCP connection to one of the ports: a duplicate of its descriptor, and the bytes that came."""
+    found: dict[str, tuple[int, int]] = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            connection = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        try:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getsockname()[1] in ports:
+                peer = peer_of(connection.getpeername())
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                found[peer] = connection.detach(), _RECEIVED.unpack_from(info)[0]
+        except (OSError, struct.error):
+            pass
+        finally:
+            connection.close()
+    return found
+
+
+def peer_of(address: tuple[str | int, ...]) -> str:
+    """A connection's other end as gRPC names it, but that its brackets are not quoted."""
+    host, port = str(address[0]).removeprefix("::ffff:"), address[1]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has gone by itself

@@ -1,0 +1,92 @@
+"""Connections that send more than their calls account for are closed, and no others."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from edged.ingress.arrivals import Arrivals, Traffic, peer_of
+
+_MIB = 1 << 20
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection over loopback, the server's first."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        server, _ = listening.accept()
+    with client, server:
+        yield server, client
+
+
+def _is_closed(client: socket.socket) -> bool:
+    client.settimeout(0.2)
+    with contextlib.suppress(TimeoutError):
+        return client.recv(1) == b""
+    return False
+
+
+def _looked(arrivals: Arrivals, server: socket.socket, size: int) -> None:
+    peer = peer_of(server.getpeername())
+    arrivals.look({peer: (server.dup().detach(), size)}, 32 * _MIB)
+
+
+def test_look_without_calls_closes_a_connection_that_sent_much(pair: tuple[socket.socket, socket.socket]) -> None:
+    arrivals, (server, client) = Arrivals(), pair
+    _looked(arrivals, server, 1 * _MIB)
+    assert not _is_closed(client)
+    _looked(arrivals, server, 2 * _MIB)
+    assert _is_closed(client)
+    assert arrivals.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("open_calls", "size", "closed"), [(1, 30, False), (0, 30, True), (2, 60, False), (1, 60, True)]
+)
+def test_look_leaves_room_for_a_message_of_each_open_call(
+    pair: tuple[socket.socket, socket.socket], open_calls: int, size: int, closed: bool
+) -> None:
+    arrivals, (server, client) = Arrivals(), pair
+    arrivals.begin(peer_of(server.getpeername())).open += open_calls
+    _looked(arrivals, server, size * _MIB)
+    assert _is_closed(client) == closed
+
+
+def test_look_counts_what_came_as_messages(pair: tuple[socket.socket, socket.socket]) -> None:
+    arrivals, (server, client) = Arrivals(), pair
+    arrivals.begin(peer_of(server.getpeername())).size += 500 * _MIB
+    _looked(arrivals, server, 500 * _MIB)
+    assert not _is_closed(client)
+
+
+def test_look_forgets_connections_that_have_gone() -> None:
+    arrivals = Arrivals()
+    arrivals.begin("ipv4:127.0.0.1:5").size += 500 * _MIB
+    arrivals.look({}, 32 * _MIB)
+    assert arrivals.begin("ipv4:127.0.0.1:5").size == 0
+
+
+def test_begin_over_a_unix_socket_keeps_nothing() -> None:
+    arrivals = Arrivals()
+    assert arrivals.begin("unix:") is not arrivals.begin("unix:")
+
+
+def test_allowed_grows_with_calls_and_messages() -> None:
+    none = Traffic().allowed(_MIB)
+    assert none < Traffic(calls=1).allowed(_MIB) < Traffic(open=1, calls=1).allowed(_MIB)
+
+
+@pytest.mark.parametrize(
+    ("address", "peer"),
+    [
+        (("127.0.0.1", 5), "ipv4:127.0.0.1:5"),
+        (("::ffff:10.0.0.1", 5, 0, 0), "ipv4:10.0.0.1:5"),
+        (("::1", 5, 0, 0), "ipv6:[::1]:5"),
+    ],
+)
+def test_peer_of_names_as_grpc_does(address: tuple[str | int, ...], peer: str) -> None:
+    assert peer_of(address) == peer
