@@ -80,7 +80,8 @@ def died(records: Records, suspects: Iterable[tuple[Suspect, bool]], death: Deat
         quarantined = known.quarantined_unix_s
         if not quarantined and _is_enough(deaths, _allowed(after, suspect)):
             quarantined = death.unix_s
-        after[suspect] = Record(deaths, quarantined, host_of(records, suspect, death.unix_s))
+        host = host_of(records, suspect, death.unix_s) if _counted(deaths) else 0  # nothing is held against it now
+        after[suspect] = Record(deaths, quarantined, host)
     _move(after, sorted(suspect for suspect, _ in involved), most_hosts, death.unix_s)
     return after
 

@@ -30,7 +30,7 @@ from edged.vision.family import Recognition
 
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.2  # memory can be used up in a few seconds
-_ENDING_SECONDS = 5.0  # from when its connection is gone: a process that dumps its core takes a while to end
+_ENDING_SECONDS = 1.0  # from when its connection is gone until the process must have ended
 
 
 class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -106,6 +106,13 @@ def test_death_from_outside_that_repeats_without_an_answer_makes_suspects() -> N
     assert (host_of(records, A, 2), host_of(records, B, 2)) == (1, 0)
 
 
+def test_suspect_of_deaths_from_outside_goes_back_once_it_has_answered() -> None:
+    records = history(death(at, outside=True) for at in (1.0, 2.0))
+    assert host_of(records, A, 2) == 1
+    records = died(records, [(A, True)], death(3, outside=True))
+    assert host_of(records, A, 3) == 0
+
+
 @pytest.mark.parametrize(
     ("gap", "quarantined"), [(1.0, True), (WINDOW_SECONDS / 2, True), (WINDOW_SECONDS / 2 + 1, False), (1e6, False)]
 )
