@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -40,6 +41,8 @@ _LOG = logging.getLogger("edged")
 # That ending builds and hosts may take, once calls have had their time. A unit's TimeoutStopSec covers both.
 _CLOSING_SECONDS = 10.0
 _THREADS = 32
+# Of a state directory that cannot be written: read-only, another user's, full.
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 
 
 async def serve(
@@ -147,10 +150,10 @@ def _leave_behind() -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Holds the state directory: two daemons on one would clean up after each other. ConfigError when it is taken."""
+    """Holds the state directory: two daemons on one would clean up after each other. ConfigError when it is taken, or
+    is not there. One that cannot be written is served from; an alarm tells of it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+        lock = _open_lock(folder)
     except OSError as error:
         raise ConfigError(f"state directory {folder} cannot be used: {error.strerror}") from error
     try:
@@ -161,3 +164,14 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _open_lock(folder: Path) -> int:
+    place = folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        return os.open(place, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or not folder.is_dir():
+            raise
+    return os.open(place if os.access(place, os.R_OK) else folder, os.O_RDONLY | os.O_CLOEXEC)

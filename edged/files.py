@@ -24,6 +24,25 @@ def not_stored(what: str, error: OSError) -> EdgedError:
     return kind(f"{what} could not be stored: {error.strerror or error}")
 
 
+def unwritable(folder: Path) -> str:
+    """Why nothing can be put into a folder, in a few words; empty if it can. Nothing is written to find out."""
+    try:
+        if not stat.S_ISDIR(folder.stat().st_mode):
+            return f"{folder} is not a directory"
+        disk = os.statvfs(folder)
+    except FileNotFoundError:
+        return f"{folder} is not there and cannot be made"
+    except OSError as error:
+        return f"{folder} cannot be used: {error.strerror}"
+    if disk.f_flag & os.ST_RDONLY:
+        return f"{folder} is on a read-only file system"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} may not be written by this user"
+    if disk.f_files and not disk.f_favail:
+        return f"{folder} is on a file system without a free inode, which every file needs"
+    return ""
+
+
 def read_regular(path: Path) -> bytes:
     """All bytes of a regular file. OSError otherwise: a FIFO or device would hang or never end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -32,9 +32,9 @@ class TensorInfo(Info, frozen=True):
 
 
 class AlarmInfo(Info, frozen=True):
-    """Something that is wrong now, since `since_unix_s`: `kind` is slow, quarantined, builds_paused, reboot_pending,
-    unserved, untracked, fallback, not_finite or no_candidate; `model` and `engine`, a key, are empty when it is not
-    about one."""
+    """Something that is wrong now, since `since_unix_s`: `kind` is slow, quarantined, builds_paused, state_unwritable,
+    reboot_pending, unserved, untracked, fallback, not_finite or no_candidate; `model` and `engine`, a key, are empty
+    when it is not about one."""
 
     kind: str
     message: str

@@ -21,6 +21,7 @@ class AlarmKind(str, enum.Enum):
     QUARANTINED = "quarantined"  # an engine failed too often, or killed its host too often, and is no longer tried
     NOT_FINITE = "not_finite"  # an output of a model held NaN or infinity
     BUILDS_PAUSED = "builds_paused"  # nothing can be stored
+    STATE_UNWRITABLE = "state_unwritable"  # the folder of models and settings cannot be written
     REBOOT_PENDING = "reboot_pending"  # the driver's two halves differ
     UNSERVED = "unserved"  # a model that cannot be served
     NO_CANDIDATE = "no_candidate"  # a model's settings leave no engine that this box can make

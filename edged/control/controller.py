@@ -39,6 +39,7 @@ from edged.control.surveyor import Surveyor
 from edged.control.warden import Warden
 from edged.device.fingerprint import Change, Fingerprint
 from edged.events import EventLog, HostLost
+from edged.files import unwritable
 from edged.model.finding import Finding
 from edged.model.model import Model
 from edged.model.overrides import Overrides
@@ -120,6 +121,7 @@ class Controller:
             self.shelf, self.catalogue, self.overrides, builder, self._installed, self.wake, self._readiness
         )
         self._reviewed: dict[str, float] = {}
+        self._state = ""  # why the state folder cannot be written
 
     async def run(self) -> None:
         """Reconciles until cancelled: at start, whenever something changed, and on a timer."""
@@ -136,6 +138,7 @@ class Controller:
             try:
                 await self.catalogue.look_aside()
                 await asyncio.to_thread(self.maker.room.look)
+                self._state = await asyncio.to_thread(unwritable, self.repository.root.parent)
                 self.wake()
             except OSError as error:  # nothing is lost by a look that is made again
                 _LOG.error("the models are looked at again later: %s", error.strerror)
@@ -284,7 +287,7 @@ class Controller:
         self.catalogue.refuse_hopeless()
         models = self.models.values()
         self.prober.look(models, now)
-        box = health.Box(self.calm.busy, paused, is_reboot_pending, self.tracking.problem)
+        box = health.Box(self.calm.busy, paused, is_reboot_pending, self.tracking.problem, self._state)
         wrong = health.wrong(models, self.settings, now, box, self.health)
         self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
         for told in self.observers:

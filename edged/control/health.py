@@ -21,12 +21,13 @@ _REBOOT = "the driver's libraries are new and its kernel module is old; nothing 
 
 class Box(msgspec.Struct, frozen=True):
     """What is no model's affair: the share of the processors in use, why nothing is built, whether a driver waits for a
-    reboot, why nothing is tracked. A text is empty where all is well."""
+    reboot, why nothing is tracked, why the state folder cannot be written. A text is empty where all is well."""
 
     busy: float = 0.0
     paused: str = ""
     is_reboot_pending: bool = False
     untracked: str = ""
+    state: str = ""
 
 
 def wrong(
@@ -35,6 +36,9 @@ def wrong(
     """Everything that is wrong. `now` in monotonic seconds; `asking` says how many probes must fail."""
     if box.paused:
         yield Alarm(AlarmKind.BUILDS_PAUSED, box.paused)
+    if box.state:
+        what = "models cannot be added or removed, and what operators do is not recorded; what is there is served"
+        yield Alarm(AlarmKind.STATE_UNWRITABLE, f"{box.state}: {what}; mount it read-write, or name another --state")
     if box.is_reboot_pending:
         yield Alarm(AlarmKind.REBOOT_PENDING, _REBOOT)
     if box.untracked:

@@ -172,11 +172,14 @@ class Repository:
             except OSError as error:
                 why = error.strerror or error
                 raise Refused(f"model {name!r} cannot be kept ({why}); remove it for good: --delete") from error
-        plain.unlink(missing_ok=True)
-        if folder.is_dir():
-            grave = Path(tempfile.mkdtemp(prefix=".removing-", dir=self.root))
-            os.rename(folder, grave / name)
-            shutil.rmtree(grave, ignore_errors=True)
+        try:
+            plain.unlink(missing_ok=True)
+            if folder.is_dir():
+                grave = Path(tempfile.mkdtemp(prefix=".removing-", dir=self.root))
+                os.rename(folder, grave / name)
+                shutil.rmtree(grave, ignore_errors=True)
+        except OSError as error:
+            raise Refused(f"model {name!r} cannot be removed: {error.strerror or error}") from error
         return None
 
     def sweep(self) -> None:

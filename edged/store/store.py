@@ -10,7 +10,6 @@ import contextlib
 import errno
 import logging
 import os
-import stat
 import time
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from edged.backend.artefact import Artefact
-from edged.files import foreign, read_regular
+from edged.files import foreign, read_regular, unwritable
 from edged.store import atomic, sealed
 from edged.store.background import Later, at_once
 from edged.store.key import EngineKey
@@ -78,19 +77,7 @@ class Store:
     @property
     def problem(self) -> str:
         """Why nothing can be stored, in a few words; empty where it can. What is stored can perhaps still be read."""
-        for folder in (self._engines, self._staging.root):
-            try:
-                if not stat.S_ISDIR(folder.stat().st_mode):
-                    return f"{folder} is not a directory"
-                if os.statvfs(folder).f_flag & os.ST_RDONLY:
-                    return f"{folder} is on a read-only file system"
-            except FileNotFoundError:
-                return f"{folder} is not there and cannot be made"
-            except OSError as error:
-                return f"{folder} cannot be used: {error.strerror}"
-            if not os.access(folder, os.W_OK | os.X_OK):
-                return f"{folder} may not be written by this user"
-        return ""
+        return next(filter(None, map(unwritable, (self._engines, self._staging.root))), "")
 
     def rescan(self) -> None:
         """Reads every record again. What cannot be read is counted, set aside and built anew when it is wanted."""

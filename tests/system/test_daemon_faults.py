@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edged.errors import InvalidInput, Refused
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 from tests.system import disks
 from tests.system.torture_state import look
 
 pytestmark = pytest.mark.timeout(400)
+_STATE = "state_unwritable"
 
 
 @pytest.fixture
@@ -153,6 +156,48 @@ def test_a_daemon_on_a_read_only_disk_serves_what_is_there_and_never_what_was_al
         if states(daemon)["all"] == "serving":  # otherwise nobody had a reason to open it
             assert "does not match its record" in daemon.log.read_text()
         daemon.stop()
+
+
+def test_start_with_read_only_state_and_cache_serves_what_is_there_and_alarms(home: Daemon, tmp_path: Path) -> None:
+    extra = onnx_files.scale(tmp_path / "extra.onnx", 2)
+    with home as daemon:
+        daemon.ready("m")
+        daemon.stop()
+        with disks.read_only(home.state), disks.read_only(home.cache):
+            daemon.start()
+            daemon.ready("m")
+            answers(daemon)
+            with daemon.client() as client:
+                wait_for("alarms", lambda: {a.kind for a in client.status().alarms} >= {_STATE, "builds_paused"})
+                with pytest.raises(InvalidInput, match="Read-only file system"):
+                    client.add_model("extra", extra)
+                with pytest.raises(Refused):
+                    client.remove_model("m")
+            answers(daemon)
+            assert daemon.stop() == 0
+        daemon.start()
+        daemon.ready("m")
+        with daemon.client() as client:
+            assert _STATE not in {alarm.kind for alarm in client.status().alarms}
+
+
+def test_start_with_a_runtime_folder_that_cannot_be_written_says_so_in_a_line(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with disks.read_only(folder):
+        words = [
+            "serve",
+            "--state",
+            str(tmp_path / "s"),
+            "--cache",
+            str(tmp_path / "c"),
+            "--listen",
+            f"unix:{folder}/s",
+        ]
+        ended = subprocess.run([sys.executable, "-m", "edged", *words], capture_output=True, text=True, timeout=60)
+    assert ended.returncode != 0
+    (line,) = [line for line in ended.stderr.splitlines() if "cannot listen" in line]
+    assert "Read-only file system" in line
 
 
 def test_a_daemon_whose_cache_cannot_be_made_serves_the_reference(home: Daemon) -> None:
