@@ -94,6 +94,10 @@ class Daemon:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_started(self) -> bool:
+        return self._process is not None
+
     def client(self) -> edged.Client:
         return edged.Client(self.unix)
 

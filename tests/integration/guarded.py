@@ -18,7 +18,7 @@ import grpc
 
 from edged.ingress.access.roles import parse
 from edged.ingress.access.tokens import TokenFile, make
-from tests.integration.daemon import Daemon
+from tests.integration.daemon import Daemon, wait_for
 
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
@@ -127,10 +127,16 @@ class Guarded(Daemon):
         return TokenFile(self.state / "access" / "tokens.json")
 
     def token(self, name: str, *roles: str, days: float = 0.0) -> str:
-        """Makes a token; its secret."""
+        """Makes a token; its secret. A daemon that runs knows it by then."""
         token, secret = make(name, parse(roles), days)
+        seen = self._looks()
         self.tokens.add(token)
+        if self.is_started:
+            wait_for("the daemon knows the token", lambda: self._looks() > seen)
         return secret
+
+    def _looks(self) -> int:
+        return self.log.read_text().count("tokens now") if self.log.exists() else 0
 
     def audited(self) -> list[dict[str, Any]]:
         """What was written down so far."""
