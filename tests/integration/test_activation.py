@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,6 +12,8 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,7 @@ import pytest
 
 import edged
 from edged.errors import NotReady
+from tests.waiting import wait
 
 # Descriptors from 200 on, as many as it is told, become those from 3 on; then it is the command.
 _PASS = """
@@ -78,6 +82,13 @@ class Manager:
         self._process.stdout.close()
         self._process = None
 
+    def tidy(self) -> None:
+        """What the unit has done once a daemon has ended (ExecStopPost)."""
+        unit = Path(__file__).parents[2] / "systemd" / "edged.service"
+        (line,) = re.findall(r"^ExecStopPost=-/bin/sh -c '(cd .*\\\n.*)'$", unit.read_text(), re.MULTILINE)
+        command = line.replace("\\\n", "").replace("$$", "$").replace("%%", "%").replace("/run/edged", str(self.home))
+        subprocess.run(["sh", "-c", command], check=True)
+
     def listener(self, path: Path) -> int:
         """The process that listens where a client comes to by a path."""
         with socket.socket(socket.AF_UNIX) as client:
@@ -129,6 +140,56 @@ class Call:
         assert self._answer.result()
         assert self._ask(b"", timeout=30)
         self._channel.close()
+
+
+class Callers:
+    """Programs that call all the time with `wait_for_ready`, one connection each."""
+
+    def __init__(self, path: Path, count: int = 4) -> None:
+        self.answered: list[float] = []  # when the calls began
+        self.failed: list[tuple[float, grpc.StatusCode]] = []
+        self._path, self._is_done = path, threading.Event()
+        self._threads = [threading.Thread(target=self._call) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._is_done.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a call hangs"
+
+    def _call(self) -> None:
+        with grpc.insecure_channel(f"unix:{self._path}", (("grpc.use_local_subchannel_pool", 1),)) as channel:
+            ask = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            while not self._is_done.is_set():
+                began = time.monotonic()
+                try:
+                    ask(b"", timeout=40, wait_for_ready=True)
+                    self.answered.append(began)
+                except grpc.RpcError as error:
+                    self.failed.append((began, error.code()))
+                time.sleep(0.002)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_activation_call_that_waits_for_ready_fails_only_if_the_daemon_had_it(
+    manager: Manager, how: signal.Signals
+) -> None:
+    manager.start()
+    manager.wait()
+    callers = Callers(manager.first)
+    wait(lambda: len(callers.answered) > 50, "calls are answered")
+    manager.end(how)
+    gone = time.monotonic()
+    time.sleep(0.1)  # as systemd needs until it has tidied up
+    manager.tidy()
+    manager.start()
+    manager.wait()
+    wait(lambda: sum(began > gone for began in callers.answered) > 50, "calls are answered again")
+    callers.end()
+    assert [code for began, code in callers.failed if began > gone] == []
+    assert {code for _, code in callers.failed} <= {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
 
 
 def test_no_call_is_lost_from_one_daemon_to_the_next(manager: Manager) -> None:
