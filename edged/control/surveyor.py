@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 
 from edged.device.fingerprint import Change, Fingerprint, probe
 from edged.device.nvidia import REBOOT_PENDING
@@ -35,8 +36,9 @@ class Surveyor:
 
     async def watch(self) -> None:
         """Refreshes whenever drivers or libraries may have changed on disk; until cancelled."""
-        async for _ in changes(library_folders()):
-            await self.refresh(patient=True)
+        async with aclosing(changes(library_folders())) as told:
+            async for _ in told:
+                await self.refresh(patient=True)
 
     async def refresh(self, patient: bool = False) -> tuple[Change, ...]:
         """Reads the device's facts again; where they changed, engines are planned anew. Returns what changed.

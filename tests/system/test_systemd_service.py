@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,44 @@ def test_with_its_socket_unit_the_first_call_starts_it_and_none_is_refused(servi
     assert [service.box.show(unit, "SubState") for unit in _SOCKETS] == ["dead"] * 2
     found("systemctl", "start", UNIT)
     assert _owners(service) == ["660 edged edged", "660 edged edged-operate"]
+
+
+# Calls with wait_for_ready for so many seconds, and tells the failures and the longest time between two answers.
+_CALLS = """
+import json, sys, time
+import grpc
+failed, gap, last, end = [], 0.0, time.monotonic(), time.monotonic() + float(sys.argv[1])
+ask = grpc.insecure_channel("unix:/run/edged/edged.sock").unary_unary("/inference.GRPCInferenceService/ServerLive")
+while time.monotonic() < end:
+    try:
+        ask(b"", timeout=40, wait_for_ready=True)
+        gap, last = max(gap, time.monotonic() - last), time.monotonic()
+    except grpc.RpcError as error:
+        failed.append(error.code().name)
+    time.sleep(0.01)
+print(json.dumps([failed, gap]))
+"""
+
+
+@pytest.mark.long
+def test_socket_unit_calls_that_wait_for_ready_go_on_over_a_restart_and_a_kill(service: Service) -> None:
+    run = service.box.run
+    run("systemctl", "stop", UNIT)
+    run("systemctl", "enable", "--now", "edged.socket")
+    run("systemctl", "start", UNIT)
+    with ThreadPoolExecutor(1) as pool:
+        calls = pool.submit(run, "/opt/edged/bin/python", "-c", _CALLS, "20")
+        time.sleep(3)
+        run("systemctl", "restart", UNIT)
+        time.sleep(3)
+        run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", UNIT)
+        failed, gap = json.loads(calls.result().stdout)
+    print(f"failed: {failed}; longest gap {gap:.2f} s")
+    assert len(failed) <= 4, "more than those that the daemon had when it ended"
+    assert set(failed) <= {"CANCELLED", "UNAVAILABLE"}
+    assert gap < 15
+    run("systemctl", "disable", "--now", "edged.socket")
+    run("systemctl", "restart", UNIT)
 
 
 @pytest.mark.long

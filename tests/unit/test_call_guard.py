@@ -163,6 +163,19 @@ def modules() -> list[tuple[str, ast.Module]]:
     return [(path.relative_to(_INGRESS).as_posix(), ast.parse(path.read_text())) for path in _INGRESS.rglob("*.py")]
 
 
+def test_no_generator_is_iterated_without_being_closed() -> None:
+    """One that is made in the `async for` itself is closed by asyncio, some time after the task that left it."""
+    package = _INGRESS.parent
+    found = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.AsyncFor, ast.comprehension)) and isinstance(node.iter, ast.Call)
+        if isinstance(node, ast.AsyncFor) or node.is_async
+    ]
+    assert found == []
+
+
 def test_grpc_context_is_known_to_the_call_guard_alone() -> None:
     found = {
         name
