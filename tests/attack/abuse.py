@@ -38,9 +38,9 @@ class Abuse(msgspec.Struct, frozen=True):
 
 def abuses() -> dict[str, Abuse]:
     """Every abuse by its name, in the order in which they are done."""
-    from tests.attack import headers, messages, web
+    from tests.attack import early_close, headers, messages, web
 
-    return {each.name: each for module in (messages, headers, web) for each in module.ABUSES}
+    return {each.name: each for module in (messages, headers, web, early_close) for each in module.ABUSES}
 
 
 def main() -> None:

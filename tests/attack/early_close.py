@@ -23,8 +23,10 @@ import msgspec
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2
 
+from edged.ingress.access import policy
 from edged.proto import open_inference_pb2 as inference
 from edged.proto import operations_pb2 as operations
+from tests.attack.abuse import Abuse, Target
 from tests.fuzz import goods, http2
 from tests.fuzz.goods import Method
 from tests.fuzz.live import FuzzedDaemon, HttpConnection
@@ -128,9 +130,10 @@ def sweep(daemon: FuzzedDaemon, count: int, seed: int = 0) -> str:
     for way, chosen in by_way.items():
         if way == "kill":
             for at in range(0, len(chosen), _AT_ONCE):
-                _be_killed(daemon, chosen[at : at + _AT_ONCE])
+                _be_killed(daemon.unix, chosen[at : at + _AT_ONCE])
         else:
-            threads = [threading.Thread(target=_leave_all, args=(daemon, chosen[each::3])) for each in range(3)]
+            addresses = daemon.unix, daemon.tcp
+            threads = [threading.Thread(target=_leave_all, args=(addresses, chosen[each::3])) for each in range(3)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -189,15 +192,17 @@ def _commands(method: Method) -> list[Message]:
     return [each for each in known if isinstance(each, method.request)]
 
 
-def _leave_all(daemon: FuzzedDaemon, chosen: Sequence[Plan]) -> None:
+def _leave_all(addresses: tuple[str, str], chosen: Sequence[Plan]) -> None:
+    """At a unix socket, or by TCP if there is a pause."""
     for plan in chosen:
+        address = addresses[1 if plan.pause else 0]
         if plan.way == "drop":
-            _drop(daemon, plan)
+            _drop(address, plan)
         else:
-            _leave(daemon, plan)
+            _leave(address, plan)
 
 
-def _leave(daemon: FuzzedDaemon, plan: Plan) -> None:
+def _leave(address: str, plan: Plan) -> None:
     """As gRPC's own client: it cancels the call or closes the channel."""
     left = threading.Event()
 
@@ -206,7 +211,7 @@ def _leave(daemon: FuzzedDaemon, plan: Plan) -> None:
         if not plan.is_half_closed:
             left.wait(60)
 
-    with daemon.channel(daemon.tcp if plan.pause else daemon.unix) as channel:
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         grpc.channel_ready_future(channel).result(20)
         call = channel.stream_stream(plan.method.path)(requests())
         time.sleep(plan.pause)
@@ -219,9 +224,8 @@ def _leave(daemon: FuzzedDaemon, plan: Plan) -> None:
         left.set()
 
 
-def _drop(daemon: FuzzedDaemon, plan: Plan) -> None:
+def _drop(address: str, plan: Plan) -> None:
     """As a client whose machine goes away: over TCP with a reset."""
-    address = daemon.tcp if plan.pause else daemon.unix
     with contextlib.suppress(OSError), http2.connect(address) as connection:
         connection.sendall(plan.wire)
         time.sleep(plan.pause)
@@ -233,9 +237,9 @@ def _drop(daemon: FuzzedDaemon, plan: Plan) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
-def _be_killed(daemon: FuzzedDaemon, chosen: Sequence[Plan]) -> None:
+def _be_killed(unix: str, chosen: Sequence[Plan]) -> None:
     """As a process that has several calls under way and gets SIGKILL."""
-    command = [sys.executable, "-S", "-E", "-c", _KILLED, daemon.unix.removeprefix("unix:")]
+    command = [sys.executable, "-S", "-E", "-c", _KILLED, unix.removeprefix("unix:")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -245,6 +249,22 @@ def _be_killed(daemon: FuzzedDaemon, chosen: Sequence[Plan]) -> None:
         assert process.stdout.readline() in ("sent\n", "")
         time.sleep(max(plan.pause for plan in chosen))
         process.kill()
+
+
+def _abuse(target: Target, until: float) -> None:
+    """As `sweep`, until then, without what operators command: that is work of its own."""
+    random = Random(0)
+    chosen = [plan for plan in plans(2000, random) if not policy.is_audited(plan.method.path)]
+    for at in itertools.cycle(range(0, len(chosen), _AT_ONCE)):
+        if time.monotonic() > until:
+            return
+        some = chosen[at : at + _AT_ONCE]
+        _leave_all((target.unix, target.tcp), [plan for plan in some if plan.way != "kill"])
+        if killed := [plan for plan in some if plan.way == "kill"]:
+            _be_killed(target.unix, killed)
+
+
+ABUSES = (Abuse("calls that end early", _abuse),)
 
 
 def _answers(daemon: FuzzedDaemon) -> bool:
