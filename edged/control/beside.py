@@ -1,6 +1,7 @@
 """Engines that answer what the serving one was not built for. One that takes any shape is opened beside an engine with
-a range of shapes when a request outside it waits, and closed when none has come for a while: on a small box the memory
-is worth more than the second that the next such request waits.
+a range of shapes when a request outside it waits; the reference, when a request gives an input that has a default. It
+is closed when none has come for a while: on a small box the memory is worth more than the second that the next such
+request waits.
 """
 
 from __future__ import annotations
@@ -125,11 +126,14 @@ class Beside:
 
 
 def _choice(planned: PlannedModel, now: float) -> PlannedEngine | None:
-    """The fastest engine that takes any shape; the reference where there is no other."""
+    """The fastest engine that takes any shape; the reference if there is no other, or if requests may give inputs that
+    other engines have built in."""
+    has_defaults = planned.model is not None and bool(planned.model.defaults)
     able = [
         engine
         for engine in planned.engines.values()
         if not engine.recipe.profile
+        and (engine.recipe.is_reference or not has_defaults)
         and (engine.is_usable or engine.recipe.is_reference)
         and engine.open_at <= now
         and not preference.is_doubted(engine, planned.engines.values())

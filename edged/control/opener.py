@@ -150,6 +150,7 @@ class Opener:
             rows=rows(engine.recipe),
             profile=parsed(engine.recipe.profile),
             limits=model.limits,
+            folded=frozenset() if engine.recipe.is_reference else model.defaults,
         )
         try:
             number = await link.open(order, model.recognition, batches.limit, tenant)

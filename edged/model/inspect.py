@@ -45,6 +45,8 @@ _DATATYPES = {
     onnx.TensorProto.UINT64: "UINT64",
     onnx.TensorProto.BFLOAT16: "BF16",
 }
+_FIRST_OPTIONAL = 4  # IR version
+_NO_DEFAULTS = ("BYTES", "BF16")  # which sessions convert by the signature
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
@@ -102,6 +104,7 @@ def inspect(path: Path, told: Told = _untold) -> Inspection:
         suspicion=suspicion,
         nodes=_first_nodes(walk),
         footprint=needs,
+        optional=_optional(proto),
         heads=heads(proto.graph),
         halves=any(tensor.data_type in _HALVES for tensor in walk.tensors),
     )
@@ -254,6 +257,15 @@ def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Va
     outputs = [worked_out.get(value.name, value) if _is_open(value) else value for value in graph.output]
     zipped = {name for node in graph.node if node.op_type == "ZipMap" for name in node.output}
     return inputs, [_value(value, _ZIPMAP if value.name in zipped else "") for value in outputs]
+
+
+def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
+    """Inputs with a default. Before IR version 4 every initializer had to be an input as well, which says nothing."""
+    if proto.ir_version < _FIRST_OPTIONAL:
+        return ()
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    values = [_value(value) for value in proto.graph.input if value.name in initializers]
+    return tuple(spec for spec, finding in values if finding is None and spec.datatype not in _NO_DEFAULTS)
 
 
 def _is_open(value: onnx.ValueInfoProto) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from edged.backend.contract import Signature
 from edged.model.finding import Category, Finding, Stage
 from edged.model.footprint import Footprint
+from edged.tensors import TensorSpec
 
 _LARGEST = (1 << 31) - 1  # bytes of a message of protobuf
 _QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
@@ -36,7 +37,8 @@ class Inspection(msgspec.Struct, frozen=True):
     `finding` says why no runtime could be asked to serve it, None where one can. With one the rest is for people to
     read: `digest` is empty where external data is not whole, datatypes may be ONNX's own names. `suspicion` is what
     seems wrong with operators, types or shapes; a runtime has the last word. `nodes` names for each operator the first
-    node that has it, without local functions. `footprint` is what it takes at least.
+    node that has it, without local functions. `footprint` is what it takes at least. `optional` are inputs with a
+    default, an initializer of the same name, which a request may give; they are not in the signature.
     """
 
     digest: str
@@ -55,6 +57,7 @@ class Inspection(msgspec.Struct, frozen=True):
     finding: Finding | None = None
     suspicion: Finding | None = None
     nodes: dict[str, str] = {}
+    optional: tuple[TensorSpec, ...] = ()
     footprint: Footprint = Footprint()
     halves: bool = False  # some of its weights are FP16 or BF16
     heads: dict[str, str] = {}  # the operator that makes each output

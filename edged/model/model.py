@@ -39,7 +39,7 @@ class Model(msgspec.Struct, frozen=True):
         if not signature.outputs:
             raise ModelRefused(f"model {entry.name} has no outputs")
         if entry.triton is not None:
-            triton_check.check(entry.triton, signature)
+            triton_check.check(entry.triton, signature, inspection.optional)
         recognition = recognise(
             signature.inputs,
             signature.outputs,
@@ -74,6 +74,11 @@ class Model(msgspec.Struct, frozen=True):
     def declared(self) -> Signature:
         """Inputs and outputs as clients are told of them: config.pbtxt may fix what the file leaves open."""
         return triton_check.declared(self.triton, self.inspection.signature)
+
+    @property
+    def defaults(self) -> frozenset[str]:
+        """Names of the inputs that a request may leave out."""
+        return frozenset(spec.name for spec in self.inspection.optional)
 
     @property
     def max_batch_size(self) -> int:

@@ -13,14 +13,15 @@ from edged.tensors import ANY_SHAPE, TensorSpec, byte_size
 _MOST_WARMUP_BYTES = 256 << 20
 
 
-def check(config: TritonConfig, signature: Signature) -> None:
-    """ConfigError, naming the tensor, for what the file contradicts."""
+def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorSpec] = ()) -> None:
+    """ConfigError, naming the tensor, for what the file contradicts. `optional` are inputs that have a default."""
+    defaults = {spec.name for spec in optional}
     rows = config.max_batch_size
     if rows:
         for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
             _require_batch(kind, specs, rows)
     for kind, tensors, specs in (
-        ("input", config.inputs, signature.inputs),
+        ("input", config.inputs, (*signature.inputs, *optional)),
         ("output", config.outputs, signature.outputs),
     ):
         names = [tensor.name for tensor in tensors]
@@ -30,7 +31,9 @@ def check(config: TritonConfig, signature: Signature) -> None:
             spec = _spec(kind, tensor.name, specs)
             _require_datatype(f"{kind} {tensor.name!r}", tensor.datatype, spec)
             if tensor.dims or tensor.reshape is not None:
-                _require_dims(f"{kind} {tensor.name!r}", tensor.model_dims, spec, rows)
+                _require_dims(
+                    f"{kind} {tensor.name!r}", tensor.model_dims, spec, 0 if tensor.name in defaults else rows
+                )
     _check_sequence(config, signature)
     for warmup in config.warmups:
         _check_warmup(warmup, config, signature)

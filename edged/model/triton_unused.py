@@ -53,7 +53,7 @@ _WHY = {
     "input.reshape": "requests bring the model's own shape",
     "output.reshape": "answers have the model's own shape",
     "input.format": "the layout of pictures is read off the model, or set by preprocess.*",
-    "input.optional": "every input of an ONNX model is needed",
+    "input.optional": "an input is optional if the model has a default for it",
     "dynamic_batching.preserve_ordering": "the answers of one stream are in order, others come as they are ready",
     "sequence_batching.direct": "requests of sequences go one by one",
     "sequence_batching.oldest": "requests of sequences go one by one",

@@ -292,5 +292,7 @@ class Slot:
 
 def outside(engine: EngineRef) -> str:
     """What a request is told that the engine was not built for where no other can be had."""
+    if not engine.profile.ranges:
+        return "the engine that serves has the defaults of optional inputs built in, and no other is there"
     ranges = ", ".join(f"{each.name} {list(each.minimum)} to {list(each.maximum)}" for each in engine.profile.ranges)
     return f"the engine that serves takes {ranges}, and no other is there for other shapes"

@@ -45,6 +45,7 @@ class EngineRef(msgspec.Struct, frozen=True):
     `edition` tells one build of the key from another. `is_static` says that every inference is of one size, so that
     their times can be compared. `batching` is how many frames it takes at a time, `rows` how many of a tensor request,
     `profile` the range of shapes that it was built for, empty where it takes any. `limits` is what a request may take.
+    `folded` are inputs with a default that its runtime may have built in.
     """
 
     key: str
@@ -57,10 +58,16 @@ class EngineRef(msgspec.Struct, frozen=True):
     rows: int = ANY_NUMBER
     limits: Bounds = Bounds()
     profile: Profile = Profile()
+    folded: frozenset[str] = frozenset()
 
     def takes(self, work: Work) -> bool:
-        """Whether work lies in its range of shapes. Frames do: ranges are made so that they have room for pictures."""
-        return not (self.profile.ranges and isinstance(work, TensorWork)) or self.profile.takes(work.named_shapes)
+        """Whether work lies in its range of shapes, and gives no input that it has built in. Frames do: ranges are made
+        so that they have room for pictures."""
+        if not isinstance(work, TensorWork):
+            return True
+        if self.folded and not self.folded.isdisjoint(tensor.name for tensor in work.inputs):
+            return False
+        return not self.profile.ranges or self.profile.takes(work.named_shapes)
 
     @property
     def names(self) -> tuple[str, ...]:

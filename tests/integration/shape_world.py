@@ -57,6 +57,14 @@ def zero(*inputs: str, dims: tuple[int | str, ...] = ("n", "w")) -> onnx.ModelPr
     return models.model(nodes, values, [models.value("y", "INT64", [1])], [zeroes])
 
 
+def with_default(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with an input `offset`, 0 unless it is given, that is added to its answer."""
+    next(node for node in proto.graph.node if node.op_type == "Sum").input.append("offset")
+    proto.graph.input.append(models.value("offset", "FP32", [1]))
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "offset"))
+    return proto
+
+
 class World:
     """One daemon's core without its sockets."""
 
@@ -89,13 +97,16 @@ class World:
 
         await until(does, f"{backend} serves {range_ or ''}")
 
-    async def ask(self, **shapes: tuple[int, ...]) -> int:
-        """Asks with zeroes of these shapes, and gives the answer's one number."""
+    async def ask(self, offset: float | None = None, **shapes: tuple[int, ...]) -> int:
+        """Asks with zeroes of these shapes, and an offset if one is given; the answer's one number."""
         message = pb.ModelInferRequest(model_name="m")
         raw = []
         for name, shape in shapes.items():
             message.inputs.add(name=name, datatype="FP32", shape=shape)
             raw.append(np.zeros(shape, np.float32).tobytes())
+        if offset is not None:
+            message.inputs.add(name="offset", datatype="FP32", shape=(1,))
+            raw.append(np.array([offset], np.float32).tobytes())
         caller = Caller("unix:")
         (answer,) = await asyncio.wait_for(
             self.inference.answer(Request(message, tuple(raw)), caller, lambda _, raw: b"".join(map(bytes, raw))), 150

@@ -14,7 +14,7 @@ from edged.errors import InvalidInput
 from tests import models
 from tests.integration.daemon import Daemon
 from tests.integration.inference_calls import Calls, request
-from tests.integration.shape_world import until, world, zero
+from tests.integration.shape_world import until, with_default, world, zero
 from tests.waiting import run
 
 RANGE = "1x4 1x8 2x8"
@@ -37,6 +37,23 @@ def test_a_request_outside_the_range_of_the_engine_is_answered_beside_it(tmp_pat
             assert each.planned.slot.current is engine
             seen = each.planned.traffic.seen()
             assert (seen.requests, seen.smallest["x"], seen.largest["x"]) == (5, (1, 3), (64, 500))
+
+    run(work(), 300)
+
+
+def test_infer_request_that_gives_an_input_with_a_default_is_answered_by_the_reference(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path, with_default(zero("x")), backends="null", profile__x=RANGE) as each:
+            await each.serves("null", AS_TEXT)
+            assert await each.ask(x=(2, 8)) == 0
+            assert each.planned.beside.current is None
+            assert await each.ask(x=(2, 8), offset=5.0) == 5
+            assert each.planned.beside.current is not None
+            assert each.planned.beside.current.engine.backend == "onnxruntime"
+            assert await each.ask(x=(2, 8)) == 0
+            assert each.planned.beside.answered == 1
+            with pytest.raises(InvalidInput, match="is missing"):
+                await each.ask(offset=5.0)
 
     run(work(), 300)
 

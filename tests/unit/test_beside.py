@@ -24,6 +24,7 @@ from edged.errors import EdgedError, EngineUnusable, HostLost, NotReady, OutOfMe
 from edged.model.model import Model
 from edged.serving.session import ServingSession
 from edged.serving.work import EngineRef, InputTensor, TensorWork
+from edged.tensors import TensorSpec
 from tests.fake_link import FakeLink
 from tests.unit.control_room import Clock, box, inspection, model, planned_model, record_of, settle
 from tests.waiting import run
@@ -183,6 +184,22 @@ def test_the_fastest_of_those_that_take_any_shape_is_taken(clock: Clock) -> None
         place.ask()
         await place.look()
         assert place.opener.opened == [place.ranged.digest]
+
+    run(story())
+
+
+def test_only_the_reference_is_opened_for_a_model_whose_inputs_have_defaults(clock: Clock) -> None:
+    async def story() -> None:
+        place = Place(clock)
+        place.ranged.recipe = msgspec.structs.replace(place.ranged.recipe, profile="")
+        assert place.planned.model is not None
+        known = place.planned.model.inspection
+        with_default = msgspec.structs.replace(known, optional=(TensorSpec("w", "FP32", (1,)),))
+        place.planned.model = msgspec.structs.replace(place.planned.model, inspection=with_default)
+        place.planned.served = place.planned.model
+        place.ask()
+        await place.look()
+        assert place.opener.opened == [place.reference.digest]
 
     run(story())
 

@@ -56,6 +56,20 @@ def inputs_of(
     return checked(wire.Request.of(request), signature, Bounds(profile))
 
 
+def test_inputs_of_request_may_give_or_leave_out_what_has_a_default() -> None:
+    default = (TensorSpec("w", "FP32", (2,)),)
+    request = raw_request("FP32", (1,), bytes(4))
+    assert [each.name for each in checked(wire.Request.of(request), one("FP32", 1), optional=default)] == ["x"]
+    request.inputs.add(name="w", datatype="FP32", shape=(2,))
+    request.raw_input_contents.append(bytes(8))
+    assert [each.name for each in checked(wire.Request.of(request), one("FP32", 1), optional=default)] == ["x", "w"]
+    request.inputs[1].shape[0] = 3
+    with pytest.raises(InvalidInput, match="'w'"):
+        checked(wire.Request.of(request), one("FP32", 1), optional=default)
+    with pytest.raises(InvalidInput, match="no input 'w'"):
+        checked(wire.Request.of(request), one("FP32", 1))
+
+
 def one(datatype: str, *shape: int | str) -> Signature:
     return Signature((TensorSpec("x", datatype, shape),), ())
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edged.errors import InvalidInput, TooLarge, Unsupported
 from edged.ingress.rest import encodings, tensors
 from edged.ingress.rest.tensors import Wish
+from edged.proto import model_config_pb2
 from edged.proto import open_inference_pb2 as pb
 
 
@@ -196,6 +197,15 @@ def test_a_whole_body_may_be_the_only_input(
     assert list(asked.message.inputs[0].shape) == wanted
     assert bytes(asked.raw[0]) == (b"\7\0\0\0" if datatype == "BYTES" else b"") + b"a" * size
     assert asked.wish.is_binary("anything")
+
+
+def test_without_optional_leaves_the_inputs_that_a_request_needs() -> None:
+    found = pb.ModelMetadataResponse()
+    config = model_config_pb2.ModelConfig()
+    for name, optional in (("x", False), ("w", True)):
+        found.inputs.add(name=name)
+        config.input.add(name=name, optional=optional)
+    assert [each.name for each in tensors.without_optional(found, config).inputs] == ["x"]
 
 
 def test_bytes_alone_do_not_tell_two_inputs_or_two_dimensions() -> None:

@@ -41,6 +41,24 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
+def test_push_request_that_gives_a_folded_input_goes_beside_and_others_do_not() -> None:
+    async def work() -> None:
+        (slot, beside), link, other = place(), FakeLink(), FakeLink()
+        folded = msgspec.structs.replace(engine_ref("folded"), folded=frozenset({"w"}))
+        slot.install(ServingSession(cast(Any, link), 1, folded))
+        beside.install(other.session(key="reference"))
+        plain, giving = request(2, value=1), request(2, value=2)
+        giving.inputs = (*giving.inputs, InputTensor("w", "UINT8", (1,), b"\7"))
+        slot.push(plain)
+        slot.push(giving)
+        link.answer()
+        other.answer()
+        assert (await plain.future).engine.key == "folded"
+        assert (await giving.future).engine.key == "reference"
+
+    run(work())
+
+
 def test_a_request_goes_where_its_shapes_are_taken() -> None:
     async def work() -> None:
         (slot, beside), link, other = place(), FakeLink(), FakeLink()

@@ -66,7 +66,7 @@ class ConfigurationHandlers:
             name=model.entry.model,
             versions=sorted({each.version for each in versions}, key=int),
             platform=model_config.PLATFORM,
-            inputs=_tensors(model_config.clients_inputs(model)),
+            inputs=_tensors((*model_config.clients_inputs(model), *model.inspection.optional)),
             outputs=_tensors(model_config.clients_outputs(model)),
         )
 

@@ -91,11 +91,18 @@ class Inference:
         kept = self._kept(request, served, said)
         filled = kept.inputs if kept is not None else frozenset[str]()
         read = partial(
-            tensors.inputs_of, request, served.signature, served.bounds, self._access.locate(caller.peer), filled
+            tensors.inputs_of,
+            request,
+            served.signature,
+            served.bounds,
+            self._access.locate(caller.peer),
+            filled,
+            served.model.inspection.optional,
         )
         inputs = await asyncio.to_thread(read) if tensors.has_many_values(request) else read()
         form = _form(request, served, wanted, regions, said, caller, kept)
-        rows, alone = _rows(served, inputs), not served.is_batched
+        required = tuple(tensor for tensor in inputs if tensor.name not in served.model.defaults)
+        rows, alone = _rows(served, required), not served.is_batched or len(required) < len(inputs)
         if kept is None:
             work = TensorWork(inputs, _names(form), expires, said.priority, rows, alone=alone)
             return (await self._infer(planned, work, form, served.bounds, caller, write)).responses()

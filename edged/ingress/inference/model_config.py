@@ -57,6 +57,8 @@ def config_of(model: Model, batching: TensorBatching) -> pb.ModelConfig:
     )
     for spec in clients_inputs(model):
         config.input.add(name=spec.name, data_type=_type(spec), dims=_dims(spec, rows))
+    for spec in model.inspection.optional:  # whose first dimension is no batch's
+        config.input.add(name=spec.name, data_type=_type(spec), dims=spec.dims, optional=True)
     for spec in clients_outputs(model):
         label = labels.get(spec.name, "")
         config.output.add(name=spec.name, data_type=_type(spec), dims=_dims(spec, rows), label_filename=label)

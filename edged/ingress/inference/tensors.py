@@ -51,15 +51,16 @@ def inputs_of(
     bounds: Bounds = _ANY,
     locate: Locate | None = None,
     filled: Collection[str] = (),
+    optional: Sequence[TensorSpec] = (),
 ) -> tuple[InputTensor, ...]:
     """The request's inputs in the signature's terms; InvalidInput, naming the tensor, for everything that is wrong.
 
     `bounds` are the shapes that the model takes. `locate` finds what lies in shared memory, and raises what keeps it
-    from that. `filled` are inputs that somebody else gives.
+    from that. `filled` are inputs that edged gives, `optional` those that have a default.
     """
     message = request.message
-    specs = {spec.name: spec for spec in signature.inputs}
-    _require_names([tensor.name for tensor in message.inputs], signature, filled)
+    specs = {spec.name: spec for spec in (*signature.inputs, *optional)}
+    _require_names([tensor.name for tensor in message.inputs], signature, filled, specs.keys())
     places = [place(tensor.parameters, f"input {tensor.name[:60]!r}") for tensor in message.inputs]
     carried, raw = places.count(None), iter(request.raw)
     if request.raw and len(request.raw) != carried:
@@ -101,7 +102,7 @@ def outputs_of(request: Request, signature: Signature) -> tuple[Wanted, ...]:
     return found
 
 
-def _require_names(names: list[str], signature: Signature, filled: Collection[str]) -> None:
+def _require_names(names: list[str], signature: Signature, filled: Collection[str], admitted: Collection[str]) -> None:
     if len(set(names)) != len(names):
         raise InvalidInput(f"input {Counter(names).most_common(1)[0][0][:60]!r} is given more than once")
     known = [spec.name for spec in signature.inputs]
@@ -109,7 +110,7 @@ def _require_names(names: list[str], signature: Signature, filled: Collection[st
     if missing is not None:
         raise InvalidInput(f"input {missing!r} is missing; the model takes {_list(signature.inputs)}")
     for name in names:
-        if name not in known:
+        if name not in admitted:
             raise InvalidInput(f"there is no input {name[:60]!r}; the model takes {_list(signature.inputs)}")
         if name in filled:
             raise InvalidInput(f"input {name!r} is filled in by edged in each request of a sequence; leave it out")

@@ -83,6 +83,10 @@ class Answering:
         if length == 0:
             request = pb.ModelMetadataRequest(name=model, version=version)
             metadata = await self._calls(ask, "ModelMetadata", request, pb.ModelMetadataResponse)
+            if len(metadata.inputs) > 1:
+                wanted = pb.ModelConfigRequest(name=model, version=version)
+                config = (await self._calls(ask, "ModelConfig", wanted, pb.ModelConfigResponse)).config
+                metadata = tensors.without_optional(metadata, config)
             asked = tensors.raw_request(model, version, metadata, ask.body)
         else:
             json_size = len(ask.body) if length is None else length

@@ -18,6 +18,7 @@ from edged.errors import InvalidInput
 from edged.files import NOT_JSON
 from edged.ingress.rest import values
 from edged.ingress.rest.exchange import JSON, Answer, Part
+from edged.proto import model_config_pb2
 from edged.proto import open_inference_pb2 as pb
 from edged.tensors import DATATYPES
 
@@ -114,6 +115,14 @@ def read(model: str, version: str, body: bytes, header_length: int | None) -> As
         _set(asked.parameters, {k: v for k, v in output.parameters.items() if k != _WANTED}, f"output {output.name!r}")
     everything = _flag(said.parameters.get(_ALL_WANTED, False), _ALL_WANTED)
     return Asked(message, tuple(raw), Wish(everything, binary))
+
+
+def without_optional(
+    metadata: pb.ModelMetadataResponse, config: model_config_pb2.ModelConfig
+) -> pb.ModelMetadataResponse:
+    """The metadata without the inputs that a request may leave out, which only the configuration tells."""
+    optional = {each.name for each in config.input if each.optional}
+    return pb.ModelMetadataResponse(inputs=[each for each in metadata.inputs if each.name not in optional])
 
 
 def raw_request(model: str, version: str, metadata: pb.ModelMetadataResponse, body: bytes) -> Asked:
