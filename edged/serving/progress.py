@@ -62,8 +62,9 @@ class Progress:
         if not is_busy or sign is None:
             self.stopped = self.silent = 0.0
             return
-        self.stopped = self.stopped + step if sign.state == "T" else 0.0
         has_worked = sign.state in "RD" or before is None or sign.work != before.work
+        # One that is stopped and continued many times a second, to keep it slow, works in between.
+        self.stopped = self.stopped + step if sign.state == "T" and not has_worked else 0.0
         self.silent = 0.0 if has_worked else self.silent + step
 
     @property

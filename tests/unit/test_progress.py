@@ -33,6 +33,10 @@ def test_stopped_process_is_noticed_after_a_moment() -> None:
     assert not looked([*[stopped] * 4, IDLE, *[stopped] * 3]).is_stopped
 
 
+def test_process_that_is_stopped_and_continued_again_and_again_is_only_slow() -> None:
+    assert not looked(Sign("T", (1, 1, number, 1)) for number in range(200)).is_stopped
+
+
 def test_silent_process_that_does_nothing_is_asked_and_then_stuck() -> None:
     assert looked([IDLE] * looks(1)).should_ping
     assert not looked([IDLE] * looks(1)).is_stuck
