@@ -50,7 +50,7 @@ def demo(
     """Start a daemon in a scratch folder, stream cameras through it, and show what happens.
 
     It answers at once, builds and verifies faster engines beneath, swaps them in, is restarted, and finds its engine
-    in the store. Engines that are still being built are waited for, up to two minutes longer than --seconds.
+    in the store. Engines that are still being built are waited for, up to a quarter of an hour longer than --seconds.
     Nothing is left but the files named by --json and --snapshot. Exit status 1 when something did not hold.
     """
     from edged.demo import summary

@@ -16,7 +16,7 @@ from pathlib import Path
 from edged.errors import EdgedError
 
 _LONGEST_TMP = 50  # characters; sockets lie below the scratch folder, and Linux allows their paths 107 bytes
-_START_S, _STOP_S = 60.0, 10.0
+_START_S, _STOP_S = 300.0, 60.0  # seconds for a busy box
 _POLL_S = 0.02
 
 
@@ -58,7 +58,7 @@ class DaemonProcess:
             )
 
     async def wait_until_listening(self) -> None:
-        """EdgedError when it ends, or does not answer within a minute."""
+        """EdgedError when it ends, or does not answer within five minutes."""
         while b"listening on" not in self._out.read_bytes():
             self.check()
             if time.monotonic() - self.launched > _START_S:
@@ -72,8 +72,8 @@ class DaemonProcess:
             raise EdgedError(f"the daemon ended by itself with status {code}{self._last_words()}")
 
     async def stop(self) -> None:
-        """Asks it to stop and waits; kills it, with all its children, when it takes longer than 10 s. EdgedError when
-        it did not end well."""
+        """Asks it to stop and waits; kills it, with all its children, when it takes longer than a minute. EdgedError
+        when it did not end well."""
         code = self._child.poll()
         if code is None:
             self._child.terminate()

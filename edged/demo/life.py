@@ -9,7 +9,8 @@ from edged.client.operations import EngineInfo, ModelInfo
 
 _UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"
-_OPENING_S = 10.0  # an engine that is ready and faster is opened within this long; then what serves is final
+_GAIN = 0.95  # of its cost, that an engine has to be below to take over: see `edged.control.reconcile`
+_OPENING_S = 60.0  # an engine that is ready and faster is opened within this long; then what serves is final
 
 
 class Life:
@@ -60,10 +61,15 @@ class Life:
         """Nothing is being built any more, and the fastest engine serves and has answered."""
         if self._quiet_since is None or self.served_s is None or self.serving is None:
             return False
-        rivals = [e.latency_ms for e in self.engines if e.state == "ready" and e.latency_ms is not None]
-        latency = self.serving.latency_ms
-        fastest = latency is not None and all(latency <= rival for rival in rivals)
+        rivals = [cost for e in self.engines if e.state == "ready" and (cost := _cost(e)) is not None]
+        cost = _cost(self.serving)
+        fastest = cost is not None and all(cost * _GAIN <= rival for rival in rivals)
         return fastest or now - self._quiet_since > _OPENING_S
+
+
+def _cost(engine: EngineInfo) -> float | None:
+    """The time of one inference, as a share of the reference's where both were timed in turns."""
+    return engine.latency_ms / (engine.reference_ms or 1.0) if engine.latency_ms is not None else None
 
 
 def is_reference(engine: EngineInfo) -> bool:

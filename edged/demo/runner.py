@@ -21,8 +21,10 @@ from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Prediction
 
 AFTER_RESTART_S = 4.0  # streaming in the second life
-_PATIENCE_S = 120.0  # beyond the time asked for: a busy box takes long to build, and then there is something to see
-_DRAIN_S = 30.0
+# Beyond the time asked for. A demonstration waits for what it shows, which takes a busy box long; this ends one that
+# would never see it.
+_PATIENCE_S = 900.0
+_DRAIN_S = 120.0
 _CALL_S = 180.0  # the first answer may wait for a large model to be read and opened
 _LOOK_S = 0.25
 _HOPELESS = 20  # frames that fail before any is answered
@@ -70,7 +72,7 @@ async def run(plan: Plan, view: View) -> Outcome:
         return streamed >= plan.seconds and (cold.is_settled(now) or streamed >= plan.seconds + _PATIENCE_S)
 
     def is_back(_: float, streamed: float) -> bool:
-        return streamed >= AFTER_RESTART_S and (warm.served_s is not None or streamed >= _PATIENCE_S)
+        return streamed >= AFTER_RESTART_S and (warm.served_s is not None or streamed >= AFTER_RESTART_S + _PATIENCE_S)
 
     with scratch() as folder:
         await _live(_Stage(plan, tally, cold, Story(cold), view), folder, is_shown)
