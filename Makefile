@@ -147,7 +147,7 @@ soak: $(VENV)/.dev  ## A daemon to which everything happens at once, and whether
 kills: $(VENV)/.dev  ## Hosts, build children and the tracker are killed 300 times while 13 models answer; eleven minutes (ARGS="--rounds 20").
 	$(BIN)/python -m tests.attack.kills $(ARGS)
 
-attack: $(VENV)/.dev  ## Hostile clients, one kind at a time: what a good camera notices of each; ten minutes (ARGS="--list").
+attack: $(VENV)/.dev  ## Hostile clients, one kind at a time: what a good camera notices of each; a quarter of an hour (ARGS="--list").
 	$(BIN)/python -m tests.attack $(ARGS)
 	$(if $(ARGS),,$(BIN)/python -m tests.attack.early_close)
 

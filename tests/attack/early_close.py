@@ -193,9 +193,9 @@ def _commands(method: Method) -> list[Message]:
 
 
 def _leave_all(addresses: tuple[str, str], chosen: Sequence[Plan]) -> None:
-    """At a unix socket, or by TCP if there is a pause."""
+    """At a unix socket, or by TCP if there is a pause and anyone may call by TCP."""
     for plan in chosen:
-        address = addresses[1 if plan.pause else 0]
+        address = addresses[1 if plan.pause and not policy.is_audited(plan.method.path) else 0]
         if plan.way == "drop":
             _drop(address, plan)
         else:
