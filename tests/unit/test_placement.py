@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 from edged.backend import registry
@@ -12,6 +13,8 @@ from edged.backend.contract import UNOPTIMISED, Nodes, Order, Placed, Recipe
 from edged.control.placement import astray
 from tests import models
 
+# ONNX Runtime 1.23, the last for Python 3.10, does not say which operators a session on the CPU has.
+TELLS_OPERATORS = hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info")
 CUDA = Recipe("onnxruntime", device="cuda:0")
 CPU = Recipe("onnxruntime")
 REFERENCE = Recipe("onnxruntime", optimization=UNOPTIMISED)
@@ -83,7 +86,7 @@ def test_every_session_of_an_engine_tells_where_its_nodes_run(backend: str, tmp_
     nodes = session.nodes()
     assert len(nodes) == 1
     assert astray(recipe, recorded.nodes, nodes) == ()
-    if backend != "null":
+    if backend != "null" and (backend != "onnxruntime" or TELLS_OPERATORS):
         assert sum(next(iter(nodes.values())).values()) > 0
     session.close()
 
@@ -93,5 +96,5 @@ def test_the_reference_tells_it_of_the_model_as_it_was_written(tmp_path: Path) -
     order = Order(str(models.save(proto, tmp_path / "model.onnx")), models.signature(proto), REFERENCE)
     session = registry.load("onnxruntime").open(order)
     assert isinstance(session, Placed)
-    assert session.nodes() == {"CPUExecutionProvider": {"MatMul": 1}}
+    assert session.nodes() == {"CPUExecutionProvider": {"MatMul": 1} if TELLS_OPERATORS else {}}
     assert astray(REFERENCE, {}, session.nodes()) == ()
