@@ -23,22 +23,32 @@ import msgspec
 _LOG = logging.getLogger("edged.ingress")
 _LOOK_SECONDS = 0.05
 _BUSY = 0.4  # of one processor, from which on the daemon looks
-_OF_A_CONNECTION = 1 << 20  # bytes that it may send without any call that is let in
+_BESIDE = 1 << 20  # bytes that a connection may send in a stretch of time without any call: pings, refused calls
+_STRETCH_SECONDS = 10.0
 _OF_A_CALL = 96 << 10  # headers, and what gRPC takes of a stream before anyone reads it
-_OVERHEAD = 1.1  # frames of HTTP/2 and TLS
+_OF_A_MESSAGE, _OVERHEAD = 256, 1.1  # frames of HTTP/2 and TLS, and word of what was read of the answers
 _RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received
 
 
 class Traffic(msgspec.Struct):
-    """What one connection has sent that is accounted for. `open` are the calls that a message may be coming for."""
+    """What one connection has sent that is accounted for. `open` are the calls that a message may be coming for, `cut`
+    those that ended while one may have been coming."""
 
     open: int = 0
+    cut: int = 0
     calls: int = 0
+    messages: int = 0
     size: int = 0
 
-    def allowed(self, max_message: int) -> float:
-        """How many bytes the connection may have sent so far."""
-        return _OF_A_CONNECTION + _OVERHEAD * (self.size + self.calls * _OF_A_CALL + self.open * max_message)
+    def add(self, size: int) -> None:
+        """A message of so many bytes has come."""
+        self.messages += 1
+        self.size += size
+
+    def accounted(self, max_message: int) -> float:
+        """How many bytes calls account for, with a message that may be on its way for each open one."""
+        calls = self.calls * _OF_A_CALL + self.messages * _OF_A_MESSAGE
+        return calls + _OVERHEAD * (self.size + (self.open + self.cut) * max_message)
 
 
 class Arrivals:
@@ -47,6 +57,7 @@ class Arrivals:
     def __init__(self) -> None:
         self.closed = 0
         self._traffic: dict[str, Traffic] = {}
+        self._before: dict[str, tuple[float, float]] = {}  # when a stretch began, and how much was too much by then
 
     def begin(self, peer: str) -> Traffic:
         """A call was let in: the traffic of its connection."""
@@ -65,16 +76,21 @@ class Arrivals:
             used, at = time.process_time(), time.monotonic()
             ports = {int(each.rpartition(":")[2]) for each in addresses() if not each.startswith("unix:")}
             if ports and used - before > _BUSY * (at - since):
-                self.look(await asyncio.to_thread(_received, ports), max_message)
+                self.look(await asyncio.to_thread(_received, ports), max_message, time.monotonic())
 
-    def look(self, received: dict[str, tuple[int, int]], max_message: int) -> None:
+    def look(self, received: dict[str, tuple[int, int]], max_message: int, now: float) -> None:
         """Closes what sent too much. `received`: a descriptor of each connection, which is closed, and its bytes."""
+        before, self._before = self._before, {}
         for peer, (descriptor, size) in received.items():
+            excess = size - self._traffic.get(peer, Traffic()).accounted(max_message)
+            since, had = before.get(peer, (now, max(0.0, excess)))
             with socket.socket(fileno=descriptor) as connection:
-                if size > self._traffic.get(peer, Traffic()).allowed(max_message):
+                if excess > had + _BESIDE:
                     self.closed += 1
                     _LOG.warning("%s sent %d MiB that belong to no call; it is disconnected", peer, size >> 20)
                     _shut(connection)
+            is_over = now - since > _STRETCH_SECONDS
+            self._before[peer] = (now, max(0.0, excess)) if is_over else (since, had)
         for peer in [peer for peer, each in self._traffic.items() if not each.open and peer not in received]:
             del self._traffic[peer]
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 from google.protobuf.message import Message
 
-from edged.errors import EdgedError
+from edged.errors import EdgedError, InvalidInput
 from edged.ingress.access import identity, policy
 from edged.ingress.access.about import about
 from edged.ingress.access.budget import LARGE, LargeMessage
@@ -53,15 +53,26 @@ class CallGuard:
         self._takes_contents = policy.METHODS.get(method.path, policy.NOBODY) is not policy.ANYBODY
 
     def handler(self) -> Handler:
-        """What gRPC calls: from bytes to bytes."""
+        """What gRPC calls: from bytes to bytes. To gRPC every call takes many messages, which is the same on the wire:
+        so one message is read here as well, once its connection is known."""
+        run = self._run if self._method.takes_many else self._run_one
         if self._method.gives_many:
-            many = cast(Any, self._run)  # a coroutine function, which the stubs do not know
-            if self._method.takes_many:
-                return grpc.stream_stream_rpc_method_handler(many)
-            return grpc.unary_stream_rpc_method_handler(many)
-        if self._method.takes_many:
-            return grpc.stream_unary_rpc_method_handler(self._run)
-        return grpc.unary_unary_rpc_method_handler(self._run)
+            return grpc.stream_stream_rpc_method_handler(cast(Any, run))  # the stubs know generators alone
+        return grpc.stream_unary_rpc_method_handler(run)
+
+    async def _run_one(self, _: object, call: GrpcContext) -> bytes | None:
+        """One call of one message."""
+        traffic = self._guard.arrivals.begin(call.peer())
+        traffic.open += self._takes_contents
+        data: Any = None
+        try:
+            data = await call.read()
+        finally:
+            traffic.open -= self._takes_contents
+            traffic.cut += self._takes_contents and data is None
+        if data is grpc.aio.EOF:
+            await end(call, InvalidInput("the call has no message; use a client of the same protocol"))
+        return await self._run(data, call)
 
     async def _run(self, asked: Any, call: GrpcContext) -> bytes | None:
         """One call, from its beginning to its end. `asked` are the bytes of its one message."""
@@ -79,7 +90,8 @@ class CallGuard:
         except EdgedError as error:
             await end(call, error)
         large, traffic = LargeMessage(guard.budget, context.peer, who), guard.arrivals.begin(context.peer)
-        traffic.size += size
+        if not self._is_stream:
+            traffic.add(size)
         traffic.open += self._takes_contents
         requests = (
             _Requests(call, method, usage, limits, large, traffic, self._is_audited) if method.takes_many else None
@@ -115,6 +127,7 @@ class CallGuard:
                 requests.end()
             large.end()
             traffic.open -= self._takes_contents
+            traffic.cut += outcome == grpc.StatusCode.CANCELLED.name and requests is not None
             if self._is_stream:
                 limits.end_stream(usage)
             else:
@@ -180,7 +193,7 @@ class _Requests:
         data: Any = await self._call.read()
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
-        self._traffic.size += len(data)
+        self._traffic.add(len(data))
         usage, bounds = self._usage, self._limits.bounds
         while wait := usage.wait(time.monotonic(), bounds.rate):  # noqa: ASYNC110 # time is no event
             await asyncio.sleep(wait)

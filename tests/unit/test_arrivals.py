@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edged.ingress.arrivals import Arrivals, Traffic, peer_of
+from edged.ingress.arrivals import Arrivals, peer_of
 
 _MIB = 1 << 20
 
@@ -30,18 +30,26 @@ def _is_closed(client: socket.socket) -> bool:
     return False
 
 
-def _looked(arrivals: Arrivals, server: socket.socket, size: int) -> None:
+def _looked(arrivals: Arrivals, server: socket.socket, mebibytes: float, now: float = 0.0) -> None:
     peer = peer_of(server.getpeername())
-    arrivals.look({peer: (server.dup().detach(), size)}, 32 * _MIB)
+    arrivals.look({peer: (server.dup().detach(), int(mebibytes * _MIB))}, 32 * _MIB, now)
 
 
-def test_look_without_calls_closes_a_connection_that_sent_much(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_look_without_calls_closes_a_connection_that_sends_much(pair: tuple[socket.socket, socket.socket]) -> None:
     arrivals, (server, client) = Arrivals(), pair
-    _looked(arrivals, server, 1 * _MIB)
-    assert not _is_closed(client)
-    _looked(arrivals, server, 2 * _MIB)
+    for size in (0, 0.9):
+        _looked(arrivals, server, size)
+        assert not _is_closed(client)
+    _looked(arrivals, server, 2)
     assert _is_closed(client)
     assert arrivals.closed == 1
+
+
+def test_look_forgives_what_came_slowly(pair: tuple[socket.socket, socket.socket]) -> None:
+    arrivals, (server, client) = Arrivals(), pair
+    for stretch in range(50):
+        _looked(arrivals, server, 5 + 0.5 * stretch, now=20.0 * stretch)
+    assert not _is_closed(client)
 
 
 @pytest.mark.parametrize(
@@ -52,32 +60,32 @@ def test_look_leaves_room_for_a_message_of_each_open_call(
 ) -> None:
     arrivals, (server, client) = Arrivals(), pair
     arrivals.begin(peer_of(server.getpeername())).open += open_calls
-    _looked(arrivals, server, size * _MIB)
+    _looked(arrivals, server, 0)
+    _looked(arrivals, server, size)
     assert _is_closed(client) == closed
 
 
-def test_look_counts_what_came_as_messages(pair: tuple[socket.socket, socket.socket]) -> None:
+@pytest.mark.parametrize(("size", "count"), [(100 * _MIB, 5), (60, 1_000_000)])
+def test_look_counts_what_came_as_messages(pair: tuple[socket.socket, socket.socket], size: int, count: int) -> None:
     arrivals, (server, client) = Arrivals(), pair
-    arrivals.begin(peer_of(server.getpeername())).size += 500 * _MIB
-    _looked(arrivals, server, 500 * _MIB)
+    traffic = arrivals.begin(peer_of(server.getpeername()))
+    _looked(arrivals, server, 0)
+    for _ in range(count):
+        traffic.add(size)
+    _looked(arrivals, server, (size + 60) * count / _MIB)
     assert not _is_closed(client)
 
 
 def test_look_forgets_connections_that_have_gone() -> None:
     arrivals = Arrivals()
-    arrivals.begin("ipv4:127.0.0.1:5").size += 500 * _MIB
-    arrivals.look({}, 32 * _MIB)
+    arrivals.begin("ipv4:127.0.0.1:5").add(500 * _MIB)
+    arrivals.look({}, 32 * _MIB, 0.0)
     assert arrivals.begin("ipv4:127.0.0.1:5").size == 0
 
 
 def test_begin_over_a_unix_socket_keeps_nothing() -> None:
     arrivals = Arrivals()
     assert arrivals.begin("unix:") is not arrivals.begin("unix:")
-
-
-def test_allowed_grows_with_calls_and_messages() -> None:
-    none = Traffic().allowed(_MIB)
-    assert none < Traffic(calls=1).allowed(_MIB) < Traffic(open=1, calls=1).allowed(_MIB)
 
 
 @pytest.mark.parametrize(
