@@ -167,6 +167,8 @@ class Opener:
                 raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.astray)}")
             await warm_up(model, link, number, ref.profile)
             session.vitals = await self._prove(planned, model, engine, session)
+            if link.lost:  # after its last answer: who is told of a loss does not know of this session
+                raise HostLost(f"engine host {link.backend} {link.lost}")
         except BaseException:  # whatever it is, nobody else knows of the session
             self.retire(session)
             raise

@@ -513,3 +513,20 @@ def test_session_that_was_opened_is_closed_whatever_fails_before_it_serves(
         assert (gate.serving, gate.host().closed) == (None, [1])
 
     run(story())
+
+
+def test_session_whose_host_was_lost_after_its_last_answer_is_not_installed(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+
+        async def dies(*_: object) -> None:
+            gate.host().lost = "died"
+
+        monkeypatch.setattr(opener_module, "warm_up", dies)
+        engine = await gate.open()
+        assert gate.serving is None
+        assert clock.now < engine.open_at < clock.now + 1
+
+    run(story())
