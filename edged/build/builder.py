@@ -230,7 +230,6 @@ class Builder:
                 recipe=task.recipe,
                 model=task.model.name,
                 adopted_from=source,
-                baseline_ms=None,
             )
             record = _measured(record, timed, standard)
             await self._commit(out, record, room)
@@ -415,12 +414,10 @@ def _version(task: Task) -> str:
 
 def _measured(record: EngineRecord, timed: jobs.Timed, standard: Standard) -> EngineRecord:
     """The record with what a verification found."""
-    known = [latency for latency in (record.baseline_ms, timed.latency_ms) if latency is not None]
     return msgspec.structs.replace(
         record,
         verdict=timed.verdict,
         latency_ms=timed.latency_ms,
-        baseline_ms=min(known, default=None),
         reference_ms=timed.reference_ms,
         load=timed.load,
         standard=standard.digest,

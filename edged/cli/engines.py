@@ -114,8 +114,7 @@ def _sheet(engines: list[EngineInfo]) -> Table:
         "engine": f"{engine.backend} on {engine.device}, {engine.precision}",
         "state": f"{engine.state}: {engine.reason}" if engine.reason else engine.state,
         "size": f"{engine.bytes} bytes",
-        "latency": _milliseconds(engine.latency_ms),
-        "reference": _milliseconds(engine.reference_ms),
+        "speed": _timed(engine),
         "built": _built(engine),
         "used": words.moment(engine.used_unix_s) if engine.used_unix_s else "not known",
         "pinned": "yes: it is never evicted" if engine.pinned else "no",
@@ -152,8 +151,11 @@ def _composition(composition: Composition) -> dict[str, str]:
     return {name: text for name, text in rows.items() if text}
 
 
-def _milliseconds(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.3f} ms"
+def _timed(engine: EngineInfo) -> str:
+    if engine.speed is None:
+        return "not measured"
+    took = f"{engine.latency_ms:.3f} ms against {engine.reference_ms:.3f} ms, in turns, in a build's low priority"
+    return f"{engine.speed:.2f} times the reference's ({took})"
 
 
 def _built(engine: EngineInfo) -> str:
@@ -169,14 +171,13 @@ def _list(engines: Sequence[tuple[str, EngineInfo]]) -> RenderableType:
 
 def _table(engines: Sequence[tuple[str, EngineInfo]]) -> Table:
     """Each with the name of its box, empty where there is only one."""
-    titles = ("model", "engine", "backend", "precision", "state", "latency", "size", "")
+    titles = ("model", "engine", "backend", "precision", "state", "speed", "size", "")
     table = Table(*answers.boxed(engines), *titles, box=None, pad_edge=False)
     for box, engine in engines:
-        latency = _latency(engine)
         size = f"{engine.bytes / 1e6:.1f} MB" if engine.bytes else ""
         backend = _how(engine)
         state = f"{engine.state}, pinned" if engine.pinned else engine.state
-        about = (engine.model, engine.key[:12], backend, engine.precision, state, latency, size, engine.reason)
+        about = (engine.model, engine.key[:12], backend, engine.precision, state, _speed(engine), size, engine.reason)
         table.add_row(*([box] if box else []), *about)
     return table
 
@@ -189,13 +190,9 @@ def _how(engine: EngineInfo) -> str:
     return f"{engine.backend}{device} ({level}{'' if threads == '0' else f', threads {threads}'})"
 
 
-def _latency(engine: EngineInfo) -> str:
-    """Milliseconds, and how many times faster than the reference was in the same moments."""
-    if engine.latency_ms is None:
-        return ""
-    if not engine.reference_ms or engine.parts.get("recipe.optimization") == "none":
-        return f"{engine.latency_ms:.2f} ms"
-    return f"{engine.latency_ms:.2f} ms ({engine.reference_ms / engine.latency_ms:.1f}x)"
+def _speed(engine: EngineInfo) -> str:
+    """How many times as fast as the reference it was, timed in turns with it."""
+    return "" if engine.speed is None or engine.parts.get("recipe.optimization") == "none" else f"{engine.speed:.1f}x"
 
 
 def _reasons(explanations: list[Explanation]) -> Table:

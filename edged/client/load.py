@@ -10,7 +10,7 @@ from edged.proto import operations_pb2 as pb
 
 class ModelLoad(Info, frozen=True):
     """What a model does: `answered` and `failed` requests and frames since it was loaded, `infer_ms` the median of one
-    inference lately and `baseline_ms` what its engine has shown to be able to do, None where that is not known;
+    inference lately and `baseline_ms` its lowest while the engine served, None where that is not known;
     `waiting` for the engine now. `degraded` are the kinds of its alarms. Nothing serves it while `backend` is empty."""
 
     name: str

@@ -125,12 +125,13 @@ class Composition(Info, frozen=True):
 
 
 class EngineInfo(Info, frozen=True):
-    """An engine, built or wanted. `latency_ms` is the median of one inference on this device, `reference_ms` that of
-    unoptimised ONNX Runtime measured in turns with it, `load` the share of the processors, 0 to 1, that others used
-    meanwhile; None where a figure was not measured yet. `pinned` ones are never evicted; `used_unix_s` is when it was
-    last made or opened, 0 when that is not known. `adopted_from` is the key of an engine built for another driver whose
-    files these are; `effort`, full, reduced or least, is how hard the builder tried; `standard` the digest of what its
-    answers were held to; `ahead` the device that it was built for on another box."""
+    """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of it and of
+    unoptimised ONNX Runtime in turns with it, when it was verified: in a child of low priority, so that only their
+    ratio says anything. `load` is the share of the processors, 0 to 1, that others used meanwhile; None where a figure
+    was not measured yet. `pinned` ones are never evicted; `used_unix_s` is when it was last made or opened, 0 when that
+    is not known. `adopted_from` is the key of an engine built for another driver whose files these are; `effort`, full,
+    reduced or least, is how hard the builder tried; `standard` the digest of what its answers were held to; `ahead` the
+    device that it was built for on another box."""
 
     key: str
     model: str
@@ -154,6 +155,11 @@ class EngineInfo(Info, frozen=True):
     standard: str = ""
     composition: Composition = Composition()
     ahead: str = ""
+
+    @property
+    def speed(self) -> float | None:
+        """How many times as fast as the reference it is; None where that was not measured."""
+        return self.reference_ms / self.latency_ms if self.latency_ms and self.reference_ms else None
 
 
 class PartChange(Info, frozen=True):

@@ -53,14 +53,21 @@ def wrong(
 
 
 def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[float, float] | None:
-    """Milliseconds of inference now and when it was measured, where what serves has been too slow for long enough."""
+    """Milliseconds of inference now and at its best while serving, where what serves has been too slow for long enough.
+
+    What was measured of it when it was built is no measure: then it ran in a child of low priority.
+    """
     current = planned.slot.current
     engine = planned.engines.get(planned.serving or "")
-    baseline = engine.record.baseline_ms if engine is not None and engine.record is not None else None
-    if current is None or not baseline:
+    if current is None or engine is None:
+        return None
+    median = current.pace.median(now)
+    if median is not None:
+        engine.paced(median)
+    baseline = engine.usual_ms
+    if not baseline:
         return None
     lasted = current.pace.slow_for(now, max(baseline * settings.regression_factor, baseline + _NOTICEABLE_MS))
-    median = current.pace.median(now)
     return (median or 0.0, baseline) if lasted >= settings.regression_seconds else None
 
 

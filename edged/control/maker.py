@@ -177,8 +177,9 @@ class Maker:
         except KeyError:  # it was evicted or found damaged meanwhile: the next look sees what there is
             engine.lose()
         else:
-            latency = engine.record.latency_ms if engine.record else None
-            _LOG.info("model %s: engine %s is %s: %s ms", name, short, engine.state.value, latency)
+            cost = engine.record.cost if engine.record else None
+            timed = f", {1 / cost:.2f} times as fast as the reference" if cost else ""
+            _LOG.info("model %s: engine %s is %s%s", name, short, engine.state.value, timed)
 
     async def _make(self, planned: PlannedModel, engine: PlannedEngine, task: Task) -> None:
         key = engine.digest

@@ -92,6 +92,7 @@ class PlannedEngine:
     nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
     astray: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
     making: Making | None = None
+    served_ms: dict[str, float] = field(default_factory=dict)  # the lowest median of an inference, by edition
     told: Callable[[PlannedEngine], None] | None = None  # called after every step
 
     @property
@@ -107,6 +108,15 @@ class PlannedEngine:
     def edition(self) -> str:
         """Tells one build of the same key from another."""
         return self.record.edition if self.record is not None else ""
+
+    @property
+    def usual_ms(self) -> float | None:
+        """The lowest median of one inference while it served, since the daemon started; None before."""
+        return self.served_ms.get(self.edition)
+
+    def paced(self, milliseconds: float) -> None:
+        """The median of inference is that, while it serves."""
+        self.served_ms = {self.edition: min(milliseconds, self.served_ms.get(self.edition, milliseconds))}
 
     def move(self, state: EngineState, reason: str = "") -> None:
         """One step of the table of states."""

@@ -61,15 +61,10 @@ class Life:
         """Nothing is being built any more, and the fastest engine serves and has answered."""
         if self._quiet_since is None or self.served_s is None or self.serving is None:
             return False
-        rivals = [cost for e in self.engines if e.state == "ready" and (cost := _cost(e)) is not None]
-        cost = _cost(self.serving)
-        fastest = cost is not None and all(cost * _GAIN <= rival for rival in rivals)
+        serving = self.serving
+        rivals = [e.speed for e in self.engines if e.state == "ready" and e.precision == serving.precision]
+        fastest = serving.speed is not None and all(serving.speed >= (rival or 0.0) * _GAIN for rival in rivals)
         return fastest or now - self._quiet_since > _OPENING_S
-
-
-def _cost(engine: EngineInfo) -> float | None:
-    """The time of one inference, as a share of the reference's where both were timed in turns."""
-    return engine.latency_ms / (engine.reference_ms or 1.0) if engine.latency_ms is not None else None
 
 
 def is_reference(engine: EngineInfo) -> bool:

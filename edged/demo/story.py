@@ -46,8 +46,9 @@ def outcome(engine: EngineInfo) -> str:
     """How making an engine ended."""
     if engine.state in ("failed", "rejected"):
         return f"{title(engine)} {engine.state}: {engine.reason}"
-    making = "measured" if is_reference(engine) else _making(engine)
-    return f"{title(engine)} {making}: {_latency(engine)} an inference"
+    return (
+        f"{title(engine)} measured" if is_reference(engine) else f"{title(engine)} {_making(engine)}: {_speed(engine)}"
+    )
 
 
 def answering(life: Life, key: str, before: Life | None = None, *, brief: bool = False) -> str:
@@ -56,10 +57,8 @@ def answering(life: Life, key: str, before: Life | None = None, *, brief: bool =
     if engine is None:
         return f"answered by engine {key[:12]}, which is gone"
     if keys[0] != key:
-        previous = life.engine(keys[keys.index(key) - 1])
-        instead = f" instead of {_latency(previous)}" if previous is not None and previous.latency_ms else ""
         made = "" if brief else f"{_making(engine)} and "
-        return f"{title(engine)} {made}swapped in: {_latency(engine)}{instead}"
+        return f"{title(engine)} {made}swapped in: {_speed(engine)}"
     if before is not None:
         stored = any(e.key == key and e.created_unix_s > 0 for e in before.engines)
         return f"first answer, by {title(engine)} {'from the store' if stored else 'and not from the store'}"
@@ -77,5 +76,6 @@ def _making(engine: EngineInfo) -> str:
     return f"{built}verified" + ("" if agreement is None else f" (cosine {agreement:.4f})")
 
 
-def _latency(engine: EngineInfo) -> str:
-    return "unknown" if engine.latency_ms is None else f"{engine.latency_ms:.1f} ms"
+def _speed(engine: EngineInfo) -> str:
+    """Against the reference, timed in turns with it: the box is busy, and milliseconds would say so."""
+    return "not timed" if engine.speed is None else f"{engine.speed:.1f} times as fast as unoptimised"

@@ -150,5 +150,5 @@ def _more(tally: Tally) -> list[str]:
 
 
 def _engine_row(engine: EngineInfo) -> tuple[str, str, str]:
-    latency = "" if engine.latency_ms is None else f"{engine.latency_ms:.1f} ms"
-    return title(engine), engine.state, latency
+    speed = "" if engine.speed is None else f"{engine.speed:.1f}x"
+    return title(engine), engine.state, speed

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-import msgspec
-
 from edged.backend.contract import UNOPTIMISED
 from edged.build.standard import TOLERANCES, Tolerance, tolerance
 from edged.build.verify import FLOORS
@@ -17,7 +15,6 @@ from edged.model import verification
 _NEAR = 0.8  # of what a figure may be off
 # The one is a measure and no figure; the other is kept also of models where it says nothing and decided nothing.
 _NOT_JUDGED = ("element", "top1")
-_SLOWER = 1.5  # times the baseline, when it was measured last
 # What an engine that serves or could is called.
 _GOOD = ("serving", "ready")
 _MAKING = ("queued", "building", "verifying")
@@ -30,13 +27,6 @@ _REMEDIES = {
     "evicted": "edged engines rebuild --engine {key}, or raise engines.budget_mb",
     "absent": "start the daemon, which builds it",
 }
-
-
-class Baseline(msgspec.Struct, frozen=True):
-    """Milliseconds of one inference: the best an engine was measured at, and the last."""
-
-    best_ms: float | None = None
-    last_ms: float | None = None
 
 
 def standing(model: str, engines: Collection[EngineInfo], *, by_daemon: bool) -> Iterator[Check]:
@@ -97,27 +87,22 @@ def placement(model: str, engines: Iterable[EngineInfo]) -> Check:
     return ok(Name.PLACEMENT, f"{named} runs on {engine.device}, and nothing of it elsewhere", model)
 
 
-def latency(
-    model: str, engines: Iterable[EngineInfo], baselines: Mapping[str, Baseline], alarms: Iterable[AlarmInfo]
-) -> Check:
-    """Judges how long inference takes against what it took before, by engine key, and against the reference."""
+def latency(model: str, engines: Iterable[EngineInfo], alarms: Iterable[AlarmInfo]) -> Check:
+    """Judges how fast inference is against the reference, and whether it has become slow while serving."""
     slow = next((alarm for alarm in alarms if alarm.kind == "slow" and alarm.model == model), None)
     engine = _best(engines)
-    cool = "see the checks of temperature, throttling and power mode, and what else uses the processors"
     if slow is not None:
+        cool = "see the checks of temperature, throttling and power mode, and what else uses the processors"
         return wrong(Name.LATENCY, slow.message, cool, model)
-    if engine is None or engine.latency_ms is None:
+    if engine is None or engine.speed is None:
         return unknown(Name.LATENCY, "no engine of it was timed", model)
-    known = baselines.get(engine.key, Baseline())
-    named, took = _named(engine), f"{engine.latency_ms:.3g} ms"
-    if known.best_ms and engine.latency_ms > _SLOWER * known.best_ms:
-        said = f"{named} took {took} when it was timed last and {known.best_ms:.3g} ms at its best"
-        return warning(Name.LATENCY, said, f"{cool}; then: edged engines verify --engine {engine.key[:12]}", model)
-    if engine.reference_ms and not _is_reference(engine) and engine.latency_ms > engine.reference_ms:
-        said = f"{named} takes {took} and the unoptimised model {engine.reference_ms:.3g} ms"
+    named = _named(engine)
+    if _is_reference(engine):
+        return ok(Name.LATENCY, f"{named} serves, and nothing faster is there", model)
+    said = f"{named} is {engine.speed:.2g} times as fast as the unoptimised model"
+    if engine.speed < 1:
         return warning(Name.LATENCY, said, "none is needed: the daemon serves the faster one", model)
-    compared = f", the unoptimised model {engine.reference_ms:.3g} ms" if engine.reference_ms else ""
-    return ok(Name.LATENCY, f"{named} takes {took}{compared}", model)
+    return ok(Name.LATENCY, said, model)
 
 
 def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]) -> Iterator[Check]:
@@ -158,9 +143,7 @@ def _best(engines: Iterable[EngineInfo]) -> EngineInfo | None:
 
 def _rank(engine: EngineInfo) -> tuple[bool, float]:
     """What serves before all others, then the fastest against the reference."""
-    measured = engine.latency_ms is not None and bool(engine.reference_ms)
-    cost = (engine.latency_ms or 0.0) / (engine.reference_ms or 1.0) if measured else float("inf")
-    return engine.state != "serving", cost
+    return engine.state != "serving", -(engine.speed or 0.0)
 
 
 def _is_reference(engine: EngineInfo) -> bool:

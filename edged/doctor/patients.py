@@ -129,11 +129,9 @@ class Patients:
         settings: dict[str, str],
         alarms: tuple[AlarmInfo, ...],
     ) -> Iterator[Check]:
-        records = self._stock.records()
-        baselines = {key: engines.Baseline(record.baseline_ms, record.latency_ms) for key, record in records.items()}
         yield from engines.standing(name, found, by_daemon=name in self._told)
         yield engines.placement(name, found)
-        yield engines.latency(name, found, baselines, alarms)
+        yield engines.latency(name, found, alarms)
         yield from engines.drift(name, found, settings)
 
     async def _compare_levels(self, name: str) -> list[Check]:

@@ -77,9 +77,8 @@ def model(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Hea
         planned_engine = planned.engines.get(engine.key)
         if planned_engine is not None:  # one of the device as it was is in no plan
             message.precision, message.device = planned_engine.recipe.precision, planned_engine.recipe.device
-            baseline = planned_engine.record.baseline_ms if planned_engine.record is not None else None
-            if baseline:
-                message.baseline_ms = baseline
+            if planned_engine.usual_ms:
+                message.baseline_ms = planned_engine.usual_ms
         median = slot.current.pace.median(now)
         if median is not None:
             message.infer_ms = median

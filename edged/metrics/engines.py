@@ -20,8 +20,8 @@ def collect(sheet: Sheet, name: str, planned: PlannedModel) -> None:
             sheet.put(names.ENGINE_ACCEPTED, record.verdict.accepted, *who)
             if record.cost is not None:
                 sheet.put(names.ENGINE_COST, record.cost, *who)
-            if record.baseline_ms:
-                sheet.put(names.ENGINE_BASELINE, record.baseline_ms / 1e3, *who)
+        if engine.usual_ms:
+            sheet.put(names.ENGINE_BASELINE, engine.usual_ms / 1e3, *who)
         built = record.composition.fallback if record is not None else ()
         sheet.put(names.ENGINE_FALLBACK, len(built) + len(engine.astray), *who)
     current = planned.slot.current

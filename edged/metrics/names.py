@@ -89,12 +89,12 @@ ENGINE_STATE = _gauge(
 ENGINE_SERVING = _gauge("edged_engine_serving", "1 while an engine serves its model.", "model", "engine", "backend")
 ENGINE_COST = _gauge(
     "edged_engine_latency_ratio",
-    "Time of one inference as a share of the reference's, when it was timed.",
+    "Time of one inference as a share of the reference's, timed in turns with it.",
     *("model", "engine", "backend"),
 )
 ENGINE_BASELINE = _gauge(
     "edged_engine_baseline_seconds",
-    "One inference, when the engine was measured on this box.",
+    "One inference while the engine served, the lowest median since the daemon started.",
     *("model", "engine", "backend"),
 )
 ENGINE_ACCEPTED = _gauge(

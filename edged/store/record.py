@@ -38,9 +38,10 @@ class EngineRecord(msgspec.Struct, frozen=True):
     files: dict[str, FileRecord]
     build: BuildFacts
     verdict: Verdict
-    latency_ms: float | None = None  # median of one inference on this device, when it was verified
-    reference_ms: float | None = None  # the same of the reference, measured in turns with it
-    baseline_ms: float | None = None  # the lowest latency since it was built: what it is able to do here
+    # Medians of one inference, of it and of the reference in turns with it: in a child of low priority, beside whatever
+    # else the box did, so that only their ratio says anything.
+    latency_ms: float | None = None
+    reference_ms: float | None = None
     load: float | None = None  # share of the box's processors, 0 to 1, that others used while it was timed
     standard: str = ""  # digest of what it was held to; a verdict by another standard is out of date
     adopted_from: str = ""  # key of the engine whose files these are: built for another driver, proven with this one

@@ -76,6 +76,7 @@ def test_an_engine_that_becomes_slow_raises_an_alarm_until_it_is_fast_again(daem
         def slow() -> list[str]:
             return [alarm.message for alarm in client.status().alarms if alarm.kind == "slow"]
 
+        wait_for("its pace is known", lambda: client.load().models[0].baseline_ms, 30)
         with Throttled(daemon):
             (message,) = wait_for("an alarm is raised", slow, 90)
             shown = status(daemon)

@@ -118,9 +118,7 @@ def record_of(
     files = {"engine.bin": FileRecord(hashlib.sha256(content).hexdigest(), len(content))} if has_files else {}
     times = (None, None) if cost is None or not accepted else (cost * 10.0, 10.0)
     facts = BuildFacts(made, 1.0, 1.0, "test")
-    return EngineRecord(
-        key.parts, "m", recipe, files, facts, Verdict(accepted, reason, {}), *times, baseline_ms=times[0], **more
-    )
+    return EngineRecord(key.parts, "m", recipe, files, facts, Verdict(accepted, reason, {}), *times, **more)
 
 
 def put(store: Store, record: EngineRecord, content: bytes = b"engine") -> str:
