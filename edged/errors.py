@@ -161,7 +161,8 @@ class WarmupFailed(EngineUnusable):
 
 
 class OutOfSpace(EdgedError):
-    """An engine that does not fit on the disk or into its budget, even if everything gave way that may."""
+    """An engine that does not fit on the disk or into its budget, even if everything gave way that may; or a disk that
+    does not read or write. That says nothing against a model or an engine."""
 
 
 class Refused(EdgedError):

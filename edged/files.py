@@ -14,6 +14,8 @@ import msgspec
 from edged.errors import EdgedError, InvalidInput, OutOfSpace
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS)  # of a disk that is full, failing or read-only
+_LEAST_INODES = 32  # with fewer free a file system counts as full: an engine takes a few files and folders
 # What msgspec raises of bytes that are not the JSON that is wanted: no JSON, another one, no text, nested too deep.
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -31,16 +33,29 @@ def unwritable(folder: Path) -> str:
             return f"{folder} is not a directory"
         disk = os.statvfs(folder)
     except FileNotFoundError:
-        return f"{folder} is not there and cannot be made"
+        above = next((each for each in folder.parents if each.exists()), folder)
+        why = unwritable(above) if above != folder else ""
+        return f"{folder} is not there and cannot be made" + (f": {why}" if why else "")
     except OSError as error:
         return f"{folder} cannot be used: {error.strerror}"
     if disk.f_flag & os.ST_RDONLY:
         return f"{folder} is on a read-only file system"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"{folder} may not be written by this user"
-    if disk.f_files and not disk.f_favail:
-        return f"{folder} is on a file system without a free inode, which every file needs"
+    if disk.f_files and disk.f_favail < _LEAST_INODES:
+        return (
+            f"{folder} is on a file system with {disk.f_favail} free inodes, which every file needs; remove some files"
+        )
     return ""
+
+
+def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
+    """What is wrong with the disk that holds a folder, if that is what an error tells of."""
+    if error.errno in _FULL:
+        return OutOfSpace(f"{where} is full; free some space or inodes ({error.strerror})")
+    if error.errno in DISK_ERRORS:
+        return OutOfSpace(f"the disk of {where} fails: {error.strerror}; see: dmesg")
+    return None
 
 
 def read_regular(path: Path) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import time
@@ -38,6 +37,7 @@ from edged.errors import (
     Unsupported,
     WrongAnswers,
 )
+from edged.files import disk_fault, unwritable
 from edged.model.finding import Finding
 from edged.model.identity import file_digest
 from edged.model.inspection import Inspection, too_large
@@ -50,7 +50,6 @@ from edged.store.store import Store
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged.build")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
 _READ_FORMAT = 7  # of what is kept of a model that was read
 _KEPT = 1000  # of such; the oldest are of models that were refused and never came back
@@ -154,7 +153,7 @@ class Builder:
         Where the store holds an accepted engine of this key already, it stays if the new one is rejected; the record
         that is returned is the new one's. Raises the reason when there is no outcome; nothing is left behind.
         """
-        async with self._storing(), self._stage() as out:
+        async with self._storing(), self._stage() as out, self._storing():
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
             artefact, composition, seconds, peak = None, Composition(), 0.0, 0.0
             golden, standard = await self._reference(model, recipe, tell)
@@ -178,7 +177,7 @@ class Builder:
         It may not serve: nobody can compare its answers here. Where it is found on its device it is tried first.
         Refused where the store holds an accepted engine of that key, which is worth more.
         """
-        async with self._storing(), self._stage() as out:
+        async with self._storing(), self._stage() as out, self._storing():
             await asyncio.to_thread(self._require_none, task.key.digest)
             started, begun = time.time(), time.monotonic()
             built = await self._build(task, out, tell, room, capability)
@@ -217,7 +216,7 @@ class Builder:
         If its answers are right they are committed under the new key as well. Otherwise it has to be built, and an
         error says why: WrongAnswers when that is it. KeyError when the store has no engine `source`.
         """
-        async with self._storing(), self._stage() as out:
+        async with self._storing(), self._stage() as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
             golden, standard = await self._reference(task.model, task.recipe, tell)
             timed = await self._judge(task, artefact, golden, standard, tell)
@@ -353,12 +352,13 @@ class Builder:
 
     @contextlib.asynccontextmanager
     async def _storing(self) -> AsyncIterator[None]:
-        """Tells a full disk from a build that failed: runtimes have many words for it, and most do not name it."""
+        """Tells a full disk from a build that failed: runtimes have many words for it, and most do not name it. Used
+        within a stage, too, which takes what fills the disk along."""
         try:
             yield
         except OSError as error:
-            if error.errno in _FULL:
-                raise OutOfSpace(f"{self._store.root} is full; free some space") from error
+            if (fault := disk_fault(self._store.root, error)) is not None:
+                raise fault from error
             raise BuildFailed(f"the engine could not be stored: {error.strerror or error}") from error
         except (BuildFailed, EngineUnusable) as error:
             if await asyncio.to_thread(self._is_full):
@@ -370,7 +370,7 @@ class Builder:
             disk = os.statvfs(self._store.root)
         except OSError:
             return False
-        return disk.f_bavail * disk.f_frsize < _LEAST
+        return disk.f_bavail * disk.f_frsize < _LEAST or bool(unwritable(self._store.root))
 
     def _estimate(self, model: Model, recipe: Recipe) -> int:
         """Bytes that the engine will probably take: what it took before, otherwise somewhat more than the model."""

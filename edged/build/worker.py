@@ -61,7 +61,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
     # Not before the restraint: libraries start threads while they are imported, and a thread keeps what it began with.
     import msgspec
 
-    from edged.build import jobs, tasks
+    from edged.build import disk, jobs, tasks
     from edged.build.channel import Teller
     from edged.decoding import ready
     from edged.errors import EdgedError
@@ -72,6 +72,8 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         answer = tasks.do(job, teller)
         if _was_cut_off(job, disk_mb):
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        if getattr(answer, "finding", None) is not None:
+            disk.require(job)
         teller.answer(answer)
         return _ANSWERED
     except MemoryError:
@@ -80,6 +82,8 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         if _is_too_large(error) or _was_cut_off(job, disk_mb):
             reason = f"the child wrote a file beyond its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
             teller.fail("BuildFailed", reason)
+        elif (fault := disk.fault(job, error)) is not None:
+            teller.fail(type(fault).__name__, str(fault))
         elif isinstance(error, EdgedError):
             teller.fail(type(error).__name__, str(error), getattr(error, "finding", None))
         else:

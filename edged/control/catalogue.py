@@ -15,7 +15,7 @@ from edged.control.chores import Chores
 from edged.control.plan import PlannedEngine, PlannedModel, external_files
 from edged.control.planner import Planner
 from edged.control.warmup import require_data
-from edged.errors import BuildFailed, EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady
+from edged.errors import BuildFailed, EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady, OutOfSpace
 from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
 from edged.model.finding import Finding, Reason
@@ -248,7 +248,7 @@ class Catalogue:
         """Reads a model again later, where another time may end better."""
         before, times = self._late.get(entry.name, (entry, 0))
         times = times if before == entry else 0
-        is_passing = isinstance(error, BuildFailed) or (
+        is_passing = isinstance(error, BuildFailed | OutOfSpace) or (
             isinstance(error, ModelRefusal) and error.finding.get("category") in _PASSING
         )
         if not is_passing or times == len(_AGAIN_SECONDS):

@@ -64,10 +64,11 @@ class Room:
         """Why nothing is made, in one line; empty while things are."""
         if self.problem:
             return f"engines are not built: {self.problem}; what is there goes on serving"
-        if self.free_bytes < self._settings.keep_free_mb * _MB and not self._evictable():
+        least = max(1, self._settings.keep_free_mb) * _MB
+        if self.free_bytes < least and not self._evictable():
             return (
                 f"engines are not built: {self.free_bytes // _MB} MiB are free in {self._store.root}, and "
-                f"{self._settings.keep_free_mb} MiB are to stay free; free some space or lower engines.keep_free_mb"
+                f"{least // _MB} MiB are to stay free; free some space or lower engines.keep_free_mb"
             )
         return ""
 

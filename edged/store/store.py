@@ -63,9 +63,8 @@ class Store:
         self._used: dict[str, float] = {}  # seconds since the epoch
         self._latest = 0.0  # of them
         self._pinned: set[str] = set()
-        with contextlib.suppress(OSError):  # `problem` tells
-            for folder in (self._engines, self._staging.root, self._pins):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        self._has_folders = False
+        self._make_folders()
         try:
             self.counts.strays = self._staging.sweep()
         except _NOTHING:
@@ -77,7 +76,15 @@ class Store:
     @property
     def problem(self) -> str:
         """Why nothing can be stored, in a few words; empty where it can. What is stored can perhaps still be read."""
+        if not self._has_folders:  # the disk may have room for them by now
+            self._make_folders()
         return next(filter(None, map(unwritable, (self._engines, self._staging.root))), "")
+
+    def _make_folders(self) -> None:
+        with contextlib.suppress(OSError):  # `problem` tells
+            for folder in (self._engines, self._staging.root, self._pins):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+            self._has_folders = True
 
     def rescan(self) -> None:
         """Reads every record again. What cannot be read is counted, set aside and built anew when it is wanted."""

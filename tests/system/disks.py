@@ -40,10 +40,10 @@ def mounted(source: Path, place: Path, *options: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def tmpfs(place: Path, megabytes: int) -> Iterator[Path]:
+def tmpfs(place: Path, megabytes: int, *options: str) -> Iterator[Path]:
     """A small file system in memory."""
     place.mkdir(exist_ok=True)
-    _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place))
+    _run("mount", "-t", "tmpfs", "-o", ",".join((f"size={megabytes}m", *options)), "tmpfs", str(place))
     try:
         yield place
     finally:

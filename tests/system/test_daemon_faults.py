@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -100,13 +101,35 @@ def test_a_daemon_with_a_full_disk_serves_and_builds_once_there_is_room(home: Da
         with home as daemon:
             daemon.ready("m")
             answers(daemon)
-            wait_for("a build fails", lambda: "No space left on device" in daemon.log.read_text())
+            (message,) = wait_for("an alarm", lambda: wrong(daemon))
+            assert message.startswith("engines are not built: 0 MiB are free")
             answers(daemon)
             filler.unlink()
             wait_for("all engines are made", lambda: all_made(daemon), 120)
             answers(daemon)
             daemon.stop()
             look(home.cache)
+
+
+def test_serve_with_no_free_inodes_alarms_and_builds_once_there_are_some(home: Daemon) -> None:
+    home.cache.mkdir(exist_ok=True)
+    with disks.tmpfs(home.cache, 24, "nr_inodes=300"):
+        fillers = []
+        with contextlib.suppress(OSError):
+            for number in range(300):
+                fillers.append(home.cache / f"filler-{number}")
+                fillers[-1].touch()
+        with home as daemon:
+            daemon.ready("m")
+            answers(daemon)
+            (message,) = wait_for("an alarm", lambda: wrong(daemon))
+            assert "inodes" in message
+            assert states(daemon)["all"] not in ("failed", "quarantined")
+            for filler in fillers:
+                filler.unlink(missing_ok=True)
+            wait_for("all engines are made", lambda: all_made(daemon), 120)
+            assert wrong(daemon) == []
+            daemon.stop()
 
 
 def test_a_daemon_that_is_to_leave_room_says_that_there_is_none(home: Daemon, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from edged.build.builder import REFERENCE, Builder, Task
 from edged.build.child import Limits
 from edged.build.jobs import Progress
 from edged.device.fingerprint import Fingerprint
-from edged.errors import BuildFailed, EngineUnusable, ModelRefused, OutOfSpace, Refused
+from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Refused
 from edged.model.finding import Category, Reason
 from edged.model.inspect import inspect
 from edged.model.model import Model
@@ -146,7 +146,7 @@ def test_a_cache_that_became_read_only_is_a_failed_build(
     builder = Builder(Store(small_disk), small_disk, LIMITS)
     model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
     make_read_only(small_disk)
-    with pytest.raises(BuildFailed):
+    with pytest.raises(OutOfSpace, match="Read-only file system"):
         make(builder, model, REFERENCE)
 
 
