@@ -22,7 +22,7 @@ import msgspec
 
 _LOG = logging.getLogger("edged.ingress")
 _LOOK_SECONDS = 0.05
-_BUSY = 0.4  # of one processor, from which on the daemon looks
+_BUSY = 0.05  # of one processor, from which on the daemon looks; what else runs on the box may leave it little
 _BESIDE = 1 << 20  # bytes that a connection may send in a stretch of time without any call: pings, refused calls
 _STRETCH_SECONDS = 10.0
 _OF_A_CALL = 96 << 10  # headers, and what gRPC takes of a stream before anyone reads it
