@@ -16,6 +16,7 @@ from pathlib import Path
 from edged import places, tasks
 from edged.build.builder import Builder
 from edged.config import Config
+from edged.confinement import confine, settings
 from edged.control.controller import Controller
 from edged.control.shelf import Shelf
 from edged.device.fingerprint import probe
@@ -73,6 +74,7 @@ async def _serve(
     edge.raise_descriptor_limit()
     # These threads wait for disks: on a slow one the few that there are by default would keep each other waiting.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "worker"))
+    _confine(config)
     notifier = Notifier.of(os.environ)
     guard = places.guard_of(config)
     models = places.repository(config)
@@ -142,6 +144,21 @@ async def _serve(
             task.cancel()
         await asyncio.gather(*kept, return_exceptions=True)
         await controller.stop()
+
+
+def _confine(config: Config) -> None:
+    """Closes this process to its children, and has these confined. ConfigError if the kernel cannot and has to."""
+    confine.close_to_others()
+    settings.use(config.confinement, places.private(config))
+    lacking = confine.lacking()
+    if config.confinement == "off":
+        _LOG.warning('engine hosts and builds are not confined: the configuration says confinement = "off"')
+    elif lacking and config.confinement == "enforce":
+        raise ConfigError(f'confinement = "enforce", but this kernel lacks {", ".join(lacking)}; "on" does without')
+    elif lacking:
+        _LOG.warning("engine hosts and builds are confined less than usual: this kernel lacks %s", ", ".join(lacking))
+    else:
+        _LOG.info("engine hosts and builds are confined to their files: Landlock, seccomp")
 
 
 def _leave_behind() -> None:

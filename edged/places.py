@@ -30,6 +30,15 @@ def accepts_foreign(config: Config) -> bool:
     return config.access.foreign_files == "accept"
 
 
+def private(config: Config) -> tuple[Path, ...]:
+    """Folders and files that nothing but the daemon has business with."""
+    tls = config.tls
+    named = (tls.certificate, tls.key, tls.client_ca, config.access.tokens_file)
+    files = (Path(each).expanduser().absolute() for each in named if each)
+    state = state_dir(config)
+    return (state / "access", state / "audit", state / "lock", *files)
+
+
 def addresses(config: Config) -> tuple[str, ...]:
     """Where gRPC answers."""
     return config.listen or default_sockets()

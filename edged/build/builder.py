@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from functools import partial
@@ -23,7 +25,7 @@ from edged.build.admission.limits import USUAL, AdmissionLimits
 from edged.build.admission.memory import Outcomes, Unread
 from edged.build.child import Limits, Patience, despite_cancelling, run
 from edged.build.extent import Extent
-from edged.build.golden import SUFFIX, Sample, is_whole
+from edged.build.golden import SUFFIX, Sample, is_whole, prune
 from edged.build.golden import load as load_golden
 from edged.build.reference import REFERENCE as REFERENCE
 from edged.build.standard import Standard, coarser
@@ -68,6 +70,9 @@ class Task(msgspec.Struct, frozen=True):
     effort: Effort = "full"
 
 
+_MAKING = ".making-"  # folders of golden answers that are not whole yet
+
+
 class Builder:
     """Runs children; keeps golden answers by model digest, what was read of models by file digest, and what was found
     of them on runtimes. `admission` limits the children that look at models before they serve."""
@@ -91,6 +96,8 @@ class Builder:
             with contextlib.suppress(OSError):  # a disk that cannot be written: reading models takes longer
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.sweep(folder)
+                for unfinished in folder.glob(f"{_MAKING}*"):
+                    shutil.rmtree(unfinished, ignore_errors=True)
 
     def heed(self, limits: Limits, admission: AdmissionLimits | None = None) -> None:
         """Other limits, for children that start from now on."""
@@ -332,9 +339,13 @@ class Builder:
         if not await asyncio.to_thread(is_whole, place):
             tell(jobs.Progress("asking the reference"))
             extent = Extent.of(model)
-            job = jobs.MakeGolden(model.order(REFERENCE), str(place), model.recognition, model.samples, extent)
             patience = self._patience(model, REFERENCE.backend)
-            made = await run(job, jobs.MadeGolden, self._limits, tell=tell, patience=patience)
+            # The child gets a folder of its own: the answers of other models are none of its business.
+            with tempfile.TemporaryDirectory(prefix=_MAKING, dir=self._golden) as folder:
+                out = Path(folder) / place.name
+                job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, extent)
+                made = await run(job, jobs.MadeGolden, self._limits, tell=tell, patience=patience)
+                await asyncio.to_thread(_take, out, place)
             for reason in made.skipped:
                 _LOG.warning("model %s: %s", model.name, reason)
         return place, standard
@@ -431,3 +442,9 @@ def _share(artefact: Artefact, out: Path) -> None:
             os.link(Path(artefact.root) / name, out / name)
         except OSError:
             (out / name).write_bytes(artefact.load(name))
+
+
+def _take(made: Path, place: Path) -> None:
+    """Puts golden answers in their place, and removes those that they replace."""
+    os.replace(made, place)
+    prune(place)

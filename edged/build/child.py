@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -21,7 +23,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from edged import errors, process
-from edged.build import channel, jobs, watch
+from edged.build import channel, job_files, jobs, watch
 from edged.build.ear import Ear
 from edged.decoding import ready
 from edged.errors import BuildFailed, EdgedError, ModelRefused
@@ -151,7 +153,15 @@ class _Child:
         self._starved = 0.0  # seconds without the processor that it wanted
         self._granted = 0.0  # seconds, for phases that it began
         self._told = 0.0  # seconds, for saying how far it is
-        self._process = _start([*command, str(os.getpid()), str(limits.memory_mb), str(limits.disk_mb)], job)
+        # Named so that the next daemon sweeps it away if this one is killed.
+        self._scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")
+        reach = job_files.reach_of(job, self._scratch)
+        words = (str(os.getpid()), str(limits.memory_mb), str(limits.disk_mb), reach.argument())
+        try:
+            self._process = _start([*command, *words], job)
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._said = Ear(self._process.stdout, self._hear)
@@ -205,6 +215,7 @@ class _Child:
         finally:
             self._printed.close()
             self._overheard.close()
+            await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     def how(self) -> How:
         """A model makes a runtime crash; what kills without being asked to is the box, or somebody on it."""

@@ -105,7 +105,6 @@ def _make_golden(job: jobs.MakeGolden, tell: Tell) -> jobs.MadeGolden:
     asking = partial(tell, jobs.Progress("asking the reference"))
     made = golden.make(session, job.order.signature, job.recognition, job.samples, job.extent, asking)
     golden.save(out, made.samples, made.skipped)
-    golden.prune(out)
     return jobs.MadeGolden(made.skipped)
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from edged import process
+from edged.confinement import confine
+from edged.confinement.rules import Reach
 
 if TYPE_CHECKING:
     from edged.build import jobs
@@ -26,16 +28,18 @@ _LINGER_SECONDS = 10.0  # after the last word; a parent that is alive needs an i
 
 
 def main() -> int:
-    """`python -m edged.build.worker PARENT_PID MEMORY_MB DISK_MB`, the job on standard input.
+    """`python -m edged.build.worker PARENT_PID MEMORY_MB DISK_MB REACH`, the job on standard input.
 
     Exit status 0 after an answer on the channel, 3 after a failure; anything else is a crash."""
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
-    parent, memory_mb, disk_mb = (int(word) for word in sys.argv[1:])
+    *numbers, reach = sys.argv[1:]
+    parent, memory_mb, disk_mb = map(int, numbers)
     if not process.die_with_parent(parent):
         return 1
     process.restrain(memory_mb, disk_mb)
+    confine.everything(Reach.parsed(reach))
     return _work(channel, disk_mb)
 
 

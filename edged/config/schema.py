@@ -15,6 +15,7 @@ from msgspec import Meta
 from edged.build.admission.limits import AdmissionLimits
 from edged.build.child import Limits
 from edged.config.access import Access, Tls
+from edged.confinement.rules import Mode
 from edged.logs.options import LogOptions
 from edged.serving.link import HostLimits
 
@@ -233,6 +234,14 @@ class Config(_Strict, frozen=True):
             " those on a unix socket may."
         ),
     ] = False
+    confinement: Annotated[
+        Mode,
+        Meta(
+            description="What keeps engine hosts, builds and the tracker from files, network and processes that are not"
+            ' theirs: "on" all that the kernel can do, "enforce" nothing starts on a kernel that cannot do all, "off"'
+            " nothing."
+        ),
+    ] = "on"
     stop_seconds: Annotated[
         float,
         Meta(ge=0, le=3600, description="How long running calls may take to end when the daemon stops, in seconds."),

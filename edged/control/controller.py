@@ -15,6 +15,7 @@ from edged.backend import registry
 from edged.build.admission.examination import prove
 from edged.build.builder import REFERENCE, Builder
 from edged.config import Engines, Health
+from edged.confinement import settings as confinement
 from edged.control import health, lowering
 from edged.control.actual import actual
 from edged.control.alarms import Alarm, Alarms
@@ -84,7 +85,7 @@ class Controller:
         self._wake = asyncio.Event()
         self._disk = disk or Background()
         self._chores = Chores(self.wake)
-        self._hosts = Hosts(limits, self._host_lost)
+        self._hosts = Hosts(limits, self._host_lost, reads=self._readable)
         self.tracking = Tracking()
         self._stopping = False
         self.started = self._turned = time.monotonic()
@@ -122,6 +123,17 @@ class Controller:
         )
         self._reviewed: dict[str, float] = {}
         self._state = ""  # why the state folder cannot be written
+
+    def _readable(self) -> tuple[str, ...]:
+        """Where models and engines are that a host may be asked to open."""
+        found = []
+        for root in (self.repository.root, self.overrides.root, self.store.engines):
+            with contextlib.suppress(OSError):  # what does not exist yet could not be opened later
+                root.mkdir(parents=True, exist_ok=True, mode=0o750)
+                found.append(str(root))
+        for planned in self.catalogue.models.values():
+            found += confinement.around(planned.entry.path)
+        return tuple(found)
 
     async def run(self) -> None:
         """Reconciles until cancelled: at start, whenever something changed, and on a timer."""

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from edged.backend import registry
 from edged.backend.artefact import Artefact
@@ -135,7 +136,7 @@ class Opener:
 
     async def _session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
         apart, kind = engine.apart, _kind(engine)
-        link = await self._hosts.get(kind)
+        link = await self._hosts.get(kind, Path(model.entry.path))
         tenant = Tenant(Suspect(model.name, engine.digest), model.limits)
         edition, artefact = engine.edition, self._artefact(engine)
         order, batches = model.order(engine.recipe, artefact), batching(model, engine.recipe)

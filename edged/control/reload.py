@@ -56,6 +56,7 @@ PARTS: dict[str, Part] = {
     "log": Part.LOG,
     "max_message_mb": Part.START,
     "allow_shared_memory_over_tcp": Part.SHARED_MEMORY,
+    "confinement": Part.START,
     "stop_seconds": Part.STOPPING,
 }
 

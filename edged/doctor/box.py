@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from edged.config import Engines
+from edged.confinement import confine
 from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
 from edged.doctor import clock, driver, folders, nodes, power, process_limits, system
@@ -28,8 +29,17 @@ def steps(root: Root, fingerprint: Fingerprint, user: User) -> list[Step]:
         plain(Name.MEMORY_LIMIT, lambda: [system.memory_limit(system.limit(root))]),
         plain(Name.SWAP, lambda: [system.swap(system.meminfo(root))]),
         plain(Name.KERNEL, lambda: system.kernel(system.settings(root))),
+        plain(Name.CONFINEMENT, lambda: [confinement(confine.lacking())]),
         plain(Name.CLOCK_SYNC, lambda: [clock.judge_sync(clock.is_synchronized(root), clock.has_battery(root))]),
     ]
+
+
+def confinement(lacking: tuple[str, ...]) -> Check:
+    """Judges whether this kernel can keep models of strangers to their own files."""
+    if lacking:
+        said = f"engine hosts and builds are confined less than usual: this kernel lacks {', '.join(lacking)}"
+        return warning(Name.CONFINEMENT, said, "use Linux 6.12 or newer, with landlock in lsm=; see docs/security.md")
+    return ok(Name.CONFINEMENT, "Landlock and seccomp keep engine hosts and builds to their own files")
 
 
 def live_steps(daemon: int | None, arena_mb: int) -> list[Step]:

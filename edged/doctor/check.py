@@ -41,6 +41,7 @@ class Name(str, enum.Enum):
     SHARED_MEMORY = "shared_memory"
     DESCRIPTORS = "descriptors"
     KERNEL = "kernel"
+    CONFINEMENT = "confinement"
     CLOCK = "clock"
     CLOCK_SYNC = "clock_sync"
     # disk

@@ -7,6 +7,7 @@ holds it. The daemon alone decides what is free; the host only reads and fills t
 from __future__ import annotations
 
 import bisect
+import fcntl
 import mmap
 import os
 
@@ -65,8 +66,10 @@ class Arena:
     """The daemon's end: makes the memory and hands out spans. Untouched pages cost nothing."""
 
     def __init__(self, capacity: int) -> None:
-        self.handle = os.memfd_create("edged-arena", os.MFD_CLOEXEC)
+        self.handle = os.memfd_create("edged-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.handle, capacity)
+        # A host that shortened it would end the daemon with SIGBUS.
+        fcntl.fcntl(self.handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self.handle, capacity)
         self._view = memoryview(self._map)
         self._free = FreeList(capacity)

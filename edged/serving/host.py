@@ -27,6 +27,8 @@ import zmq
 from edged import errors, process
 from edged.backend import registry
 from edged.backend.contract import Backend, Placed, one_line
+from edged.confinement import confine
+from edged.confinement.rules import Reach
 from edged.decoding import ready
 from edged.errors import EdgedError, NotFinite, TooLarge
 from edged.model.limits import OUTPUT_MB
@@ -37,6 +39,7 @@ from edged.serving.pipeline import Inputs, Outcome, Pipeline, Prepared, Shot
 from edged.serving.stopping import Runs
 from edged.tensors import Array
 
+_CONNECT_SECONDS = 30
 Say = Callable[[m.FromHost], None]
 # How CUDA, TensorRT, ONNX Runtime and OpenVINO say that a device has no memory left; none has a type for it.
 _NO_MEMORY = re.compile(
@@ -205,14 +208,14 @@ def _class_and_message(error: Exception) -> tuple[str, str]:
     return "EngineUnusable", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def serve(backend_name: str, inbox: str, outbox: str, arena: int) -> None:
+def serve(backend_name: str, inbox: str, outbox: str, arena: int, reach: Reach) -> None:
     """Runs until the daemon closes the link or goes."""
     context = zmq.Context(io_threads=1)
-    orders = context.socket(zmq.PULL)
-    orders.connect(inbox)
-    answers = context.socket(zmq.PUSH)
+    orders, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     answers.set_hwm(0)
-    answers.connect(outbox)
+    _connect(orders, inbox)
+    _connect(answers, outbox)
+    confine.refuse_calls(reach)
     lock, encoder = threading.Lock(), msgspec.msgpack.Encoder()
 
     def say(message: m.FromHost) -> None:
@@ -245,16 +248,28 @@ def serve(backend_name: str, inbox: str, outbox: str, arena: int) -> None:
             sessions[order.session].submit(order)
 
 
+def _connect(socket: zmq.Socket[bytes], address: str) -> None:
+    """Returns once it is connected: afterwards this process can make no other connection."""
+    socket.setsockopt(zmq.RECONNECT_IVL, -1)
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    socket.connect(address)
+    monitor.poll(_CONNECT_SECONDS * 1000)  # without it the daemon gives this process up in its own time
+    socket.disable_monitor()
+    monitor.close()
+
+
 def main() -> None:
-    """`python -m edged.serving.host PARENT_PID BACKEND INBOX OUTBOX ARENA_FD MEMORY_MB`"""
+    """`python -m edged.serving.host PARENT_PID BACKEND INBOX OUTBOX ARENA_FD MEMORY_MB REACH`"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which stops its hosts
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
-    parent, backend, inbox, outbox, arena, memory_mb = sys.argv[1:]
+    parent, backend, inbox, outbox, arena, memory_mb, reached = sys.argv[1:]
     if not process.die_with_parent(int(parent)):
         shutil.rmtree(os.path.dirname(inbox.removeprefix("ipc://")), ignore_errors=True)
         sys.exit(1)
     process.go_before_the_daemon(int(memory_mb))
-    serve(backend, inbox, outbox, int(arena))
+    reach = Reach.parsed(reached)
+    confine.confine_files(reach)
+    serve(backend, inbox, outbox, int(arena), reach)
 
 
 if __name__ == "__main__":

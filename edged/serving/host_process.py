@@ -10,6 +10,7 @@ import signal
 import sys
 
 from edged import process
+from edged.confinement.rules import Reach
 from edged.logs.overheard import Overheard, Pipe
 from edged.serving import memory
 from edged.serving.arena import Arena
@@ -53,14 +54,15 @@ class HostProcess:
         self.ended = asyncio.ensure_future(child.wait())
 
     @classmethod
-    async def start(cls, backend: str, sockets: Sockets, arena: Arena, memory_mb: int) -> HostProcess:
-        """`memory_mb` is what it may allocate, 0 for any amount. OSError where it cannot be started."""
+    async def start(cls, backend: str, sockets: Sockets, arena: Arena, memory_mb: int, reach: Reach) -> HostProcess:
+        """`memory_mb` is what it may allocate, 0 for any amount; `reach` the files that it may. OSError if it cannot be
+        started."""
         printed = Pipe(Overheard(f"host {backend}", backend=backend))
         try:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "edged.serving.host", str(os.getpid()), backend),
-                *(sockets.orders, sockets.answers, str(arena.handle), str(memory_mb)),
+                *(sockets.orders, sockets.answers, str(arena.handle), str(memory_mb), reach.argument()),
                 pass_fds=(arena.handle,),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=printed.child,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Container
+from pathlib import Path
 
 import msgspec
 
@@ -49,7 +50,10 @@ class Hosts:
         limits: HostLimits,
         on_lost: Callable[[HostLink, str], None],
         available_mb: Callable[[], int] = memory.available_mb,
+        reads: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
+        """`reads` says which folders and files with models and engines a host may open that is started now."""
+        self._reads = reads
         self._limits, self._on_lost, self._available_mb = limits, on_lost, available_mb
         self._links: dict[HostKind, HostLink] = {}
         self._starting: dict[HostKind, asyncio.Task[HostLink]] = {}
@@ -59,14 +63,17 @@ class Hosts:
         """Other limits, for hosts that start from now on."""
         self._limits = limits
 
-    async def get(self, kind: HostKind) -> HostLink:
-        """A living host, started if need be. NotReady while it may not be started again yet.
+    async def get(self, kind: HostKind, model: Path | None = None) -> HostLink:
+        """A living host, started if need be, that may open a model; where the one there is was started before the model
+        came and may not, one of its own for the model's folder. NotReady while it may not be started again yet.
 
         Superseded when the runtime on disk is not the one that the host is for.
         """
         link = self._links.get(kind)
         if link is not None and not link.lost and not link.stopping:
-            return link
+            if model is None or kind.apart.endswith(str(model.parent)) or link.reaches(model):
+                return link
+            return await self.get(msgspec.structs.replace(kind, apart=f"{kind.apart}{model.parent}"), model)
         task = self._starting.get(kind)
         if task is None:
             record = self._records.setdefault(kind, _Record())
@@ -106,7 +113,7 @@ class Hosts:
         await asyncio.gather(*(link.stop() for link in self._links.values()), return_exceptions=True)
 
     async def _start(self, kind: HostKind, record: _Record) -> HostLink:
-        link = HostLink(kind.backend, self._limits, lambda lost, why: self._lost(kind, lost, why))
+        link = HostLink(kind.backend, self._limits, lambda lost, why: self._lost(kind, lost, why), self._reads())
         record.started = record.used = time.monotonic()
         try:
             await link.start()

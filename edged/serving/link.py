@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,7 @@ import zmq
 
 from edged import errors, tasks
 from edged.backend.contract import Nodes, Order
+from edged.confinement import settings
 from edged.decoding import ready
 from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite
 from edged.model.limits import SECONDS, Bounds
@@ -84,8 +86,11 @@ _NOBODY = Tenant()
 class HostLink:
     """One living host. When it is lost, every waiting future fails with HostLost and `on_lost` is called once."""
 
-    def __init__(self, backend: str, limits: HostLimits, on_lost: Callable[[HostLink, str], None]) -> None:
-        self.backend = backend
+    def __init__(
+        self, backend: str, limits: HostLimits, on_lost: Callable[[HostLink, str], None], reads: tuple[str, ...] = ()
+    ) -> None:
+        """`reads` are the folders and files of models and engines that the host may open."""
+        self.backend, self._reads = backend, reads
         self.pid = 0
         self.version = ""  # of the runtime that it loaded
         self.sessions: set[int] = set()
@@ -118,7 +123,9 @@ class HostLink:
         try:
             sockets = self._sockets = Sockets(self._hear)
             allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
-            host = self._process = await HostProcess.start(self.backend, sockets, self.arena, allowed_mb)
+            host = self._process = await HostProcess.start(
+                self.backend, sockets, self.arena, allowed_mb, settings.reach(self._reads)
+            )
             self.pid = host.pid
             self._watch = tasks.keep("watcher of a host", lambda: self._watch_process(host))
             await asyncio.wait_for(self._connected(sockets), _START_SECONDS)
@@ -131,6 +138,10 @@ class HostLink:
         finally:
             if self._sockets is not None:
                 self._sockets.forget_names()
+
+    def reaches(self, model: Path) -> bool:
+        """Whether the host may open a model and what lies beside it."""
+        return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in settings.around(model))
 
     async def _connected(self, sockets: Sockets) -> None:
         """Until the host has spoken, and can be spoken to: the two sockets connect at their own pace."""

@@ -12,6 +12,8 @@ import sys
 from typing import TYPE_CHECKING, BinaryIO
 
 from edged import packages, process
+from edged.confinement import confine
+from edged.confinement.rules import Reach
 
 if TYPE_CHECKING:
     from edged.serving.track_messages import Follow, Followed, FromTracker, NotFollowed, ToTracker
@@ -21,13 +23,14 @@ _OURS = ("trackers", "supervision", "scipy")
 
 
 def main() -> int:
-    """`python -m edged.serving.tracker PARENT_PID`: questions on standard input, answers on standard output."""
+    """`python -m edged.serving.tracker PARENT_PID REACH`: questions on standard input, answers on standard output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which ends its children
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print what they like
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     if not process.die_with_parent(int(sys.argv[1])):
         return 1
+    confine.everything(Reach.parsed(sys.argv[2]))
     # Matrices of 8x8 are slower with several threads, which wait by spinning.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from edged import process
+from edged.confinement import settings
 from edged.decoding import ready
 from edged.logs.overheard import Overheard, Pipe
 from edged.serving import track_messages as m
@@ -141,4 +142,4 @@ class TrackerProcess:
 
 
 def _command() -> list[str]:
-    return [sys.executable, "-m", "edged.serving.tracker", str(os.getpid())]
+    return [sys.executable, "-m", "edged.serving.tracker", str(os.getpid()), settings.reach().argument()]

@@ -74,6 +74,11 @@ class Store:
         self.rescan()
 
     @property
+    def engines(self) -> Path:
+        """The folder of all engines."""
+        return self._engines
+
+    @property
     def problem(self) -> str:
         """Why nothing can be stored, in a few words; empty where it can. What is stored can perhaps still be read."""
         if not self._has_folders:  # the disk may have room for them by now

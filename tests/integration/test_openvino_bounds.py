@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -55,7 +56,7 @@ class Box:
         self._opening: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        link = HostLink("openvino", HostLimits(arena_mb=16), self._lost)
+        link = HostLink("openvino", HostLimits(arena_mb=16), self._lost, (tempfile.gettempdir(),))
         self.links.append(link)
         await link.start()
         for name, order in self.orders.items():

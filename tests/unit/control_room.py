@@ -245,7 +245,7 @@ class FakeHosts:
         self.idle: list[FakeHost] = []
         self.wait = 0.0
 
-    async def get(self, kind: HostKind) -> FakeHost:
+    async def get(self, kind: HostKind, model: Path | None = None) -> FakeHost:
         return self.host(kind.backend)
 
     def host(self, backend: str) -> FakeHost:

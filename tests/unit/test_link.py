@@ -75,7 +75,7 @@ class Box:
         self.lost: list[str] = []
 
     async def host(self, backend: str = "null") -> HostLink:
-        link = HostLink(backend, self.limits, self._on_lost)
+        link = HostLink(backend, self.limits, self._on_lost, (tempfile.gettempdir(),))
         self.links.append(link)
         await link.start()
         return link

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, TypeAlias
@@ -107,7 +106,7 @@ def _standard_error() -> Iterator[BinaryIO]:
     """A file that the process's standard error goes into meanwhile; what is not ONNX Runtime's is passed on."""
     sys.stderr.flush()
     before = os.dup(2)
-    with tempfile.TemporaryFile() as file:
+    with os.fdopen(os.memfd_create("edged-log", os.MFD_CLOEXEC), "w+b") as file:
         os.dup2(file.fileno(), 2)
         try:
             yield file

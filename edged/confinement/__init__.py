@@ -1,0 +1,7 @@
+"""What edged's own child processes may reach: no more than the model at hand and the libraries that answer it.
+
+Engine hosts, the tracker and one-shot children parse files of strangers with runtimes written in C++. A file that takes
+one over finds: no file but those of the job (Landlock), no network and no new process (seccomp), no signal to others,
+no capability. `rules` says what a process may reach, `landlock` and `seccomp` hold it to that, `confine` does both.
+What a kernel lacks is left out and reported (`force`), unless the mode is "enforce".
+"""

@@ -1,0 +1,111 @@
+"""Confines the calling process, for ever; says what of that this kernel can do."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+import tempfile
+
+from edged.confinement import landlock, seccomp
+from edged.confinement.rules import Reach, allowed
+
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _CLEAR_ALL = 4, 24, 47, 4
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPABILITIES_V3 = 0x2008_0522
+_CAP_DAC_READ_SEARCH = 2
+_LAST_CAPABILITY = 63
+
+
+class Unconfined(Exception):
+    """The kernel does not do what the mode "enforce" wants."""
+
+
+def lacking() -> tuple[str, ...]:
+    """What confinement cannot do on this kernel; empty if it is whole. Costs two system calls."""
+    abi = landlock.version()
+    found = tuple(f"Landlock for {what}" for what in landlock.missing(abi))
+    return found if seccomp.is_available() else (*found, "seccomp")
+
+
+def confine_files(reach: Reach) -> None:
+    """The first half, before any other thread exists and before the job is looked at: no new privileges, no
+    capabilities, no files but the job's, no TCP, no signals to other processes. Unconfined in the mode "enforce"."""
+    if reach.scratch:
+        os.environ["TMPDIR"] = reach.scratch
+    if reach.mode == "off":
+        return
+    # Without a folder of its own none can be written; libraries that ask for one while they are imported need not know.
+    tempfile.tempdir = reach.scratch or "/tmp"  # noqa: S108 - nothing is put there
+    _require(reach, lacking())
+    seccomp.no_new_privileges()
+    abi = landlock.version()
+    try:
+        if abi:
+            landlock.restrict(abi, allowed(reach))
+    except OSError as error:
+        _failed(reach, "Landlock", error)
+        abi = 0
+    # Root without it could not read a model that belongs to its user; Landlock says which files there are.
+    _drop_capabilities(keep=1 << _CAP_DAC_READ_SEARCH if abi else 0)
+
+
+def refuse_calls(reach: Reach) -> None:
+    """The second half, once every socket that is needed is open: no sockets, no programs, no other processes' memory.
+    Unconfined in the mode "enforce"."""
+    if reach.mode == "off":
+        return
+    try:
+        if seccomp.is_available():
+            seccomp.refuse()
+    except OSError as error:
+        _failed(reach, "seccomp", error)
+
+
+def everything(reach: Reach) -> None:
+    """Both halves, for a process that needs no socket."""
+    confine_files(reach)
+    refuse_calls(reach)
+
+
+def close_to_others() -> None:
+    """Other processes of the same user may not read this one's memory, environment and files, nor trace it. It leaves
+    no core dump either."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _failed(reach: Reach, what: str, error: OSError) -> None:
+    """A kernel that offers it refused it: the daemon logs what is printed here."""
+    _require(reach, (f"{what} ({error.strerror})",))
+    print(f"this process is not confined by {what}: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def _require(reach: Reach, missing: tuple[str, ...]) -> None:
+    if reach.mode == "enforce" and missing:
+        raise Unconfined(f"this kernel cannot confine engine hosts and builds: it lacks {', '.join(missing)}")
+
+
+def _drop_capabilities(keep: int) -> None:
+    """A daemon that runs as root has children without root's powers over other files and processes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for each in range(_LAST_CAPABILITY + 1):
+        if not keep >> each & 1:
+            libc.prctl(_PR_CAPBSET_DROP, each, 0, 0, 0)
+    libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
+    number = _CAPSET.get(os.uname().machine)
+    held = _permitted()
+    if number is None or held is None:
+        return
+    low, high = held & keep & 0xFFFF_FFFF, (held & keep) >> 32
+    header, data = struct.pack("=II", _CAPABILITIES_V3, 0), struct.pack("=6I", low, low, 0, high, high, 0)
+    libc.syscall(ctypes.c_long(number), header, data)
+
+
+def _permitted() -> int | None:
+    """The capabilities that this process has, a bit each."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
+            return next((int(line.split()[1], 16) for line in lines if line.startswith("CapPrm:")), None)
+    except OSError:
+        return None

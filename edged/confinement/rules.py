@@ -1,0 +1,97 @@
+"""Which paths a confined process needs besides those of its job: the interpreter, runtimes with their libraries, what
+describes the box, and the devices that engines run on."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from edged.confinement.landlock import READ, USE, WRITE
+
+# "on" takes what the kernel has, "enforce" does not work without all of it, "off" does without.
+Mode: TypeAlias = Literal["on", "enforce", "off"]
+
+_LIBRARIES = ("/usr", "/lib", "/lib64", "/lib32", "/opt/intel", "/opt/nvidia", "/opt/cuda", "/opt/rocm", "/nix/store")
+_DESCRIPTIONS = (
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload"),
+    *("/etc/localtime", "/etc/timezone", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/os-release"),
+    *("/etc/alternatives", "/etc/OpenCL", "/etc/vulkan", "/etc/glvnd", "/etc/nv_tegra_release", "/etc/tegra"),
+    *("/etc/nvidia", "/etc/debian_version", "/etc/mime.types"),
+    *("/sys", "/proc/self", "/proc/sys", "/proc/driver", "/proc/device-tree"),
+    *(f"/proc/{name}" for name in ("cpuinfo", "meminfo", "stat", "loadavg", "vmstat", "version", "filesystems")),
+    *(f"/proc/{name}" for name in ("devices", "modules", "interrupts", "cmdline", "uptime", "zoneinfo")),
+)
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+# NVIDIA's of boxes and of Jetsons, Intel's and AMD's GPUs, NPUs. Patterns below /dev.
+_ACCELERATORS = (
+    *("nvidia*", "nvhost*", "nvgpu*", "nvmap", "nvsciipc", "nvsciipc*", "tegra*", "host1x*"),
+    *("dri", "accel", "dma_heap", "kfd"),
+)
+# Folders that libraries are loaded from, files that are loaded into every process, folders of CUDA.
+_FOLDERS_BY_VARIABLE = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "TENSORRT_LIBRARY_PATH", "OCL_ICD_VENDORS")
+_FILES_BY_VARIABLE = ("LD_PRELOAD", "SSL_CERT_FILE")
+
+
+class Reach(NamedTuple):
+    """What a process may reach for its job: `reads` and `writes` are files or folders, which need not exist."""
+
+    mode: Mode = "on"
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    scratch: str = ""  # one of the folders that it may write in, for temporary files
+
+    def argument(self) -> str:
+        """As one argument of a command."""
+        return json.dumps(self)
+
+    @classmethod
+    def parsed(cls, argument: str) -> Reach:
+        mode, reads, writes, scratch = json.loads(argument)
+        return cls(mode, tuple(reads), tuple(writes), scratch)
+
+
+def allowed(reach: Reach) -> Iterator[tuple[str, int]]:
+    """Every path with what may be done with it, for this interpreter and its environment."""
+    for path in (*_LIBRARIES, *_DESCRIPTIONS, *_interpreter(), *_by_environment(), *reach.reads):
+        yield path, READ
+    for name in _DEVICES:
+        yield f"/dev/{name}", USE
+    for pattern in _ACCELERATORS:
+        for path in glob.glob(f"/dev/{pattern}"):
+            yield path, USE
+    for path in reach.writes:
+        yield path, WRITE
+
+
+def _interpreter() -> Iterator[str]:
+    """Where this interpreter and what it imports are."""
+    paths = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, *sys.path}
+    paths.add(os.path.dirname(os.path.realpath(sys.executable)))
+    paths.add(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    for path in paths:
+        # A child's own folder is "/", which Python puts first: it is no place for modules.
+        if path and os.path.isabs(path) and os.path.normpath(path) != "/":
+            yield path
+
+
+def _by_environment() -> Iterator[str]:
+    for name in _FOLDERS_BY_VARIABLE:
+        yield from _absolute(os.environ.get(name, "").split(":"))
+    for name in _FILES_BY_VARIABLE:
+        yield from _absolute(os.environ.get(name, "").replace(":", " ").split())
+    for file in ("/etc/ld.so.conf", *sorted(glob.glob("/etc/ld.so.conf.d/*.conf"))):
+        try:
+            with open(file, encoding="utf-8", errors="replace") as lines:
+                yield from _absolute([line.strip() for line in lines])
+        except OSError:
+            continue
+
+
+def _absolute(paths: Sequence[str]) -> Iterator[str]:
+    for path in paths:
+        if os.path.isabs(path) and os.path.normpath(path) != "/":
+            yield path

@@ -1,0 +1,212 @@
+"""seccomp: the system calls that this process may not make, refused by the kernel with EPERM, as libraries expect of
+calls that may fail. One filter in classic BPF, put together here.
+
+Format: include/uapi/linux/seccomp.h, filter.h and audit.h; numbers of calls: arch/x86/entry/syscalls/syscall_64.tbl
+and include/uapi/asm-generic/unistd.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Iterator
+
+# By name: the number on x86-64 and on aarch64, None if the machine does not have the call.
+_SOCKETS: dict[str, tuple[int | None, int | None]] = {
+    "socket": (41, 198),
+    "connect": (42, 203),
+    "accept": (43, 202),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept4": (288, 242),
+}
+_REFUSED: dict[str, tuple[int | None, int | None]] = {
+    # Other processes, other programs.
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "migrate_pages": (256, 238),
+    # Ways around this filter, and large parts of the kernel that runtimes do not need.
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "modify_ldt": (154, None),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    # Namespaces and mounts.
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264),
+    # The box.
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "syslog": (103, 116),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "fanotify_init": (300, 262),
+    # What Landlock does not look at: who may open a file, and when it was changed.
+    "chmod": (90, None),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chown": (92, None),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    # Memory and queues with names, which other processes have too.
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+}
+_CLONE, _CLONE3, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (16, 29), (302, 261)
+_KILL, _TGKILL = (62, 129), (234, 131)
+# An extended attribute set by a file's descriptor, and its mode, need the file open: they are left.
+
+_NAMESPACES = 0x7E02_0080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and NEWTIME
+_TERMINAL = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX: typing into somebody's terminal
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_X32 = 0x4000_0000
+
+_LOAD, _EQUAL, _SET, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # in struct seccomp_data: low words of arguments, little-endian
+_ALLOW, _KILL_PROCESS = 0x7FFF_0000, 0x8000_0000
+_ERRNO = 0x0005_0000
+
+_PR_GET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 21, 38
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SET_MODE_FILTER, _TO_ALL_THREADS = 1, 1
+_GET_ACTION_AVAIL = 2
+
+
+def is_available() -> bool:
+    """Whether this kernel filters system calls, and on which machine is known how."""
+    number = _SECCOMP.get(platform.machine())
+    if number is None or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return False
+    action = ctypes.c_uint32(_ERRNO)
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (ctypes.c_long(_GET_ACTION_AVAIL), ctypes.c_long(0), ctypes.byref(action))
+    return bool(libc.syscall(ctypes.c_long(number), *arguments) == 0)
+
+
+def refuse() -> None:
+    """Refuses this process, with all of its threads, what it does not need, for ever. OSError if the kernel does not.
+
+    Needs no-new-privileges or a privilege. Sockets that are open stay so; no other can be made or connected.
+    """
+    machine = platform.machine()
+    program = filter_of(machine, os.getpid())
+    code = ctypes.create_string_buffer(program, len(program))
+    head = struct.pack("=HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (ctypes.c_long(_SET_MODE_FILTER), ctypes.c_long(_TO_ALL_THREADS), head)
+    result = libc.syscall(ctypes.c_long(_SECCOMP[machine]), *arguments)
+    if result != 0:  # a thread that could not take it, or an error
+        error = ctypes.get_errno() if result < 0 else errno.ESRCH
+        raise OSError(error, os.strerror(error))
+
+
+def no_new_privileges() -> None:
+    """Nothing that this process executes gains a privilege by it. OSError."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no_new_privs cannot be set")
+
+
+def filter_of(machine: str, pid: int) -> bytes:
+    """The program for a machine; `pid` is the one process that it may send signals to. Pure."""
+    column, architecture = _MACHINES[machine]
+    code = [
+        _operation(_LOAD, _ARCHITECTURE),
+        _operation(_EQUAL, architecture, 1, 0),
+        _operation(_RETURN, _KILL_PROCESS),  # calls of 32 bits have other numbers
+        _operation(_LOAD, _NUMBER),
+    ]
+    refusal = _operation(_RETURN, _ERRNO | errno.EPERM)
+    if column == 0:
+        code += [_operation(_AT_LEAST, _X32, 0, 1), refusal]
+    for numbers in (*_SOCKETS.values(), *_REFUSED.values()):
+        number = numbers[column]
+        if number is not None:
+            code += [_operation(_EQUAL, number, 0, 1), refusal]
+    # The C library then takes clone, whose flags can be seen.
+    code += [_operation(_EQUAL, _CLONE3[column], 0, 1), _operation(_RETURN, _ERRNO | errno.ENOSYS)]
+    code += _where(_CLONE[column], _FIRST, [_operation(_SET, _NAMESPACES, 0, 1), refusal])
+    typing = [word for each in _TERMINAL for word in (_operation(_EQUAL, each, 0, 1), refusal)]
+    code += _where(_IOCTL[column], _SECOND, typing)
+    for call in (_KILL, _TGKILL):
+        code += _where(call[column], _FIRST, [_operation(_EQUAL, pid, 1, 0), refusal])
+    own = [_operation(_EQUAL, 0, 2, 0), _operation(_EQUAL, pid, 1, 0), refusal]
+    code += _where(_PRLIMIT[column], _FIRST, own)
+    code.append(_operation(_RETURN, _ALLOW))
+    return b"".join(code)
+
+
+def calls(machine: str) -> Iterator[tuple[str, int]]:
+    """Every call that is always refused, with its number."""
+    column, _ = _MACHINES[machine]
+    for name, numbers in (_SOCKETS | _REFUSED).items():
+        number = numbers[column]
+        if number is not None:
+            yield name, number
+
+
+def _where(number: int, argument: int, checks: list[bytes]) -> list[bytes]:
+    """Checks of an argument of one call; what passes them is allowed."""
+    allowed = _operation(_RETURN, _ALLOW)
+    return [_operation(_EQUAL, number, 0, len(checks) + 2), _operation(_LOAD, argument), *checks, allowed]
+
+
+def _operation(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value & 0xFFFF_FFFF)
