@@ -20,6 +20,7 @@ class Sign(msgspec.Struct, frozen=True):
     """A look at a process: its state, and what only grows while any of its threads works."""
 
     state: str  # as `ps` shows it
+    turns: int  # of its first thread on a processor
     work: tuple[int, ...]  # page faults of both kinds, clock ticks in user and system mode
 
 
@@ -32,9 +33,18 @@ def read(pid: int, *, threads: bool = False) -> Sign | None:
         if threads and state == "S":
             states = [_fields(f"/proc/{pid}/task/{thread}/stat")[0] for thread in os.listdir(f"/proc/{pid}/task")]
             state = "D" if b"D" in states or b"R" in states else state
-        return Sign(state, work)
+        return Sign(state, _turns(pid), work)
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _turns(pid: int) -> int:
+    """0 if this kernel does not count them. Format: the kernel's sched-stats."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[2])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _fields(path: str) -> list[bytes]:
@@ -63,8 +73,9 @@ class Progress:
             self.stopped = self.silent = 0.0
             return
         has_worked = sign.state in "RD" or before is None or sign.work != before.work
-        # One that is stopped and continued many times a second, to keep it slow, works in between.
-        self.stopped = self.stopped + step if sign.state == "T" and not has_worked else 0.0
+        # One that is stopped and continued many times a second, to keep it slow, has turns in between.
+        is_still = before is not None and (sign.turns, sign.work) == (before.turns, before.work)
+        self.stopped = self.stopped + step if sign.state == "T" and is_still else 0.0
         self.silent = 0.0 if has_worked else self.silent + step
 
     @property

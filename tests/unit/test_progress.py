@@ -12,7 +12,7 @@ import pytest
 from edged.serving.progress import SILENT_SECONDS, STOPPED_SECONDS, Progress, Sign, read
 from tests.waiting import wait
 
-IDLE = Sign("S", (1, 1, 1, 1))
+IDLE = Sign("S", 1, (1, 1, 1, 1))
 
 
 def looked(signs: Iterable[Sign | None], step: float = 0.2, *, is_busy: bool = True) -> Progress:
@@ -27,14 +27,14 @@ def looks(seconds: float, step: float = 0.2) -> int:
 
 
 def test_stopped_process_is_noticed_after_a_moment() -> None:
-    stopped = Sign("T", IDLE.work)
+    stopped = Sign("T", 1, IDLE.work)
     assert not looked([stopped] * 3).is_stopped
     assert looked([stopped] * looks(STOPPED_SECONDS)).is_stopped
     assert not looked([*[stopped] * 4, IDLE, *[stopped] * 3]).is_stopped
 
 
 def test_process_that_is_stopped_and_continued_again_and_again_is_only_slow() -> None:
-    assert not looked(Sign("T", (1, 1, number, 1)) for number in range(200)).is_stopped
+    assert not looked(Sign("T", number, IDLE.work) for number in range(200)).is_stopped
 
 
 def test_silent_process_that_does_nothing_is_asked_and_then_stuck() -> None:
@@ -45,24 +45,24 @@ def test_silent_process_that_does_nothing_is_asked_and_then_stuck() -> None:
 
 @pytest.mark.parametrize("field", range(4))
 def test_process_that_works_is_never_stuck(field: int) -> None:
-    signs = (Sign("S", tuple(number // 10 * (place == field) for place in range(4))) for number in range(200))
+    signs = (Sign("S", 1, tuple(number // 10 * (place == field) for place in range(4))) for number in range(200))
     assert not looked(signs).is_stuck
 
 
 @pytest.mark.parametrize("state", ["R", "D"])
 def test_process_that_wants_a_processor_or_waits_for_a_disk_is_never_stuck(state: str) -> None:
-    assert not looked([Sign(state, IDLE.work)] * 200).is_stuck
+    assert not looked([Sign(state, 1, IDLE.work)] * 200).is_stuck
 
 
 def test_process_without_work_is_never_stuck_or_stopped() -> None:
-    progress = looked([Sign("T", IDLE.work)] * 200, is_busy=False)
+    progress = looked([Sign("T", 1, IDLE.work)] * 200, is_busy=False)
     assert not progress.is_stopped
     assert not progress.is_stuck
 
 
 def test_pause_of_the_daemon_itself_counts_little() -> None:
-    assert not looked([Sign("T", IDLE.work)] * 3, step=3600).is_stuck
-    assert not looked([Sign("T", IDLE.work)] * 2, step=3600).is_stopped
+    assert not looked([Sign("T", 1, IDLE.work)] * 3, step=3600).is_stuck
+    assert not looked([Sign("T", 1, IDLE.work)] * 2, step=3600).is_stopped
 
 
 def test_answer_ends_the_silence() -> None:
