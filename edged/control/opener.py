@@ -64,6 +64,9 @@ class Opener:
     ) -> None:
         """`questioner` asks every engine one question before it serves; without one none is asked."""
         self._hosts, self._store, self._attempts = hosts, store, attempts
+        self._proven: set[tuple[str, str]] = (
+            set()
+        )  # engines that answered a golden question rightly, by key and edition
         self._events, self._chores, self._read_again = events, chores, read_again
         self._questioner = questioner
 
@@ -189,6 +192,13 @@ class Opener:
             before = planned.slot.current if planned.fits() else None
             is_proven = bool(model.triton.warmups) or (before is not None and not before.vitals.unproven)
             return Vitals("" if is_proven else str(error))
+        if not is_reference and (engine.digest, engine.edition) not in self._proven:
+            # A record may have been rewritten together with another model's files, which then match it.
+            wrong = await self._questioner.compare(model, engine.recipe.precision, session.link, session.number)
+            if wrong:
+                await asyncio.to_thread(self._store.damaged, self._store.artefact(engine.digest))
+                raise EngineDamaged(f"it does not answer as the reference did: {wrong}; it is built again")
+            self._proven.add((engine.digest, engine.edition))
         return Vitals()
 
     def _artefact(self, engine: PlannedEngine) -> Artefact | None:

@@ -15,9 +15,12 @@ import numpy as np
 
 from edged.backend.contract import Signature
 from edged.build import given
+from edged.build.boxes import matcher_for
 from edged.build.extent import Extent
-from edged.build.golden import Sample
+from edged.build.golden import Sample, deciding
 from edged.build.questions import PICTURE, WIDE, Question, one_by_one
+from edged.build.standard import Standard, Tolerance, coarser
+from edged.build.verify import Pair, judge
 from edged.control.asking import asked
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotReady, Overloaded, WrongAnswers
 from edged.model.model import Model
@@ -26,8 +29,10 @@ from edged.serving import messages as m
 from edged.serving.arena import Arena
 from edged.serving.link import HostLink
 from edged.serving.work import InputTensor
+from edged.store.record import Verdict
 from edged.tensors import Array
 
+_COMPARED = 3  # golden questions: one of them suffices
 _MOST_BYTES = 64 << 20  # of one question: it takes room from requests
 
 
@@ -98,6 +103,26 @@ class Questioner:
             raise EngineUnusable(f"it refuses what the reference answers: {first}")
         raise Unaskable(f"no question that edged can make up is answered: {why}")
 
+    async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
+        """Why an engine cannot be one of this model; empty if it answers any of a few golden questions as the reference
+        did, within what its precision is held to, or if nothing was recorded."""
+        recorded = await asyncio.to_thread(self._recorded, model)
+        signature, held = model.inspection.signature, Standard.of(model, precision).tolerance
+        samples = [each for each in deciding(recorded, coarser(precision, model.inspection.arithmetic)) if _fits(each)]
+        first = ""
+        for sample in samples[:_COMPARED]:
+            try:
+                async with asked(tuple(_inputs(signature, sample)), link, session) as reply:
+                    verdict = await asyncio.to_thread(_verdict, sample, reply, link.arena, model, held)
+            except (EngineUnusable, InvalidInput):  # it was asked before whether it answers
+                continue
+            except Overloaded as error:
+                raise NotReady(f"it could not be asked anything: {error}") from error
+            if verdict.accepted:
+                return ""
+            first = first or verdict.reason
+        return first
+
     async def _fault(self, known: Acquaintance, question: Callable[[], Question], forms: Forms) -> str:
         """What is wrong with an answer; empty where nothing is. The reference's is looked up only where it matters."""
         signature = known.model.inspection.signature
@@ -156,10 +181,22 @@ def _is_same(sample: Sample, question: Question) -> bool:
     return named and shapes == {name: array.shape for name, array in sample.inputs.items()}
 
 
-def _inputs(signature: Signature, question: Question) -> Iterator[InputTensor]:
+def _inputs(signature: Signature, question: Question | Sample) -> Iterator[InputTensor]:
     for spec in signature.inputs:
         array = question.inputs[spec.name]
         yield InputTensor(spec.name, spec.datatype, array.shape, memoryview(to_bytes(array)))
+
+
+def _fits(sample: Sample) -> bool:
+    return sum(array.nbytes for array in sample.inputs.values()) <= _MOST_BYTES
+
+
+def _verdict(sample: Sample, reply: m.Answer, arena: Arena, model: Model, held: Tolerance) -> Verdict:
+    answer = {}
+    for ref in reply.outputs:
+        data = ref.data if ref.span is None else arena.read(ref.span)
+        answer[ref.name] = to_array(ref.name, ref.datatype, ref.shape, data)
+    return judge([Pair.of(sample, answer)], held, matcher_for(model.recognition, held.box_score))
 
 
 def _forms(reply: m.Answer, arena: Arena) -> Forms:

@@ -22,6 +22,7 @@ from edged.control.opener import Opener
 from edged.control.plan import PlannedEngine
 from edged.control.questioning import Unaskable
 from edged.control.report import engines as reports
+from edged.control.states import EngineState
 from edged.errors import EngineUnusable, HostLost, NotReady, WrongAnswers
 from edged.events import EventLog
 from edged.store.store import Store
@@ -49,6 +50,11 @@ class Examiner:
     def __init__(self) -> None:
         self.outcomes: deque[Exception | None] = deque()
         self.asked: list[tuple[int, bool]] = []
+        self.differs, self.compared = "", 0
+
+    async def compare(self, model: object, precision: str, link: object, session: int) -> str:
+        self.compared += 1
+        return self.differs
 
     async def ask(self, known: object, link: object, session: int, *, is_reference: bool) -> None:
         self.asked.append((session, is_reference))
@@ -107,6 +113,31 @@ def test_every_engine_is_asked_once_before_it_serves(tmp_path: Path) -> None:
         await gate.open(gate.engine)
         assert gate.examiner.asked == [(1, True), (1, False)]
         assert gate.planned.serving == gate.engine.digest
+
+    run(story())
+
+
+def test_open_engine_of_another_model_is_thrown_away_and_the_reference_serves(tmp_path: Path) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path)
+        await gate.open(gate.reference, {})
+        gate.examiner.differs = "cosine 0.1 is below 0.999"
+        await gate.open(gate.engine)
+        assert gate.planned.serving == gate.reference.digest
+        assert gate.store.counts.damaged == 1
+        assert gate.engine.digest not in gate.store.records()
+        assert gate.engine.state is EngineState.ABSENT
+
+    run(story())
+
+
+def test_open_engine_again_is_not_compared_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path)
+        await gate.open(gate.reference, {})
+        for _ in range(2):
+            await gate.open(gate.engine)
+        assert gate.examiner.compared == 1
 
     run(story())
 

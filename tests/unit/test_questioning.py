@@ -246,3 +246,41 @@ def test_what_the_user_gave_is_asked_first_and_again_after_it_was_replaced(tmp_p
     (tmp_path / "ask.npz").write_bytes(b"half copied")
     with pytest.raises(Unaskable, match=r"sample ask\.npz cannot be used"):
         ask(host, Acquaintance(Model.of(given, inspection())), is_reference=True)
+
+
+# -- golden questions -----------------------------------------------------------------------------------------------
+
+
+def compared(answer: Callable[[Array], Array | Exception], samples: Sequence[Sample], precision: str = "fp32") -> str:
+    async def story() -> str:
+        host = Host(answer)
+        known = acquaintance()
+        return await Questioner(lambda _: samples).compare(known.model, precision, host, 1)  # type: ignore[arg-type]
+
+    return run(story())
+
+
+def golden_answers() -> list[Sample]:
+    arrays = [np.linspace(1, number, 4, dtype=np.float32).reshape(1, 4) for number in (2, 3, 4, 5)]
+    return [Sample({"x": array}, {"y": 2 * array}, "random", str(number)) for number, array in enumerate(arrays)]
+
+
+def test_compare_engine_of_another_model_is_told_of() -> None:
+    assert compared(lambda array: 3 * array, golden_answers())
+    assert compared(lambda array: -array, golden_answers(), "fp16")
+
+
+def test_compare_engine_that_answers_as_the_reference_did_is_right_after_one_question() -> None:
+    asked: list[Array] = []
+
+    def answer(array: Array) -> Array:
+        asked.append(array)
+        return 2 * array
+
+    assert compared(answer, golden_answers()) == ""
+    assert len(asked) == 1
+
+
+def test_compare_without_golden_answers_has_nothing_against_an_engine() -> None:
+    assert compared(lambda array: 3 * array, []) == ""
+    assert compared(lambda _: InvalidInput("not this"), golden_answers()) == ""
