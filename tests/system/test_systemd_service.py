@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edged.confinement import confine
 from tests.integration import onnx_files
 from tests.system.systemd import Unavailable
 from tests.system.systemd.box import SHARED, Box
@@ -65,6 +66,20 @@ def test_it_runs_as_a_user_of_its_own_who_may_use_devices(service: Service) -> N
     groups = service.box.run("id", "-nG", "edged").stdout.split()
     assert set(groups) >= {"edged", "edged-operate", "video", "render"}
     assert service.show("StateDirectoryMode") == "0750"
+
+
+@pytest.mark.skipif(bool(confine.lacking()), reason="this kernel cannot confine all")
+def test_service_unit_lets_the_daemon_confine_its_hosts(service: Service) -> None:
+    log = service.box.log(UNIT)
+    assert "confined to their files" in log
+    (host, *_) = service.box.run("pgrep", "-P", str(service.pid), "-f", "edged.serving.host").stdout.split()
+    assert _filters(service, host) == _filters(service, service.pid) + 1
+
+
+def _filters(service: Service, pid: str | int) -> int:
+    """How many filters of system calls a process has: those of its unit, and its own."""
+    lines = service.box.run("cat", f"/proc/{pid}/status").stdout.splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("Seccomp_filters:")))
 
 
 def test_the_journal_finds_its_lines_by_model_and_event_and_has_their_priority(service: Service) -> None:
