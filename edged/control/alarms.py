@@ -19,6 +19,7 @@ class AlarmKind(str, enum.Enum):
 
     SLOW = "slow"  # an engine takes much longer than when it was measured
     QUARANTINED = "quarantined"  # an engine failed too often, or killed its host too often, and is no longer tried
+    ENGINE_MISMATCH = "engine_mismatch"  # an engine of the store did not answer as its model's reference did
     NOT_FINITE = "not_finite"  # an output of a model held NaN or infinity
     BUILDS_PAUSED = "builds_paused"  # nothing can be stored
     STATE_UNWRITABLE = "state_unwritable"  # the folder of models and settings cannot be written

@@ -84,6 +84,10 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
+        if engine.mismatch:
+            told = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) of the store is not this model's"
+            how = f"{engine.mismatch}; it does not serve and is to be built again; see who may write the cache folder"
+            yield Alarm(AlarmKind.ENGINE_MISMATCH, f"{told}: {how}", name, key)
         if engine.barred:
             message = (
                 f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is not opened any more: {engine.barred}"

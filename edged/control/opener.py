@@ -196,6 +196,7 @@ class Opener:
             # A record may have been rewritten together with another model's files, which then match it.
             wrong = await self._questioner.compare(model, engine.recipe.precision, session.link, session.number)
             if wrong:
+                engine.mismatch = wrong
                 await asyncio.to_thread(self._store.damaged, self._store.artefact(engine.digest))
                 raise EngineDamaged(f"it does not answer as the reference did: {wrong}; it is built again")
             self._proven.add((engine.digest, engine.edition))

@@ -91,6 +91,7 @@ class PlannedEngine:
     trial: str = ""  # key of an engine for another driver whose files may do
     nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
     astray: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
+    mismatch: str = ""  # how its answers differed from the reference's when the stored one was opened; until it is made
     making: Making | None = None
     served_ms: dict[str, float] = field(default_factory=dict)  # the lowest median of an inference, by edition
     told: Callable[[PlannedEngine], None] | None = None  # called after every step
@@ -128,7 +129,7 @@ class PlannedEngine:
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
         """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
         good one before it."""
-        self.wish, self.setback, self.refusals, self.astray = Wish.NONE, "", 0, ()
+        self.wish, self.setback, self.refusals, self.astray, self.mismatch = Wish.NONE, "", 0, (), ""
         if self._is_outdated(record) and not record.verdict.accepted:
             self.lose()  # by today's standard it may do: it is built again
         elif record.verdict.accepted:

@@ -93,7 +93,8 @@ class Gate:
         await settle()
 
     def alarms(self) -> list[Alarm]:
-        return [a for a in wrong([self.planned], Engines(), 0.0, Box()) if a.kind is AlarmKind.FALLBACK]
+        kinds = (AlarmKind.FALLBACK, AlarmKind.ENGINE_MISMATCH)
+        return [a for a in wrong([self.planned], Engines(), 0.0, Box()) if a.kind in kinds]
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +128,19 @@ def test_open_engine_of_another_model_is_thrown_away_and_the_reference_serves(tm
         assert gate.store.counts.damaged == 1
         assert gate.engine.digest not in gate.store.records()
         assert gate.engine.state is EngineState.ABSENT
+
+    run(story())
+
+
+def test_open_engine_of_another_model_raises_an_alarm_until_the_engine_is_made(tmp_path: Path) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path)
+        gate.examiner.differs = "cosine 0.1 is below 0.999"
+        await gate.open(gate.engine)
+        (alarm,) = gate.alarms()
+        assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.ENGINE_MISMATCH, "m", gate.engine.digest)
+        gate.engine.finish(record_of(gate.engine.key, gate.engine.recipe, standard=gate.engine.standard), None)
+        assert not gate.alarms()
 
     run(story())
 
