@@ -334,7 +334,8 @@ class Builder:
 
     async def _reference(self, model: Model, recipe: Recipe, tell: Tell) -> tuple[Path, Standard]:
         """The file of golden answers, made first if this model has none, and what the engine is held to."""
-        standard = Standard.of(model, recipe.precision)
+        now = await asyncio.to_thread(model.with_contents)  # its samples may have changed since it was planned
+        standard = Standard.of(now, recipe.precision)
         place = self._golden / f"{standard.golden}.golden"
         if not await asyncio.to_thread(is_whole, place):
             tell(jobs.Progress("asking the reference"))

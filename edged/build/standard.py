@@ -1,7 +1,7 @@
 """What an engine of a model is held to: what it is asked, and how far its answers may be from the reference's.
 
-Asked on the daemon's event loop for every engine at every look at the box, so nothing here decodes a picture or reads a
-file twice.
+Asked on the daemon's event loop for every engine that is planned, so nothing here decodes a picture, and a model that
+comes with the `contents` of its samples is not looked up on disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from edged.build.extent import Extent
 from edged.model import settings as model_settings
 from edged.model import verification
 from edged.model.model import Model
-from edged.model.samples import content
 from edged.vision.family import Recognition
 
 # Part of the name of every file of golden answers. To be raised with every change of what is asked (golden.py,
@@ -144,7 +143,7 @@ def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp
 
 def _golden(model: Model) -> str:
     """The model's digest, a dash, and 12 hexadecimal digits over whatever else the questions are made from."""
-    samples = sorted(map(content, model.samples))  # whatever the files are called
+    samples = sorted(map(model.content, model.samples))  # whatever the files are called
     extent = Extent.of(model)
     shapes = [str(extent.profile), extent.given]
     return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples, shapes])}"

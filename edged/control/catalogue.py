@@ -221,6 +221,8 @@ class Catalogue:
             async with self._readers:
                 inspection = await self._builder.inspect(Path(entry.path), tries)
                 model = Model.of(entry, inspection)
+                if model.samples:
+                    model = await asyncio.to_thread(model.with_contents)
                 planned.examined = model.digest
                 warnings = await self._prove(model, tries) if self._prove is not None else ()
             planned.warnings = tuple(warnings)

@@ -19,7 +19,7 @@ from edged.build.boxes import matcher_for
 from edged.build.extent import Extent
 from edged.build.golden import Sample, deciding
 from edged.build.questions import PICTURE, WIDE, Question, one_by_one
-from edged.build.standard import Standard, Tolerance, coarser
+from edged.build.standard import Tolerance, coarser, tolerance
 from edged.build.verify import Pair, judge
 from edged.control.asking import asked
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotReady, Overloaded, WrongAnswers
@@ -107,7 +107,8 @@ class Questioner:
         """Why an engine cannot be one of this model; empty if it answers any of a few golden questions as the reference
         did, within what its precision is held to, or if nothing was recorded."""
         recorded = await asyncio.to_thread(self._recorded, model)
-        signature, held = model.inspection.signature, Standard.of(model, precision).tolerance
+        signature = model.inspection.signature
+        held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
         samples = [each for each in deciding(recorded, coarser(precision, model.inspection.arithmetic)) if _fits(each)]
         first = ""
         for sample in samples[:_COMPARED]:

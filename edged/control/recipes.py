@@ -30,7 +30,7 @@ def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Re
 
 def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
     if recipe.precision == "int8":
-        digest = calibration.digest(model.recognition, model.samples)
+        digest = calibration.digest(model.recognition, model.samples, model.content)
         if not digest:
             raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {model.recognition.picture}")
         recipe = msgspec.structs.replace(recipe, calibration=digest)

@@ -13,19 +13,21 @@ from edged.model.batching import most_rows
 from edged.model.inspection import Inspection
 from edged.model.repair import Record
 from edged.model.repository import ModelEntry
-from edged.model.samples import is_tensors
+from edged.model.samples import content, is_tensors
 from edged.model.triton_config import TritonConfig
 from edged.vision.family import Recognition, recognise
 
 
 class Model(msgspec.Struct, frozen=True):
     """An inspected model with its settings applied. `learnt` is the range of shapes that its traffic calls for, wider
-    than what settings and pictures tell; empty where none was learnt."""
+    than what settings and pictures tell; empty where none was learnt. `contents` are digests of its samples by path,
+    for planning without the disk; without it they are read when they are needed."""
 
     entry: ModelEntry
     inspection: Inspection
     recognition: Recognition
     learnt: Profile = Profile()
+    contents: dict[str, str] | None = None
 
     @classmethod
     def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
@@ -147,6 +149,14 @@ class Model(msgspec.Struct, frozen=True):
         """Paths of what its user gave for verifying engines with: tensors, and pictures where it takes them."""
         given = self.entry.samples
         return given if self.recognition.preprocess else tuple(path for path in given if is_tensors(path))
+
+    def content(self, sample: str) -> str:
+        """The digest of a sample's content. Reads the disk if `contents` does not have it."""
+        return (self.contents or {}).get(sample) or content(sample)
+
+    def with_contents(self) -> Model:
+        """This model with the contents of its samples as they are now. Reads the disk."""
+        return msgspec.structs.replace(self, contents={path: content(path) for path in self.samples})
 
     def order(self, recipe: Recipe, artefact: Artefact | None = None, effort: Effort = "full") -> Order:
         """An order for one of its engines; without an artefact it is not built yet, or a reference."""

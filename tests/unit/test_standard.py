@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,6 +163,15 @@ def test_a_sample_is_read_once_until_it_changes(folder: Path, monkeypatch: pytes
     (folder / "samples" / "a.jpg").write_bytes(b"other picture")
     Standard.of(model, "fp32")
     assert [path.name for path in reads[2:]] == ["a.jpg"]
+
+
+def test_plan_with_known_contents_does_not_read_the_samples(folder: Path) -> None:
+    model = read(folder)
+    known = model.with_contents()
+    before = Standard.of(known, "fp32")
+    shutil.rmtree(folder / "samples")
+    assert Standard.of(known, "fp32") == before
+    assert Standard.of(model, "fp32") != before
 
 
 def test_a_sample_that_goes_or_cannot_be_read_or_is_too_large_is_no_error(folder: Path) -> None:

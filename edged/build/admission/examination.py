@@ -75,7 +75,7 @@ async def examine(
         own = tuple(str(sample.absolute()) for sample in samples)
         plain = await asyncio.to_thread(plain_entry, path.stem, path, settings)
         entry = msgspec.structs.replace(plain, samples=own)
-        model = Model.of(entry, inspection)
+        model = await asyncio.to_thread(Model.of(entry, inspection).with_contents)
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(backend: str) -> jobs.Checked | str:
@@ -140,7 +140,7 @@ def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, 
         model.recognition if model is not None else None,
         Extent.of(model) if model is not None else Extent(),
         through=through,
-        given=model_samples.by_content(model.samples) if model is not None else {},
+        given=model_samples.by_content(model.samples, model.content) if model is not None else {},
     )
 
 
