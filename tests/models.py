@@ -185,6 +185,14 @@ def text() -> onnx.ModelProto:
     return identity("BYTES", ["n"])
 
 
+def equals_text(elements: Sequence[bytes]) -> onnx.ModelProto:
+    """Strings in, for each whether it is the one at its place here."""
+    known = onnx.TensorProto(name="known", data_type=TensorProto.STRING, dims=[len(elements)], string_data=elements)
+    shape = [len(elements)]
+    node = helper.make_node("Equal", ["x", "known"], ["y"])
+    return model([node], [value("x", "BYTES", shape)], [value("y", "BOOL", shape)], [known], opset=19)
+
+
 def dynamic() -> onnx.ModelProto:
     """ReLU on [batch, 3, height, width]."""
     shape = ["batch", 3, "height", "width"]

@@ -25,12 +25,14 @@ import pytest
 from edged import raw_contents
 from edged.shapes import MODEL_PATH, Scene
 from edged.tensors import numpy_dtype
+from tests import models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 
 _ROOT = Path(__file__).parents[2]
 _PICTURE = Scene(7).frame(0)[0]
 _JPEG = cv2.imencode(".jpg", _PICTURE)[1].tobytes()
+_NOT_UTF8 = [b"\xff\xd8\xff\xe0", b"", b"\x80 longer"]
 _NUMBERS = [name for name in onnx_files.DTYPES if name not in ("BYTES", "FP16", "BF16")]
 
 
@@ -78,8 +80,9 @@ def daemon() -> Iterator[HttpDaemon]:
     daemon = HttpDaemon("127.0.0.1:0", "--model", f"shapes={MODEL_PATH}")
     for datatype in onnx_files.DTYPES:
         onnx_files.identity(daemon.models / f"id_{datatype}.onnx", datatype)
+    models.save(models.equals_text(_NOT_UTF8), daemon.models / "not_utf8.onnx")
     with daemon:
-        for name in ("shapes", *(f"id_{datatype}" for datatype in onnx_files.DTYPES)):
+        for name in ("shapes", "not_utf8", *(f"id_{datatype}" for datatype in onnx_files.DTYPES)):
             daemon.ready(name)
         yield daemon
 
@@ -120,6 +123,16 @@ def test_binary_tensors_come_back_bit_by_bit(daemon: HttpDaemon, datatype: str) 
     length = int(told_headers["inference-header-content-length"])
     assert json.loads(body[:length])["outputs"][0]["parameters"] == {"binary_data_size": len(data)}
     assert body[length:] == data
+
+
+def test_binary_data_that_is_not_utf8_reaches_the_model(daemon: HttpDaemon) -> None:
+    data = bytes(raw_contents.to_bytes(np.array(_NOT_UTF8, np.object_)))
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [3], "parameters": {"binary_data_size": len(data)}}
+    text = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    status, _, body = ask(daemon, "POST", "/v2/models/not_utf8/infer", text + data, headers)
+    assert status == 200, body
+    assert json.loads(body)["outputs"][0]["data"] == [True, True, True]
 
 
 def test_strings_travel_as_json(daemon: HttpDaemon) -> None:

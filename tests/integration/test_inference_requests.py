@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from edged.proto import open_inference_pb2 as pb
 from edged.raw_contents import to_bytes
 from edged.tensors import numpy_dtype
-from tests import triton_models
+from tests import models, triton_models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
 
 SERVICE = "/inference.GRPCInferenceService/"
 BAD, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+NOT_UTF8 = [b"\xff\xd8\xff\xe0", b"", b"\x80 longer"]
 SIXTEEN = np.arange(16, dtype=np.int32)
 
 
@@ -33,7 +34,9 @@ def own() -> Iterator[Daemon]:
     triton_models.write_all(daemon.models)
     for datatype in onnx_files.DTYPES:
         onnx_files.identity(daemon.models / f"id_{datatype}.onnx", datatype)
+    models.save(models.equals_text(NOT_UTF8), daemon.models / "not_utf8.onnx")
     with daemon:
+        daemon.ready("not_utf8")
         for model in ("simple", "classes", "repeat_int32", "simple_sequence", *(f"id_{d}" for d in onnx_files.DTYPES)):
             daemon.ready(model)
         yield daemon
@@ -89,6 +92,26 @@ def test_every_datatype_comes_back_bit_by_bit(channel: grpc.Channel, datatype: s
     answer = infer(channel, request)
     assert answer.raw_output_contents[0] == data
     assert [(o.name, o.datatype, list(o.shape)) for o in answer.outputs] == [("y", datatype, [rows, 4])]
+
+
+@pytest.mark.parametrize("is_raw", [True, False], ids=["raw", "typed"])
+def test_infer_bytes_that_are_not_utf8_reach_the_model(channel: grpc.Channel, is_raw: bool) -> None:
+    request = pb.ModelInferRequest(model_name="not_utf8")
+    tensor = request.inputs.add(name="x", datatype="BYTES", shape=[3])
+    if is_raw:
+        request.raw_input_contents.append(bytes(to_bytes(np.array(NOT_UTF8, np.object_))))
+    else:
+        tensor.contents.bytes_contents.extend(NOT_UTF8)
+    assert infer(channel, request).raw_output_contents[0] == b"\1\1\1"
+
+
+def test_infer_an_output_that_is_not_utf8_is_refused(channel: grpc.Channel) -> None:
+    request = pb.ModelInferRequest(model_name="id_BYTES")
+    request.inputs.add(name="x", datatype="BYTES", shape=[1, 4]).contents.bytes_contents.extend([b"\xff"] * 4)
+    with pytest.raises(grpc.RpcError) as raised:
+        infer(channel, request)
+    assert raised.value.code() == BAD
+    assert "'y'" in raised.value.details()
 
 
 def test_requests_of_many_megabytes_come_back_whole(channel: grpc.Channel) -> None:

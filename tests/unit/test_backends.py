@@ -297,10 +297,37 @@ def test_an_inference_with_a_wrong_shape_is_unusable_on_openvino(tmp_path: Path)
     assert session.infer({"x": np.ones((1, 4), np.float32)})["y"].shape == (1, 3)
 
 
-def test_bytes_that_are_no_text_are_the_callers_mistake(tmp_path: Path) -> None:
+NOT_UTF8 = {
+    "one": [b"\xff\xd8\xff\xe0\0JFIF\0\0"],
+    "equal lengths": [b"\xff\0", b"\0\0", b"ok"],
+    "different lengths": [b"\xff\xfe", b"", b"longer \x80", "ö".encode()],
+}
+
+
+@pytest.mark.parametrize("elements", NOT_UTF8.values(), ids=NOT_UTF8)
+def test_infer_bytes_that_are_not_utf8_reach_the_model_as_they_are(tmp_path: Path, elements: list[bytes]) -> None:
+    session = engine(tmp_path, models.equals_text(elements), "onnxruntime")
+    assert session.infer({"x": np.array(elements, np.object_)})["y"].all()
+    for place, element in enumerate(elements):
+        others = [*elements[:place], element[:-1] + b"\x81", *elements[place + 1 :]]
+        expected = [one == other for one, other in zip(elements, others, strict=True)]
+        assert session.infer({"x": np.array(others, np.object_)})["y"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "elements", [[b"\xff\0\xff", b"a"], [b"\xff" * 1000, *[b""] * 100_000]], ids=["zero bytes", "too large"]
+)
+def test_infer_bytes_that_the_runtime_cannot_be_given_are_refused(tmp_path: Path, elements: list[bytes]) -> None:
     session = engine(tmp_path, models.text(), "onnxruntime")
-    with pytest.raises(InvalidInput, match=r"'x'.*UTF-8"):
+    with pytest.raises(InvalidInput, match="'x'"):
+        session.infer({"x": np.array(elements, np.object_)})
+
+
+def test_infer_an_output_that_is_not_utf8_is_refused_by_its_name(tmp_path: Path) -> None:
+    session = engine(tmp_path, models.text(), "onnxruntime")
+    with pytest.raises(InvalidInput, match="'y'"):
         session.infer({"x": np.array([b"fine", b"\xff\xfe"], np.object_)})
+    assert session.infer({"x": np.array([b"fine"], np.object_)})["y"].tolist() == [b"fine"]
 
 
 def test_strings_of_any_rank_come_back(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import onnxruntime as ort
 
 from edged.backend.contract import Nodes, Signature, one_line
 from edged.backend.ort import cuda
-from edged.errors import EngineUnusable, InvalidInput
+from edged.errors import EdgedError, EngineUnusable, InvalidInput
 from edged.tensors import Array
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+_MOST_PADDED = 64 << 20  # bytes of a tensor whose elements are all made as long as the longest
 
 
 class OrtSession:
@@ -40,6 +41,8 @@ class OrtSession:
             feeds[name] = _to_text(name, feeds[name])
         try:
             values = self._run_bfloat(names, feeds) if self._bfloat else self._run(names, feeds)
+        except UnicodeDecodeError as error:
+            raise self._not_text(names, error) from error
         except Exception as error:  # the runtime's errors have no common base of their own
             raise self._failure(error) from error
         answer = dict(zip(names, values, strict=True))
@@ -58,6 +61,15 @@ class OrtSession:
 
     def _failure(self, error: Exception) -> EngineUnusable:
         return EngineUnusable(f"inference failed: {one_line(error)}")
+
+    def _not_text(self, names: Sequence[str], error: UnicodeDecodeError) -> EdgedError:
+        """The runtime makes `str` of every text that it returns, in Python by whichever way it is asked."""
+        texts = " or ".join(repr(name) for name in names if name in self._text_outputs)
+        if not texts:  # something in the runtime's own words
+            return self._failure(error)
+        return InvalidInput(
+            f"output {texts} holds bytes that are not UTF-8, which ONNX Runtime does not return; ask for other outputs"
+        )
 
     def _run(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
         values: list[Array] = self._session.run(names, feeds, self._options)
@@ -133,12 +145,28 @@ def _from_value(value: ort.OrtValue) -> Array:
 
 
 def _to_text(name: str, array: Array) -> Array:
-    """The runtime's strings are UTF-8 text; bytes that are not cannot be expressed."""
+    """An array that the runtime reads as the same bytes: of `str` if all is UTF-8, else of numpy's bytes.
+
+    The runtime takes an element of dtype V as long as it is, one of dtype S up to its first zero byte, and beyond the
+    element where it has none. Elements of `bytes` in an array of objects it takes as their repr().
+    """
+    elements: list[bytes] = array.ravel().tolist()
     try:
-        text = [element.decode("utf-8") for element in array.ravel().tolist()]
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"input {name!r} holds bytes that are not UTF-8, which ONNX strings must be") from error
-    return np.array(text, dtype=np.object_).reshape(array.shape)
+        text = [element.decode("utf-8") for element in elements]
+        return np.array(text, dtype=np.object_).reshape(array.shape)
+    except UnicodeDecodeError:
+        sizes = [len(element) for element in elements]
+    longest = max(sizes)
+    if min(sizes) == longest:
+        return np.frombuffer(b"".join(elements), f"V{longest}").reshape(array.shape)
+    what = f"input {name!r} holds bytes that are not UTF-8 in elements of different lengths"
+    if any(b"\0" in element for element in elements):
+        raise InvalidInput(
+            f"{what}, some with zero bytes, which ONNX Runtime cannot be given; send elements one by one"
+        )
+    if (longest + 1) * len(elements) > max(_MOST_PADDED, 2 * sum(sizes)):
+        raise InvalidInput(f"{what}, which would take more than {_MOST_PADDED >> 20} MiB; send elements one by one")
+    return np.array(elements, dtype=f"S{longest + 1}").reshape(array.shape)
 
 
 def _to_bytes(array: Array) -> Array:
