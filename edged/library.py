@@ -48,13 +48,17 @@ T = TypeVar("T")
 
 
 class LoadedModel:
-    """A model with its engine open in this process. One thread at a time; close it, or use it in a `with`."""
+    """A model with its engine open in this process. One thread at a time; close it, or use it in a `with`.
+
+    `speed` is how many times as fast as the reference the engine was, timed in turns with it; None if it was not timed.
+    What one inference takes here is in the `timings` of each result.
+    """
 
     def __init__(self, model: Model, engine: PlannedEngine, pipeline: Pipeline) -> None:
         self.name = model.name
         self.engine = engine.digest
         self.backend = engine.recipe.backend
-        self.latency_ms = engine.record.latency_ms if engine.record else None
+        self.speed = 1 / engine.record.cost if engine.record and engine.record.cost else None
         self._pipeline = pipeline
 
     def infer(self, image: Picture) -> Result:

@@ -1,13 +1,33 @@
-"""One model: whether its file is whole, and what its shapes and batch mean for who asks it. Pure."""
+"""One model: whether it is admitted, whether its file is whole, what its shapes and batch mean to its clients. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edged.build.admission.examination import Admission
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 from edged.errors import Unsuitable
 from edged.model.inspection import Inspection
 from edged.model.model import Model
+
+
+def admission(name: str, path: str, found: Admission) -> Iterator[Check]:
+    """A line for the model, one for each warning, and one for each backend that does not take it."""
+    if found.refusal:
+        yield wrong(Name.ADMISSION, f"it cannot be served here: {found.refusal}", inspect(path), name)
+        return
+    taking = [backend for backend, why in found.backends.items() if not why]
+    yield ok(Name.ADMISSION, f"it can be served here by {', '.join(taking)}", name)
+    for each in found.warnings:
+        yield warning(Name.ADMISSION, each.message, each.remedy or inspect(path), name)
+    for backend, why in found.backends.items():
+        if why:
+            yield unknown(Name.ADMISSION, f"not applicable: {backend} does not take it: {why}", name)
+
+
+def inspect(path: str) -> str:
+    """The command that tells more of a model's file."""
+    return f"see: edged inspect {path}"
 
 
 def external_data(name: str, inspection: Inspection) -> Iterator[Check]:

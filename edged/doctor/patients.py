@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edged.backend import registry
-from edged.build.admission.examination import Admission, examine
+from edged.build.admission.examination import examine
 from edged.build.builder import Builder
 from edged.build.child import Limits
 from edged.client.operations import AlarmInfo, EngineInfo, ModelInfo
@@ -101,8 +101,8 @@ class Patients:
         try:
             found = await examine(self._builder, Path(entry.path), entry.settings, self._installed)
         except EdgedError as error:
-            return [wrong(Name.ADMISSION, f"it cannot be served here: {error}", _inspect(entry), name)]
-        checks += _admitted(name, entry, found)
+            return [wrong(Name.ADMISSION, f"it cannot be served here: {error}", models.inspect(entry.path), name)]
+        checks += models.admission(name, entry.path, found)
         inspection = found.inspection
         checks += models.external_data(name, inspection)
         opset = inspection.opsets.get(_ONNX)
@@ -138,19 +138,3 @@ class Patients:
         entry = self._entries[name]
         model = Model.of(entry, await self._builder.inspect(Path(entry.path)))
         return list(levels.judge(name, await levels.compare(model, _LIMITS)))
-
-
-def _admitted(name: str, entry: ModelEntry, found: Admission) -> Iterator[Check]:
-    """A line for the model, and one for each backend that does not take it though the reference does."""
-    if found.refusal:
-        yield wrong(Name.ADMISSION, f"it cannot be served here: {found.refusal}", _inspect(entry), name)
-        return
-    taking = [backend for backend, why in found.backends.items() if not why]
-    yield ok(Name.ADMISSION, f"it can be served here by {', '.join(taking)}", name)
-    for backend, why in found.backends.items():
-        if why:
-            yield unknown(Name.ADMISSION, f"not applicable: {backend} does not take it: {why}", name)
-
-
-def _inspect(entry: ModelEntry) -> str:
-    return f"see: edged inspect {entry.path}"

@@ -17,6 +17,7 @@ from edged.errors import AlreadyExists, EdgedError, InvalidInput, NotFound
 from edged.events import EngineMoved
 from edged.proto import open_inference_pb2 as pb
 from edged.shapes import MODEL_PATH, Scene
+from edged.store.store import Store
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 
@@ -157,9 +158,11 @@ def test_in_process_use_needs_three_lines_and_shares_the_store(tmp_path: Path) -
     assert len(result.detections) >= len(truth) - 1
     assert result.json()["image"] == {"width": 640, "height": 480}
     built = {path.name for path in (tmp_path / "engines").iterdir()}
-    assert model.engine in built
+    record = Store(tmp_path).records()[model.engine]
+    assert record.cost is not None
+    assert model.speed == pytest.approx(1 / record.cost)
     with edged.load(MODEL_PATH, cache=tmp_path) as again:
-        assert again.engine == model.engine
+        assert (again.engine, again.speed) == (model.engine, model.speed)
     assert {path.name for path in (tmp_path / "engines").iterdir()} == built
 
 

@@ -216,3 +216,14 @@ def test_a_model_is_tried_with_the_samples_that_are_given(folder: Path) -> None:
     unfit = call(path, "--samples", folder / "ask.npz", "--samples", "street.png")
     assert unfit.exit_code == 2
     assert "this model takes no pictures" in unfit.stderr
+
+
+def test_inspect_family_that_gives_no_boxes_is_shown_as_a_warning(folder: Path) -> None:
+    queries = {"boxes": np.full((1, 100, 4), 40, np.float32), "logits": np.full((1, 100, 92), 7, np.float32)}
+    specs = tuple(TensorSpec(name, "FP32", array.shape) for name, array in queries.items())
+    image = (TensorSpec("x", "FP32", (1, 3, 64, 64)),)
+    path = graph(Export("ssd", specs, lambda _: queries, inputs=image), queries, folder / "detr.onnx")
+    result = call(path, "--set", "family=ssd")
+    assert (result.exit_code, "family=ssd" in rows(result)["warning"]) == (0, True)
+    told = json.loads(call(path, "--set", "family=ssd", "--json").stdout)
+    assert [warning["category"] for warning in told["warnings"]] == ["implausible"]

@@ -16,6 +16,7 @@ import pytest
 from edged.backend import one_node
 from edged.build import jobs
 from edged.build import runtimes as asked
+from edged.build.admission.examination import Admission
 from edged.build.standard import TOLERANCES
 from edged.client.commands import StatusInfo
 from edged.client.operations import AlarmInfo, Composition, DeviceInfo, EngineInfo, ModelInfo, Verdict
@@ -24,6 +25,7 @@ from edged.device.root import Root
 from edged.doctor import daemon, engines, extras, models, runtimes
 from edged.doctor.check import Check, Result
 from edged.errors import EngineUnusable, InvalidInput, NotReady, Unsupported
+from edged.model.finding import Category, Finding, Stage
 from edged.model.inspection import ExternalFile
 from edged.model.model import Model
 from edged.version import __version__
@@ -393,6 +395,14 @@ def test_drift_goes_by_the_model_s_own_bounds() -> None:
 
 def made_of(shape: tuple[int | str, ...], **settings: str) -> Model:
     return Model.of(entry(**settings), inspection(shape=shape))
+
+
+def test_admission_model_with_a_warning_shows_it_and_its_remedy() -> None:
+    doubt = Finding(Stage.INFERENCE, Category.IMPLAUSIBLE, "boxes outside the picture", "set another family")
+    found = Admission(inspection(), None, {"onnxruntime": "", "openvino": "no"}, warnings=(doubt,))
+    taken, doubted, left = models.admission("m", "m.onnx", found)
+    assert [each.result for each in (taken, doubted, left)] == [Result.OK, Result.WARNING, Result.UNKNOWN]
+    assert (doubted.message, doubted.remedy) == (doubt.message, doubt.remedy)
 
 
 def test_shapes_that_nothing_tells() -> None:
