@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -52,6 +52,7 @@ from edged.store.store import Store
 from edged.version import __version__
 
 _LOG = logging.getLogger("edged.build")
+_T = TypeVar("_T")
 _LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
 _READ_FORMAT = 7  # of what is kept of a model that was read
 _KEPT = 1000  # of such; the oldest are of models that were refused and never came back
@@ -160,7 +161,7 @@ class Builder:
         Where the store holds an accepted engine of this key already, it stays if the new one is rejected; the record
         that is returned is the new one's. Raises the reason when there is no outcome; nothing is left behind.
         """
-        async with self._storing(), self._stage() as out, self._storing():
+        async with self._storing(), _aside(self._store.stage) as out, self._storing():
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
             artefact, composition, seconds, peak = None, Composition(), 0.0, 0.0
             golden, standard = await self._reference(model, recipe, tell)
@@ -184,7 +185,7 @@ class Builder:
         It may not serve: nobody can compare its answers here. Where it is found on its device it is tried first.
         Refused where the store holds an accepted engine of that key, which is worth more.
         """
-        async with self._storing(), self._stage() as out, self._storing():
+        async with self._storing(), _aside(self._store.stage) as out, self._storing():
             await asyncio.to_thread(self._require_none, task.key.digest)
             started, begun = time.time(), time.monotonic()
             built = await self._build(task, out, tell, room, capability)
@@ -223,7 +224,7 @@ class Builder:
         If its answers are right they are committed under the new key as well. Otherwise it has to be built, and an
         error says why: WrongAnswers when that is it. KeyError when the store has no engine `source`.
         """
-        async with self._storing(), self._stage() as out, self._storing():
+        async with self._storing(), _aside(self._store.stage) as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
             golden, standard = await self._reference(task.model, task.recipe, tell)
             timed = await self._judge(task, artefact, golden, standard, tell)
@@ -342,7 +343,7 @@ class Builder:
             extent = Extent.of(model)
             patience = self._patience(model, REFERENCE.backend)
             # The child gets a folder of its own: the answers of other models are none of its business.
-            with tempfile.TemporaryDirectory(prefix=_MAKING, dir=self._golden) as folder:
+            async with _aside(partial(tempfile.TemporaryDirectory[str], prefix=_MAKING, dir=self._golden)) as folder:
                 out = Path(folder) / place.name
                 job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, extent)
                 made = await run(job, jobs.MadeGolden, self._limits, tell=tell, patience=patience)
@@ -350,17 +351,6 @@ class Builder:
             for reason in made.skipped:
                 _LOG.warning("model %s: %s", model.name, reason)
         return place, standard
-
-    @contextlib.asynccontextmanager
-    async def _stage(self) -> AsyncIterator[Path]:
-        """A stage of the store, made and removed by another thread, also for one that is cancelled meanwhile."""
-        stage, made = self._store.stage(), list[Path]()
-        try:
-            await despite_cancelling(asyncio.to_thread(lambda: made.append(stage.__enter__())))
-            yield made[0]
-        finally:
-            if made:
-                await despite_cancelling(asyncio.to_thread(stage.__exit__, None, None, None))
 
     @contextlib.asynccontextmanager
     async def _storing(self) -> AsyncIterator[None]:
@@ -449,3 +439,14 @@ def _take(made: Path, place: Path) -> None:
     """Puts golden answers in their place, and removes those that they replace."""
     os.replace(made, place)
     prune(place)
+
+
+@contextlib.asynccontextmanager
+async def _aside(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
+    """A context of the disk, such as a folder, entered and left by another thread, also if this is cancelled."""
+    entered, given = contextlib.ExitStack(), list[_T]()
+    try:
+        await despite_cancelling(asyncio.to_thread(lambda: given.append(entered.enter_context(make()))))
+        yield given[0]
+    finally:
+        await despite_cancelling(asyncio.to_thread(entered.close))

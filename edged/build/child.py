@@ -25,6 +25,7 @@ import msgspec
 from edged import errors, process
 from edged.build import channel, job_files, jobs, watch
 from edged.build.ear import Ear
+from edged.confinement.rules import Reach
 from edged.decoding import ready
 from edged.errors import BuildFailed, EdgedError, ModelRefused
 from edged.logs.overheard import Overheard
@@ -100,7 +101,14 @@ async def _run(
 ) -> Answer:
     what = f"{type(job).__name__.lower()} child"
     try:
-        child = _Child(command, job, limits, tell, patience)
+        # Named so that the next daemon sweeps it away if this one is killed.
+        scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")
+        try:
+            reach = await asyncio.to_thread(job_files.reach_of, job, scratch)  # it looks beside the model
+            child = _Child(command, job, limits, tell, patience, reach)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
     except OSError as error:
         raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
     try:
@@ -141,8 +149,15 @@ class _Child:
     """One started child. Made in the loop; OSError when the box has no process or descriptor left for it."""
 
     def __init__(
-        self, command: Sequence[str], job: jobs.Job, limits: Limits, tell: Tell | None, patience: Patience
+        self,
+        command: Sequence[str],
+        job: jobs.Job,
+        limits: Limits,
+        tell: Tell | None,
+        patience: Patience,
+        reach: Reach,
     ) -> None:
+        """`reach` names its folder for temporary files, which goes with it."""
         self._limits, self._tell, self._patience = limits, tell, patience
         self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds, patience.quiet_seconds)
         self._frames, self._noise = channel.Frames(), bytearray()
@@ -153,15 +168,9 @@ class _Child:
         self._starved = 0.0  # seconds without the processor that it wanted
         self._granted = 0.0  # seconds, for phases that it began
         self._told = 0.0  # seconds, for saying how far it is
-        # Named so that the next daemon sweeps it away if this one is killed.
-        self._scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")
-        reach = job_files.reach_of(job, self._scratch)
+        self._scratch = reach.scratch
         words = (str(os.getpid()), str(limits.memory_mb), str(limits.disk_mb), reach.argument())
-        try:
-            self._process = _start([*command, *words], job)
-        except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            raise
+        self._process = _start([*command, *words], job)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._said = Ear(self._process.stdout, self._hear)

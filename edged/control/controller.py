@@ -125,13 +125,13 @@ class Controller:
         self._state = ""  # why the state folder cannot be written
 
     def _readable(self) -> tuple[str, ...]:
-        """Where models and engines are that a host may be asked to open."""
+        """Where models and engines are that a host may be asked to open. Reads the disk, in a thread."""
         found = []
         for root in (self.repository.root, self.overrides.root, self.store.engines):
             with contextlib.suppress(OSError):  # what does not exist yet could not be opened later
                 root.mkdir(parents=True, exist_ok=True, mode=0o750)
                 found.append(str(root))
-        for planned in self.catalogue.models.values():
+        for planned in tuple(self.catalogue.models.values()):
             found += confinement.around(planned.entry.path)
         return tuple(found)
 

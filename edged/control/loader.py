@@ -127,7 +127,7 @@ class Loader:
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         async with self._turn(name):
-            before = self._shelf.held(name)
+            before = await asyncio.to_thread(self._shelf.held, name)
             entries: dict[str, ModelEntry] = {}
             try:
                 entries = await asyncio.to_thread(self._overrides.entries, name, config, files)
@@ -194,7 +194,7 @@ class Loader:
 
     async def _unload(self, name: str) -> None:
         async with self._turn(name):
-            before = self._shelf.held(name)
+            before = await asyncio.to_thread(self._shelf.held, name)
             if not before:
                 return
             leaving = self._catalogue.versions(name)

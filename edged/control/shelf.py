@@ -8,6 +8,7 @@ explicit   those that were loaded by command, as the disk had them then; at the 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping
 
 from edged.config import ModelControl
@@ -24,7 +25,8 @@ class Shelf:
         """`startup` are the models that mode `explicit` begins with, `EVERY` for all."""
         self.mode = mode
         self._repository, self._startup = repository, frozenset(startup)
-        self._held: dict[str, dict[str, ModelEntry]] | None = None
+        self._held: dict[str, dict[str, ModelEntry]] | None = None  # never changed: a thread may be reading it
+        self._changing = threading.Lock()
 
     def entries(self) -> dict[str, ModelEntry]:
         """Every version that there is to be, by name."""
@@ -37,12 +39,13 @@ class Shelf:
         return _by_model(self._repository.entries())
 
     def held(self, model: str) -> dict[str, ModelEntry]:
-        """The versions of a model that are held; none where it was not loaded."""
+        """The versions of a model that are held; none if it was not loaded. Reads the disk the first time."""
         return dict(self._models().get(model, {}))
 
     def hold(self, model: str, entries: Mapping[str, ModelEntry]) -> None:
         """From now on these are what there is to be of a model."""
-        self._models()[model] = dict(entries)
+        with self._changing:
+            self._held = {**self._models(), model: dict(entries)}
 
     def take(self, model: str) -> None:
         """What the disk has of a model now is what there is to be of it."""
@@ -56,7 +59,8 @@ class Shelf:
 
     def drop(self, model: str) -> None:
         """There is to be nothing of a model."""
-        self._models().pop(model, None)
+        with self._changing:
+            self._held = {name: entries for name, entries in self._models().items() if name != model}
 
     def _models(self) -> dict[str, dict[str, ModelEntry]]:
         if self._held is None:

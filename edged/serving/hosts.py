@@ -52,7 +52,8 @@ class Hosts:
         available_mb: Callable[[], int] = memory.available_mb,
         reads: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """`reads` says which folders and files with models and engines a host may open that is started now."""
+        """`reads`, called in a thread, says which folders and files with models and engines a host may open that is
+        started now."""
         self._reads = reads
         self._limits, self._on_lost, self._available_mb = limits, on_lost, available_mb
         self._links: dict[HostKind, HostLink] = {}
@@ -69,11 +70,12 @@ class Hosts:
 
         Superseded when the runtime on disk is not the one that the host is for.
         """
-        link = self._links.get(kind)
-        if link is not None and not link.lost and not link.stopping:
-            if model is None or kind.apart.endswith(str(model.parent)) or link.reaches(model):
+        while (link := self._links.get(kind)) is not None and not link.lost and not link.stopping:
+            reaches = model is None or kind.apart.endswith(str(model.parent))
+            if not reaches and model is not None and not await asyncio.to_thread(link.reaches, model):
+                return await self.get(msgspec.structs.replace(kind, apart=f"{kind.apart}{model.parent}"), model)
+            if not link.lost and not link.stopping:  # while the disk was looked at
                 return link
-            return await self.get(msgspec.structs.replace(kind, apart=f"{kind.apart}{model.parent}"), model)
         task = self._starting.get(kind)
         if task is None:
             record = self._records.setdefault(kind, _Record())
@@ -113,14 +115,16 @@ class Hosts:
         await asyncio.gather(*(link.stop() for link in self._links.values()), return_exceptions=True)
 
     async def _start(self, kind: HostKind, record: _Record) -> HostLink:
-        link = HostLink(kind.backend, self._limits, lambda lost, why: self._lost(kind, lost, why), self._reads())
-        record.started = record.used = time.monotonic()
         try:
-            await link.start()
-            self._require_version(kind, link)
-        except BaseException:
-            await link.stop()
-            raise
+            reads = await asyncio.to_thread(self._reads)
+            link = HostLink(kind.backend, self._limits, lambda lost, why: self._lost(kind, lost, why), reads)
+            record.started = record.used = time.monotonic()
+            try:
+                await link.start()
+                self._require_version(kind, link)
+            except BaseException:
+                await link.stop()
+                raise
         finally:
             self._starting.pop(kind, None)
         self._links[kind] = link  # only now: nobody may talk to a host that is not there yet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -189,8 +190,8 @@ def test_roles_by_name() -> None:
 def test_what_listens_already_is_not_made_another(tmp_path: Path) -> None:
     guard = Guard(Access(), Tls(), tmp_path)
     with pytest.raises(ConfigError, match="settled when the daemon starts"):
-        guard.heed_tls(_TLS)
+        asyncio.run(guard.heed_tls(_TLS))
     with pytest.raises(ConfigError, match="where nothing listens"):
-        guard.heed(Access(grants={"unix:/y": ("read",)}), ["unix:/x"])
-    guard.heed(Access(grants={"unix:/x": ("read",)}), ["unix:/x"])
+        asyncio.run(guard.heed(Access(grants={"unix:/y": ("read",)}), ["unix:/x"]))
+    asyncio.run(guard.heed(Access(grants={"unix:/x": ("read",)}), ["unix:/x"]))
     assert guard.door("unix:/x").roles == {"read"}

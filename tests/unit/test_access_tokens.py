@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -137,8 +138,8 @@ def test_calls_end_once_their_certificate_has_lost_a_role(tmp_path: Path) -> Non
     guard = Guard(access, Tls(), tmp_path)
     somebody = callers.at(guard.door("localhost:8001"))
     who = callers.with_certificate(somebody, ["anna", "anna.lan"], access.certificates, 2.0, 1.0)
-    guard.heed(Access(certificates={"anna": ("infer", "read", "operate")}), [])
+    asyncio.run(guard.heed(Access(certificates={"anna": ("infer", "read", "operate")}), []))
     assert guard.lost(who) is None
-    guard.heed(Access(certificates={"anna": ("read",)}), [])
+    asyncio.run(guard.heed(Access(certificates={"anna": ("read",)}), []))
     assert "certificate anna has lost a role" in str(guard.lost(who))
     assert guard.lost(somebody) is None

@@ -186,3 +186,16 @@ def test_only_the_newest_failures_are_kept(tmp_path: Path, boot: Path, monkeypat
         os.utime(tmp_path / "cache/attempts" / f"{key}.json", (number, number))
     later = AttemptLog(tmp_path / "cache")
     assert [later.of(key).failures for key in "abc"] == [0, 1, 1]
+
+
+def test_note_outcome_leaves_the_disk_to_another_thread(tmp_path: Path, boot: Path) -> None:
+    later: list[Callable[[], object]] = []
+    log = AttemptLog(tmp_path / "cache", later.append)
+    log.failed(KEY, "no memory")
+    log.undone(KEY)
+    log.cancelled(OTHER, "cancelled")
+    log.forget(OTHER)
+    assert not list((tmp_path / "cache" / "attempts").iterdir())
+    for write in later:
+        write()
+    assert [place.stem for place in (tmp_path / "cache" / "attempts").iterdir()] == [KEY]

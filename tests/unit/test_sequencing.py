@@ -12,7 +12,7 @@ from edged.backend.contract import Signature
 from edged.errors import ConfigError, InvalidInput, NotReady
 from edged.ingress.inference.parameters import Options
 from edged.ingress.inference.sequences import Kept
-from edged.ingress.inference.stateful import filled
+from edged.ingress.inference.stateful import filled, reads_disk
 from edged.model import settings
 from edged.model.sequencing import Sequencing, is_decoupled, sequencing
 from edged.model.triton_config import Control, SequenceBatching, State
@@ -226,6 +226,14 @@ def test_a_sequence_may_begin_with_what_a_file_holds(tmp_path: Path) -> None:
     (tmp_path / "initial_state" / "short").write_bytes(b"abc")
     with pytest.raises(InvalidInput, match="'short' has 3 bytes"):
         first("short")
+
+
+def test_reads_disk_only_for_the_first_request_of_a_sequence_that_begins_with_a_file() -> None:
+    from_file = SequenceBatching(states=(State("total", "sum", "INT32", (1,), "total", (1,)),))
+    plan, zeros = of(SUM, {}, from_file), of(SUM, {}, SequenceBatching(states=(State("total", "sum", "INT32", (1,)),)))
+    assert reads_disk(plan, None)
+    assert not reads_disk(plan, {"total": Kept((1, 1), bytes(4))})
+    assert not reads_disk(zeros, None)
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:

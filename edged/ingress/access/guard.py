@@ -62,14 +62,14 @@ class Guard:
         be."""
         return doors.door(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
 
-    def heed(self, access: Access, listen: Iterable[str], beside: Iterable[str] = ()) -> None:
+    async def heed(self, access: Access, listen: Iterable[str], beside: Iterable[str] = ()) -> None:
         """Another configuration of roles, limits and tokens, with the addresses of gRPC and others that there are to
         be. ConfigError where it cannot be used: then as before."""
         there = list(listen)
         doors.require_known(access, self.tls, [*there, *beside])
         for address in there:
             doors.door(address, access, self.tls, self._defaults)
-        self._book = TokenBook(self._file(access))
+        self._book = await asyncio.to_thread(TokenBook, self._file(access))
         self.access = access
         self.limits.bounds = Bounds.of(access)
         self.audit.size = access.audit_mb << 20
@@ -81,13 +81,13 @@ class Guard:
             self._defaults = defaults
             self._changed()
 
-    def heed_tls(self, tls: Tls) -> None:
+    async def heed_tls(self, tls: Tls) -> None:
         """Other files. ConfigError where they cannot be used, or where addresses would have to be opened anew."""
         if self.certificate is None or _begins(tls) != _begins(self.tls):
             raise ConfigError(
                 "where there is TLS, and where it asks for certificates, is settled when the daemon starts"
             )
-        self.certificate.heed(tls)
+        await asyncio.to_thread(self.certificate.heed, tls)
         self.tls = tls
 
     async def run(self) -> None:

@@ -111,8 +111,7 @@ class Certificate:
         sign = _signed(tls)  # before they are read: what changes meanwhile is seen at the next look
         found = read(tls, time.time())
         with self._lock:
-            self._tls, self._material, self._refused = tls, found, ""
-        self._sign = sign
+            self._tls, self._material, self._refused, self._sign = tls, found, "", sign
 
     def look(self) -> bool:
         """Reads the files again where they changed; whether others are in force now."""
@@ -120,16 +119,22 @@ class Certificate:
         if now - self._looked < _LOOK_SECONDS:
             return False
         self._looked = now
-        sign = _signed(self._tls)
+        tls = self._tls
+        sign = _signed(tls)
         if sign == self._sign:
             return False
-        self._sign = sign
+        with self._lock:
+            if tls is not self._tls:
+                return False
+            self._sign = sign
         try:
-            found = read(self._tls, time.time())
+            found = read(tls, time.time())
         except ConfigError as error:
             self._refused = f"{error}; the one before stays in force"
             return False
         with self._lock:
+            if tls is not self._tls:  # a reload named other files meanwhile
+                return False
             self._material, self._refused = found, ""
         return True
 

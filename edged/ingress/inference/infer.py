@@ -110,7 +110,8 @@ class Inference:
         key = (identity.namespace(caller.peer), model.name, model.digest)
         async with self._sequences.turn(key, said, kept.idle, expires) as turn:
             folder = Path(model.entry.folder)
-            more = stateful.filled(kept, served.signature, folder, said, inputs, turn.state)
+            fill = partial(stateful.filled, kept, served.signature, folder, said, inputs, turn.state)
+            more = await asyncio.to_thread(fill) if stateful.reads_disk(kept, turn.state) else fill()
             work = TensorWork((*inputs, *more), _names(form), expires, said.priority, rows, alone=alone)
             collector = await self._infer(planned, work, form, served.bounds, caller, write)
             responses = collector.responses()

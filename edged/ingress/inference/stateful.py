@@ -49,6 +49,11 @@ def filled(
     return tuple(tensors)
 
 
+def reads_disk(plan: Sequencing, state: KeptState | None) -> bool:
+    """Whether `filled` reads files: the first request of a sequence may begin with a state from one."""
+    return state is None and any(each.initial_file for each in plan.states)
+
+
 class _Sizes:
     """How large open dimensions are in a request."""
 
