@@ -8,6 +8,7 @@ one-shot children are. `python -m tests.confined_probe REACH TARGETS`.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -17,12 +18,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from edged.confinement import confine
 from edged.confinement.rules import Reach
 
+_CPUS = os.sched_getaffinity(0)
 _TIOCSTI, _PTRACE_ATTACH = 0x5412, 16
 
 
@@ -57,6 +60,15 @@ def attempts(t: dict[str, Any]) -> dict[str, Callable[[], object]]:
         "read a sibling": lambda: _call({"x86_64": 310, "aarch64": 270}, other, 0, 0, 0, 0, 0),
         "file of the daemon": lambda: _call({"x86_64": 438, "aarch64": 438}, -1, 0, 0),
         "limit the daemon": lambda: _call({"x86_64": 302, "aarch64": 261}, daemon, 7, struct.pack("QQ", 0, 0), 0),
+        "nice the daemon": lambda: os.setpriority(os.PRIO_PROCESS, daemon, 19),
+        "nice the user's processes": lambda: _call({"x86_64": 141, "aarch64": 140}, 2, 0, 19),
+        "schedule the daemon": lambda: os.sched_setscheduler(daemon, os.SCHED_IDLE, os.sched_param(0)),
+        "bind the daemon": lambda: os.sched_setaffinity(daemon, os.sched_getaffinity(0)),
+        "keep the disk from the daemon": lambda: _call({"x86_64": 251, "aarch64": 30}, 1, daemon, 3 << 13),
+        "have the kernel signal the daemon": lambda: fcntl.fcntl(0, fcntl.F_SETOWN, daemon),
+        "choose the kernel's signal": lambda: fcntl.fcntl(0, 10, signal.SIGKILL),
+        "outlive the daemon": lambda: _call({"x86_64": 157, "aarch64": 167}, 1, 0, 0, 0, 0),
+        "process": _fork,
         "shell": lambda: subprocess.run(["/bin/sh", "-c", "true"], check=True),
         "namespace": lambda: _call({"x86_64": 272, "aarch64": 97}, 0x10000000),
         "namespace by clone": lambda: _call({"x86_64": 56, "aarch64": 220}, 0x10000000 | 17, 0, 0, 0, 0),
@@ -77,11 +89,27 @@ def own_work(t: dict[str, Any]) -> dict[str, Callable[[], object]]:
         "read the model": lambda: Path(t["model"]).read_bytes(),
         "write the stage": lambda: (Path(t["stage"]) / "engine").write_bytes(b"x") if t["stage"] else None,
         "threads": lambda: _joined(threading.Thread(target=os.getpid)),
+        "priorities of its own": lambda: (
+            os.setpriority(0, 0, os.getpriority(0, 0)),
+            os.sched_setaffinity(0, {*_CPUS}),
+        ),
+        "priorities of a thread": lambda: ThreadPoolExecutor(1).submit(_settle_this_thread).result(),
         "memory that is run": lambda: __import__("mmap").mmap(-1, 4096, prot=7).close(),
         "facts of the box": lambda: Path("/proc/cpuinfo").read_bytes() + Path("/proc/self/status").read_bytes(),
         "libraries": lambda: __import__("onnxruntime"),
         "random": lambda: open("/dev/urandom", "rb").read(1),
     }
+
+
+def _fork() -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+def _settle_this_thread() -> None:
+    number = threading.get_native_id()
+    os.sched_setaffinity(number, {*_CPUS})
+    os.sched_setscheduler(number, os.SCHED_OTHER, os.sched_param(0))  # as ZeroMQ does, which aborts where it cannot
 
 
 def _joined(thread: threading.Thread) -> None:

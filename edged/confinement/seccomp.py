@@ -25,6 +25,8 @@ _SOCKETS: dict[str, tuple[int | None, int | None]] = {
 }
 _REFUSED: dict[str, tuple[int | None, int | None]] = {
     # Other processes, other programs.
+    "fork": (57, None),
+    "vfork": (58, None),
     "execve": (59, 221),
     "execveat": (322, 281),
     "ptrace": (101, 117),
@@ -39,6 +41,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
     "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
     # Ways around this filter, and large parts of the kernel that runtimes do not need.
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -66,6 +69,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
+    "open_tree_attr": (467, 467),
     "open_by_handle_at": (304, 265),
     "name_to_handle_at": (303, 264),
     # The box.
@@ -112,10 +116,19 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
 }
 _CLONE, _CLONE3, _IOCTL, _PRLIMIT = (56, 220), (435, 435), (16, 29), (302, 261)
 _KILL, _TGKILL = (62, 129), (234, 131)
+_FCNTL, _PRCTL = (72, 25), (157, 167)
+# What other processes of the same user have of processors and disk. By a number: sched_setscheduler, sched_setparam,
+# sched_setattr, sched_setaffinity. By what the number is of, and then the number: setpriority, ioprio_set.
+_SCHEDULING = ((144, 119), (142, 118), (314, 274), (203, 122))
+_NICENESS, _IO_PRIORITY = (141, 140), (251, 30)
 # An extended attribute set by a file's descriptor, and its mode, need the file open: they are left.
 
 _NAMESPACES = 0x7E02_0080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and NEWTIME
+_THREAD = 0x0001_0000  # CLONE_THREAD
 _TERMINAL = (0x5412, 0x541C)  # TIOCSTI and TIOCLINUX: typing into somebody's terminal
+# FIOSETOWN, SIOCSPGRP; F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would signal somebody when a file is ready.
+_OWNERS, _FILE_OWNERS = (0x8901, 0x8902), (8, 10, 15)
+_PARENT_DEATH_SIGNAL, _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 1, 0, 1
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x4000_0000
 
@@ -180,15 +193,24 @@ def filter_of(machine: str, pid: int) -> bytes:
         number = numbers[column]
         if number is not None:
             code += [_operation(_EQUAL, number, 0, 1), refusal]
-    # The C library then takes clone, whose flags can be seen.
+    # The C library then takes clone, whose flags can be seen: threads of its own, nothing that would outlive it.
     code += [_operation(_EQUAL, _CLONE3[column], 0, 1), _operation(_RETURN, _ERRNO | errno.ENOSYS)]
-    code += _where(_CLONE[column], _FIRST, [_operation(_SET, _NAMESPACES, 0, 1), refusal])
-    typing = [word for each in _TERMINAL for word in (_operation(_EQUAL, each, 0, 1), refusal)]
-    code += _where(_IOCTL[column], _SECOND, typing)
+    threads = [_operation(_SET, _NAMESPACES, 0, 1), refusal, _operation(_SET, _THREAD, 1, 0), refusal]
+    code += _where(_CLONE[column], _FIRST, threads)
+    code += _where(_IOCTL[column], _SECOND, _none_of(_TERMINAL + _OWNERS, refusal))
+    code += _where(_FCNTL[column], _SECOND, _none_of(_FILE_OWNERS, refusal))
+    code += _where(_PRCTL[column], _FIRST, _none_of((_PARENT_DEATH_SIGNAL,), refusal))
     for call in (_KILL, _TGKILL):
         code += _where(call[column], _FIRST, [_operation(_EQUAL, pid, 1, 0), refusal])
     own = [_operation(_EQUAL, 0, 2, 0), _operation(_EQUAL, pid, 1, 0), refusal]
     code += _where(_PRLIMIT[column], _FIRST, own)
+    # Threads of its own have larger numbers than the process, the daemon has a smaller one.
+    threads_too = [_operation(_EQUAL, 0, 2, 0), _operation(_AT_LEAST, pid, 1, 0), refusal]
+    for call in _SCHEDULING:
+        code += _where(call[column], _FIRST, threads_too)
+    for call, kind in ((_NICENESS, _PRIO_PROCESS), (_IO_PRIORITY, _IOPRIO_WHO_PROCESS)):
+        of_processes = [_operation(_EQUAL, kind, 1, 0), refusal, _operation(_LOAD, _SECOND)]
+        code += _where(call[column], _FIRST, of_processes + threads_too)
     code.append(_operation(_RETURN, _ALLOW))
     return b"".join(code)
 
@@ -200,6 +222,10 @@ def calls(machine: str) -> Iterator[tuple[str, int]]:
         number = numbers[column]
         if number is not None:
             yield name, number
+
+
+def _none_of(values: tuple[int, ...], refusal: bytes) -> list[bytes]:
+    return [word for each in values for word in (_operation(_EQUAL, each, 0, 1), refusal)]
 
 
 def _where(number: int, argument: int, checks: list[bytes]) -> list[bytes]:

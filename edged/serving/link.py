@@ -32,6 +32,7 @@ from edged.vision.family import Recognition
 
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.2  # memory can be used up in a few seconds
+_UNASKED = 8  # things that a host may say that answer nothing, such as that it is ready
 _ENDING_SECONDS = 1.0  # from when its connection is gone until the process must have ended
 
 
@@ -102,6 +103,8 @@ class HostLink:
         self._answered: set[int] = set()  # sessions that have answered something
         self._turns = Turns()
         self._progress = Progress()
+        self._sent = self._said = 0  # messages to it and from it
+        self._is_garbled = False  # nothing that it says is listened to any more
         self._is_over = False  # everybody who waited was told of the loss
         self._limits, self._on_lost = limits, on_lost
         self._loop = asyncio.get_running_loop()
@@ -229,6 +232,7 @@ class HostLink:
     def _send(self, message: m.ToHost) -> None:
         assert self._sockets is not None  # it was started
         if self._sockets.send(self._encoder.encode(message)):
+            self._sent += 1
             return
         if not self.lost:  # noticed here before the end of the process is; how that came is known then
             self.lost = "no longer answers"
@@ -242,16 +246,22 @@ class HostLink:
 
     def _hear(self, data: bytes) -> None:
         """What a host says is not to be trusted: a stranger's model may speak for it."""
+        if self._is_garbled:
+            return
         self._progress.heard()
         try:
             self._take(self._decoder.decode(data))
         except Exception as error:
+            self._is_garbled = True
             if not self._is_over:
                 tasks.failed("reading a host's answer", error)
                 self.kill("sent an answer that cannot be read")
 
     def _take(self, message: m.FromHost) -> None:
-        """What was not asked, or is not waited for any more, is passed over."""
+        """What was not asked, or is not waited for any more, is passed over, but not for ever."""
+        self._said += 1
+        if self._said > self._sent + _UNASKED:
+            raise EngineUnusable(f"it said {self._said} things and was asked {self._sent}")
         if isinstance(message, m.Answer | m.Detected):
             if (job := self._jobs.pop(message.job, None)) is not None:
                 self._answered.add(job[1])

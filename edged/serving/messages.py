@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from edged.backend.contract import Nodes, Order
+from edged.backend.contract import Order
 from edged.model.limits import Bounds
 from edged.serving.arena import Span
 from edged.vision.family import Recognition, Thresholds
 from edged.vision.view import View
+
+_FEW, _MANY = msgspec.Meta(max_length=1024), msgspec.Meta(max_length=4096)
 
 # -- what a frame or a tensor looks like on the link ----------------------------------------------------------------
 
@@ -28,17 +32,17 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
     thresholds: Thresholds | None = None
 
 
-class TensorRef(msgspec.Struct, frozen=True, array_like=True):
+class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One tensor: in the arena, or in the message where it did not fit. BYTES are length-prefixed elements."""
 
     name: str
     datatype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], _FEW]
     span: Span | None = None
     data: bytes = b""
 
 
-class Times(msgspec.Struct, frozen=True, array_like=True):
+class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Milliseconds spent in each step of the host; those who go together share `infer_ms`."""
 
     decode_ms: float = 0.0
@@ -47,7 +51,7 @@ class Times(msgspec.Struct, frozen=True, array_like=True):
     postprocess_ms: float = 0.0
 
 
-class Seen(msgspec.Struct, frozen=True, array_like=True):
+class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What became of one picture of `width` x `height` pixels.
 
     Detections or classes, packed as `edged.vision.detections` and `edged.vision.classifications` do; or the outputs of
@@ -60,10 +64,10 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     times: Times = Times()
     detections: bytes | None = None
     classes: bytes | None = None
-    outputs: tuple[TensorRef, ...] = ()
+    outputs: Annotated[tuple[TensorRef, ...], _MANY] = ()
     error: str = ""
     message: str = ""
-    not_finite: tuple[str, ...] = ()
+    not_finite: Annotated[tuple[str, ...], _MANY] = ()
 
 
 # -- to the host ----------------------------------------------------------------------------------------------------
@@ -118,62 +122,65 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
 ToHost = Open | Close | Infer | Detect | Stop | Ping
 
 # -- from the host --------------------------------------------------------------------------------------------------
+#
+# A stranger's model may speak for the host. So a message that takes long to decode cannot be: it has no fields that
+# are not known, none twice, and no list that is longer than what may have been asked for.
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     """The host's first word: its backend is imported, and which version of the runtime that was."""
 
     pid: int
     version: str
 
 
-class Unfit(msgspec.Struct, frozen=True, tag=True):
+class Unfit(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     """The host cannot import its backend; it ends."""
 
     message: str
 
 
-class Opened(msgspec.Struct, frozen=True, tag=True):
+class Opened(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     """`nodes`: where the session's nodes run, as far as its runtime tells."""
 
     session: int
-    nodes: Nodes = {}
+    nodes: Annotated[dict[str, Annotated[dict[str, int], _FEW]], _FEW] = {}
 
 
-class Closed(msgspec.Struct, frozen=True, tag=True):
+class Closed(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     session: int
 
 
-class OpenFailed(msgspec.Struct, frozen=True, tag=True):
+class OpenFailed(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     session: int
     error: str
     message: str
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
+class Answer(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     """Outputs of a tensor request. `not_finite` names those that hold NaN or infinity."""
 
     job: int
-    outputs: tuple[TensorRef, ...]
+    outputs: Annotated[tuple[TensorRef, ...], _MANY]
     times: Times
-    not_finite: tuple[str, ...] = ()
+    not_finite: Annotated[tuple[str, ...], _MANY] = ()
 
 
-class Detected(msgspec.Struct, frozen=True, tag=True):
+class Detected(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     """What became of the frames of a job, in their order."""
 
     job: int
-    seen: tuple[Seen, ...]
+    seen: Annotated[tuple[Seen, ...], _FEW]
 
 
-class JobFailed(msgspec.Struct, frozen=True, tag=True):
+class JobFailed(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     job: int
     error: str
     message: str
-    not_finite: tuple[str, ...] = ()
+    not_finite: Annotated[tuple[str, ...], _MANY] = ()
 
 
-class Pong(msgspec.Struct, frozen=True, tag=True):
+class Pong(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
     """Answers a Ping."""
 
 

@@ -16,6 +16,7 @@ import zmq
 from edged.errors import HostLost
 
 _LONGEST_PARENT = 70
+_AT_ONCE = 64  # messages: two of each session are on their way at most
 
 
 class Sockets:
@@ -71,13 +72,17 @@ class Sockets:
         return True
 
     def drain(self) -> None:
-        """Reads until nothing is left: the descriptor signals once for any number of messages."""
-        while self._is_open:
+        """Reads what has come, and goes on after others had their turn where that is more than a host in order says at
+        once: the descriptor signals once for any number of messages."""
+        for _ in range(_AT_ONCE):
+            if not self._is_open:
+                return
             try:
                 data = self._answers.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._heard(data)
+        self._loop.call_soon(self.drain)
 
     def close(self) -> None:
         if self._is_open:

@@ -20,6 +20,7 @@ import pytest
 from edged.backend.contract import Order, Recipe, Signature
 from edged.build import child, jobs
 from edged.build.child import Limits
+from edged.confinement import settings
 from edged.errors import BuildFailed
 from tests.unit.test_child import TENSORS
 from tests.waiting import children, descriptors, is_running, run, until
@@ -82,6 +83,12 @@ def failure(command: list[str], limits: Limits = ENOUGH, path: Path = Path("/non
 
 def noted(path: Path) -> list[int]:
     return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a kernel without seccomp, where children can start processes."""
+    monkeypatch.setattr(settings, "_mode", "off")
 
 
 # What it says.

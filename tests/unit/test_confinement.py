@@ -160,6 +160,16 @@ def test_filter_of_every_refused_call_ends_in_a_refusal(machine: str) -> None:
     assert judged(program, architecture, prlimit, 0) == 0x7FFF0000
     assert judged(program, architecture, clone3) == 0x50026
     assert judged(program, 0x40000003, read) == 0x80000000
+    clone, fcntl, setpriority = (56, 72, 141) if machine == "x86_64" else (220, 25, 140)
+    thread, process, namespace = 0x3D0F00, 0x1200011, 0x10010000
+    assert judged(program, architecture, clone, thread) == 0x7FFF0000
+    assert judged(program, architecture, clone, process) == judged(program, architecture, clone, namespace) == 0x50001
+    assert judged(program, architecture, fcntl, 0, 4) == 0x7FFF0000
+    assert judged(program, architecture, fcntl, 0, 8) == 0x50001
+    assert judged(program, architecture, setpriority, 0, 0) == 0x7FFF0000
+    assert (
+        judged(program, architecture, setpriority, 0, 1) == judged(program, architecture, setpriority, 2, 0) == 0x50001
+    )
     if machine == "x86_64":
         assert judged(program, architecture, 0x40000000) == 0x50001
 

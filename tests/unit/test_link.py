@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import glob
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from edged.backend.artefact import Artefact, FileRecord
 from edged.backend.contract import Order, Recipe, Signature
+from edged.decoding import ready
 from edged.errors import (
     DeadlineExceeded,
     EdgedError,
@@ -35,6 +40,7 @@ from edged.serving.hosts import HostKind, Hosts, pause
 from edged.serving.link import HostLimits, HostLink, Tenant
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
+from edged.serving.sockets import Sockets
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
 from edged.tensors import TensorSpec
 from edged.vision.family import Recognition, recognise
@@ -593,6 +599,74 @@ def test_late_answer_of_a_job_that_did_not_stop_leaves_the_link_whole() -> None:
         assert mean(await asyncio.wait_for(behind.future, 20)) == 4
 
     with_box(work, HostLimits(arena_mb=4, job_seconds=0.5))
+
+
+def test_link_host_that_says_more_than_it_was_asked_is_lost_and_not_listened_to() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order())
+        heard = 0
+
+        def decode(data: bytes) -> m.FromHost:
+            nonlocal heard
+            heard += 1
+            return m.Pong()
+
+        link._decoder = SimpleNamespace(decode=decode)  # type: ignore[assignment]
+        for _ in range(1000):
+            link._hear(b"")
+        assert box.lost != []
+        assert heard < 20
+
+    with_box(work)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ["Answer", 1, [["", "", []]] * 100_000, []],
+        ["Detected", 1, [[]] * 100_000],
+        ["Pong", *[[]] * 100_000],
+        {"type": "Pong", "more": [[]] * 100_000},
+    ],
+)
+def test_messages_one_that_takes_long_to_decode_is_refused_at_once(message: object) -> None:
+    decoder, data = msgspec.msgpack.Decoder(ready(m.FromHost)), msgspec.msgpack.encode(message)
+    small = msgspec.msgpack.encode(m.Answer(1, (m.TensorRef("y", "FP32", (1,)),) * 4000, m.Times()))
+    times: dict[bytes, float] = {}
+    for each in (small, data):
+        began = time.process_time()
+        with contextlib.suppress(msgspec.ValidationError):
+            decoder.decode(each)
+            assert each is small
+        times[each] = time.process_time() - began
+    assert times[data] < times[small]
+
+
+def test_sockets_others_have_turns_while_a_host_floods() -> None:
+    async def work() -> None:
+        heard: list[bytes] = []
+        by_then: list[int] = []  # when others had their turn
+
+        def hear(data: bytes) -> None:
+            heard.append(data)
+            if len(heard) == 1:
+                asyncio.get_running_loop().call_soon(lambda: by_then.append(len(heard)))
+
+        server = Sockets(hear)
+        client = zmq.Context.instance().socket(zmq.PUSH)
+        client.connect(server.answers)
+        try:
+            for _ in range(500):
+                client.send(b"x")
+            time.sleep(0.1)  # noqa: ASYNC251 # so that they have come before any is heard
+            await until(lambda: len(heard) == 500, "the last")
+            assert by_then[0] < 500
+        finally:
+            client.close(linger=0)
+            server.close()
+            server.forget_names()
+
+    run(work())
 
 
 def test_answer_that_cannot_be_read_loses_the_host_and_no_request() -> None:
