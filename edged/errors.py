@@ -165,6 +165,10 @@ class OutOfSpace(EdgedError):
     does not read or write. That says nothing against a model or an engine."""
 
 
+class DiskFailing(OutOfSpace):
+    """A disk that reports errors of its own when it is read or written."""
+
+
 class Refused(EdgedError):
     """A command that makes no sense in the state that things are in."""
 

@@ -11,10 +11,11 @@ from pathlib import Path, PurePath
 
 import msgspec
 
-from edged.errors import EdgedError, InvalidInput, OutOfSpace
+from edged.errors import DiskFailing, EdgedError, InvalidInput, OutOfSpace
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS)  # of a disk that is full, failing or read-only
+_CHUNK, _MOST_CHUNKS = 1 << 20, 64  # bytes of a file that are read to see whether its disk can
 _LEAST_INODES = 32  # with fewer free a file system counts as full: an engine takes a few files and folders
 # What msgspec raises of bytes that are not the JSON that is wanted: no JSON, another one, no text, nested too deep.
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -54,8 +55,28 @@ def disk_fault(where: Path, error: OSError) -> OutOfSpace | None:
     if error.errno in _FULL:
         return OutOfSpace(f"{where} is full; free some space or inodes ({error.strerror})")
     if error.errno in DISK_ERRORS:
-        return OutOfSpace(f"the disk of {where} fails: {error.strerror}; see: dmesg")
+        kind = DiskFailing if error.errno == errno.EIO else OutOfSpace
+        return kind(f"the disk of {where} fails: {error.strerror}; see: dmesg")
     return None
+
+
+def disk_fault_behind(where: Path, error: BaseException) -> OutOfSpace | None:
+    """As `disk_fault`, of an error or of what caused it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and (found := disk_fault(where, cause)) is not None:
+            return found
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def read_through(path: Path) -> None:
+    """Reads a file as far as that is soon done, to see whether its disk can. OSError."""
+    if path.is_file():
+        with path.open("rb", buffering=0) as file:
+            for _ in range(_MOST_CHUNKS):
+                if not file.read(_CHUNK):
+                    return
 
 
 def read_regular(path: Path) -> bytes:

@@ -11,20 +11,15 @@ from pathlib import Path
 import msgspec
 
 from edged.errors import EdgedError, OutOfSpace
-from edged.files import disk_fault
+from edged.files import disk_fault, disk_fault_behind, read_through
 
 _PROBE = 64 << 10  # bytes
-_CHUNK = 1 << 20
-_MOST_CHUNKS = 64  # of a model: one that is too large is refused without being read
 
 
 def fault(job: msgspec.Struct, error: BaseException) -> OutOfSpace | None:
     """What is wrong with the disk, where that is behind an error, whatever was made of it."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and (found := disk_fault(_place(job), cause)) is not None:
-            return found
-        cause = cause.__cause__ or cause.__context__
+    if (behind := disk_fault_behind(_place(job), error)) is not None:
+        return behind
     try:
         if isinstance(error, EdgedError):
             require(job)
@@ -41,18 +36,10 @@ def require(job: msgspec.Struct) -> None:
                 file.write(bytes(_PROBE))
                 file.flush()
                 os.fsync(file.fileno())
-        _read(Path(getattr(job, "path", "") or getattr(getattr(job, "order", None), "model", "")))
+        read_through(Path(getattr(job, "path", "") or getattr(getattr(job, "order", None), "model", "")))
     except OSError as error:
         if (found := disk_fault(_place(job), error)) is not None:
             raise found from error
-
-
-def _read(path: Path) -> None:
-    if path.is_file():
-        with path.open("rb", buffering=0) as file:
-            for _ in range(_MOST_CHUNKS):
-                if not file.read(_CHUNK):
-                    return
 
 
 def _place(job: msgspec.Struct) -> Path:

@@ -22,6 +22,7 @@ class AlarmKind(str, enum.Enum):
     ENGINE_MISMATCH = "engine_mismatch"  # an engine of the store did not answer as its model's reference did
     NOT_FINITE = "not_finite"  # an output of a model held NaN or infinity
     BUILDS_PAUSED = "builds_paused"  # nothing can be stored
+    DISK_FAILING = "disk_failing"  # errors of the disk, again and again, while engines are made or opened
     STATE_UNWRITABLE = "state_unwritable"  # the folder of models and settings cannot be written
     REBOOT_PENDING = "reboot_pending"  # the driver's two halves differ
     UNSERVED = "unserved"  # a model that cannot be served

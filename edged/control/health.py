@@ -16,6 +16,7 @@ from edged.model import settings as model_settings
 # Settings that may leave a box without a candidate.
 _NARROWING = (model_settings.BACKENDS, model_settings.PRECISIONS)
 _NOTICEABLE_MS = 1.0  # microseconds more are what a busy box costs, whatever multiple of the engine's own they are
+_REPEATED = 2  # errors of a disk in a row: one may pass
 _REBOOT = "the driver's libraries are new and its kernel module is old; nothing is built until the box is rebooted"
 
 
@@ -43,6 +44,10 @@ def wrong(
         yield Alarm(AlarmKind.REBOOT_PENDING, _REBOOT)
     if box.untracked:
         yield Alarm(AlarmKind.UNTRACKED, f"cameras that ask for it get no tracker ids: {box.untracked}")
+    models = tuple(models)
+    met = (engine for planned in models for engine in planned.engines.values())
+    if failing := next((engine.disk for engine in met if engine.disk_failures >= _REPEATED), ""):
+        yield Alarm(AlarmKind.DISK_FAILING, f"engines cannot be made or opened: {failing}")
     for planned in models:
         yield from _model(planned, settings, now, box.busy)
         yield from _placement(planned)

@@ -172,6 +172,7 @@ class Maker:
             _LOG.info("model %s: engine %s is void: %s", name, short, error)
             self._read_again(planned)
         except OutOfSpace as error:
+            engine.met_disk(error)
             engine.postpone(str(error), _SPACE_SECONDS)
             _LOG.warning("model %s: engine %s: %s", name, short, error)
         except KeyError:  # it was evicted or found damaged meanwhile: the next look sees what there is

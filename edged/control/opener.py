@@ -26,6 +26,7 @@ from edged.errors import (
     HostLost,
     NotReady,
     OutOfMemory,
+    OutOfSpace,
     Overloaded,
     Superseded,
     WarmupFailed,
@@ -217,6 +218,7 @@ class Opener:
         first time: making it may take an hour. Want of room says nothing against either, and a warm-up that fails
         would fail again whatever is made."""
         _LOG.warning("engine %s of model %s cannot be opened: %s", engine.digest[:12], model.name, error)
+        engine.met_disk(error)
         if _may_pass(engine, error):
             engine.open_at = time.monotonic() + _REFUSED_SECONDS[min(engine.refusals, len(_REFUSED_SECONDS) - 1)]
             engine.refusals += 1
@@ -230,9 +232,10 @@ class Opener:
 
 
 def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
-    """Whether opening it as it is makes sense once more, later. Room may come at any time. What took too long did so
-    on a box that may have been busy; of an engine that was built a runtime's own word is not final either."""
-    if isinstance(error, OutOfMemory | Overloaded):
+    """Whether opening it as it is makes sense once more, later. Room may come at any time, and a disk be replaced. What
+    took too long did so on a box that may have been busy; of an engine that was built a runtime's own word is not final
+    either."""
+    if isinstance(error, OutOfMemory | Overloaded | OutOfSpace):
         return engine.recipe.is_reference or engine.state is EngineState.READY
     if engine.recipe.is_reference:
         return isinstance(error, DeadlineExceeded) and engine.refusals < _PATIENCE

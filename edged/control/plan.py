@@ -18,7 +18,7 @@ from edged.control.desired import DesiredEngine
 from edged.control.placement import astray
 from edged.control.questioning import Acquaintance
 from edged.control.states import EngineState
-from edged.errors import EdgedError, NotReady, Quarantined
+from edged.errors import DiskFailing, EdgedError, NotReady, Quarantined
 from edged.model.finding import Finding
 from edged.model.model import Model
 from edged.model.repository import ModelEntry
@@ -92,6 +92,8 @@ class PlannedEngine:
     nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
     astray: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
     mismatch: str = ""  # how its answers differed from the reference's when the stored one was opened; until it is made
+    disk: str = ""  # how its disk failed the last time it was made or opened
+    disk_failures: int = 0  # in a row
     making: Making | None = None
     served_ms: dict[str, float] = field(default_factory=dict)  # the lowest median of an inference, by edition
     told: Callable[[PlannedEngine], None] | None = None  # called after every step
@@ -130,6 +132,7 @@ class PlannedEngine:
         """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
         good one before it."""
         self.wish, self.setback, self.refusals, self.astray, self.mismatch = Wish.NONE, "", 0, (), ""
+        self.disk, self.disk_failures = "", 0
         if self._is_outdated(record) and not record.verdict.accepted:
             self.lose()  # by today's standard it may do: it is built again
         elif record.verdict.accepted:
@@ -218,6 +221,12 @@ class PlannedEngine:
         if self.refusals:
             self.reason = ""
         self.failures, self.refusals, self.open_at = 0, 0, 0.0
+        self.disk, self.disk_failures = "", 0
+
+    def met_disk(self, error: EdgedError) -> None:
+        """Making or opening it failed; counts what the disk is to blame for."""
+        failing = isinstance(error, DiskFailing)
+        self.disk, self.disk_failures = (str(error), self.disk_failures + 1) if failing else ("", 0)
 
     def _settle(self, state: EngineState, reason: str = "") -> None:
         """As `move`, where it may be so already."""

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -31,6 +32,7 @@ from edged.confinement import confine
 from edged.confinement.rules import Reach
 from edged.decoding import ready
 from edged.errors import EdgedError, NotFinite, TooLarge
+from edged.files import disk_fault, disk_fault_behind, read_through
 from edged.model.limits import OUTPUT_MB
 from edged.raw_contents import to_array, to_bytes
 from edged.serving import messages as m
@@ -84,7 +86,7 @@ class _SessionThreads:
             if session is not None:
                 with contextlib.suppress(Exception):  # why it cannot be opened says more
                     session.close()
-            self._say(m.OpenFailed(order.session, *_named(error)))
+            self._say(m.OpenFailed(order.session, *_named(_behind(Path(order.order.model), error))))
             return
         threading.Thread(target=self._infer_loop, name=f"infer-{self._open.session}", daemon=True).start()
         self._say(m.Opened(self._open.session, nodes))
@@ -184,6 +186,17 @@ class _SessionThreads:
             else:
                 refs.append(m.TensorRef(name, datatypes[name], array.shape, None, bytes(data)))
         return tuple(refs)
+
+
+def _behind(model: Path, error: Exception) -> Exception:
+    """What kept a model from being opened: runtimes blame the model for what its disk did not give them."""
+    found = disk_fault_behind(model.parent, error)
+    if found is None and isinstance(error, EdgedError):
+        try:
+            read_through(model)
+        except OSError as unread:
+            found = disk_fault(model.parent, unread)
+    return found or error
 
 
 def _unanswered(error: Exception) -> m.Seen:

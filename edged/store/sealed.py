@@ -44,7 +44,7 @@ def seal(content: msgspec.Struct, indent: int = 0) -> bytes:
 def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
     """What `seal` was given. Damaged for anything else; with `unsealed` JSON without a digest is taken as it is."""
     body, mark, end = data.rpartition(_MARK)
-    if mark and end == _digest(body) + _END:
+    if is_sealed(data):
         body += b"}"
     elif mark or not unsealed:
         raise Damaged("its digest does not match")
@@ -54,6 +54,12 @@ def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
         return msgspec.json.decode(body, type=ready(kind))
     except (*NOT_JSON, ValueError, ConfigError) as error:
         raise Damaged(str(error)) from error
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether bytes are JSON with the digest of what comes before it."""
+    body, mark, end = data.rpartition(_MARK)
+    return bool(mark) and end == _digest(body) + _END
 
 
 def write(path: Path, content: msgspec.Struct) -> None:

@@ -95,15 +95,19 @@ class Store:
         """Reads every record again. What cannot be read is counted, set aside and built anew when it is wanted."""
         index: dict[str, EngineRecord] = {}
         used: dict[str, float] = {}
+        unsealed: list[EngineRecord] = []
         for folder in _entries(self._engines):
             try:
-                record = _read(folder) or _read(folder)  # another process may have exchanged it in between
+                found = _read(folder) or _read(folder)  # another process may have exchanged it in between
+                record, is_sealed = found or (None, True)
                 why = "" if record is None or self.accepts_foreign else _foreign(folder, record)
                 if why:  # left where it is, for whoever looks into it
                     self.counts.damaged += 1
                     _LOG.warning('an engine is not used: %s; or set access.foreign_files = "accept"', why)
                 elif record is not None:
                     used[folder.name], index[folder.name] = folder.stat().st_mtime, record
+                    if not is_sealed:
+                        unsealed.append(record)
                 elif os.path.lexists(folder):  # and nobody removed it just now
                     self.counts.damaged += 1
                     self._staging.bury(folder, _RECORD)
@@ -114,6 +118,9 @@ class Store:
         self._index, self._used = index, used  # not before: another thread may be reading them
         self._latest = max(used.values(), default=0.0)
         self._pinned = {path.name for path in _entries(self._pins)}
+        with contextlib.suppress(OSError):  # a disk that cannot be written leaves them as they are
+            for record in unsealed:
+                self.amend(record)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -132,7 +139,8 @@ class Store:
 
     def read(self, key: str) -> EngineRecord | None:
         """The record of an engine as it is on disk now, which another process may have changed; None without one."""
-        return _read(self._engines / key)
+        found = _read(self._engines / key)
+        return found[0] if found is not None else None
 
     def artefact(self, key: str) -> Artefact:
         """The files of an engine; they are checked when a backend reads them. KeyError when there is no such engine."""
@@ -264,8 +272,9 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _read(folder: Path) -> EngineRecord | None:
-    """The record of an entry whose name is the digest of its parts and whose files have their sizes, else None.
+def _read(folder: Path) -> tuple[EngineRecord, bool] | None:
+    """The record of an entry whose name is the digest of its parts and whose files have their sizes, and whether it is
+    sealed; None for any other entry.
 
     OSError when this process has no means to read anything.
     """
@@ -274,7 +283,8 @@ def _read(folder: Path) -> EngineRecord | None:
         if place.stat().st_size > _LARGEST_RECORD:
             return None
         # Records had no digest once; an engine takes too long to build to be thrown away for that.
-        record = sealed.unseal(read_regular(place), EngineRecord, unsealed=True)
+        data = read_regular(place)
+        record = sealed.unseal(data, EngineRecord, unsealed=True)
         sizes = {name: (folder / name).stat().st_size for name in record.files}
     except OSError as error:
         if error.errno in _WANTING:
@@ -284,7 +294,7 @@ def _read(folder: Path) -> EngineRecord | None:
         return None
     intact = all(sizes[name] == file.size for name, file in record.files.items())
     named = EngineKey(record.parts).digest == folder.name
-    return record if intact and named else None
+    return (record, sealed.is_sealed(data)) if intact and named else None
 
 
 def _foreign(folder: Path, record: EngineRecord) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
 from typing import Any
 
 import pytest
 
 from edged.backend.contract import Nodes, Order, Recipe, Signature
+from edged.errors import EngineUnusable
 from edged.serving import host
 from edged.serving import messages as m
 from edged.tensors import TensorSpec
@@ -23,6 +26,8 @@ class Session:
         self.wrong, self.closed = wrong, 0
 
     def nodes(self) -> Nodes:
+        if self.wrong == "disk":
+            raise EngineUnusable("INVALID_PROTOBUF") from OSError(errno.EIO, os.strerror(errno.EIO))
         if self.wrong == "nodes":
             raise RuntimeError("no such tensor \udcff")
         return {}
@@ -61,6 +66,13 @@ def test_session_whose_nodes_cannot_be_read_is_closed_and_reported() -> None:
     answer.message.encode()
     assert session.closed == 1
     assert threads.is_over
+
+
+def test_open_model_on_a_disk_that_fails_is_reported_as_the_disks() -> None:
+    _, said = opened(Session("disk"))
+    answer = said.get(timeout=20)
+    assert isinstance(answer, m.OpenFailed)
+    assert answer.error == "DiskFailing"
 
 
 @pytest.mark.parametrize("wrong", ["", "close"])

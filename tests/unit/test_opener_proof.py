@@ -23,7 +23,7 @@ from edged.control.plan import PlannedEngine
 from edged.control.questioning import Unaskable
 from edged.control.report import engines as reports
 from edged.control.states import EngineState
-from edged.errors import EngineUnusable, HostLost, NotReady, WrongAnswers
+from edged.errors import DiskFailing, EngineUnusable, HostLost, NotReady, OutOfSpace, WrongAnswers
 from edged.events import EventLog
 from edged.store.store import Store
 from tests.unit.control_room import (
@@ -92,8 +92,8 @@ class Gate:
         await until(lambda: self.planned.opening is None, "the opening has ended")
         await settle()
 
-    def alarms(self) -> list[Alarm]:
-        kinds = (AlarmKind.FALLBACK, AlarmKind.ENGINE_MISMATCH)
+    def alarms(self, *kinds: AlarmKind) -> list[Alarm]:
+        kinds = kinds or (AlarmKind.FALLBACK, AlarmKind.ENGINE_MISMATCH)
         return [a for a in wrong([self.planned], Engines(), 0.0, Box()) if a.kind in kinds]
 
 
@@ -205,6 +205,33 @@ def test_once_one_of_its_engines_has_answered_a_request_the_next_is_believed(tmp
         await gate.open(gate.other, None, Unaskable("nothing is answered"))
         assert gate.planned.serving == gate.other.digest
         assert not gate.planned.slot.current.vitals.unproven
+
+    run(story())
+
+
+@pytest.mark.parametrize("error", [DiskFailing("it fails"), OutOfSpace("it is full")])
+def test_open_reference_on_a_disk_that_fails_is_tried_again(error: Exception, tmp_path: Path, clock: Clock) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path)
+        for _ in range(4):
+            await gate.open(gate.reference, {}, error)
+            assert clock.now < gate.reference.open_at < math.inf
+        await gate.open(gate.reference, {})
+        assert gate.planned.serving == gate.reference.digest
+
+    run(story())
+
+
+def test_open_engine_on_a_disk_that_keeps_failing_raises_an_alarm_until_it_opens(tmp_path: Path) -> None:
+    async def story() -> None:
+        gate = Gate(tmp_path)
+        await gate.open(gate.reference, {}, DiskFailing("it fails"))
+        assert not gate.alarms(AlarmKind.DISK_FAILING)
+        await gate.open(gate.reference, {}, DiskFailing("it fails"))
+        (alarm,) = gate.alarms(AlarmKind.DISK_FAILING)
+        assert alarm.model == ""
+        await gate.open(gate.reference, {})
+        assert not gate.alarms(AlarmKind.DISK_FAILING)
 
     run(story())
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from edged.backend.artefact import Artefact
 from edged.backend.contract import Recipe
 from edged.errors import EngineDamaged
-from edged.store import atomic
+from edged.store import atomic, sealed
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
@@ -137,6 +137,18 @@ def test_committing_again_replaces_all_of_the_engine(store: Store, tmp_path: Pat
     assert put(store, content=b"newer") == key
     assert names(tmp_path / "engines" / key) == ["blob", "record.json"]
     assert Store(tmp_path).artefact(key).load("blob") == b"newer"
+
+
+def test_open_store_with_a_record_without_digest_takes_and_seals_it(store: Store, tmp_path: Path) -> None:
+    key = put(store)
+    place, known = tmp_path / "engines" / key / "record.json", store.records()[key]
+    place.write_bytes(msgspec.json.format(msgspec.json.encode(known)))
+    used = store.used(key)
+    again = Store(tmp_path)
+    assert again.records() == {key: known}
+    assert sealed.is_sealed(place.read_bytes())
+    assert again.used(key) == pytest.approx(used, abs=1.0)
+    assert [path.name for path in place.parent.iterdir() if path.name.endswith(".part")] == []
 
 
 def test_removing_takes_the_files_and_removing_again_is_nothing(store: Store, tmp_path: Path) -> None:
