@@ -116,6 +116,20 @@ def equal_constants(ir_version: int = 3) -> onnx.ModelProto:
     return model(nodes, *ends, [*flat, weights], opset=9, ir_version=ir_version)
 
 
+def listed_initializers(ir_version: int = IR_VERSION) -> onnx.ModelProto:
+    """y = x @ (w * v) * gain, where all three constants are listed as inputs, as some exporters do. w is 4 by 5."""
+    constants = {"w": np.ones((4, 5)), "v": np.full((4, 5), 2), "gain": np.full(1, 3)}
+    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()]
+    nodes = [
+        helper.make_node("Mul", ["w", "v"], ["weights"]),
+        helper.make_node("MatMul", ["x", "weights"], ["a"]),
+        helper.make_node("Mul", ["a", "gain"], ["y"]),
+    ]
+    listed = [value(name, "FP32", array.shape) for name, array in constants.items()]
+    ends = [value("x", "FP32", [1, 4]), *listed], [value("y", "FP32", [1, 5])]
+    return model(nodes, *ends, tensors, ir_version=ir_version)
+
+
 def matmul(rows: int = 4, columns: int = 3, seed: int = 0, datatype: str = "FP32") -> onnx.ModelProto:
     """y = x @ w with w held in the file."""
     array = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +23,7 @@ from edged.errors import EngineUnusable, Unsuitable
 
 FLOAT, FLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16)
 _OLDEST_OPSET = 6  # before it, Cast named types by text
+_CONSTANTS_APART = 4  # the first IR version whose initializers need not be inputs
 _ALIGN = 4096  # of tensors in a file of weights: runtimes map them into memory
 _SMALL = 1024  # bytes of a tensor that stays in the graph; shapes and axes must, for shapes to be inferred
 # Protobuf cannot hold 2 GiB; weights beyond this are written beside the graph.
@@ -112,6 +113,14 @@ def read_proto(path: Path) -> onnx.ModelProto:
         return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
     except Exception as error:  # the parser's errors share no base
         raise EngineUnusable(f"{path.name} cannot be read: {one_line(error)}") from error
+
+
+def keep_inputs(proto: onnx.ModelProto, names: Set[str]) -> None:
+    """Removes all other inputs of the main graph, so that a runtime takes initializers for constants and folds them."""
+    kept = [value for value in proto.graph.input if value.name in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    proto.ir_version = max(proto.ir_version, _CONSTANTS_APART)
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -18,7 +18,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from edged.backend.contract import one_line
-from edged.backend.onnx_graph import Model, replace_nodes
+from edged.backend.onnx_graph import Model, keep_inputs, replace_nodes
 from edged.backend.onnx_layers import LAYERS
 from edged.errors import EngineUnusable, Unsuitable
 
@@ -35,7 +35,8 @@ def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
     if model.opset < _OPSET:
         ready = _raise_opset(ready, work)
         notes = (f"opset raised from {model.opset} to {_OPSET}: before that Q/DQ knows no scales for each channel",)
-    _drop_default_inputs(ready)
+    keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
+    ready.proto.ir_version = max(ready.proto.ir_version, _IR_VERSION)
     ready = _fold(ready, work)
     _part_outputs(ready)
     _name_nodes(ready)
@@ -74,16 +75,6 @@ def _raise_opset(model: Model, work: Path) -> Model:
         raise Unsuitable(f"the model's opset {model.opset} cannot be raised for int8: {one_line(error)}") from error
     Model(proto, work).write(new)
     return Model.read(new)
-
-
-def _drop_default_inputs(model: Model) -> None:
-    """Initialisers that are declared as inputs too, as they had to be before IR version 4, would not be folded."""
-    inputs = [value for value in model.graph.input if value.name not in model.constants]
-    copies = onnx.GraphProto()
-    copies.input.extend(inputs)
-    del model.graph.input[:]
-    model.graph.input.extend(copies.input)
-    model.proto.ir_version = max(model.proto.ir_version, _IR_VERSION)
 
 
 def _fold(model: Model, work: Path) -> Model:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edged.backend.contract import UNOPTIMISED, Backend, Composition, Operators, Order, Session
 from edged.backend.ort import device, placement, refusals, runtime
@@ -17,6 +18,9 @@ from edged.backend.ort.placement import Placement
 from edged.backend.ort.runtime import create, session_options
 from edged.backend.ort.session import OrtSession
 from edged.errors import EdgedError, EngineUnusable
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession  # at run time it must come after what `ort` sets
 
 _BLOB = "model.onnx"
 _WEIGHTS = "weights.bin"
@@ -37,16 +41,17 @@ class _OnnxRuntime:
         where = runtime.provider(order.recipe)
         if not where.is_cpu:
             return device.build(order, out, where)
-        options = session_options(order.recipe.optimization, order.recipe.threads)
-        options.optimized_model_filepath = str(out / _BLOB)
-        # Without a place of its own for them, the saved graph would go on pointing at the model's external weights.
-        if order.external or _size(order.model) > _LARGE:
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
-        _, placed = placement.made(options, lambda ready: create(order.model, ready))
-        if _lists_constants(out / _BLOB):
+        inputs = {spec.name for spec in order.signature.inputs}
+        session, placed = _saved(order, out, order.model)
+        if session.get_overridable_initializers():  # which may change from request to request, so nothing was folded
             from edged.backend.ort import graph  # brings the onnx package
 
-            graph.unlist_constants(out / _BLOB, {spec.name for spec in order.signature.inputs})
+            del session
+            _, placed = _saved(order, out, graph.with_inputs(Path(order.model), inputs))
+        elif _lists_constants(out / _BLOB):
+            from edged.backend.ort import graph
+
+            graph.unlist_constants(out / _BLOB, inputs)
         return _composition(placed, order.recipe.precision, out / _BLOB)
 
     def open(self, order: Order) -> Session:
@@ -80,6 +85,18 @@ class _OnnxRuntime:
             return OrtSession(create(order.model, options), order.signature)
         except EngineUnusable as error:
             raise refusals.told(error) from error
+
+
+def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSession, Placement]:
+    """A session of the model, by its path or its bytes, that saves its optimised graph in `out`."""
+    options = session_options(order.recipe.optimization, order.recipe.threads)
+    options.optimized_model_filepath = str(out / _BLOB)
+    # Without a place of its own for them, the saved graph would go on pointing at the model's external weights.
+    if order.external or _size(order.model) > _LARGE:
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
+    if isinstance(model, bytes):
+        runtime.read_weights(options, os.path.dirname(order.model))
+    return placement.made(options, lambda ready: create(model, ready))
 
 
 def _composition(placed: Placement, precision: str, saved: Path) -> Composition:

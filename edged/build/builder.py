@@ -54,7 +54,7 @@ from edged.version import __version__
 _LOG = logging.getLogger("edged.build")
 _T = TypeVar("_T")
 _LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
-_READ_FORMAT = 7  # of what is kept of a model that was read
+_READ_FORMAT = 8  # of what is kept of a model that was read
 _KEPT = 1000  # of such; the oldest are of models that were refused and never came back
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]

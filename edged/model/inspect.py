@@ -46,6 +46,7 @@ _DATATYPES = {
     onnx.TensorProto.BFLOAT16: "BF16",
 }
 _FIRST_OPTIONAL = 4  # IR version
+_MOST_ELEMENTS = 16  # of an input with a default; a larger one is a weight that the exporter listed with all others
 _NO_DEFAULTS = ("BYTES", "BF16")  # which sessions convert by the signature
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -260,11 +261,12 @@ def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Va
 
 
 def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
-    """Inputs with a default. Before IR version 4 every initializer had to be an input as well, which says nothing."""
+    """Inputs with a default: thresholds, scales and flags, by their size. Some exporters list every initializer as an
+    input, and before IR version 4 all had to."""
     if proto.ir_version < _FIRST_OPTIONAL:
         return ()
-    initializers = {tensor.name for tensor in proto.graph.initializer}
-    values = [_value(value) for value in proto.graph.input if value.name in initializers]
+    small = {tensor.name for tensor in proto.graph.initializer if _elements(tensor) <= _MOST_ELEMENTS}
+    values = [_value(value) for value in proto.graph.input if value.name in small]
     return tuple(spec for spec, finding in values if finding is None and spec.datatype not in _NO_DEFAULTS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -89,6 +90,27 @@ def test_build_model_that_lists_equal_constants_as_inputs_wants_no_values_for_th
     expected = reference(tmp_path, proto).infer(inputs)["y"]
     answer = engine(tmp_path, proto, backend).infer(inputs)["y"]
     np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_external", [False, True])
+@pytest.mark.parametrize("ir_version", [3, 4, 10])
+def test_build_model_that_lists_its_initializers_as_inputs_folds_them(
+    tmp_path: Path, ir_version: int, is_external: bool
+) -> None:
+    proto, path, out = models.listed_initializers(ir_version), tmp_path / "model.onnx", tmp_path / "engine"
+    signature, inputs = models.signature(proto), {"x": RANDOM.standard_normal((1, 4)).astype(np.float32)}
+    onnx.save(proto, path, save_as_external_data=is_external, location="w.bin", size_threshold=0)
+    out.mkdir()
+    backend, recipe = registry.load("onnxruntime"), Recipe("onnxruntime")
+    wanted = Order(str(path), signature, recipe, external=("w.bin",) if is_external else ())
+    backend.build(wanted, out, untold)
+    made = onnx.load(out / "model.onnx", load_external_data=False).graph
+    assert [value.name for value in made.input] == ["x"]
+    assert not {"w", "v"} & {name for node in made.node for name in node.input}
+    for file in tmp_path.glob("*.*"):  # an engine needs nothing of the model
+        file.unlink()
+    answer = backend.open(msgspec.structs.replace(wanted, artefact=Artefact.seal(out))).infer(inputs)["y"]
+    np.testing.assert_allclose(answer, np.tile(inputs["x"].sum() * 6, (1, 5)), rtol=1e-4)
 
 
 def test_an_optimised_conv_is_not_the_model_as_it_was_written(tmp_path: Path) -> None:

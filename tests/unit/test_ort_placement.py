@@ -144,6 +144,12 @@ def test_every_node_has_a_name_of_its_own_also_in_bodies(tmp_path: Path) -> None
     assert session.run(None, {"times": np.array(3, np.int32), "x": x})[0].tolist() == [8, 8]
 
 
+def test_write_named_model_that_lists_its_initializers_as_inputs_leaves_real_inputs(tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    graph.write_named(models.save(models.listed_initializers(), tmp_path / "model.onnx"), out)
+    assert [value.name for value in onnx.load(out).graph.input] == ["x"]
+
+
 def test_weights_outside_are_written_beside_the_named_graph_in_one_file(tmp_path: Path) -> None:
     path = models.external(tmp_path / "model", "deep/weights.bin", columns=5000)
     out = tmp_path / "out" / "model.onnx"

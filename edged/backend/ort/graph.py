@@ -10,12 +10,11 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edged.backend.onnx_graph import Model, bodies, captured, read_proto
+from edged.backend.onnx_graph import Model, bodies, captured, keep_inputs, read_proto
 from edged.backend.ort.placement import PlacedNode, Placement
 
 _Graph: TypeAlias = Any  # onnx.GraphProto; the package has no types
 _Node: TypeAlias = Any  # onnx.NodeProto
-_CONSTANTS_APART = 4  # the first IR version whose initializers need not be inputs
 # The only operators that make a host's number out of a device's tensor without looking at its values.
 _SHAPES = frozenset({"Shape", "Size"})
 # What nearly all of a network's time is spent in, also fused or quantised: FusedConv, QLinearMatMul, QGemm, ...
@@ -25,12 +24,14 @@ _PRECISIONS = {2: "int8", 3: "int8", 10: "fp16", 16: "bf16", 1: "fp32", 11: "fp6
 
 
 def write_named(source: Path, out: Path) -> Model:
-    """Writes the model as `out`, with weights in one file beside it where it had them outside, and every node named.
+    """Writes the model as `out`, with weights in one file beside it where it had them outside, every node named, and no
+    initializer among the inputs.
 
     Exporters may leave nodes without names or give one to several; a name is all by which ONNX Runtime tells which
     node runs where. EngineUnusable or Unsuitable when the model cannot be read.
     """
     model = Model.read(source)
+    keep_inputs(model.proto, {value.name for value in model.graph.input} - model.constants.keys())
     taken: set[str] = set()
     for node in _nodes(model.graph):
         if not node.name or node.name in taken:
@@ -46,12 +47,15 @@ def unlist_constants(saved: Path, inputs: Set[str]) -> None:
     ONNX Runtime keeps the input of an initializer that it merged with an equal one, so that the graph, opened again,
     wants a value for it. EngineUnusable when the graph cannot be read.
     """
-    proto = read_proto(saved)
-    kept = [value for value in proto.graph.input if value.name in inputs]
-    del proto.graph.input[:]
-    proto.graph.input.extend(kept)
-    proto.ir_version = max(proto.ir_version, _CONSTANTS_APART)
-    saved.write_bytes(proto.SerializeToString())
+    saved.write_bytes(with_inputs(saved, inputs))
+
+
+def with_inputs(source: Path, inputs: Set[str]) -> bytes:
+    """A model without other inputs than those, its weights left where they are; EngineUnusable if it cannot be read."""
+    proto = read_proto(source)
+    keep_inputs(proto, inputs)
+    data: bytes = proto.SerializeToString()
+    return data
 
 
 def everywhere(model: Model, provider: str) -> Placement:
