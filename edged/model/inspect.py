@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import onnx
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from edged.backend.contract import Signature
 from edged.errors import ModelRefused
@@ -235,7 +236,7 @@ def _require_no_mistake(name: str, data: bytes) -> None:
 
 
 def _is_tensor(data: bytes) -> bool:
-    """Whether a file holds a tensor. Its fields are other numbers and types than a model's, which has a graph."""
+    """Whether a file holds a tensor and nothing else: a model has fields of other types at the same numbers."""
     tensor = onnx.TensorProto()
     try:
         tensor.ParseFromString(data)
@@ -243,7 +244,8 @@ def _is_tensor(data: bytes) -> bool:
         return False
     holds = (tensor.raw_data, tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data)
     has_values = any(map(len, (*holds, tensor.uint64_data, tensor.string_data)))
-    return tensor.data_type in onnx.TensorProto.DataType.values() and has_values
+    is_typed = tensor.data_type in onnx.TensorProto.DataType.values() and tensor.data_type != tensor.UNDEFINED
+    return is_typed and has_values and len(UnknownFieldSet(tensor)) == 0
 
 
 # -- what it holds --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from edged.backend.contract import Recipe, Session
 from edged.build.builder import REFERENCE, Builder, Task
 from edged.build.child import Limits
 from edged.device.fingerprint import Fingerprint
-from edged.errors import BuildFailed, EdgedError, EngineDamaged
+from edged.errors import EdgedError, EngineDamaged, OutOfSpace
 from edged.model.inspect import inspect
 from edged.model.model import Model
 from edged.model.repository import plain_entry
@@ -183,7 +183,7 @@ def test_a_disk_that_became_read_only_is_told_of_and_read(tmp_path: Path) -> Non
         store = Store(root)
         assert store.problem == f"{root}/engines is on a read-only file system"
         store.artefact(key_of("a")).check()
-        with pytest.raises(BuildFailed, match="Read-only file system"):
+        with pytest.raises(OutOfSpace, match="Read-only file system"):
             make(Builder(store, root, _LIMITS), model, _BUILT)
         assert list(store.records()) == [key_of("a")]
     assert look(root).problem == ""
