@@ -15,7 +15,7 @@ from edged.errors import DiskFailing, EdgedError, InvalidInput, OutOfSpace
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS)  # of a disk that is full, failing or read-only
-_CHUNK, _MOST_CHUNKS = 1 << 20, 64  # bytes of a file that are read to see whether its disk can
+_CHUNK, _MOST_CHUNKS = 1 << 20, 32  # bytes of a file that are read to see whether its disk can
 _LEAST_INODES = 32  # with fewer free a file system counts as full: an engine takes a few files and folders
 # What msgspec raises of bytes that are not the JSON that is wanted: no JSON, another one, no text, nested too deep.
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -71,12 +71,13 @@ def disk_fault_behind(where: Path, error: BaseException) -> OutOfSpace | None:
 
 
 def read_through(path: Path) -> None:
-    """Reads a file as far as that is soon done, to see whether its disk can. OSError."""
+    """Reads a file, of a large one parts from its beginning to its end, to see whether its disk can. OSError."""
     if path.is_file():
+        size = path.stat().st_size
         with path.open("rb", buffering=0) as file:
-            for _ in range(_MOST_CHUNKS):
-                if not file.read(_CHUNK):
-                    return
+            for position in range(0, size, max(_CHUNK, size // _MOST_CHUNKS)):
+                file.seek(position)
+                file.read(_CHUNK)
 
 
 def read_regular(path: Path) -> bytes:

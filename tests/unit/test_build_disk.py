@@ -61,6 +61,9 @@ def test_require_model_that_cannot_be_read_is_the_disks(job: jobs.Build, monkeyp
         def __exit__(self, *_: object) -> None:
             pass
 
+        def seek(self, position: int) -> None:
+            pass
+
         def read(self, size: int) -> bytes:
             raise OSError(errno.EIO, "Input/output error")
 
