@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 from google.protobuf.message import Message
 
-from edged.errors import EdgedError, InvalidInput
+from edged.errors import ClientLimited, EdgedError, InvalidInput
 from edged.ingress.access import identity, policy
 from edged.ingress.access.about import about
 from edged.ingress.access.budget import LARGE, LargeMessage
@@ -72,6 +72,7 @@ class CallGuard:
             traffic.cut += self._takes_contents and data is None
         if data is grpc.aio.EOF:
             await end(call, InvalidInput("the call has no message; use a client of the same protocol"))
+        traffic.add(len(data))  # also of a call that is refused now
         return await self._run(data, call)
 
     async def _run(self, asked: Any, call: GrpcContext) -> bytes | None:
@@ -79,6 +80,7 @@ class CallGuard:
         method, guard, limits = self._method, self._guard, self._guard.limits
         context, began = _context_of(call), time.perf_counter()
         size = 0 if self._is_stream else len(asked)
+        traffic = guard.arrivals.begin(context.peer)
         try:
             who = self._let_in(context, call)
             identity.CURRENT.set(who)
@@ -88,10 +90,10 @@ class CallGuard:
             else:
                 limits.request(usage, size, time.monotonic())
         except EdgedError as error:
+            # A stream that is one too many had begun to send.
+            traffic.cut += method.takes_many and self._takes_contents and isinstance(error, ClientLimited)
             await end(call, error)
-        large, traffic = LargeMessage(guard.budget, context.peer, who), guard.arrivals.begin(context.peer)
-        if not self._is_stream:
-            traffic.add(size)
+        large = LargeMessage(guard.budget, context.peer, who)
         traffic.open += self._takes_contents
         requests = (
             _Requests(call, method, usage, limits, large, traffic, self._is_audited) if method.takes_many else None

@@ -16,6 +16,7 @@ import edged.ingress
 from edged.config import Access, Tls
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.guard import Guard
+from edged.ingress.access.limits import Bounds
 from edged.ingress.access.roles import ALL
 from edged.ingress.call_guard import CallGuard
 from edged.ingress.rpc import Context, Method
@@ -155,6 +156,29 @@ def test_call_guard_error_of_handler_becomes_status_of_call(tmp_path: Path) -> N
         with pytest.raises(grpc.aio.AbortError):
             await guarded(tmp_path, Failing(), False, True)(b"message", call)
         assert (call.status, call.written) == (grpc.StatusCode.INTERNAL, [b"answer"])
+
+    run(work())
+
+
+@pytest.mark.parametrize("takes_many", [False, True])
+def test_call_guard_call_refused_for_limits_accounts_for_what_it_sent(tmp_path: Path, takes_many: bool) -> None:
+    class Remote(Call):
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:4711"
+
+        async def read(self) -> bytes:
+            return bytes(3 << 20)
+
+    async def work() -> None:
+        guard = Guard(Access(), Tls(), tmp_path)
+        guard.limits.bounds = Bounds(streams=0, requests=0, size=1 << 20, rate=1000.0)
+        method = Method("/test.Service/Method", Handlers().single, bytes, bytes, takes_many, False)
+        handler = CallGuard(guard, method, lambda peer, authentication: Caller("test", ALL, "test")).handler()
+        call = Remote()
+        with pytest.raises(grpc.aio.AbortError):
+            await handler.stream_unary(None, call)
+        assert call.status == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert guard.arrivals.begin(call.peer()).accounted(max_message=3 << 20) > 3 << 20
 
     run(work())
 
