@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from edged.errors import EdgedError, FrameSkipped, HostLost, OutOfMemory
+from edged.errors import EdgedError, EngineUnusable, FrameSkipped, HostLost, OutOfMemory
 from edged.serving.counting import count, count_finite
 from edged.serving.finite import Finiteness
 from edged.serving.link import Reply
@@ -32,7 +32,15 @@ class Delivery:
         self.answered = self.failed = 0
 
     def conclude(self, session: ServingSession, parcels: Sequence[Parcel], future: asyncio.Future[Reply]) -> None:
-        """The host has replied, or failed to: everybody gets what is theirs."""
+        """The host has replied, or failed to: everybody gets what is theirs, also of a reply that makes no sense."""
+        try:
+            self._conclude(session, parcels, future)
+        except Exception:  # which whoever looks after callbacks tells of
+            for parcel in parcels:
+                self.fail(parcel.work, EngineUnusable("the engine's answer makes no sense; see the daemon's log"))
+            raise
+
+    def _conclude(self, session: ServingSession, parcels: Sequence[Parcel], future: asyncio.Future[Reply]) -> None:
         error = future.exception()
         if error is None:
             try:

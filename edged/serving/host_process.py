@@ -65,6 +65,7 @@ class HostProcess:
                 *(sockets.orders, sockets.answers, str(arena.handle), str(memory_mb), reach.argument()),
                 pass_fds=(arena.handle,),
                 stdin=asyncio.subprocess.DEVNULL,
+                stdout=printed.child,
                 stderr=printed.child,
                 **process.ISOLATED,
             )

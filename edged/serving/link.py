@@ -410,6 +410,5 @@ def rebuild(name: str, message: str, not_finite: tuple[str, ...] = ()) -> EdgedE
     """The error that a host named."""
     if name == NotFinite.__name__:
         return NotFinite(message, not_finite)
-    kind = getattr(errors, name, EngineUnusable)
-    error: EdgedError = kind(message)
-    return error
+    kind = getattr(errors, name, None)
+    return kind(message) if isinstance(kind, type) and issubclass(kind, EdgedError) else EngineUnusable(message)

@@ -669,6 +669,37 @@ def test_sockets_others_have_turns_while_a_host_floods() -> None:
     run(work())
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda job: m.Detected(job, (m.Seen(error="annotations", message="odd"),)),
+        lambda job: m.JobFailed(job, "annotations", "odd"),
+        lambda job: m.Answer(job, (), m.Times(infer_ms=float("inf"))),
+    ],
+    ids=["picture failed with no error of ours", "job failed with no error of ours", "took for ever"],
+)
+def test_slot_answer_that_makes_no_sense_is_an_error_of_the_request(make: Callable[[int], m.FromHost]) -> None:
+    async def work(box: Box) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        link = await box.serve(order(milliseconds=60_000))
+        waiting = request(7)
+        box.slot.push(waiting)
+        link._hear(msgspec.msgpack.encode(make(next(iter(link._jobs)))))
+        with pytest.raises(EngineUnusable):
+            await asyncio.wait_for(waiting.future, 20)
+
+    with_box(work)
+
+
+def test_link_host_prints_into_the_log_and_has_no_file_of_the_daemon() -> None:
+    async def work(box: Box) -> None:
+        link = await box.host()
+        assert os.readlink(f"/proc/{link.pid}/fd/1") == os.readlink(f"/proc/{link.pid}/fd/2")
+        assert os.readlink(f"/proc/{link.pid}/fd/1") != os.readlink("/proc/self/fd/1")
+
+    with_box(work)
+
+
 def test_answer_that_cannot_be_read_loses_the_host_and_no_request() -> None:
     async def work(box: Box) -> None:
         link = await box.serve(order(milliseconds=60_000))
