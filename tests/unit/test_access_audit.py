@@ -127,7 +127,7 @@ def test_what_a_request_is_about() -> None:
     ],
 )
 def test_of_http_the_same_is_written_down(tmp_path: Path, path: str, body: bytes, about: dict[str, str] | None) -> None:
-    guard = Guard(Access(), Tls(), tmp_path)
+    guard = Guard(Access(loopback=("infer", "read", "operate")), Tls(), tmp_path)
     route = find("POST", path)
     assert isinstance(route, Route)
 

@@ -101,7 +101,10 @@ def test_lists_have_a_column_for_the_box(boxes: Boxes, command: str) -> None:
 
 def test_one_line_stands_behind_the_name_and_more_under_it(boxes: Boxes) -> None:
     result = call("models", "remove", "old", "--inventory", str(boxes.file))
-    assert sorted(result.stdout.splitlines()) == ["a: model old removed", "b: model old removed"]
+    assert sorted(result.stdout.splitlines()) == [
+        "a: model old removed, its files deleted",
+        "b: model old removed, its files deleted",
+    ]
     assert [each.daemon.removed for each in boxes.running.values()] == [["old"], ["old"]]
     result = call("engines", "pin", "doors", "--inventory", str(boxes.file))
     assert sorted(result.stdout.splitlines()) == sorted(
@@ -112,10 +115,16 @@ def test_one_line_stands_behind_the_name_and_more_under_it(boxes: Boxes) -> None
 def test_one_target_is_answered_as_ever_and_two_by_their_addresses(boxes: Boxes) -> None:
     first, second = (each.target for each in boxes.running.values())
     alone = call("models", "remove", "x", "-t", first)
-    assert (alone.stdout, alone.stderr) == ("model x removed\n", "")
-    assert call("models", "remove", "x", "-t", first, "-t", first).stdout == f"{first}: model x removed\n"
+    assert (alone.stdout, alone.stderr) == ("model x removed, its files deleted\n", "")
+    assert (
+        call("models", "remove", "x", "-t", first, "-t", first).stdout
+        == f"{first}: model x removed, its files deleted\n"
+    )
     both = call("models", "remove", "x", "-t", first, "-t", second)
-    assert sorted(both.stdout.splitlines()) == [f"{first}: model x removed", f"{second}: model x removed"]
+    assert sorted(both.stdout.splitlines()) == [
+        f"{first}: model x removed, its files deleted",
+        f"{second}: model x removed, its files deleted",
+    ]
 
 
 def test_json_is_one_object_for_each_box(boxes: Boxes) -> None:
@@ -167,7 +176,7 @@ def test_a_group_or_a_name_chooses(boxes: Boxes) -> None:
     boxes.file.write_text(boxes.file.read_text().replace('/a"', '/a"\ngroups = ["north"]'))
     for option in (("--group", "north"), ("--target", "a")):
         result = call("models", "remove", "x", "--inventory", str(boxes.file), *option)
-        assert (result.stdout, result.stderr) == ("a: model x removed\n", "1 of 1 boxes done\n")
+        assert (result.stdout, result.stderr) == ("a: model x removed, its files deleted\n", "1 of 1 boxes done\n")
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------
@@ -176,7 +185,10 @@ def test_a_group_or_a_name_chooses(boxes: Boxes) -> None:
 def test_a_box_that_is_away_does_not_stop_the_others(boxes: Boxes) -> None:
     result = call("models", "remove", "old", "--inventory", str(boxes.with_away().file), "--timeout", "5")
     assert result.exit_code == 1
-    assert sorted(result.stdout.splitlines()) == ["a: model old removed", "b: model old removed"]
+    assert sorted(result.stdout.splitlines()) == [
+        "a: model old removed, its files deleted",
+        "b: model old removed, its files deleted",
+    ]
     summary, why = result.stderr.splitlines()
     assert summary == "2 of 3 boxes done"
     assert why.startswith("  away: no edged daemon answers at")
@@ -194,7 +206,7 @@ def test_an_answer_that_tells_of_trouble_counts_as_a_failure(boxes: Boxes) -> No
 def test_a_box_whose_secret_cannot_be_read_is_only_its_own_trouble(boxes: Boxes) -> None:
     boxes.file.write_text(boxes.file.read_text() + 'token_file = "/nowhere/token"\n')
     result = call("models", "remove", "x", "--inventory", str(boxes.file))
-    assert (result.exit_code, result.stdout) == (1, "a: model x removed\n")
+    assert (result.exit_code, result.stdout) == (1, "a: model x removed, its files deleted\n")
     assert "  b: the token file /nowhere/token cannot be read" in result.stderr
 
 
@@ -220,7 +232,7 @@ def test_a_box_that_never_answers_fails_within_its_time(boxes: Boxes) -> None:
         silent.listen()
         boxes.write({"a": boxes.running["a"].target, "silent": f"127.0.0.1:{silent.getsockname()[1]}"})
         result = call("models", "remove", "x", "--inventory", str(boxes.file), "--timeout", "0.5")
-    assert (result.exit_code, result.stdout) == (1, "a: model x removed\n")
+    assert (result.exit_code, result.stdout) == (1, "a: model x removed, its files deleted\n")
     assert "  silent: " in result.stderr
 
 
@@ -365,6 +377,9 @@ def test_an_inventory_leads_through_tls_with_a_token(tmp_path: Path) -> None:
             f'[boxes.other]\ntarget = "tls:localhost:{second.target.rpartition(":")[2]}"\n'
         )
         result = call("models", "remove", "x", "--inventory", str(tmp_path / "boxes.toml"))
-    assert sorted(result.stdout.splitlines()) == ["first: model x removed", "second: model x removed"]
+    assert sorted(result.stdout.splitlines()) == [
+        "first: model x removed, its files deleted",
+        "second: model x removed, its files deleted",
+    ]
     assert "  other: the certificate of the daemon at tls:localhost:" in result.stderr
     assert result.exit_code == 1
