@@ -74,7 +74,7 @@ async def _serve(
     edge.raise_descriptor_limit()
     # These threads wait for disks: on a slow one the few that there are by default would keep each other waiting.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "worker"))
-    _confine(config)
+    tell_confinement = _confine(config)
     notifier = Notifier.of(os.environ)
     guard = places.guard_of(config)
     models = places.repository(config)
@@ -127,6 +127,7 @@ async def _serve(
         counts, held = store.counts, len(store.records())
         _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
         _LOG.info("edged %s answers on %s", __version__, ", ".join(addresses))
+        tell_confinement()
         notifier.ready()
         if ready is not None:
             ready(addresses)
@@ -146,19 +147,23 @@ async def _serve(
         await controller.stop()
 
 
-def _confine(config: Config) -> None:
-    """Closes this process to its children, and has these confined. ConfigError if the kernel cannot and has to."""
+def _confine(config: Config) -> Callable[[], None]:
+    """Closes this process to its children, and has these confined; what it returns logs how, for when the daemon
+    serves. ConfigError if the kernel cannot and has to."""
     confine.close_to_others()
     settings.use(config.confinement, places.private(config))
-    lacking = confine.lacking()
+    lacking = ", ".join(confine.lacking())
     if config.confinement == "off":
-        _LOG.warning('engine hosts and builds are not confined: the configuration says confinement = "off"')
-    elif lacking and config.confinement == "enforce":
-        raise ConfigError(f'confinement = "enforce", but this kernel lacks {", ".join(lacking)}; "on" does without')
-    elif lacking:
-        _LOG.warning("engine hosts and builds are confined less than usual: this kernel lacks %s", ", ".join(lacking))
-    else:
-        _LOG.info("engine hosts and builds are confined to their files: Landlock, seccomp")
+        return partial(
+            _LOG.warning, 'engine hosts and builds are not confined: the configuration says confinement = "off"'
+        )
+    if lacking and config.confinement == "enforce":
+        raise ConfigError(f'confinement = "enforce", but this kernel lacks {lacking}; "on" does without')
+    if lacking:
+        return partial(
+            _LOG.warning, "engine hosts and builds are confined less than usual: this kernel lacks %s", lacking
+        )
+    return partial(_LOG.info, "engine hosts and builds are confined to their files: Landlock, seccomp")
 
 
 def _leave_behind() -> None:
