@@ -23,6 +23,16 @@ def keep(name: str, work: Work) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(_kept(name, work), name=name)
 
 
+async def until_set(event: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, for so long at most. A loop that waits so ends when it is cancelled: before Python 3.12
+    `asyncio.wait_for` loses a cancellation that comes together with the event."""
+    waiting = asyncio.get_running_loop().create_task(event.wait())
+    try:
+        await asyncio.wait((waiting,), timeout=seconds)
+    finally:
+        waiting.cancel()
+
+
 def failed(name: str, error: BaseException) -> None:
     """Log and count the unexpected end of a task."""
     FAILURES[name] += 1

@@ -53,7 +53,7 @@ from edged.serving.tracking import Tracking
 from edged.store.attempts import AttemptLog
 from edged.store.background import Background
 from edged.store.store import Store
-from edged.tasks import keep
+from edged.tasks import keep, until_set
 
 _LOG = logging.getLogger("edged.control")
 _LOOK_SECONDS = 1.0  # how often everything is looked at when nothing else happens
@@ -155,8 +155,7 @@ class Controller:
             except OSError as error:  # nothing is lost by a look that is made again
                 _LOG.error("the models are looked at again later: %s", error.strerror)
             self._disk_asked.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._disk_asked.wait(), _LOOK_SECONDS)
+            await until_set(self._disk_asked, _LOOK_SECONDS)
 
     async def _reconcile(self) -> None:
         while True:
@@ -168,10 +167,7 @@ class Controller:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
                 _LOG.error("the control loop goes on later: %s; are there too many connections?", error.strerror)
-            try:
-                await asyncio.wait_for(self._wake.wait(), self._pause(time.monotonic()))
-            except asyncio.TimeoutError:
-                continue
+            await until_set(self._wake, self._pause(time.monotonic()))
 
     def _pause(self, now: float) -> float:
         """Seconds until the next look: less than usual if an engine that nothing replaces may be opened before."""

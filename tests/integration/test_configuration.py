@@ -38,8 +38,8 @@ def test_options_go_before_variables_before_the_file_also_after_a_reload(tmp_pat
         log = daemon.log.read_text()
         assert "EDGED_LISTN in the environment means nothing to edged; did you mean EDGED_LISTEN?" in log
         assert (
-            f"configuration: {file}; environment: EDGED_ENGINES_BUDGET_MB, EDGED_LISTEN, EDGED_STATE;"
-            " command line: --cache, --listen, --state" in log
+            f"configuration: {file}; environment: EDGED_ACCESS_LOOPBACK, EDGED_ENGINES_BUDGET_MB, EDGED_LISTEN,"
+            " EDGED_STATE; command line: --cache, --listen, --state" in log
         )
 
 

@@ -324,6 +324,8 @@ def test_a_model_that_is_not_there_is_told_so_and_the_log_says_what_to_do() -> N
         assert not list(daemon.models.iterdir())
         # Once it is there, a detector that starts anew finds it.
         onnx_files.convolutions(daemon.models / "absent.onnx")
+        with daemon.client() as client:
+            wait_for("the daemon knows the model", lambda: [each.name for each in client.models()])
         with FrigateDetector(daemon.endpoint, "absent.onnx") as detector:
             assert detector.is_ready
 

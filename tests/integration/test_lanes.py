@@ -173,6 +173,7 @@ def test_results_and_events_are_published(daemon: LaneDaemon, connect: Connect) 
     assert (told["camera"], told["sequence"]) == ("yard", 5)
     assert told["predictions"]
     with daemon.client() as client:
+        wait_for("an engine is in the store", lambda: any(each.created_unix_s for each in client.engines("shapes")))
         client.pin("shapes")
         client.unpin("shapes")
     while topic != b"events/commanded":

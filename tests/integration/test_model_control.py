@@ -367,7 +367,10 @@ def test_a_model_is_loaded_from_what_comes_with_the_command_and_goes_back_to_the
         ask.load("m", {}, **{"7/model.onnx": other})
         with daemon.client() as client:
             client.remove_model("m")
-        assert [path.name[:5] for path in (daemon.state / "overrides").iterdir()] == ["fresh"]
+        folder = daemon.state / "overrides"
+        wait_for(
+            "what came with the command is gone", lambda: [each.name[:5] for each in folder.iterdir()] == ["fresh"]
+        )
 
 
 def test_commands_that_make_no_sense_are_refused() -> None:
@@ -381,8 +384,9 @@ def test_commands_that_make_no_sense_are_refused() -> None:
                 grpc.StatusCode.UNIMPLEMENTED,
                 lambda: call(repository_name="r"),  # noqa: B023
             )
-            assert "there is no model 'm'" in refused(NOT_FOUND, call)
             refused(INVALID, lambda: ask(method, model_name="../m"))  # noqa: B023
+        assert "there is no model 'm'" in refused(NOT_FOUND, lambda: ask("RepositoryModelLoad", model_name="m"))
+        ask("RepositoryModelUnload", model_name="m")  # one that is not there is away already
         as_bytes = {"config": pb.ModelRepositoryParameter(bytes_param=b"{}")}
         assert "string_param" in refused(
             INVALID, lambda: ask("RepositoryModelLoad", model_name="m", parameters=as_bytes)

@@ -97,3 +97,23 @@ def test_tasks_are_started_by_keep_or_for_a_reason() -> None:
     found = {str(file.relative_to(root)) for file in root.rglob("*.py") if starts.search(file.read_text())}
     unknown = {file for file in found if file not in _OTHERS and file.partition("/")[0] not in _OTHERS}
     assert not unknown, "start it by edged.tasks.keep, or say here why its end is not missed"
+
+
+def test_until_set_cancelled_together_with_its_event_is_cancelled() -> None:
+    async def scenario(turns: int) -> None:
+        event = asyncio.Event()
+        waiting = asyncio.create_task(tasks.until_set(event, 60))
+        await asyncio.sleep(0.001)
+        event.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_asked = waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() is is_asked
+
+    for turns in range(5):
+        run(scenario(turns))
+
+
+def test_until_set_of_an_event_that_is_never_set_ends_in_time() -> None:
+    run(tasks.until_set(asyncio.Event(), 0.01))
