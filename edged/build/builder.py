@@ -343,7 +343,7 @@ class Builder:
             extent = Extent.of(model)
             patience = self._patience(model, REFERENCE.backend)
             # The child gets a folder of its own: the answers of other models are none of its business.
-            async with _aside(partial(tempfile.TemporaryDirectory[str], prefix=_MAKING, dir=self._golden)) as folder:
+            async with _aside(self._making) as folder:
                 out = Path(folder) / place.name
                 job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, extent)
                 made = await run(job, jobs.MadeGolden, self._limits, tell=tell, patience=patience)
@@ -351,6 +351,13 @@ class Builder:
             for reason in made.skipped:
                 _LOG.warning("model %s: %s", model.name, reason)
         return place, standard
+
+    def _making(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder for golden answers that are being made. When the daemon started there may have been no room for the
+        folders that it lies in."""
+        for folder in (self._golden, self._timings):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        return tempfile.TemporaryDirectory(prefix=_MAKING, dir=self._golden)
 
     @contextlib.asynccontextmanager
     async def _storing(self) -> AsyncIterator[None]:

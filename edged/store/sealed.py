@@ -63,7 +63,8 @@ def is_sealed(data: bytes) -> bool:
 
 
 def write(path: Path, content: msgspec.Struct) -> None:
-    """Replaces a file. OSError."""
+    """Replaces a file, and makes its folder if there was no room for that before. OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
     atomic.write_file(path, seal(content))
 
 

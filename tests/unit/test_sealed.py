@@ -144,3 +144,9 @@ def test_memory_of_failures_with_flipped_bit_is_forgotten_or_whole(
         for path, data in kept.items():
             path.write_bytes(flips(data)[altered])
         assert load(tmp_path) in (nothing, whole)
+
+
+def test_write_into_a_missing_folder_makes_it(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "shapes" / "a.json"
+    sealed.write(path, _REACH)
+    assert sealed.read(path, Reach, "shapes") == _REACH

@@ -103,6 +103,7 @@ class Outcomes:
     def _write(place: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
             if not place.exists() or place.read_bytes() != content:
+                place.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.write_file(place, content)
 
 
