@@ -80,7 +80,10 @@ def family(pid: int) -> set[int]:
 
 def kill(pid: int) -> set[int]:
     """Kills a session's leader, which has not been waited for yet, and its family. Returns the family without it."""
-    members = family(pid) - {pid}
+    try:
+        members = family(pid) - {pid}
+    except OSError:  # no descriptor is left to look; its group ends all the same
+        members = set()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)  # at once, so that none of the group can start another
     for member in members:

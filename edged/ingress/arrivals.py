@@ -10,12 +10,14 @@ Format: https://man7.org/linux/man-pages/man7/tcp.7.html (TCP_INFO), struct tcp_
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
 import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from urllib.parse import unquote
 
 import msgspec
@@ -28,6 +30,7 @@ _STRETCH_SECONDS = 10.0
 _OF_A_CALL = 96 << 10  # headers, and what gRPC takes of a stream before anyone reads it
 _OF_A_MESSAGE, _OVERHEAD = 256, 1.1  # frames of HTTP/2 and TLS, and word of what was read of the answers
 _RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class Traffic(msgspec.Struct):
@@ -75,56 +78,78 @@ class Arrivals:
             before, since = used, at
             used, at = time.process_time(), time.monotonic()
             ports = {int(each.rpartition(":")[2]) for each in addresses() if not each.startswith("unix:")}
-            if ports and used - before > _BUSY * (at - since):
-                self.look(await asyncio.to_thread(_received, ports), max_message, time.monotonic())
+            if not ports or used - before <= _BUSY * (at - since):
+                continue
+            try:
+                received = await asyncio.to_thread(received_by, ports)
+                if excessive := self.look(received, max_message, time.monotonic()):
+                    await asyncio.to_thread(disconnect, ports, excessive)
+            except OSError as error:  # nothing is lost by a look that is made again
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
 
-    def look(self, received: dict[str, tuple[int, int]], max_message: int, now: float) -> None:
-        """Closes what sent too much. `received`: a descriptor of each connection, which is closed, and its bytes."""
+    def look(self, received: dict[str, int], max_message: int, now: float) -> set[str]:
+        """Returns the peers that sent too much, of all peers and the bytes that each has sent."""
         before, self._before = self._before, {}
-        for peer, (descriptor, size) in received.items():
+        excessive: set[str] = set()
+        for peer, size in received.items():
             excess = size - self._traffic.get(peer, Traffic()).accounted(max_message)
             since, had = before.get(peer, (now, max(0.0, excess)))
-            with socket.socket(fileno=descriptor) as connection:
-                if excess > had + _BESIDE:
-                    self.closed += 1
-                    _LOG.warning("%s sent %d MiB that belong to no call; it is disconnected", peer, size >> 20)
-                    _shut(connection)
+            if excess > had + _BESIDE:
+                self.closed += 1
+                _LOG.warning("%s sent %d MiB that belong to no call; it is disconnected", peer, size >> 20)
+                excessive.add(peer)
             is_over = now - since > _STRETCH_SECONDS
             self._before[peer] = (now, max(0.0, excess)) if is_over else (since, had)
         for peer in [peer for peer, each in self._traffic.items() if not each.open and peer not in received]:
             del self._traffic[peer]
+        return excessive
 
 
-def _received(ports: Collection[int]) -> dict[str, tuple[int, int]]:
-    """Of each TCP connection to one of the ports: a duplicate of its descriptor, and the bytes that came."""
-    found: dict[str, tuple[int, int]] = {}
+def received_by(ports: Collection[int]) -> dict[str, int]:
+    """The bytes that came over each TCP connection to one of the ports, by its peer. OSError without descriptors."""
+    found: dict[str, int] = {}
+    for peer, connection in _connections(ports):
+        with contextlib.suppress(OSError, struct.error):
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            found[peer] = _RECEIVED.unpack_from(info)[0]
+    return found
+
+
+def disconnect(ports: Collection[int], peers: Collection[str]) -> None:
+    """Shuts the TCP connections of these peers to one of the ports. OSError without descriptors."""
+    for peer, connection in _connections(ports):
+        if peer in peers:
+            with contextlib.suppress(OSError):  # it has gone by itself
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections(ports: Collection[int]) -> Iterator[tuple[str, socket.socket]]:
+    """Each TCP connection of this process to one of the ports, by its peer: a duplicate, closed before the next one. A
+    process may hold one connection by several descriptors; it then comes as often."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            connection = socket.socket(fileno=os.dup(int(name)))
+            duplicate = os.dup(int(name))
         except OSError:
             continue
         try:
-            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getsockname()[1] in ports:
+            connection = socket.socket(fileno=duplicate)
+        except OSError:
+            os.close(duplicate)
+            continue
+        with connection:
+            try:
+                if connection.family not in _FAMILIES or connection.getsockname()[1] not in ports:
+                    continue
                 peer = peer_of(connection.getpeername())
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                found[peer] = connection.detach(), _RECEIVED.unpack_from(info)[0]
-        except (OSError, struct.error):
-            pass
-        finally:
-            connection.close()
-    return found
+            except OSError:
+                continue
+            yield peer, connection
 
 
 def peer_of(address: tuple[str | int, ...]) -> str:
     """A connection's other end as gRPC names it, but that its brackets are not quoted."""
     host, port = str(address[0]).removeprefix("::ffff:"), address[1]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
-
-
-def _shut(connection: socket.socket) -> None:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it has gone by itself

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
+import os
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from edged.ingress.arrivals import Arrivals, peer_of
+from edged.ingress.arrivals import Arrivals, disconnect, peer_of, received_by
 
 _MIB = 1 << 20
 
@@ -31,8 +35,54 @@ def _is_closed(client: socket.socket) -> bool:
 
 
 def _looked(arrivals: Arrivals, server: socket.socket, mebibytes: float, now: float = 0.0) -> None:
-    peer = peer_of(server.getpeername())
-    arrivals.look({peer: (server.dup().detach(), int(mebibytes * _MIB))}, 32 * _MIB, now)
+    excessive = arrivals.look({peer_of(server.getpeername()): int(mebibytes * _MIB)}, 32 * _MIB, now)
+    disconnect({server.getsockname()[1]}, excessive)
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_received_by_counts_bytes_and_leaves_no_descriptor(pair: tuple[socket.socket, socket.socket]) -> None:
+    server, client = pair
+    client.sendall(bytes(1000))
+    assert server.recv(1000, socket.MSG_WAITALL)
+    before = _descriptors()
+    assert received_by({server.getsockname()[1]}) == {peer_of(server.getpeername()): 1000}
+    assert _descriptors() == before
+
+
+def test_received_by_a_connection_with_several_descriptors_leaves_no_descriptor(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    server, _ = pair
+    with server.dup():
+        before = _descriptors()
+        for _ in range(3):
+            assert len(received_by({server.getsockname()[1]})) == 1
+        assert _descriptors() == before
+
+
+def test_watch_without_free_descriptors_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+
+    def fails(path: str) -> list[str]:
+        looks.append(path)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(os, "listdir", fails)
+
+    async def run() -> None:
+        watching = asyncio.create_task(Arrivals().watch(lambda: ["localhost:5"], 32 * _MIB))
+        deadline = time.monotonic() + 30
+        while len(looks) < 2 and not watching.done() and time.monotonic() < deadline:
+            sum(range(1_000_000))  # it looks while this process is busy
+            await asyncio.sleep(0)
+        assert not watching.done()
+        watching.cancel()
+
+    asyncio.run(run())
+    assert len(looks) >= 2
 
 
 def test_look_without_calls_closes_a_connection_that_sends_much(pair: tuple[socket.socket, socket.socket]) -> None:
