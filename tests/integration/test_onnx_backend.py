@@ -38,7 +38,7 @@ def sample() -> dict[str, Case]:
 
 @pytest.fixture(scope="module")
 def server(sample: dict[str, Case]) -> Iterator[Server]:
-    with Daemon(builds=False) as daemon, placed(list(sample.values()), daemon.models):
+    with Daemon(builds=False) as daemon, placed(list(sample.values()), daemon):
         server = Server(daemon.unix)
         yield server
         server.close()

@@ -44,7 +44,7 @@ def _outcomes(wanted: Sequence[Case], daemon: Daemon, server: Server) -> Iterato
     with ThreadPoolExecutor(_ASKED) as threads:
         for start in range(0, len(carried), _TOGETHER):
             part = carried[start : start + _TOGETHER]
-            with placed(part, daemon.models):
+            with placed(part, daemon):
                 yield from threads.map(lambda case: judge(case, server), part)
             print(f"{start + len(part)} of {len(carried)}", file=sys.stderr, flush=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +13,7 @@ import numpy as np
 
 from edged import raw_contents
 from edged.proto import open_inference_pb2 as pb
+from tests.integration.daemon import Daemon, wait_for
 from tests.onnx_backend.cases import DATATYPES, Case, Exchange
 
 # No engine of ONNX Runtime on a processor is of this precision, so the reference serves and nothing is built.
@@ -27,14 +27,17 @@ def name_of(case: Case) -> str:
 
 
 @contextmanager
-def placed(cases: Sequence[Case], repository: Path) -> Iterator[None]:
-    """The cases are models of the repository while the `with` lasts."""
+def placed(cases: Sequence[Case], daemon: Daemon) -> Iterator[None]:
+    """The cases are models of the daemon, which knows them, while the `with` lasts."""
+    repository, names = daemon.models, {name_of(case) for case in cases}
     for case in cases:
         folder = repository / name_of(case)
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.onnx").write_bytes(case.model.SerializeToString())
         (folder / "edged.toml").write_text(REFERENCE_ONLY)
     try:
+        with daemon.client() as client:
+            wait_for("the models are known", lambda: names <= {model.name for model in client.models()})
         yield
     finally:
         for case in cases:
