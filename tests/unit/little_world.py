@@ -57,6 +57,7 @@ from edged.model.repository import ModelEntry
 from edged.serving.hosts import HostKind
 from edged.serving.session import ServingSession
 from edged.store.attempts import AttemptLog, Attempts
+from edged.store.background import at_once
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from tests.unit.control_room import MB, Clock, Unexpected, box, entry, inspection, record_of, stop_time
@@ -157,12 +158,10 @@ class MemoryLog(AttemptLog):
 
     def __init__(self) -> None:
         self._known: dict[str, Attempts] = {}
+        self._later = at_once
 
     def forget(self, key: str) -> None:
         self._known.pop(key, None)
-
-    def _read(self, key: str) -> Attempts:
-        return self._known.get(key, Attempts())
 
     def _write(self, key: str, attempts: Attempts) -> None:
         self._known[key] = attempts
@@ -299,7 +298,7 @@ class Box:
 
     # -- the hosts --------------------------------------------------------------------------------------------------
 
-    async def get(self, kind: HostKind) -> Link:
+    async def get(self, kind: HostKind, model: Path | None = None) -> Link:
         link = self.links.get(kind)
         if link is None or link.lost:
             link = self.links[kind] = Link(self, kind)
@@ -561,10 +560,10 @@ def desired_here(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[
 def laws(patch: pytest.MonkeyPatch) -> Clock:
     """What holds in the world: time stands still between two steps, and nothing waits for a disk."""
 
-    async def at_once(function: Any, *args: Any) -> Any:
-        return function(*args)
+    async def in_the_loop(function: Any, *args: Any, **named: Any) -> Any:
+        return function(*args, **named)
 
-    patch.setattr(asyncio, "to_thread", at_once)
+    patch.setattr(asyncio, "to_thread", in_the_loop)
     patch.setattr(planner_module, "desired", desired_here)
     patch.setattr(opener_module, "require_same", lambda order: None)
     patch.setattr(logging.getLogger("edged.control"), "disabled", True)

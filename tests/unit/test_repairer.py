@@ -25,6 +25,19 @@ NEEDED = Wish(needed=True)
 _ORT = ("onnxruntime",)
 
 
+def runtimes_take(monkeypatch: pytest.MonkeyPatch, opsets: dict[str, int]) -> None:
+    async def newest(work: object, backend: str) -> LoadedRuntime:
+        return LoadedRuntime("1.0", opsets[backend], 10)
+
+    monkeypatch.setattr(repairer._Work, "_newest", newest)
+
+
+@pytest.fixture(autouse=True)
+def older_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ONNX Runtime that is older than the models of new exporters, whichever is installed."""
+    runtimes_take(monkeypatch, {"onnxruntime": 20})
+
+
 def _repair(path: Path, wish: Wish = NEEDED, settings: dict[str, str] | None = None) -> Repaired:
     return asyncio.run(repair(path, wish, settings or {}, _ORT, source=str(path)))
 
@@ -61,13 +74,6 @@ def test_only_the_step_that_is_named_is_made(tmp_path: Path) -> None:
     assert done.details == ("1 ReduceMean converted for opset 17",)
 
 
-def runtimes_take(monkeypatch: pytest.MonkeyPatch, opsets: dict[str, int]) -> None:
-    async def newest(work: object, backend: str) -> LoadedRuntime:
-        return LoadedRuntime("1.0", opsets[backend], 10)
-
-    monkeypatch.setattr(repairer._Work, "_newest", newest)
-
-
 def test_a_version_that_is_named_goes_to_what_every_runtime_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +101,7 @@ def test_a_newer_version_that_is_named_is_an_error(tmp_path: Path) -> None:
 
 def test_external_data_is_shared_and_part_of_the_identity(tmp_path: Path) -> None:
     path = tmp_path / "big.onnx"
-    onnx.save(models.classifier(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    onnx.save(models.classifier(), path, save_as_external_data=True, location="w.bin", size_threshold=64)
     original = model_digest(path, ["w.bin"])
     weights = (tmp_path / "w.bin").read_bytes()
     repaired = _repair(path)
@@ -212,7 +218,7 @@ def test_what_neither_proves_is_not_taken_in(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.long
 def test_a_name_that_is_taken_beside_the_model_is_avoided(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
-    onnx.save(models.classifier(), path, save_as_external_data=True, location="m.lowered.onnx", size_threshold=0)
+    onnx.save(models.classifier(), path, save_as_external_data=True, location="m.lowered.onnx", size_threshold=64)
     weights = (tmp_path / "m.lowered.onnx").read_bytes()
     repaired = _repair(path)
     assert repaired.external == ("m.lowered.onnx",)
