@@ -249,6 +249,10 @@ def test_what_the_page_about_http_says_to_type_works(daemon: HttpDaemon, tmp_pat
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     (tmp_path / "street.jpg").write_bytes(_JPEG)
+    shutil.copy(MODEL_PATH, daemon.models / "doors.onnx")
+    onnx_files.identity(daemon.models / "scale.onnx", "FP32")
+    for name in ("doors", "scale"):
+        daemon.ready(name)
     text = (_ROOT / "docs" / "http.md").read_text().replace("\\\n", "")
     lines = re.findall(r"^    ((?:curl|head) .*)$", text, re.MULTILINE)
     assert len(lines) >= 8
