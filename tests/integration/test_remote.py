@@ -85,6 +85,7 @@ def test_the_picture_tells_what_each_does(fleet: Fleet) -> None:
     with fleet.daemons[0].client() as client, grpc.insecure_channel(address) as channel:
         for _ in range(20):
             infer(channel, "m", "x", "FP32", zeros)
+        wait_for("the usual time is known", lambda: client.load().models[0].baseline_ms)
         before = client.load()
         infer(channel, "m", "x", "FP32", zeros)
         after = client.load()
