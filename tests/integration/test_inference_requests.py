@@ -22,6 +22,8 @@ from tests import models, triton_models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon
 
+pytestmark = pytest.mark.timeout(300)  # the first test of all waits for every model to be read and opened
+
 SERVICE = "/inference.GRPCInferenceService/"
 BAD, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 NOT_UTF8 = [b"\xff\xd8\xff\xe0", b"", b"\x80 longer"]
