@@ -87,6 +87,7 @@ class Arrivals:
             except OSError as error:  # nothing is lost by a look that is made again
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
+            used, at = time.process_time(), time.monotonic()  # a look must not count as work that calls for the next
 
     def look(self, received: dict[str, int], max_message: int, now: float) -> set[str]:
         """Returns the peers that sent too much, of all peers and the bytes that each has sent."""
