@@ -154,7 +154,7 @@ def test_tokens_by_command(daemon: Guarded) -> None:
 
     secret = tokens("new", "yard", "--role", "infer,read", "--days", "30").strip()
     with daemon.channel(daemon.tls) as channel:
-        assert code(channel, _MODELS, secret) == "OK"
+        wait_for("it is known", lambda: code(channel, _MODELS, secret) == "OK", 20)
         listed = tokens("list")
         assert "yard" in listed
         assert secret not in listed
