@@ -89,7 +89,6 @@ class Controller:
         self.tracking = Tracking()
         self._stopping = False
         self.started = self._turned = time.monotonic()
-        self._disk_asked = asyncio.Event()
         attempts = AttemptLog(store.root, self._disk.put)
         self._planner = Planner.of(store, fingerprint, settings, attempts)
         self.health = health_settings or Health()
@@ -154,8 +153,7 @@ class Controller:
                 self.wake()
             except OSError as error:  # nothing is lost by a look that is made again
                 _LOG.error("the models are looked at again later: %s", error.strerror)
-            self._disk_asked.clear()
-            await until_set(self._disk_asked, _LOOK_SECONDS)
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _reconcile(self) -> None:
         while True:
@@ -243,13 +241,15 @@ class Controller:
         await self.catalogue.look_aside()
         return self.catalogue.find(name)
 
-    def removed(self, name: str) -> None:
-        """A model was just taken out of the repository by command."""
+    async def removed(self, name: str) -> None:
+        """A model was just taken out of the repository by command: from now on it is not planned, whatever a look at
+        the disk saw that began before."""
         loaded = self.shelf.held(name)
         self.shelf.drop(name)
         self._disk.put(partial(self.overrides.discard, loaded))
         self._warden.forgive(name)
-        self._disk_asked.set()
+        with contextlib.suppress(OSError):  # the next look is made all the same
+            await self.catalogue.look_aside()
 
     def is_configured(self, name: str) -> bool:
         """Whether a model comes from the configuration instead of the repository."""

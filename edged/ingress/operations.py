@@ -128,7 +128,7 @@ class OperationsService:
         if self._controller.is_configured(request.name):
             raise InvalidInput(f"model {request.name!r} is named by the daemon's configuration; remove it there")
         kept = await asyncio.to_thread(self._controller.repository.remove, request.name, delete=request.delete)
-        self._controller.removed(request.name)
+        await self._controller.removed(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
     def _status(self, planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelStatus:
