@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -458,3 +459,26 @@ def test_entries_samples_that_are_links_are_left_out(root: Path, tmp_path: Path)
     (inside / "samples" / "a.jpg").symlink_to(tmp_path / "elsewhere" / "private.jpg")
     entries = Repository(root).entries()
     assert entries["linked"].samples == entries["inside"].samples == ()
+
+
+def test_remove_many_models_at_once_keeps_each(root: Path) -> None:
+    """Two removals must not take the same place in the trash, nor may one clear away what the other is filling."""
+    names = [f"m{number}" for number in range(trash.MOST)]
+    for _ in range(5):
+        for name in names:
+            (root / f"{name}.onnx").write_text(name)
+        with ThreadPoolExecutor(len(names)) as threads:
+            kept = list(threads.map(Repository(root).remove, names))
+        assert [sorted(path.name for path in place.iterdir()) for place in kept if place] == [
+            [f"{name}.onnx"] for name in names
+        ]
+
+
+def test_sweep_with_a_stray_file_in_the_trash_leaves_it(root: Path) -> None:
+    stray = root / trash.FOLDER / "7"
+    stray.parent.mkdir()
+    stray.write_text("no folder")
+    Repository(root).sweep()
+    (root / "m.onnx").write_text("m")
+    assert Repository(root).remove("m") == root / trash.FOLDER / "000008"
+    assert stray.exists()
