@@ -151,6 +151,10 @@ def _connections(ports: Collection[int]) -> Iterator[tuple[str, socket.socket]]:
 
 
 def peer_of(address: tuple[str | int, ...]) -> str:
-    """A connection's other end as gRPC names it, but that its brackets are not quoted."""
+    """A connection's other end as gRPC names it, but that nothing in it is quoted. A link-local address has the number
+    of its interface."""
     host, port = str(address[0]).removeprefix("::ffff:"), address[1]
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+    if ":" not in host:
+        return f"ipv4:{host}:{port}"
+    link = f"%{address[3]}" if len(address) > 3 and address[3] else ""
+    return f"ipv6:[{host.partition('%')[0]}{link}]:{port}"

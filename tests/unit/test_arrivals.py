@@ -144,6 +144,8 @@ def test_begin_over_a_unix_socket_keeps_nothing() -> None:
         (("127.0.0.1", 5), "ipv4:127.0.0.1:5"),
         (("::ffff:10.0.0.1", 5, 0, 0), "ipv4:10.0.0.1:5"),
         (("::1", 5, 0, 0), "ipv6:[::1]:5"),
+        (("fe80::1", 5, 0, 2), "ipv6:[fe80::1%2]:5"),
+        (("fe80::1%eth0", 5, 0, 2), "ipv6:[fe80::1%2]:5"),
     ],
 )
 def test_peer_of_names_as_grpc_does(address: tuple[str | int, ...], peer: str) -> None:
