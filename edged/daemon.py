@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edged import places, tasks
 from edged.build.builder import Builder
+from edged.build.child import sweep_scratch
 from edged.config import Config
 from edged.confinement import confine, settings
 from edged.control.controller import Controller
@@ -30,7 +31,6 @@ from edged.ingress.server import Ingress
 from edged.process import end_within
 from edged.reload import Reloader
 from edged.serving.camera import Cameras
-from edged.serving.sockets import sweep_socket_folders
 from edged.serving.trace import Tracing
 from edged.signals import Signals
 from edged.store.background import Background
@@ -79,7 +79,7 @@ async def _serve(
     guard = places.guard_of(config)
     models = places.repository(config)
     models.sweep()
-    sweep_socket_folders()
+    await asyncio.to_thread(sweep_scratch)
     # One that cannot be used is told of, and models are served without it.
     disk = Background()
     store = Store(places.cache_dir(config), places.accepts_foreign(config), disk.put)

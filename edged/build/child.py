@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -101,8 +102,7 @@ async def _run(
 ) -> Answer:
     what = f"{type(job).__name__.lower()} child"
     try:
-        # Named so that the next daemon sweeps it away if this one is killed.
-        scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")
+        scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
         try:
             reach = await asyncio.to_thread(job_files.reach_of, job, scratch)  # it looks beside the model
             child = _Child(command, job, limits, tell, patience, reach)
@@ -127,6 +127,14 @@ async def _run(
     except channel.UNREADABLE as error:
         raise BuildFailed(f"{what} gave an answer that cannot be read: {error}") from error
     raise _error(failure)
+
+
+def sweep_scratch() -> None:
+    """Removes folders for temporary files of children whose daemon was killed."""
+    for folder in Path(tempfile.gettempdir()).glob("edged-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdecimal() and not os.path.exists(f"/proc/{owner}") and folder.lstat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class ChildLost(BuildFailed):

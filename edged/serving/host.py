@@ -12,18 +12,18 @@ import math
 import os
 import queue
 import re
-import shutil
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
-import zmq
 
 from edged import errors, process
 from edged.backend import registry
@@ -37,12 +37,20 @@ from edged.model.limits import OUTPUT_MB
 from edged.raw_contents import to_array, to_bytes
 from edged.serving import messages as m
 from edged.serving.arena import SharedView, Span
+from edged.serving.frames import Bulk, HostEnd
 from edged.serving.pipeline import Inputs, Outcome, Pipeline, Prepared, Shot
 from edged.serving.stopping import Runs
 from edged.tensors import Array
 
-_CONNECT_SECONDS = 30
-Say = Callable[[m.FromHost], None]
+_LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
+
+
+class Say(Protocol):
+    """Sends a message to the daemon, and the bulk bytes that follow it."""
+
+    def __call__(self, message: m.FromHost, pieces: Sequence[bytes | memoryview] = (), /) -> None: ...
+
+
 # How CUDA, TensorRT, ONNX Runtime and OpenVINO say that a device has no memory left; none has a type for it.
 _NO_MEMORY = re.compile(
     r"out of (device )?memory|OUT_OF_MEMORY|failed to allocate memory|bad_alloc|smaller than requested bytes",
@@ -107,12 +115,14 @@ class _SessionThreads:
         while (item := self._prepared.get()) is not None:
             job, prepared, took = item
             said: m.FromHost
+            bulk = Bulk()
             try:
-                said = self._run(self._pipeline, self._runs, job, prepared, took)
+                said = self._run(self._pipeline, self._runs, job, prepared, took, bulk)
+                self._say(said, bulk.pieces)
             except Exception as error:
                 said = m.JobFailed(job.job, *_named(error), error.outputs if isinstance(error, NotFinite) else ())
-            self._say(said)
-            del item, prepared, said  # a view into the arena must not outlive its job
+                self._say(said)
+            del item, prepared, said, bulk  # a view into the arena must not outlive its job
         try:
             self._pipeline.close()
         except Exception:
@@ -129,7 +139,13 @@ class _SessionThreads:
         return pipeline.stage(inputs)
 
     def _run(
-        self, pipeline: Pipeline, runs: Runs, job: m.Infer | m.Detect, prepared: Prepared | Inputs, prepare_ms: float
+        self,
+        pipeline: Pipeline,
+        runs: Runs,
+        job: m.Infer | m.Detect,
+        prepared: Prepared | Inputs,
+        prepare_ms: float,
+        bulk: Bulk,
     ) -> m.Answer | m.Detected:
         datatypes = {spec.name: spec.datatype for spec in self._open.order.signature.outputs}
         if isinstance(job, m.Infer):
@@ -138,33 +154,36 @@ class _SessionThreads:
             began = time.perf_counter()
             bad = pipeline.finite.bad(outputs)
             pipeline.finite.require(bad)
-            refs = self._place(outputs, datatypes, job.reply, job.parts)
+            refs = self._place(outputs, datatypes, job.reply, bulk, job.parts)
             after_ms = (time.perf_counter() - began) * 1e3
             times = msgspec.structs.replace(times, prepare_ms=prepare_ms, postprocess_ms=after_ms)
             return m.Answer(job.job, refs, times, bad)
         assert isinstance(prepared, Prepared)
         outcomes = runs.run(job.job, partial(pipeline.infer, prepared))
-        return m.Detected(job.job, tuple(self._seen(outcome, datatypes, job.reply) for outcome in outcomes))
+        return m.Detected(job.job, tuple(self._seen(outcome, datatypes, job.reply, bulk) for outcome in outcomes))
 
     def _shot(self, picture: m.Picture) -> Shot:
         p, data = picture, self._shared.at(picture.span)
         return Shot(data, p.pixel_format, p.width, p.height, p.stride, p.view, p.thresholds)
 
-    def _seen(self, outcome: Outcome | Exception, datatypes: dict[str, str], reply: Span | None) -> m.Seen:
+    def _seen(self, outcome: Outcome | Exception, datatypes: dict[str, str], reply: Span | None, bulk: Bulk) -> m.Seen:
         if isinstance(outcome, Exception):
             return _unanswered(outcome)
-        found = None if outcome.detections is None else outcome.detections.pack()
+        found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
         classes = None if outcome.classes is None else outcome.classes.pack()
         try:
-            refs = self._place(outcome.outputs, datatypes, reply)  # of a model without a family: it gets one at a time
+            refs = self._place(
+                outcome.outputs, datatypes, reply, bulk
+            )  # of a model without a family: it gets one at a time
         except EdgedError as error:
             return _unanswered(error)
-        return m.Seen(outcome.width, outcome.height, outcome.times, found, classes, refs, not_finite=outcome.not_finite)
+        about = (outcome.width, outcome.height, outcome.times)
+        return m.Seen(*about, found, classes, refs, not_finite=outcome.not_finite, following=following)
 
     def _place(
-        self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None, parts: int = 1
+        self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None, bulk: Bulk, parts: int = 1
     ) -> tuple[m.TensorRef, ...]:
-        """Writes outputs one after the other into the reply's span; what does not fit goes into the message.
+        """Writes outputs one after the other into the reply's span; what does not fit goes with the message.
 
         TooLarge where they are more than so many requests of the model may have.
         """
@@ -184,7 +203,7 @@ class _SessionThreads:
                 position += -(-len(data) // 64) * 64
                 refs.append(m.TensorRef(name, datatypes[name], array.shape, span))
             else:
-                refs.append(m.TensorRef(name, datatypes[name], array.shape, None, bytes(data)))
+                refs.append(m.TensorRef(name, datatypes[name], array.shape, None, *bulk.put(data)))
         return tuple(refs)
 
 
@@ -208,7 +227,7 @@ def _named(error: Exception) -> tuple[str, str]:
     """The class of `edged.errors` and the one line that stand for an exception on the link. Names of files and texts of
     runtimes may hold what cannot be encoded."""
     name, message = _class_and_message(error)
-    return name, message.encode(errors="backslashreplace").decode()
+    return name, message[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
 
 
 def _class_and_message(error: Exception) -> tuple[str, str]:
@@ -221,32 +240,21 @@ def _class_and_message(error: Exception) -> tuple[str, str]:
     return "EngineUnusable", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def serve(backend_name: str, inbox: str, outbox: str, arena: int, reach: Reach) -> None:
+def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
     """Runs until the daemon closes the link or goes."""
-    context = zmq.Context(io_threads=1)
-    orders, answers = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    answers.set_hwm(0)
-    _connect(orders, inbox)
-    _connect(answers, outbox)
     confine.refuse_calls(reach)
-    lock, encoder = threading.Lock(), msgspec.msgpack.Encoder()
-
-    def say(message: m.FromHost) -> None:
-        with lock:
-            answers.send(encoder.encode(message))
-
+    say = daemon.send
     try:
         backend = registry.load(backend_name)
     except errors.EdgedError as error:
         say(m.Unfit(str(error)))
-        context.destroy(linger=1000)
         return
     shared = SharedView(arena)
     decoder = msgspec.msgpack.Decoder(ready(m.ToHost))
     sessions: dict[int, _SessionThreads] = {}
     say(m.Ready(os.getpid(), backend.version()))
-    while True:
-        order = decoder.decode(orders.recv())
+    while (data := daemon.receive()) is not None:
+        order = decoder.decode(data)
         if isinstance(order, m.Open):
             sessions = {number: session for number, session in sessions.items() if not session.is_over}
             sessions[order.session] = _SessionThreads(order, backend, shared, say)
@@ -261,28 +269,17 @@ def serve(backend_name: str, inbox: str, outbox: str, arena: int, reach: Reach) 
             sessions[order.session].submit(order)
 
 
-def _connect(socket: zmq.Socket[bytes], address: str) -> None:
-    """Returns once it is connected: afterwards this process can make no other connection."""
-    socket.setsockopt(zmq.RECONNECT_IVL, -1)
-    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-    socket.connect(address)
-    monitor.poll(_CONNECT_SECONDS * 1000)  # without it the daemon gives this process up in its own time
-    socket.disable_monitor()
-    monitor.close()
-
-
 def main() -> None:
-    """`python -m edged.serving.host PARENT_PID BACKEND INBOX OUTBOX ARENA_FD MEMORY_MB REACH`"""
+    """`python -m edged.serving.host PARENT_PID BACKEND SOCKET_FD ARENA_FD MEMORY_MB REACH`"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which stops its hosts
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
-    parent, backend, inbox, outbox, arena, memory_mb, reached = sys.argv[1:]
+    parent, backend, daemon, arena, memory_mb, reached = sys.argv[1:]
     if not process.die_with_parent(int(parent)):
-        shutil.rmtree(os.path.dirname(inbox.removeprefix("ipc://")), ignore_errors=True)
         sys.exit(1)
     process.go_before_the_daemon(int(memory_mb))
     reach = Reach.parsed(reached)
     confine.confine_files(reach)
-    serve(backend, inbox, outbox, int(arena), reach)
+    serve(backend, HostEnd(socket.socket(fileno=int(daemon))), int(arena), reach)
 
 
 if __name__ == "__main__":

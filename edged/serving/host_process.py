@@ -14,7 +14,7 @@ from edged.confinement.rules import Reach
 from edged.logs.overheard import Overheard, Pipe
 from edged.serving import memory
 from edged.serving.arena import Arena
-from edged.serving.sockets import Sockets
+from edged.serving.sockets import HostSocket
 
 _STOP_SECONDS = 3.0
 # What a processor or the C library does to a process that goes wrong. Any other signal was sent by a process.
@@ -54,7 +54,9 @@ class HostProcess:
         self.ended = asyncio.ensure_future(child.wait())
 
     @classmethod
-    async def start(cls, backend: str, sockets: Sockets, arena: Arena, memory_mb: int, reach: Reach) -> HostProcess:
+    async def start(
+        cls, backend: str, connection: HostSocket, arena: Arena, memory_mb: int, reach: Reach
+    ) -> HostProcess:
         """`memory_mb` is what it may allocate, 0 for any amount; `reach` the files that it may. OSError if it cannot be
         started."""
         printed = Pipe(Overheard(f"host {backend}", backend=backend))
@@ -62,8 +64,8 @@ class HostProcess:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "edged.serving.host", str(os.getpid()), backend),
-                *(sockets.orders, sockets.answers, str(arena.handle), str(memory_mb), reach.argument()),
-                pass_fds=(arena.handle,),
+                *(str(connection.child.fileno()), str(arena.handle), str(memory_mb), reach.argument()),
+                pass_fds=(connection.child.fileno(), arena.handle),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed.child,
                 stderr=printed.child,
@@ -72,6 +74,8 @@ class HostProcess:
         except BaseException:
             printed.close()
             raise
+        finally:
+            connection.started()
         printed.started()
         return cls(child, printed)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import zmq
 
 from edged import errors, tasks
 from edged.backend.contract import Nodes, Order
@@ -26,12 +25,13 @@ from edged.serving.arena import Arena
 from edged.serving.blame import Suspect
 from edged.serving.host_process import End, HostProcess
 from edged.serving.progress import Progress, read
-from edged.serving.sockets import Sockets
+from edged.serving.sockets import HostSocket
 from edged.serving.turns import Turns
 from edged.vision.family import Recognition
 
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.2  # memory can be used up in a few seconds
+_LONG = 16 << 20  # bytes of what was found in pictures, which is no output
 _UNASKED = 8  # things that a host may say that answer nothing, such as that it is ready
 _ENDING_SECONDS = 1.0  # from when its connection is gone until the process must have ended
 
@@ -82,6 +82,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 _NOBODY = Tenant()
+_NOTHING = memoryview(b"")
 
 
 class HostLink:
@@ -110,48 +111,40 @@ class HostLink:
         self._loop = asyncio.get_running_loop()
         self.arena = Arena(limits.arena_mb << 20)
         self._numbers = itertools.count(1)
-        self._jobs: dict[int, tuple[asyncio.Future[Reply], int]] = {}  # with the session that has it
+        self._jobs: dict[
+            int, tuple[asyncio.Future[Reply], int, int]
+        ] = {}  # with its session, and how many parts it has
         self._opening: dict[int, asyncio.Future[None]] = {}
         self._closing: dict[int, asyncio.Future[None]] = {}
         self._asked: dict[int, float] = {}  # since when a session has been opening or closing
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ready(m.FromHost))
         self.stopping = False
-        self._sockets: Sockets | None = None
+        self._socket: HostSocket | None = None
         self._process: HostProcess | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Starts the process and waits until it has imported its backend. HostLost when it does not."""
         try:
-            sockets = self._sockets = Sockets(self._hear)
+            connection = self._socket = HostSocket(self._hear, self._most_bulk, self._be_cut_off)
             allowed_mb = 0 if memory.is_gpu_mapped() else self.memory_mb
             host = self._process = await HostProcess.start(
-                self.backend, sockets, self.arena, allowed_mb, settings.reach(self._reads)
+                self.backend, connection, self.arena, allowed_mb, settings.reach(self._reads)
             )
             self.pid = host.pid
             self._watch = tasks.keep("watcher of a host", lambda: self._watch_process(host))
-            await asyncio.wait_for(self._connected(sockets), _START_SECONDS)
+            await asyncio.wait_for(asyncio.shield(self._ready), _START_SECONDS)
         except asyncio.TimeoutError:
             self.kill(f"did not start within {_START_SECONDS:g} s")
             raise HostLost(f"engine host {self.backend} {self.lost}") from None
-        except (OSError, zmq.ZMQError) as error:
+        except OSError as error:
             self._lose(f"could not be started: {error.strerror or error}")
             raise HostLost(f"engine host {self.backend} {self.lost}") from error
-        finally:
-            if self._sockets is not None:
-                self._sockets.forget_names()
 
     def reaches(self, model: Path) -> bool:
         """Whether the host may open a model and what lies beside it."""
         return all(any(Path(path).is_relative_to(each) for each in self._reads) for path in settings.around(model))
-
-    async def _connected(self, sockets: Sockets) -> None:
-        """Until the host has spoken, and can be spoken to: the two sockets connect at their own pace."""
-        await asyncio.shield(self._ready)
-        while not sockets.is_connected:
-            await asyncio.sleep(0.002)
-            self._require_alive()
 
     async def open(self, order: Order, recognition: Recognition, batch: int = 1, tenant: Tenant = _NOBODY) -> int:
         """Opens an engine for up to `batch` pictures at a time; its number within this host. The backend's error when
@@ -190,12 +183,13 @@ class HostLink:
         message = make(number)
         self._send(message)
         self._turns.give(message.session, number, time.monotonic())
-        self._jobs[number] = (future, message.session)
+        parts = message.parts if isinstance(message, m.Infer) else len(message.pictures)
+        self._jobs[number] = (future, message.session, parts)
         return future
 
     def abandon(self, future: asyncio.Future[Reply]) -> None:
         """Nobody waits for a job any more: it is stopped, where its runtime can do that. It is still answered."""
-        for job, (waiting, session) in self._jobs.items():
+        for job, (waiting, session, _) in self._jobs.items():
             if waiting is future:
                 with contextlib.suppress(HostLost):
                     self._send(m.Stop(job, session))
@@ -230,34 +224,48 @@ class HostLink:
             raise HostLost(f"engine host {self.backend} {self.lost}")
 
     def _send(self, message: m.ToHost) -> None:
-        assert self._sockets is not None  # it was started
-        if self._sockets.send(self._encoder.encode(message)):
+        assert self._socket is not None  # it was started
+        if self._socket.send(self._encoder.encode(message)):
             self._sent += 1
             return
-        if not self.lost:  # noticed here before the end of the process is; how that came is known then
+        self._be_cut_off()
+        self._require_alive()
+
+    def _be_cut_off(self, why: str = "") -> None:
+        """The host cannot be spoken to any more. `why`: it sent something that it may not send."""
+        if why:
+            self.kill(why)
+        elif not self.lost:  # noticed here before the end of the process is; how that came is known then
             self.lost = "no longer answers"
             self._loop.call_later(_ENDING_SECONDS, self._end)
-        self._require_alive()
+
+    def _most_bulk(self) -> int:
+        """The most bytes of outputs that may come with an answer now."""
+        waiting = self._jobs.values()
+        return max(
+            (_LONG + (self._tenants[session].bounds.output_mb << 20) * parts for _, session, parts in waiting),
+            default=0,
+        )
 
     def _end(self) -> None:
         """Its connection is gone, and it should be."""
         if not self._is_over:
             self.kill("no longer answers")
 
-    def _hear(self, data: bytes) -> None:
+    def _hear(self, data: bytes, bulk: memoryview = _NOTHING) -> None:
         """What a host says is not to be trusted: a stranger's model may speak for it."""
         if self._is_garbled:
             return
         self._progress.heard()
         try:
-            self._take(self._decoder.decode(data))
+            self._take(self._decoder.decode(data), bulk)
         except Exception as error:
             self._is_garbled = True
             if not self._is_over:
                 tasks.failed("reading a host's answer", error)
                 self.kill("sent an answer that cannot be read")
 
-    def _take(self, message: m.FromHost) -> None:
+    def _take(self, message: m.FromHost, bulk: memoryview) -> None:
         """What was not asked, or is not waited for any more, is passed over, but not for ever."""
         self._said += 1
         if self._said > self._sent + _UNASKED:
@@ -266,10 +274,10 @@ class HostLink:
             if (job := self._jobs.pop(message.job, None)) is not None:
                 self._answered.add(job[1])
                 self._turns.end(job[1], message.job, time.monotonic())  # the session's next job has its turn now
-                _settle(job[0], message)
+                _settle(job[0], m.joined(message, bulk) if bulk else message)
         elif isinstance(message, m.JobFailed):
             if (job := self._jobs.pop(message.job, None)) is not None:
-                self._fail_job(message, *job)
+                self._fail_job(message, job[0], job[1])
         elif isinstance(message, m.Opened):
             if (opening := self._opening.pop(message.session, None)) is not None:
                 self._open_now(message, opening)
@@ -325,7 +333,7 @@ class HostLink:
             if not overdue.is_hopeless:
                 self._send(m.Stop(overdue.job, overdue.session))
                 continue
-            future, session = self._jobs.pop(overdue.job)
+            future, session, _ = self._jobs.pop(overdue.job)
             _fail(future, self._too_long(session))
             return self.kill("hung: a request did not stop at its limit", (session,))
         sign = read(self.pid, threads=self._progress.should_ping)
@@ -361,14 +369,14 @@ class HostLink:
         if self._is_over:
             return
         self._is_over = True
-        if self._sockets is not None:
-            self._sockets.drain()  # what it answered before it went still counts
+        if self._socket is not None:
+            self._socket.drain()  # what it answered before it went still counts
         self.lost = why
         busy = self._turns.busy | self._opening.keys() if suspects is None else set(suspects)
         known = sorted(busy & self._tenants.keys())
         self.loss = Loss(why, tuple((self._tenants[n].suspect, n in self._answered) for n in known), end)
         error = HostLost(f"engine host {self.backend} {why}", is_outside=end.is_outside)
-        for job, _ in self._jobs.values():
+        for job, *_ in self._jobs.values():
             _fail(job, error)
         for opening in (*self._opening.values(), self._ready):
             _fail(opening, error)
@@ -381,8 +389,8 @@ class HostLink:
         self._on_lost(self, why)
 
     def _release(self) -> None:
-        if self._sockets is not None:
-            self._sockets.close()
+        if self._socket is not None:
+            self._socket.close()
         if self._process is not None:
             self._process.hear_out()
         # Answers that were just settled may still be read from the arena by tasks that are due to run.

@@ -1,4 +1,5 @@
-"""What the daemon and an engine host say to each other (MessagePack over ZeroMQ; bulk bytes are in the arena)."""
+"""What the daemon and an engine host say to each other (MessagePack, in the frames of `frames`; bulk bytes are in the
+arena)."""
 
 from __future__ import annotations
 
@@ -33,13 +34,15 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor: in the arena, or in the message where it did not fit. BYTES are length-prefixed elements."""
+    """One tensor: in the arena, or, if it did not fit there, in the message or as many bytes that follow it. BYTES are
+    length-prefixed elements."""
 
     name: str
     datatype: str
     shape: Annotated[tuple[int, ...], _FEW]
     span: Span | None = None
     data: bytes = b""
+    following: int = 0
 
 
 class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -56,7 +59,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     Detections or classes, packed as `edged.vision.detections` and `edged.vision.classifications` do; or the outputs of
     a model of no family; or the name and line of the error that is its answer. `not_finite` names outputs that
-    held NaN or infinity.
+    held NaN or infinity. `following`: bytes that follow the message, which are its detections.
     """
 
     width: int = 0
@@ -68,6 +71,7 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     error: str = ""
     message: str = ""
     not_finite: Annotated[tuple[str, ...], _MANY] = ()
+    following: int = 0
 
 
 # -- to the host ----------------------------------------------------------------------------------------------------
@@ -185,3 +189,31 @@ class Pong(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknow
 
 
 FromHost = Ready | Unfit | Opened | Closed | OpenFailed | Answer | Detected | JobFailed | Pong
+
+
+def joined(message: Answer | Detected, bulk: memoryview) -> Answer | Detected:
+    """A message with the bytes that followed it where they belong; no copy. ValueError if they are not as it says."""
+    at = 0
+
+    def take(size: int) -> memoryview:
+        nonlocal at
+        if size < 0 or at + size > len(bulk):
+            raise ValueError(f"{len(bulk)} bytes follow the message, which is fewer than it says")
+        at += size
+        return bulk[at - size : at]
+
+    def outputs(refs: tuple[TensorRef, ...]) -> tuple[TensorRef, ...]:
+        return tuple(replace(ref, data=take(ref.following)) if ref.following else ref for ref in refs)
+
+    replace = msgspec.structs.replace
+    if isinstance(message, Answer):
+        return replace(message, outputs=outputs(message.outputs))
+    seen = (
+        replace(
+            each,
+            detections=bytes(take(each.following)) if each.following else each.detections,
+            outputs=outputs(each.outputs),
+        )
+        for each in message.seen
+    )
+    return replace(message, seen=tuple(seen))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import glob
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import zmq
 
 from edged.backend.artefact import Artefact, FileRecord
 from edged.backend.contract import Order, Recipe, Signature
@@ -35,12 +34,13 @@ from edged.model.limits import Bounds
 from edged.raw_contents import to_bytes
 from edged.serving import messages as m
 from edged.serving.blame import Suspect
+from edged.serving.frames import HEADER, LARGEST_MESSAGE, HostEnd
 from edged.serving.host_process import End, end_of
 from edged.serving.hosts import HostKind, Hosts, pause
 from edged.serving.link import HostLimits, HostLink, Tenant
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
-from edged.serving.sockets import Sockets
+from edged.serving.sockets import HostSocket
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
 from edged.tensors import TensorSpec
 from edged.vision.family import Recognition, recognise
@@ -65,11 +65,6 @@ def order(signature: Signature = VECTOR, milliseconds: int = 0) -> Order:
 def request(*values: int) -> TensorWork:
     data = bytes(values)
     return TensorWork((InputTensor("x", "UINT8", (len(data),), data),), None)
-
-
-def sockets() -> set[str]:
-    """Folders of this process's hosts: others may start some meanwhile."""
-    return set(glob.glob(f"{tempfile.gettempdir()}/edged-{os.getpid()}-*"))
 
 
 class Box:
@@ -373,9 +368,6 @@ def test_work_that_comes_between_a_hosts_death_and_its_notice_is_not_lost() -> N
         os.kill(link.pid, signal.SIGKILL)
         # The loop does not run meanwhile, as when it is busy with something else: it cannot notice yet.
         wait(lambda: not is_running(link.pid), "the end of the process")
-        sockets = link._sockets
-        assert sockets is not None
-        wait(lambda: not sockets.is_connected, "the end of the connection")
         late = request(6)
         box.slot.push(late)
         await until(lambda: bool(link.lost), "the loss")
@@ -463,21 +455,11 @@ def test_nothing_of_a_host_stays(end: str) -> None:
             os.kill(link.pid, signal.SIGKILL)
             await until(lambda: bool(link.lost), "the loss")
 
-    with_box(work)  # what a first host opens for good (ZeroMQ's threads, the loop's child watcher) is not a leak
-    before, names, processes = descriptors(), sockets(), children()
+    with_box(work)  # what a first host opens for good (the loop's child watcher) is not a leak
+    before, processes = descriptors(), children()
     with_box(work)
     wait(lambda: descriptors() <= before, "the closing of every descriptor")
-    assert sockets() <= names
     assert children() == processes
-
-
-def test_the_sockets_have_no_names_once_a_host_runs() -> None:
-    async def work(box: Box) -> None:
-        before = sockets()
-        await box.host()
-        assert sockets() <= before
-
-    with_box(work)
 
 
 # -- the hosts of a box ---------------------------------------------------------------------------------------------
@@ -580,16 +562,16 @@ def test_late_answer_of_a_job_that_did_not_stop_leaves_the_link_whole() -> None:
         link = await box.serve(order(milliseconds=60_000))
         stuck = request(1)
         box.slot.push(stuck)
-        sockets = link._sockets
-        assert sockets is not None
-        drain = sockets.drain
+        connection = link._socket
+        assert connection is not None
+        drain = connection.drain
 
         def late() -> None:  # the answer comes when the host is being given up
             link._hear(msgspec.msgpack.encode(m.JobFailed(2, "EngineUnusable", "it was stopped")))
             link._hear(msgspec.msgpack.encode(m.Answer(2, (), m.Times())))
             drain()
 
-        sockets.drain = late  # type: ignore[method-assign]
+        connection.drain = late  # type: ignore[method-assign]
         behind = request(4)
         box.slot.push(behind)
         with pytest.raises(DeadlineExceeded):
@@ -642,31 +624,131 @@ def test_messages_one_that_takes_long_to_decode_is_refused_at_once(message: obje
     assert times[data] < times[small]
 
 
-def test_sockets_others_have_turns_while_a_host_floods() -> None:
-    async def work() -> None:
-        heard: list[bytes] = []
-        by_then: list[int] = []  # when others had their turn
+class Wire:
+    """A daemon's end of a socket whose other end the test has."""
 
-        def hear(data: bytes) -> None:
-            heard.append(data)
-            if len(heard) == 1:
-                asyncio.get_running_loop().call_soon(lambda: by_then.append(len(heard)))
+    def __init__(self, most_bulk: int = 0) -> None:
+        self.heard: list[tuple[bytes, bytes]] = []
+        self.gone: list[str] = []
+        self.socket = HostSocket(self._hear, lambda: most_bulk, self.gone.append)
+        self.host = self.socket.child.dup()
+        self.socket.started()
 
-        server = Sockets(hear)
-        client = zmq.Context.instance().socket(zmq.PUSH)
-        client.connect(server.answers)
+    def _hear(self, message: bytes, bulk: memoryview) -> None:
+        self.heard.append((message, bytes(bulk)))
+
+    async def send(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            await asyncio.to_thread(self.host.sendall, piece)
+
+
+def with_wire(work: Callable[[Wire], Awaitable[None]], most_bulk: int = 0) -> None:
+    async def wired() -> None:
+        wire = Wire(most_bulk)
         try:
-            for _ in range(500):
-                client.send(b"x")
-            time.sleep(0.1)  # noqa: ASYNC251 # so that they have come before any is heard
-            await until(lambda: len(heard) == 500, "the last")
-            assert by_then[0] < 500
+            await work(wire)
         finally:
-            client.close(linger=0)
-            server.close()
-            server.forget_names()
+            wire.socket.close()
+            wire.host.close()
 
-    run(work())
+    run(wired())
+
+
+def frame(message: bytes, bulk: bytes = b"") -> bytes:
+    return HEADER.pack(len(message), len(bulk)) + message + bulk
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_host_socket_frames_in_any_pieces_arrive_whole(step: int) -> None:
+    sent = [(b"", b""), (b"one", b""), (b"two", b"bulk"), (b"x" * 300, b"y" * 70_000), (b"z" * 70_000, b"")]
+
+    async def work(wire: Wire) -> None:
+        data = b"".join(frame(*each) for each in sent[: 3 if step < 100 else None] * 3)
+        await wire.send(*(data[at : at + step] for at in range(0, len(data), step)))
+        wire.host.close()
+        await until(lambda: wire.gone == [""], "the end")
+        assert wire.heard == sent[: 3 if step < 100 else None] * 3
+
+    with_wire(work, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    "announced", [(LARGEST_MESSAGE + 1, 0), (3, 1001), (3, (1 << 64) - 1), ((1 << 32) - 1, 0)], ids=str
+)
+def test_host_socket_frame_beyond_its_limits_ends_the_connection(announced: tuple[int, int]) -> None:
+    async def work(wire: Wire) -> None:
+        await wire.send(HEADER.pack(*announced))
+        await until(lambda: len(wire.gone) == 1, "the end")
+        assert wire.gone[0] != ""
+        assert wire.heard == []
+
+    with_wire(work, 1000)
+
+
+def test_host_socket_others_have_turns_while_a_host_floods() -> None:
+    async def work(wire: Wire) -> None:
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while not wire.gone:
+                turns += 1
+                await asyncio.sleep(0)
+
+        flood = frame(b"x") * 500_000
+        sending = asyncio.ensure_future(wire.send(flood))
+        waiting = asyncio.ensure_future(other())
+        await sending
+        wire.host.close()
+        await waiting
+        assert len(wire.heard) == 500_000
+        assert turns > 5
+
+    with_wire(work)
+
+
+def test_host_socket_host_that_does_not_read_gets_all_later() -> None:
+    async def work(wire: Wire) -> None:
+        messages = [bytes([number]) * 50_000 for number in range(20)]
+        assert all(wire.socket.send(each) for each in messages)
+        host = HostEnd(wire.host)
+        for each in messages:
+            assert await asyncio.to_thread(host.receive) == each
+        wire.host.shutdown(socket.SHUT_RDWR)
+        assert await asyncio.to_thread(host.receive) is None
+        await until(lambda: wire.gone == [""], "the end")
+        assert not wire.socket.send(b"late")
+
+    with_wire(work)
+
+
+def test_link_host_that_sends_more_outputs_than_it_may_is_lost_and_no_request() -> None:
+    async def work(box: Box) -> None:
+        link = await box.serve(order(milliseconds=60_000))
+        assert link._most_bulk() == 0
+        waiting = request(7)
+        box.slot.push(waiting)
+        await until(lambda: link._most_bulk() > LIMITS.output_mb << 20, "the job")
+        link._be_cut_off("sent too much")
+        assert box.lost == ["sent too much"]
+        await box.serve(order())
+        assert mean(await asyncio.wait_for(waiting.future, 20)) == 7
+
+    with_box(work)
+
+
+def test_link_outputs_that_never_fit_in_shared_memory_arrive_whole() -> None:
+    large = Signature(VECTOR.inputs, (TensorSpec("y", "FP32", (1, 5 << 20)), TensorSpec("z", "FP32", (1, 3))))
+
+    async def work(box: Box) -> None:
+        await box.serve(order(large))
+        for value in (3, 9):
+            answer = await box.ask(request(value))
+            assert [output.data for output in answer.outputs] == [
+                np.full(count, value, np.float32).tobytes() for count in (5 << 20, 3)
+            ]
+
+    with_box(work)
 
 
 @pytest.mark.parametrize(

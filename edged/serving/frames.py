@@ -1,0 +1,66 @@
+"""Messages between the daemon and an engine host, on one stream socket: the format, and the host's end.
+
+A frame is a header, the message (MessagePack) and the bulk bytes that follow it. The message is small, because it takes
+the event loop time to decode one. Bulk bytes are never decoded; between two pieces of them the loop does other work.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from edged.errors import TooLarge
+
+HEADER = struct.Struct("<IQ")  # bytes of the message, bytes that follow it
+LARGEST_MESSAGE = 1 << 20
+_INLINE = 64 << 10  # bulk bytes that go in a message: an answer with a few objects needs one piece of memory
+
+
+class Bulk:
+    """The bulk bytes of one message: the first few go in it, the others follow it in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._room = _INLINE
+        self.pieces: list[bytes | memoryview] = []
+
+    def put(self, data: bytes | memoryview) -> tuple[bytes, int]:
+        """What goes in the message, and how many bytes follow it instead."""
+        if len(data) <= self._room:
+            self._room -= len(data)
+            return bytes(data), 0
+        self.pieces.append(data)
+        return b"", len(data)
+
+
+class HostEnd:
+    """The host's end. One thread receives, any thread may send."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._reader = self._socket.makefile("rb")
+        self._lock, self._encoder = threading.Lock(), msgspec.msgpack.Encoder()
+
+    def receive(self) -> bytes | None:
+        """The next message; None if the daemon is gone."""
+        header = self._reader.read(HEADER.size)
+        if len(header) < HEADER.size:
+            return None
+        size, _ = HEADER.unpack(header)
+        data = self._reader.read(size)
+        return data if len(data) == size else None
+
+    def send(self, message: msgspec.Struct, pieces: Sequence[bytes | memoryview] = ()) -> None:
+        """Sends a message and what follows it. TooLarge for a message that the daemon would not take."""
+        data = bytearray(HEADER.size)
+        self._encoder.encode_into(message, data, HEADER.size)
+        size = len(data) - HEADER.size
+        if size > LARGEST_MESSAGE:
+            raise TooLarge(f"the host's {type(message).__name__} of {size} bytes is too large to send")
+        HEADER.pack_into(data, 0, size, sum(map(len, pieces)))
+        with self._lock:
+            for each in (data, *pieces):
+                self._socket.sendall(each)
