@@ -156,6 +156,7 @@ class Opener:
             profile=parsed(engine.recipe.profile),
             limits=model.limits,
             folded=frozenset() if engine.recipe.is_reference else model.defaults,
+            outputs={each.name: each.datatype for each in order.signature.outputs},
         )
         try:
             number = await link.open(order, model.recognition, batches.limit, tenant)

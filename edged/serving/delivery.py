@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from edged.errors import EdgedError, EngineUnusable, FrameSkipped, HostLost, OutOfMemory
+from edged.serving.arena import Span
 from edged.serving.counting import count, count_finite
 from edged.serving.finite import Finiteness
 from edged.serving.link import Reply
@@ -31,23 +32,30 @@ class Delivery:
         self.statistics, self.finite = Statistics(), Finiteness()
         self.answered = self.failed = 0
 
-    def conclude(self, session: ServingSession, parcels: Sequence[Parcel], future: asyncio.Future[Reply]) -> None:
-        """The host has replied, or failed to: everybody gets what is theirs, also of a reply that makes no sense."""
+    def conclude(
+        self, session: ServingSession, parcels: Sequence[Parcel], room: Span | None, future: asyncio.Future[Reply]
+    ) -> None:
+        """The host has replied, or failed to: everybody gets what is theirs, also of a reply that makes no sense. Its
+        outputs were to go to `room`."""
         try:
-            self._conclude(session, parcels, future)
+            self._conclude(session, parcels, room, future)
         except Exception:  # which whoever looks after callbacks tells of
             for parcel in parcels:
                 self.fail(parcel.work, EngineUnusable("the engine's answer makes no sense; see the daemon's log"))
             raise
 
-    def _conclude(self, session: ServingSession, parcels: Sequence[Parcel], future: asyncio.Future[Reply]) -> None:
+    def _conclude(
+        self, session: ServingSession, parcels: Sequence[Parcel], room: Span | None, future: asyncio.Future[Reply]
+    ) -> None:
         error = future.exception()
         if error is None:
             try:
-                self._settle(session, parcels, future.result())
+                self._settle(session, parcels, room, future.result())
             except EdgedError as unsettled:
-                self._take_apart(session, parcels, unsettled)
-        elif isinstance(error, HostLost) or len(parcels) == 1:
+                error = unsettled
+        if error is None:
+            return
+        if isinstance(error, HostLost) or len(parcels) == 1:
             session.vitals.failed(error)
             count_finite(self.finite, error, 1, time.monotonic())
             for parcel in parcels:
@@ -76,8 +84,8 @@ class Delivery:
             self.statistics.failed((time.monotonic() - work.received) * 1e3, type(error).__name__)
         work.future.set_exception(error.with_traceback(None))  # it would keep the work's bytes
 
-    def _settle(self, session: ServingSession, parcels: Sequence[Parcel], reply: Reply) -> None:
-        results = answers(parcels, session.engine, reply, session.link.arena)
+    def _settle(self, session: ServingSession, parcels: Sequence[Parcel], room: Span | None, reply: Reply) -> None:
+        results = answers(parcels, session.engine, reply, session.link.arena, room)
         took = infer_ms(reply)
         if took is not None and (parcels[0].work.is_frame or session.engine.is_static):
             session.pace.add(took)

@@ -13,18 +13,18 @@ from edged.serving.parcel import Parcel, order
 
 
 class Flight:
-    """`future` ends with the host's reply. When nobody waits for any part of it any more, it is stopped where the
-    runtime can be."""
+    """`future` ends with the host's reply, whose outputs are in `reply` of the arena as far as they fit. When nobody
+    waits for any part of it any more, it is stopped where the runtime can be."""
 
-    __slots__ = ("_link", "_room", "future", "parcels")
+    __slots__ = ("_link", "future", "parcels", "reply")
 
     def __init__(self, link: HostLink, session: int, parcels: Sequence[Parcel], reply_bytes: int) -> None:
         """Sends the parcels; `reply_bytes` is how large the reply is likely to be. An EdgedError where the host takes
         nothing: then they are where they were before, in the arena."""
         self._link, self.parcels = link, parcels
-        self._room = _room(link.arena, reply_bytes)
+        self.reply = _room(link.arena, reply_bytes)
         try:
-            self.future: asyncio.Future[Reply] = link.submit(order(parcels, session, self._room))
+            self.future: asyncio.Future[Reply] = link.submit(order(parcels, session, self.reply))
         except BaseException:
             self._give_back()
             raise
@@ -44,9 +44,9 @@ class Flight:
             self._link.abandon(self.future)
 
     def _give_back(self) -> None:
-        if self._room is not None:
-            self._link.arena.release(self._room)
-            self._room = None
+        if self.reply is not None:
+            self._link.arena.release(self.reply)
+            self.reply = None
 
 
 def _room(arena: Arena, size: int) -> Span | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edged.errors import EdgedError, EngineUnusable, Overloaded
 from edged.serving import messages as m
 from edged.serving.arena import Arena, Span
 from edged.serving.link import Reply, rebuild
-from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputView, TensorWork, Work
+from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputTensor, OutputView, TensorWork, Work
+from edged.tensors import DATATYPES, byte_size
 
 _ALIGNED = 64  # bytes: the host places each output at a multiple
 
@@ -122,19 +123,25 @@ def order(parcels: Sequence[Parcel], session: int, reply: Span | None) -> Callab
     return make
 
 
-def answers(parcels: Sequence[Parcel], engine: EngineRef, reply: Reply, arena: Arena) -> list[Answered | EdgedError]:
+def answers(
+    parcels: Sequence[Parcel], engine: EngineRef, reply: Reply, arena: Arena, room: Span | None
+) -> list[Answered | EdgedError]:
     """What each piece of work gets. Nothing of it is in the arena: its span is given to the next request.
 
-    EngineUnusable where tensors that went together did not come back so.
+    EngineUnusable for outputs that are not what was asked for, or not in `room`: a stranger's model may speak for the
+    host, and the rest of the arena is other clients'; and if tensors that went together did not come back so.
     """
     if isinstance(reply, m.Answer):
-        outputs = _outputs(reply.outputs, arena, [parcel.work.rows for parcel in parcels])
+        first = parcels[0].work
+        assert isinstance(first, TensorWork)  # what goes together asks for the same
+        _require(reply.outputs, engine, engine.outputs if first.outputs is None else first.outputs)
+        outputs = _outputs(reply.outputs, arena, room, [parcel.work.rows for parcel in parcels])
         return [
             _answered(parcel, tensors, engine, reply.times) for parcel, tensors in zip(parcels, outputs, strict=True)
         ]
     if len(reply.seen) != len(parcels):
         return [EngineUnusable(f"the host answered {len(reply.seen)} of {len(parcels)} pictures") for _ in parcels]
-    return [_answer(seen, parcel, engine, arena) for seen, parcel in zip(reply.seen, parcels, strict=True)]
+    return [_answer(seen, parcel, engine, arena, room) for seen, parcel in zip(reply.seen, parcels, strict=True)]
 
 
 def infer_ms(reply: Reply) -> float | None:
@@ -167,21 +174,59 @@ def _answered(
         return error
 
 
-def _answer(seen: m.Seen, parcel: Parcel, engine: EngineRef, arena: Arena) -> Answered | EdgedError:
+def _answer(seen: m.Seen, parcel: Parcel, engine: EngineRef, arena: Arena, room: Span | None) -> Answered | EdgedError:
     if seen.error:
         return rebuild(seen.error, seen.message)
-    (views,) = _outputs(seen.outputs, arena, [1])
-    outputs = tuple(view.kept() for view in views)
+    outputs: tuple[OutputTensor, ...] = ()
+    if seen.outputs:  # of a model of no family
+        try:
+            _require(seen.outputs, engine, engine.outputs)
+            (views,) = _outputs(seen.outputs, arena, room, [1])
+        except EngineUnusable as error:
+            return error
+        outputs = tuple(view.kept() for view in views)
     return Answered(
         engine, seen.detections, outputs, seen.width, seen.height, parcel.queue_ms, seen.times, seen.classes
     )
 
 
-def _outputs(refs: Sequence[m.TensorRef], arena: Arena, rows: list[int]) -> list[tuple[OutputView, ...]]:
+def _require(refs: Sequence[m.TensorRef], engine: EngineRef, wanted: Collection[str]) -> None:
+    """EngineUnusable if outputs are not those that are wanted, each once and of the engine's datatype."""
+    names = {ref.name for ref in refs}
+    if len(names) != len(refs) or (wanted and names != set(wanted)):
+        raise EngineUnusable(f"the host answered with other outputs than the {len(wanted)} that were asked for")
+    known = engine.outputs
+    if known and any(known.get(ref.name) != ref.datatype for ref in refs):
+        raise EngineUnusable("the host answered with an output of another datatype than its model's")
+
+
+def _data(ref: m.TensorRef, arena: Arena, room: Span | None) -> memoryview:
+    """The bytes of an output where they lie."""
+    if (span := ref.span) is None:
+        data = memoryview(ref.data)
+    elif (
+        room is None or span.size < 0 or span.offset < room.offset or span.offset + span.size > room.offset + room.size
+    ):
+        raise EngineUnusable(f"the host answered with output {ref.name!r} in memory that the request was not given")
+    else:
+        data = arena.read(span)
+    is_whole = min(ref.shape, default=0) >= 0
+    if is_whole and ref.datatype != "BYTES":
+        is_whole = ref.datatype in DATATYPES and byte_size(ref.datatype, ref.shape) == len(data)
+    if not is_whole:
+        raise EngineUnusable(
+            f"the host answered with {len(data)} bytes as output {ref.name!r} {ref.datatype}{list(ref.shape)}"
+        )
+    return data
+
+
+def _outputs(
+    refs: Sequence[m.TensorRef], arena: Arena, room: Span | None, rows: list[int]
+) -> list[tuple[OutputView, ...]]:
     """The outputs of each request where they lie; of several that went together, its rows of them."""
     found: list[list[OutputView]] = [[] for _ in rows]
     for ref in refs:
-        data = memoryview(ref.data) if ref.span is None else arena.read(ref.span)
+        data = _data(ref, arena, room)
         if len(rows) == 1:
             found[0].append(OutputView(ref.name, ref.datatype, ref.shape, data))
             continue

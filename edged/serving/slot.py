@@ -258,7 +258,7 @@ class Slot:
         self, session: ServingSession, parcels: list[Parcel], flight: Flight, future: asyncio.Future[Reply]
     ) -> None:
         try:
-            self._delivery.conclude(session, parcels, future)
+            self._delivery.conclude(session, parcels, flight.reply, future)
         finally:  # whatever goes wrong, the engine serves on
             flight.land()
             session.in_flight -= 1

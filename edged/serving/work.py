@@ -45,7 +45,8 @@ class EngineRef(msgspec.Struct, frozen=True):
     `edition` tells one build of the key from another. `is_static` says that every inference is of one size, so that
     their times can be compared. `batching` is how many frames it takes at a time, `rows` how many of a tensor request,
     `profile` the range of shapes that it was built for, empty where it takes any. `limits` is what a request may take.
-    `folded` are inputs with a default that its runtime may have built in.
+    `folded` are inputs with a default that its runtime may have built in. `outputs` are the datatypes of its outputs by
+    name; empty if they are not known.
     """
 
     key: str
@@ -59,6 +60,7 @@ class EngineRef(msgspec.Struct, frozen=True):
     limits: Bounds = Bounds()
     profile: Profile = Profile()
     folded: frozenset[str] = frozenset()
+    outputs: dict[str, str] = {}
 
     def takes(self, work: Work) -> bool:
         """Whether work lies in its range of shapes, and gives no input that it has built in. Frames do: ranges are made
