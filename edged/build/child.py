@@ -36,6 +36,7 @@ _LONGEST_PAUSE = 4 * _POLL_SECONDS
 _CLOSED_SECONDS = 2.0  # in which a child that closed its channel ends
 _GONE_SECONDS = 10.0  # in which one that was killed has given back its memory
 _REST_SECONDS = 1.0  # in which what a dead child left in its pipes is read, should somebody else hold them open
+_WORDS, _WORDS_A_SECOND = 500.0, 100.0  # of progress: at once, and in the long run; `channel.Teller` sends far fewer
 _NOISE_BYTES = 1 << 16  # of what a child prints; its end is what tells why it failed
 _CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for the log
 _WORKER = (sys.executable, "-m", "edged.build.worker")
@@ -172,6 +173,7 @@ class _Child:
         # No warnings: it is its end that tells whether anything was wrong.
         self._overheard = Overheard(f"child {type(job).__name__.lower()}", logging.INFO)
         self._last: channel.Frame | None = None
+        self._words, self._worded = _WORDS, time.monotonic()
         self._family: set[int] = set()  # which was killed with it
         self._starved = 0.0  # seconds without the processor that it wanted
         self._granted = 0.0  # seconds, for phases that it began
@@ -251,6 +253,7 @@ class _Child:
                     self._last = frame
                     self._said.close()
                     return
+                self._count_word()
                 progress = channel.progress(frame)
                 self._granted = max(self._granted, self._patience.granted.get(progress.phase, 0.0))
                 if progress.fraction is not None:
@@ -260,6 +263,14 @@ class _Child:
                     self._tell(progress)
         except channel.Garbled as error:
             raise _Stopped(f"sent {error}", "crashed") from None
+
+    def _count_word(self) -> None:
+        """_Stopped if the child says so much that hearing it keeps the loop from other work."""
+        now = time.monotonic()
+        self._words = min(_WORDS, self._words + (now - self._worded) * _WORDS_A_SECOND) - 1
+        self._worded = now
+        if self._words < 0:
+            raise _Stopped(f"reported progress more than {_WORDS_A_SECOND:g} times a second", "crashed")
 
     def _collect(self, data: bytes) -> None:
         self._overheard.feed(data)

@@ -39,13 +39,17 @@ class Overheard:
         """What was read last."""
         now = time.monotonic()
         self._room, self._then = min(_BURST, self._room + (now - self._then) * _LINES_A_SECOND), now
-        *lines, self._begun = (self._begun + data).split(b"\n")
-        if len(self._begun) > _LONGEST * 4:  # somebody who never ends a line
-            lines, self._begun = [*lines, self._begun], b""
-        sayable = int(self._room)
-        for line in lines[:sayable]:
+        *lines, rest = (self._begun + data).split(b"\n", int(self._room))
+        for line in lines:
             self._say(line)
-        self._unsaid += max(0, len(lines) - sayable)
+        self._unsaid += rest.count(b"\n")
+        self._begun = rest[rest.rfind(b"\n") + 1 :]
+        if len(self._begun) > _LONGEST * 4:  # a line without an end
+            if self._room >= 1:
+                self._say(self._begun)
+            else:
+                self._unsaid += 1
+            self._begun = b""
 
     def close(self) -> None:
         """Nothing comes any more."""

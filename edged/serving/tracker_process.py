@@ -109,10 +109,11 @@ class TrackerProcess:
             except m.UNREADABLE as error:
                 raise Garbled(f"a message that cannot be read: {error}") from None
             self.silence = 0.0
-            if isinstance(message, m.Unfit):
-                self.unfit = message.message
-            elif isinstance(message, m.Ready):
-                self.ready = True
+            if isinstance(message, m.Unfit | m.Ready):
+                if self.ready or self.unfit:
+                    raise Garbled("its first word twice")
+                self.ready = isinstance(message, m.Ready)
+                self.unfit = message.message if isinstance(message, m.Unfit) else ""
             elif not self.in_flight or self.in_flight[0].number != message.number:
                 raise Garbled("an answer to what was not asked")
             else:

@@ -114,7 +114,15 @@ def test_progress_is_told_as_it_comes_and_thousands_of_reports_cost_nothing() ->
 
 
 def test_progress_that_nobody_wants_is_no_obstacle() -> None:
-    assert run(do(working("for count in range(20000): tell(jobs.Progress(str(count)))"))) == jobs.Done()
+    assert run(do(working("for count in range(200): tell(jobs.Progress(str(count)))"))) == jobs.Done()
+
+
+def test_child_that_floods_with_progress_is_stopped_and_little_of_it_is_told() -> None:
+    told: list[jobs.Progress] = []
+    flood = raw('word = b\'{"type":"Progress","phase":"x"}\'\nwhile True: send(b\'P\', word)')
+    with pytest.raises(child.ChildLost):
+        run(do(flood, tell=told.append))
+    assert 0 < len(told) < 2000
 
 
 def test_an_error_of_who_is_told_comes_through_and_the_child_is_stopped() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 
 import pytest
 
@@ -71,6 +72,18 @@ def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
     told = _said(caplog)
     assert len(told) < 200
     assert sum("line " in text for _, _, text in told) + int(told[-1][2].split()[1]) == 100_000
+
+
+def test_overheard_flood_costs_little_more_than_counting_it(caplog: pytest.LogCaptureFixture) -> None:
+    heard, piece = Overheard("host null"), b"\n" * (1 << 20)
+    heard.feed(piece)
+    times = []
+    for work in (lambda: heard.feed(piece), lambda: piece.split(b"\n")):
+        began = time.process_time()
+        for _ in range(5):
+            work()
+        times.append(time.process_time() - began)
+    assert times[0] < times[1]
 
 
 def test_a_line_without_an_end_is_cut(caplog: pytest.LogCaptureFixture) -> None:

@@ -504,6 +504,7 @@ READY = m.pack(m.Ready())
         (m.HEADER.pack(5) + b"\x94" * 5, "cannot be read"),
         (m.pack(m.Forget(1)), "cannot be read"),  # what only the daemon says
         (READY + m.pack(m.Followed(77, (1,))), "an answer to what was not asked"),
+        pytest.param(READY * 100_000, "its first word twice", id="ready for ever"),
         pytest.param(b"Traceback (most recent call last)\n" * 100_000, "a message of", id="traceback"),
         (READY + m.pack(m.Followed(1, (2,)))[:-1], "died"),
     ],
