@@ -69,7 +69,8 @@ class CallGuard:
             data = await call.read()
         finally:
             traffic.open -= self._takes_contents
-            traffic.cut += self._takes_contents and data is None
+            # Also of one that is larger than gRPC takes, which it reads until the client stops.
+            traffic.cut += self._takes_contents and data in (None, grpc.aio.EOF)
         if data is grpc.aio.EOF:
             await end(call, InvalidInput("the call has no message; use a client of the same protocol"))
         traffic.add(len(data))  # also of a call that is refused now

@@ -183,6 +183,25 @@ def test_call_guard_call_refused_for_limits_accounts_for_what_it_sent(tmp_path: 
     run(work())
 
 
+def test_call_guard_message_that_grpc_refuses_for_its_size_is_accounted_for(tmp_path: Path) -> None:
+    class TooLarge(Call):
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:4711"
+
+        async def read(self) -> Any:
+            return grpc.aio.EOF
+
+    async def work() -> None:
+        guard, call = Guard(Access(), Tls(), tmp_path), TooLarge()
+        method = Method("/test.Service/Method", Handlers().single, bytes, bytes)
+        handler = CallGuard(guard, method, lambda peer, authentication: Caller("test", ALL, "test")).handler()
+        with pytest.raises(grpc.aio.AbortError):
+            await handler.stream_unary(None, call)
+        assert guard.arrivals.begin(call.peer()).accounted(max_message=3 << 20) > 3 << 20
+
+    run(work())
+
+
 def modules() -> list[tuple[str, ast.Module]]:
     return [(path.relative_to(_INGRESS).as_posix(), ast.parse(path.read_text())) for path in _INGRESS.rglob("*.py")]
 
