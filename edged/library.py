@@ -201,7 +201,9 @@ def _owned(outputs: Mapping[str, Array]) -> dict[str, Array]:
 
 def _raw(image: Array) -> Shot:
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] != 3):
-        raise InvalidInput(f"{image.dtype}{list(image.shape)} is no picture; give uint8 [height, width, 3] or [h, w]")
+        raise InvalidInput(
+            f"{image.dtype}{list(image.shape)} is not a picture; give uint8 [height, width, 3] or [h, w]"
+        )
     height, width = image.shape[:2]
     pixels = np.ascontiguousarray(image)
     return Shot(memoryview(pixels.reshape(-1).data), "bgr" if image.ndim == 3 else "gray", width, height)

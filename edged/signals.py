@@ -46,7 +46,7 @@ class Signals:
             self.reload.set()
 
     def _leave(self, number: signal.Signals) -> None:
-        _LOG.info("%s: answering what is in flight, then leaving; once more to leave now", number.name)
+        _LOG.info("%s: finishing requests in flight, then stopping; a second signal stops at once", number.name)
         self.stop.set()
         for each in (*_STOPPING, signal.SIGHUP):
             self._loop.remove_signal_handler(each)

@@ -16,7 +16,9 @@ from edged.client.cameras import CameraInfo
 
 
 def cameras(reach: Reach = UNSAID, json: common.Json = False) -> None:
-    """Show every camera that sends frames or did lately: rates, ages of its answers, what was skipped and why.
+    """Show each camera: rates, latency, skipped frames and why.
+
+    A camera that stopped sending is shown for a while.
 
     AGE is from capture to answer: of half of the latest answers at most the first figure, of 99 in 100 the second.
     A camera that reconnects goes on under its id.

@@ -21,7 +21,7 @@ from edged.errors import EdgedError, InvalidInput
 
 Parameters = ParamSpec("Parameters")
 
-_DAEMON = "The daemon: unix:/PATH, HOST:PORT or tls:HOST:PORT; otherwise EDGED_TARGET, otherwise its default socket."
+_DAEMON = "The daemon: unix:/PATH, HOST:PORT or tls:HOST:PORT; default: EDGED_TARGET, or its default socket."
 Target = Annotated[str | None, typer.Option("--target", "-t", metavar="ADDRESS", help=_DAEMON, show_default=False)]
 TARGET_HELP = f"{_DAEMON} Repeatable, for several at once."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]

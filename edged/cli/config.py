@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MODE = 0o640  # who may use the daemon need not know how it is set up
 _GROUP = "edged"  # the service's, which has to read what root writes
 
-group = typer.Typer(no_args_is_help=True, help="The configuration file: write one, check one, show what is in force.")
+group = typer.Typer(no_args_is_help=True, help="The configuration file: write, check and show one.")
 
 _File = Annotated[
     Path | None,
@@ -35,9 +35,10 @@ def init(
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file.", show_default=False)] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
-    """Print a configuration file with every key: what it means, its default, commented out, and its name in the
-    environment. With --out it is written, for its owner and group to read; what is there stays as it is without
-    --force."""
+    """Print a configuration file with every key and its default.
+
+    Each key has a comment that says what it means and how its environment variable is called. With --out the file is
+    written, readable by its owner and group; an existing file is kept unless --force is given."""
     from edged.config.template import template
 
     if out is None:
@@ -48,7 +49,7 @@ def init(
 
 
 def check(file: _File = None) -> None:
-    """Say everything that is wrong with a configuration, a line each, or that it is fine.
+    """Check a configuration: print one line for each mistake.
 
     Beside the file that is what the environment of this command says, and whether the user who asks could use the
     paths and addresses. For scripts: the exit status is 0 where nothing is wrong, otherwise 2.
@@ -81,7 +82,9 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Add where each value comes from.")] = False,
     json: common.Json = False,
 ) -> None:
-    """Print the configuration that a daemon would have with a file and the environment of this command, every key.
+    """Print every key with the value that a daemon would use.
+
+    The values come from the file and from the environment of this command.
 
     Options of edged serve, which go before both, are not known here.
     """
@@ -139,7 +142,7 @@ def _write(path: Path, data: bytes, force: bool) -> None:
         path = path.resolve() if force else path  # of a link, what it leads to is replaced and not the link
         before = path.stat() if path.exists() else None
         if before is not None and not stat.S_ISREG(before.st_mode):  # root could replace /dev/null
-            raise InvalidInput(f"{path} is no regular file; give another to --out")
+            raise InvalidInput(f"{path} is not a regular file; give another to --out")
         if force:
             atomic.sweep(path.parent)
             atomic.write_file(path, data, _MODE)

@@ -20,6 +20,10 @@ def harmless(text: str) -> str:
 class DataConsole(Console):
     """A console whose texts are neither markup nor emoji nor commands to the terminal, also those in tables."""
 
+    def on_broken_pipe(self) -> None:
+        """Called while a BrokenPipeError is handled. It goes on to `command`, which sets the exit status."""
+        raise
+
     def render_str(
         self,
         text: str,

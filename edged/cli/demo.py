@@ -47,11 +47,13 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Start a daemon in a scratch folder, stream cameras through it, and show what happens.
+    """Show edged at work: a daemon, some cameras, an engine swap.
+
+    Starts a daemon in a temporary folder, streams cameras through it, and prints what happens.
 
     It answers at once, builds and verifies faster engines beneath, swaps them in, is restarted, and finds its engine
     in the store. Engines that are still being built are waited for, up to a quarter of an hour longer than --seconds.
-    Nothing is left but the files named by --json and --snapshot. Exit status 1 when something did not hold.
+    Nothing is left behind but the files named by --json and --snapshot. Exit status 1 when something did not hold.
     """
     from edged.demo import summary
     from edged.demo.runner import Plan

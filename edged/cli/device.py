@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def refresh(reach: Reach = UNSAID, json: common.Json = False) -> None:
-    """Have the daemon read its facts again now, as after a driver or library was changed, and print what changed.
+    """Have the daemon read its facts again; print what changed.
+
+    For use after a driver or library was changed.
 
     The daemon notices by itself too; a package's trigger calls this so as not to wait.
     """
@@ -43,7 +45,9 @@ def device(
     reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
-    """Show the named facts about hardware, drivers and runtimes: of this box, or of the daemon's with --target."""
+    """Show facts about hardware, drivers and runtimes.
+
+    Of this box, or of the daemon's with --target. A change of one of them can make an engine invalid."""
     if context.invoked_subcommand is not None:
         return
     question = Question(ask=_remote, tell=lambda facts: [_table(facts)], plain=lambda facts: facts)

@@ -46,7 +46,9 @@ def doctor(
     target: common.Target = None,
     json: common.Json = False,
 ) -> None:
-    """Look for everything that makes deployments go wrong: runtimes that do not load, drivers that do not fit, folders,
+    """Check the box and the models; print a remedy for each problem.
+
+    It looks at what makes deployments fail: runtimes that do not load, drivers that do not fit, folders,
     memory, clock, heat; models that are refused, engines that are stale or drift. Each finding has a remedy.
 
     It changes nothing, and works with a daemon and without. For one MODEL every level of optimisation is compared with

@@ -44,14 +44,14 @@ def build(
     cache: folders.Cache = None,
     json: common.Json = False,
 ) -> None:
-    """Build engines ahead with TensorRT for RTX, for a GPU that this box does not have, and store them under its key.
+    """Build engines for another box's GPU, with TensorRT for RTX.
 
     They are not used here. Copied to the same folder of the other box (CACHE/engines/KEY) they are tried there first:
     compared with the reference, timed, and served if their answers are right, without an hour of building. With a file
-    of the other box's facts the keys are the very ones that it looks for; with a compute capability alone whatever is
-    not known of it may be anything.
+    of the other box's facts the keys are exactly those that it looks for; with a compute capability alone, facts that
+    are not known match anything.
 
-    The status is 1 when any engine could not be built. With --json one object a line for each engine.
+    The exit status is 1 if any engine could not be built. With --json one object a line for each engine.
     """
     from edged.control import ahead
 

@@ -31,12 +31,12 @@ Key = Annotated[
 All = Annotated[bool, typer.Option("--all", help="All engines of all models.")]
 
 _NOTHING = {
-    "rebuild": "nothing to rebuild: every engine is there; --force makes them anew all the same",
+    "rebuild": "nothing to rebuild: no engine is missing; --force rebuilds those that are there",
     "verify": "nothing to verify",
-    "cancel": "nothing to cancel: none of these is being made or waits for it",
+    "cancel": "nothing to cancel: no build of these engines is running or queued",
     "pin": "nothing to pin: the store holds no engine",
     "unpin": "nothing to unpin: the store holds no engine",
-    "evict": "nothing to evict: what is in the store is needed",
+    "evict": "nothing to evict: these engines are in use, or are evicted already",
 }
 _DONE = {"cancel": "cancelled", "pin": "pinned", "unpin": "unpinned", "evict": "evicted"}
 
@@ -45,20 +45,18 @@ def rebuild(
     model: Model = None,
     engine: Key = None,
     everything: All = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also those that are good as they are, or whose answers were wrong.")
-    ] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show how it goes, until all is done.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also engines that are fine, or were rejected.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until all is done.")] = False,
     reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
-    """Make engines: those that are missing, whatever kept them, or with --force all that are selected.
+    """Build missing engines again, or all selected ones with --force.
 
-    That is also how an engine that failed too often, was cancelled or was evicted is tried again. What serves goes on
-    serving until the new engine has proved itself right.
+    Engines that failed too often, were cancelled or were evicted are tried again. Serving goes on with the old engine
+    until the new one is verified.
 
-    Without --follow the command leaves when the daemon has taken the order: see `edged status`. With it the status is 1
-    when any engine was not made. With --json one object a line for every change.
+    Without --follow the command returns at once: see `edged status`. With it the exit status is 1 if any engine was not
+    built. With --json one object a line for every change.
     """
     _require_selection("rebuild", model, engine, everything)
 
@@ -72,14 +70,16 @@ def verify(
     model: Model = None,
     engine: Key = None,
     everything: All = False,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Show how it goes, to its end.")] = True,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Show progress until all is done.")] = True,
     reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
-    """Compare engines with the reference again, and time them again, as after a doubtful update.
+    """Compare engines with the reference again, and time them again.
 
-    One whose answers are wrong by now is rejected and served no more. The status is 1 when any engine did not pass.
-    With --json one object a line for every change.
+    For use after a doubtful update.
+
+    An engine whose answers are wrong now is rejected and no longer serves. The exit status is 1 if any engine did not
+    pass. With --json one object a line for every change.
     """
     _require_selection("verify", model, engine, everything)
 
@@ -96,7 +96,9 @@ def cancel(
     reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
-    """End the making of engines, or their waiting for it; they are left alone until `edged engines rebuild`.
+    """Cancel builds that run or wait.
+
+    These engines are not built again until `edged engines rebuild`.
 
     An engine that was there before stays as it was.
     """
@@ -111,7 +113,7 @@ def pin(
     reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
-    """Keep engines from being evicted, whatever room is wanted, until they are unpinned."""
+    """Keep engines from being evicted until they are unpinned."""
     _require_selection("pin", model, engine, everything)
     _select("pin", lambda client: client.pin(model, engine=engine, everything=everything), reach, json)
 
@@ -131,13 +133,15 @@ def unpin(
 def evict(
     model: Model = None,
     engine: Key = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything that nothing needs.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All engines that are not needed.")] = False,
     reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
-    """Remove engines' files to make room. The daemon does so by itself when it needs room; this is for right now.
+    """Remove engines that are not in use, to free disk space.
 
-    What serves, soon will, or is pinned stays; naming such an engine is refused. An evicted engine keeps its record
+    The daemon does so by itself when it needs space.
+
+    An engine that serves, soon will, or is pinned is kept; naming one is refused. An evicted engine keeps its record
     and is made again when it is wanted: `edged engines rebuild`.
     """
     _require_selection("evict", model, engine, everything)
@@ -156,7 +160,7 @@ def _require_selection(verb: str, model: str | None, engine: str | None, everyth
     if some and everything:
         raise InvalidInput(f"{verb} either a MODEL or an engine, or --all, not both")
     if not some and not everything:
-        rest = "--all for everything that nothing needs" if verb == "evict" else "--all"
+        rest = "--all for those that are not needed" if verb == "evict" else "--all"
         raise InvalidInput(f"{verb} what? name a MODEL, an engine with --engine KEY, or {rest}")
 
 

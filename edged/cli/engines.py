@@ -25,7 +25,10 @@ def list_(
     cache: folders.Cache = None,
     json: common.Json = False,
 ) -> None:
-    """Show every engine that a model should have here, and those in the store that none wants any more.
+    """List the engines of every model: state, speed, size.
+
+    In brackets is the optimisation level: `none` is unoptimised ONNX Runtime, the reference that the others are
+    compared with. SPEED is relative to it.
 
     State: absent, queued, building, verifying, ready, serving; failed (tried again later), rejected (wrong answers),
     unsuitable (the backend cannot do it), quarantined (no longer tried by itself), evicted (gave way to others), stale
@@ -50,7 +53,9 @@ def why(
     cache: folders.Cache = None,
     json: common.Json = False,
 ) -> None:
-    """Say which part of its key makes each engine of a model a hit or a miss, against the nearest one stored."""
+    """Explain why each engine of a model is used, rebuilt or missing.
+
+    It compares the engine's key with the nearest one in the store and names the parts that differ."""
     question = Question(
         ask=lambda client: list(client.explain(model)),
         tell=lambda explanations: [_reasons(explanations)],
@@ -69,7 +74,7 @@ def show(
     cache: folders.Cache = None,
     json: common.Json = False,
 ) -> None:
-    """Show everything about one engine: the parts of its key, its verdict with the figures, its build, its times."""
+    """Show one engine: key, verification figures, build, timing."""
     if len(key) < _SHORTEST:
         raise InvalidInput(f"{key!r} is too short for the beginning of a key; give {_SHORTEST} characters at least")
     question = Question(
@@ -82,7 +87,7 @@ def show(
 
 
 def register(app: typer.Typer) -> None:
-    engines = typer.Typer(no_args_is_help=True, help="Which engines there are, and why; make and keep them.")
+    engines = typer.Typer(no_args_is_help=True, help="List, explain, build, verify and evict engines.")
     engines.command("list")(common.command(reaching(list_)))
     engines.command("why")(common.command(reaching(why)))
     engines.command("show")(common.command(reaching(show)))

@@ -33,10 +33,10 @@ def events(
     ] = "0",
     json: common.Json = False,
 ) -> None:
-    """Show what happened in the daemon: models read, engines made, serving and evicted, hosts lost, alarms, commands.
+    """Show what happened: builds, swaps, alarms, commands.
 
     With --json one object a line; `epoch` and `sequence` of the last one, given as --after EPOCH:SEQUENCE, resume where
-    it ended. Where the daemon was started anew since, its numbers begin again, and all that it has are shown.
+    it ended. If the daemon was restarted since, numbers begin again, and all its events are shown.
     """
     epoch, number = position(after)
     if reach.is_fleet:
@@ -92,7 +92,7 @@ def position(text: str) -> tuple[str, int]:
     """Epoch, or empty, and number of N or EPOCH:N; InvalidInput for anything else."""
     epoch, colon, number = text.strip().rpartition(":")
     if not (number.isascii() and number.isdecimal()) or len(number) > _LONGEST or (colon and not epoch):
-        raise InvalidInput(f"{text!r} is no place among events; give N or EPOCH:N, as --json tells them")
+        raise InvalidInput(f"{text!r} is not the number of an event; give N or EPOCH:N, as in --json")
     return epoch, int(number)
 
 

@@ -26,7 +26,7 @@ def infer(
     ] = None,
     score: common.Score = None,
 ) -> None:
-    """Send a picture to the daemon and print what the model finds in it.
+    """Send one picture to the daemon; print what the model finds.
 
     With --json in the form of Roboflow's inference API: image, and predictions with box centres in pixels.
     """

@@ -52,7 +52,9 @@ def inspect(
     memory_mb: examining.MemoryMb = None,
     json: common.Json = False,
 ) -> None:
-    """Show what an ONNX file holds, which detector family it is, and which backends here can serve it, or why not.
+    """Show what is in an ONNX file and if this box can serve it.
+
+    It names the detector family, and for each backend here that it can serve the model, or why not.
 
     With --draw the model is run once, as edged would serve it, and a painted picture shows whether it was understood:
     boxes in the wrong place, or none, mean that family, preprocess.* or thresholds.* have to be set. Try settings with

@@ -102,7 +102,9 @@ def load(path: Path) -> Inventory:
         plain = msgspec.toml.decode(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"inventory {path} cannot be read: {error.strerror or error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"inventory {path} is not valid TOML: it is not UTF-8; save it as UTF-8") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(f"inventory {path} is not valid TOML: {error}") from error
     try:
         return parse(plain, path.absolute().parent)

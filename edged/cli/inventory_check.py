@@ -30,7 +30,9 @@ def check(
     file: Annotated[Path, typer.Argument(help="The inventory, a TOML file.")],
     json: common.Json = False,
 ) -> None:
-    """Read an inventory and every certificate, key and token that it names, and show its boxes; nobody is asked.
+    """Check an inventory with its certificates and tokens.
+
+    No box is contacted.
 
     The exit status is 0 when all could be asked, 1 when one could not, 2 when the file is wrong.
     """
@@ -44,7 +46,7 @@ def check(
 
 
 def register(app: typer.Typer) -> None:
-    inventory = typer.Typer(no_args_is_help=True, help="Files of boxes that commands go to with --inventory.")
+    inventory = typer.Typer(no_args_is_help=True, help="Check files of boxes for --inventory.")
     inventory.command("check")(common.command(check))
     inventory.callback()(lambda: None)  # so that the one command keeps its name
     app.add_typer(inventory, name="inventory")

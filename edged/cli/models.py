@@ -28,7 +28,7 @@ _NAME = typer.Argument(help="The name it serves under: letters, digits and . _ -
 def add(
     context: typer.Context,
     name: Annotated[str, _NAME],
-    file: Annotated[Path, typer.Argument(help="The ONNX file; external data is taken from beside it.")],
+    file: Annotated[Path, typer.Argument(help="The ONNX file; external data is read from the same folder.")],
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A model setting, such as thresholds.score=0.4; repeatable."),
@@ -43,7 +43,9 @@ def add(
     memory_mb: examining.MemoryMb = None,
     json: common.Json = False,
 ) -> None:
-    """Take a model in, if it can be served here: into a running daemon, or into the folder of models.
+    """Add a model, if this box can serve it.
+
+    It goes to the running daemon, or into the folder of models if no daemon runs.
 
     One that cannot be served as it is may be repaired: what comes out is compared with the original and only taken in
     if it answers alike; the file that was given stays as it is. What was done is shown by edged models show.
@@ -114,8 +116,9 @@ def show(
     state: folders.State = None,
     json: common.Json = False,
 ) -> None:
-    """Show one model: its tensors and their open dimensions with what requests had there, its settings, what serves it,
-    and what of its config.pbtxt is not used."""
+    """Show one model: tensors, settings, and the engine that serves it.
+
+    Also the sizes that requests had in open dimensions, and what of its config.pbtxt is not used."""
     question = Question(
         ask=lambda client: _named(client.models(), name),
         tell=lambda model: [_facts(model)],
@@ -134,10 +137,10 @@ def remove(
     state: folders.State = None,
     json: common.Json = False,
 ) -> None:
-    """Take a model out; its engines stay in the store until space is needed.
+    """Remove a model; it can be moved back.
 
-    Its files are moved to models/.removed in the state folder, from where they can be moved back. The last 10 are kept
-    there, 4 GiB in all at most; --delete keeps nothing.
+    Its engines stay in the store until space is needed. Its files are moved to models/.removed in the state folder,
+    from where they can be moved back. The last 10 are kept there, 4 GiB in all at most; --delete keeps nothing.
     """
 
     def ask(client: Client) -> str:
@@ -151,7 +154,7 @@ def remove(
 
 
 def register(app: typer.Typer) -> None:
-    models = typer.Typer(no_args_is_help=True, help="Which models there are; look at one, add one, remove one.")
+    models = typer.Typer(no_args_is_help=True, help="List, show, add and remove models.")
     models.command("add")(common.command(reaching(add)))
     models.command("list")(common.command(reaching(list_)))
     models.command("show")(common.command(reaching(show)))
@@ -185,19 +188,25 @@ def _list(models: Sequence[tuple[str, ModelInfo]]) -> RenderableType:
 def _table(models: Sequence[tuple[str, ModelInfo]]) -> Table:
     """Each with the name of its box, empty where there is only one."""
     titles = ("model", "state", "family", "backend", "precision", "engine", "inputs")
-    alarming, noting = any(model.alarms for _, model in models), any(model.notes for _, model in models)
+    noting = any(model.notes for _, model in models)
+    alarming = any(_alarms(model) for _, model in models)
     more = [*(["alarms"] if alarming else []), *(["notes"] if noting else [])]
     table = Table(*answers.boxed(models), *titles, *more, box=None, pad_edge=False)
     for box, model in models:
         inputs = ", ".join(f"{words.shown(t.name)} {t.datatype}{list(t.shape)}" for t in model.inputs)
         family = model.family or ("raw tensors" if model.digest else "")
-        alarms = ["; ".join(alarm.message for alarm in model.alarms)] if alarming else []
+        alarms = [_alarms(model)] if alarming else []
         told = model.reason or inputs
         noted = f"{len(model.notes)}: edged models show {model.name}" if model.notes else ""
         notes = [noted] if noting else []
         about = (model.name, _state(model), family, model.backend, _precision(model), model.engine[:12], told)
         table.add_row(*([box] if box else []), *about, *alarms, *notes)
     return table
+
+
+def _alarms(model: ModelInfo) -> str:
+    """Its alarms, without the one that only repeats why it is refused."""
+    return "; ".join(a.message for a in model.alarms if not model.reason or model.reason not in a.message)
 
 
 def _facts(model: ModelInfo) -> Table:
@@ -209,7 +218,9 @@ def _facts(model: ModelInfo) -> Table:
         **({"stage": words.stage(model.stage, model.category)} if model.category else {}),
         "digest": model.digest or "none",
         "family": model.family or "raw tensors",
-        "engine": f"{model.engine[:12]} ({model.backend}), swapped {model.swaps} times" if model.engine else "none",
+        "engine": f"{model.engine[:12]} ({model.backend}), {model.swaps} {'swap' if model.swaps == 1 else 'swaps'}"
+        if model.engine
+        else "none",
         **({"precision": _precision(model)} if model.precision else {}),
         "inputs": _tensors(model.inputs),
         "outputs": _tensors(model.outputs),

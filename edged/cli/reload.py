@@ -13,7 +13,9 @@ from edged.client.commands import ReloadedKey
 
 
 def reload(reach: Reach = UNSAID, json: common.Json = False) -> None:
-    """Have the daemon read its configuration file again and touch only what changed; print what did, a line each.
+    """Have the daemon read its configuration file again.
+
+    It applies only what changed, and prints one line for each change.
 
     A file that is wrong is refused, and the daemon goes on as it was. For scripts: the exit status is 0 when everything
     that changed is in force, 1 when something is not, 2 when the file is refused.

@@ -35,11 +35,13 @@ def serve(
     state: Annotated[Path | None, typer.Option("--state", help="Directory for models.", show_default=False)] = None,
     cache: Annotated[Path | None, typer.Option("--cache", help="Directory for engines.", show_default=False)] = None,
 ) -> None:
-    """Run the daemon: serve every model of the repository, and build, verify and swap engines beneath.
+    """Run the daemon, in the foreground.
 
-    Everything can be configured in a TOML file: edged config init prints one. Options go before the environment
-    (EDGED_STATE, EDGED_ENGINES_BUDGET_MB), which goes before the file. SIGHUP, or edged reload, has the file read
-    again; the environment stays as it was at the start. Stops on SIGTERM or Ctrl-C; a second one leaves at once.
+    It serves every model of its folder, and builds, verifies and swaps in faster engines meanwhile.
+
+    Everything can be configured in a TOML file: edged config init prints one. Options override the environment
+    (EDGED_STATE, EDGED_ENGINES_BUDGET_MB), which overrides the file. SIGHUP, or edged reload, reads the file again, but
+    not the environment. SIGTERM or Ctrl-C stops the daemon; a second one stops it at once.
     """
     import uvloop
 

@@ -16,7 +16,7 @@ from edged.client.operations import AlarmInfo
 
 
 def status(reach: Reach = UNSAID, json: common.Json = False) -> None:
-    """Show the daemon at a glance: models that serve, engines and their room, what is being made, what is wrong.
+    """Show the daemon at a glance: models, engines, builds, alarms.
 
     For scripts: the exit status is 0 when all is well, and 1 when an alarm is raised or no daemon answers.
     """

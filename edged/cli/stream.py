@@ -18,7 +18,7 @@ from rich.text import Text
 from edged.cli import common
 from edged.cli import stream_options as options
 from edged.cli.meter import Meter
-from edged.errors import EdgedError
+from edged.errors import EdgedError, InvalidInput
 
 if TYPE_CHECKING:
     from edged.client.result import Result
@@ -67,8 +67,9 @@ def stream(
     preview: options.PreviewAt = None,
     mqtt: options.MqttUrl = None,
 ) -> None:
-    """Stream frames to the daemon and show what comes back: rate, age, skipped frames, detections.
+    """Stream a video or camera to the daemon; print the results.
 
+    Each second one line: rate, age of the answer, skipped frames, detections.
     A camera that goes away is opened again, and a daemon that is started again is found again. Ends with a summary;
     Ctrl-C ends it at any time, and files are finished then.
 
@@ -108,8 +109,8 @@ def stream(
         with results, _limited(frames, seconds):
             meter = Meter()
             _follow(results, frames, meter, sinks, json)
-    if results.ledger.failed and not results.ledger.answered:
-        raise EdgedError(f"no frame was answered: {meter.error}")
+    if not results.ledger.answered and (results.ledger.failed or not results.ledger.sent):
+        raise EdgedError(f"no frame was answered: {meter.error or 'the source gave none'}")
 
 
 def register(app: typer.Typer) -> None:
@@ -136,6 +137,8 @@ def _sinks(
     if lines is not None:
         asked.append(lambda: kinds.JsonLines(lines))
     if save is not None:
+        if save.suffix.lower() != ".mp4":
+            raise InvalidInput(f"--save {str(save)!r} does not end in .mp4; the video is written as MP4")
         asked.append(lambda: kinds.Mp4(save, lossless=lossless))
     if preview is not None:
         host, port = options.listening(preview)

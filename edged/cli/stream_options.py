@@ -130,7 +130,7 @@ def region(text: str | None) -> Region | None:
         return None
     parts = text.split(",")
     if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
-        raise InvalidInput(f"{text!r} is no region; give x,y,width,height in pixels, such as 0,200,640,0")
+        raise InvalidInput(f"{text!r} is not a region; give x,y,width,height in pixels, such as 0,200,640,0")
     x, y, width, height = map(int, parts)
     return x, y, width, height
 
@@ -139,5 +139,5 @@ def listening(text: str) -> tuple[str, int]:
     """Host and port of `PORT`, `HOST:PORT` or `[::]:PORT`; InvalidInput for what is none."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise InvalidInput(f"{text!r} is no place for a preview; give a port, such as 8090, or 0.0.0.0:8090")
+        raise InvalidInput(f"{text!r} is not an address for a preview; give a port, such as 8090, or 0.0.0.0:8090")
     return host.strip("[]") or "127.0.0.1", int(port)

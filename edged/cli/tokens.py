@@ -20,7 +20,7 @@ _File = Annotated[
     Path | None,
     typer.Option(
         "--file",
-        help="The file of tokens, where the configuration names one (access.tokens_file).",
+        help="The file of tokens, if the configuration names one (access.tokens_file).",
         show_default=False,
     ),
 ]
@@ -31,7 +31,7 @@ _State = Annotated[
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, for the log and for revoking it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, for the log and for revoking it.")],
     role: Annotated[
         list[str] | None,
         typer.Option("--role", "-r", metavar="ROLE", help="infer, read or operate; repeatable, or with commas."),
@@ -43,7 +43,9 @@ def new(
     state: _State = None,
     json: common.Json = False,
 ) -> None:
-    """Make a token and print it, this once: only its SHA-256 is kept. A daemon that runs knows it within seconds.
+    """Make a token and print it once.
+
+    Only its SHA-256 is kept. A running daemon knows it within seconds.
 
     Clients send it as the header "authorization: Bearer TOKEN"; edged's own take it from EDGED_TOKEN or
     EDGED_TOKEN_FILE.
@@ -62,7 +64,7 @@ def new(
 
 
 def list_(file: _File = None, state: _State = None, json: common.Json = False) -> None:
-    """List the tokens: names, roles, when they expire. No secret is known that could be shown."""
+    """List the tokens: names, roles, when they expire."""
     from edged.ingress.access import roles
 
     found = _kept(file, state).read()
@@ -83,7 +85,9 @@ def revoke(
     file: _File = None,
     state: _State = None,
 ) -> None:
-    """Take a token away. A daemon that runs refuses it within seconds, and ends the streams that it began."""
+    """Revoke a token.
+
+    A running daemon refuses it within seconds, and ends the streams that were started with it."""
     _kept(file, state).revoke(name)
     common.show(f"{name} is revoked")
 

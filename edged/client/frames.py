@@ -91,7 +91,7 @@ def read_picture(image: str | os.PathLike[str] | bytes | bytearray | memoryview)
     elif isinstance(image, (str, os.PathLike)):
         encoded, what = _read(Path(image)), str(image)
     else:
-        raise InvalidInput(f"a {type(image).__name__} is no picture; give a path, JPEG bytes or a uint8 array")
+        raise InvalidInput(f"a {type(image).__name__} is not a picture; give a path, JPEG bytes or a uint8 array")
     if not encoded:
         raise InvalidInput(f"{what} is empty; give a JPEG or PNG")
     return encoded
@@ -109,11 +109,13 @@ def _read(path: Path) -> bytes:
 def _fill(frame: pb.Frame, image: npt.NDArray[np.uint8], sharing: Sharing | None) -> None:
     """Pixels as they are, rows packed."""
     if image.dtype != np.uint8:
-        raise InvalidInput(f"an array of {image.dtype} is no picture; convert it to uint8, 0..255")
+        raise InvalidInput(f"an array of {image.dtype} is not a picture; convert it to uint8, 0..255")
     if image.ndim == 3 and image.shape[2] == 1:
         image = image[:, :, 0]
     if 0 in image.shape or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
-        raise InvalidInput(f"an array of shape {image.shape} is no picture; give [height, width, 3] or [height, width]")
+        raise InvalidInput(
+            f"an array of shape {image.shape} is not a picture; give [height, width, 3] or [height, width]"
+        )
     shared = sharing.put(image) if sharing is not None else None
     if shared is not None:
         frame.shared.CopyFrom(shared)

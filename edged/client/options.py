@@ -36,7 +36,7 @@ def asked(
 ) -> Asked:
     """InvalidInput for a value out of range."""
     if rotation not in _TURNS:
-        raise InvalidInput(f"rotation={rotation} is no quarter turn; give 0, 90, 180 or 270 degrees clockwise")
+        raise InvalidInput(f"rotation={rotation} is not a quarter turn; give 0, 90, 180 or 270 degrees clockwise")
     limits = _thresholds(score, iou, max_detections, class_agnostic)
     return Asked(limits, None if region is None else _region(region), rotation, options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from edged.client.frames import Captured, FrameMaker, Picture
 from edged.client.ledger import Ledger
 from edged.client.result import Result, Skips
+from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb
 
 _FRESH_NS = 1_000_000_000
@@ -33,6 +35,8 @@ class Outgoing(Iterator[pb.Frame]):
     def __init__(
         self, frames: Iterable[Picture | Captured], maker: FrameMaker, ledger: Ledger, *, lossless: bool = False
     ) -> None:
+        if isinstance(frames, (str, bytes, os.PathLike)):  # a text is an iterable as well, of single characters
+            raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
         self.ledger = ledger
         self.failure: Exception | None = None
         self.exhausted = False

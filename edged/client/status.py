@@ -134,7 +134,7 @@ def _refusal(words: str, target: str) -> str:
 def _remedy(words: str, target: str) -> str:
     """What the user can act on: a daemon of another machine cannot be started from here."""
     if "permission denied" in words:
-        return " (permission denied): join the socket's group"
+        return " (permission denied): use sudo, or join the socket's group (docs/security.md)"
     if "resolution" in words or "errors resolving" in words:
         return " (no such host): correct the name, or give the box's IP address"
     if is_here(target):

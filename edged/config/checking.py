@@ -52,7 +52,7 @@ def _table(tree: Mapping[str, object], kind: type[msgspec.Struct], path: Path, r
         if name in hints:
             yield from _value(value, hints[name].type, (*path, name), root)
         else:
-            yield Fault((*path, name), f"there is no such key; {_advice(name, kind, path, root)}")
+            yield Fault((*path, name), f"unknown key; {_advice(name, kind, path, root)}")
     for name, field in hints.items():
         if field.required and name not in tree:
             yield Fault((*path, name), f"it is missing; expected {allowed(field.type)}")

@@ -115,12 +115,12 @@ def read_file(file: File) -> tuple[Source, list[Problem]]:
         text = read_regular(file).decode("utf-8-sig")  # editors of Windows begin files with a mark
         tree = msgspec.toml.decode(text)
     except OSError as error:
-        return Source(whole=whole), [Problem(whole, "", f"it cannot be read: {error.strerror or error}")]
+        return Source(whole=whole), [Problem(whole, "", f"cannot be read: {error.strerror or error}")]
     except RecursionError:
-        return Source(whole=whole), [Problem(whole, "", "it is not valid TOML: its brackets are nested too deep")]
+        return Source(whole=whole), [Problem(whole, "", "not valid TOML: its brackets are nested too deep")]
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        why = f"it is not valid TOML: byte 0x{error.object[error.start]:02x} is not UTF-8; save it as UTF-8"
+        why = f"not valid TOML: byte 0x{error.object[error.start]:02x} is not UTF-8; save it as UTF-8"
         return Source(whole=whole), [Problem(Origin("file", str(file), line), "", why)]
     except (msgspec.DecodeError, ValueError) as error:
         return Source(whole=whole), [_not_toml(file, str(error))]
@@ -133,7 +133,7 @@ def _not_toml(file: File, message: str) -> Problem:
     """The parser tells the line within its message, unless the file ended too early."""
     found = _LINE.search(message)
     origin = Origin("file", str(file), int(found[1]) if found else 0)
-    return Problem(origin, "", f"it is not valid TOML: {_LINE.sub('', message)}")
+    return Problem(origin, "", f"not valid TOML: {_LINE.sub('', message)}")
 
 
 def _problems(source: Source, found: Iterable[Fault]) -> list[Problem]:

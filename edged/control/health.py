@@ -83,8 +83,8 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
         yield Alarm(AlarmKind.UNSERVED, f"model {name} {word}: {planned.problem}", name)
     narrowing = [f"{name}={planned.entry.settings[name]}" for name in _NARROWING if name in planned.entry.settings]
     if narrowing and planned.engines and all(engine.recipe.is_reference for engine in planned.engines.values()):
-        why = f"{', '.join(narrowing)} leaves nothing that this box can use; change it, or install what it names"
-        yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} is served by the reference alone: {why}", name)
+        why = f"{', '.join(narrowing)} names nothing that this box can use; change it, or install what it names"
+        yield Alarm(AlarmKind.NO_CANDIDATE, f"model {name} is served by the unoptimised engine only: {why}", name)
     for key, engine in planned.engines.items():
         if engine.state is EngineState.QUARANTINED and not engine.is_held:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"

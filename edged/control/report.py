@@ -211,7 +211,9 @@ def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, Engi
         near = engine.digest
         summary = f"{state}: in the store, built ahead for {records[near].ahead}; it is tried before it is used"
     elif engine.digest in records:
-        near, summary = engine.digest, "in the store: nothing changed"
+        near = engine.digest
+        unusable = f"{state}: {engine.reason}; its key is the same as when it was built"
+        summary = unusable if engine.reason and not engine.is_usable else "in the store: nothing changed"
     elif engine.problem:
         near, summary = "", f"{state}: {engine.problem}"
     else:

@@ -145,7 +145,7 @@ def _require_file(path: Path) -> int:
     try:
         status = path.stat()
     except OSError as error:
-        raise _unopened(path.name, error).refusal() from error
+        raise _unopened(path, error).refusal() from error
     if stat.S_ISDIR(status.st_mode):
         raise Finding(Stage.FILE, Category.NOT_A_FILE, f"{path.name} is a folder", _in_folder(path)).refusal()
     if not stat.S_ISREG(status.st_mode):  # opening a FIFO would hang
@@ -156,19 +156,33 @@ def _require_file(path: Path) -> int:
     if (finding := too_large(path.name, status.st_size)) is not None:
         raise finding.refusal()
     if not os.access(path, os.R_OK):
-        message = f"{path.name} cannot be read: it belongs to somebody else"
-        raise Finding(Stage.FILE, Category.UNREADABLE, message, "give edged leave to read it").refusal()
+        message = f"{path.name} cannot be read: permission denied"
+        raise Finding(Stage.FILE, Category.UNREADABLE, message, "let edged's user read it").refusal()
     return status.st_size
 
 
-def _unopened(name: str, error: OSError) -> Finding:
+def _unopened(path: Path, error: OSError) -> Finding:
+    name = path.name
     if error.errno == errno.ELOOP:
         message = f"{name} is a link that leads back to itself"
         return Finding(Stage.FILE, Category.UNREADABLE, message, "name the .onnx file itself, or link to it")
-    is_missing = isinstance(error, FileNotFoundError)
-    category = Category.MISSING if is_missing else Category.UNREADABLE
-    remedy = "name the .onnx file itself" if is_missing else "give edged leave to read it"
-    return Finding(Stage.FILE, category, f"{name} cannot be opened: {error.strerror}", remedy)
+    if isinstance(error, FileNotFoundError):
+        if path.is_symlink():
+            message = f"{name} is a link to a file that does not exist"
+            return Finding(Stage.FILE, Category.MISSING, message, "correct the link, or copy the file itself")
+        end = Path(*path.parts[-3:])  # of a repository: MODEL/VERSION/model.onnx
+        return Finding(Stage.FILE, Category.MISSING, f"there is no file {end}", _instead(path))
+    return Finding(
+        Stage.FILE, Category.UNREADABLE, f"{name} cannot be opened: {error.strerror}", "let edged's user read it"
+    )
+
+
+def _instead(path: Path) -> str:
+    """What to do about a file that is missing."""
+    found = _onnx_in(path.parent)
+    if path.name == "model.onnx" and found:
+        return f"rename {found} to {path.name}"
+    return "copy the model there, or correct the path"
 
 
 def _in_folder(path: Path) -> str:
@@ -179,8 +193,17 @@ def _in_folder(path: Path) -> str:
         names = []
     if "saved_model.pb" in names:
         return "convert TensorFlow's SavedModel with tf2onnx, and name the .onnx file"
-    found = next((name for name in names if name.endswith(".onnx") and name.isprintable()), "")
-    return f"name the .onnx file in it: {path.name}/{found[:100]}" if found else "name the .onnx file itself"
+    found = _onnx_in(path)
+    return f"name the .onnx file in it: {path.name}/{found}" if found else "name the .onnx file itself"
+
+
+def _onnx_in(folder: Path) -> str:
+    """The name of a model's file in a folder; empty if it has none."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return ""
+    return next((name[:100] for name in names if name.endswith(".onnx") and name.isprintable()), "")
 
 
 def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
@@ -189,7 +212,9 @@ def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
         data = read_regular(path)
     except OSError as error:
         message = f"{path.name} cannot be read: {error.strerror}"
-        raise Finding(Stage.FILE, Category.UNREADABLE, message, "see whether its disk is well").refusal() from error
+        raise Finding(
+            Stage.FILE, Category.UNREADABLE, message, "check the disk, or copy the model again"
+        ).refusal() from error
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)

@@ -34,7 +34,7 @@ class Model(msgspec.Struct, frozen=True):
         """ConfigError when the settings or config.pbtxt do not fit the model, ModelRefused when nothing could be asked
         of it."""
         if entry.problem:
-            raise ConfigError(f"model {entry.name}: {entry.problem}")
+            raise ConfigError(entry.problem)
         if inspection.finding is not None:
             raise inspection.finding.refusal()
         signature = inspection.signature

@@ -96,6 +96,8 @@ def _digest(path: str, *stamp: int) -> str:
 
 def _expanded(path: Path) -> list[Path]:
     try:
+        if not path.exists():
+            raise InvalidInput(f"there is no file or folder {path}; give {_WANTED}, or a folder of them")
         found = sorted(p for p in path.iterdir() if _is_sample(p.name)) if path.is_dir() else [path]
         if not found:
             raise InvalidInput(f"there is no picture or tensors in {path}; put {_WANTED} there")

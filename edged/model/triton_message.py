@@ -70,7 +70,7 @@ def _require_servable(message: pb.ModelConfig, name: str) -> None:
         ("backend", message.backend, _BACKENDS),
     ):
         if value not in known:
-            raise ConfigError(f"{field} {value[:40]!r} is not of ONNX models; edged serves {' or '.join(known[1:])}")
+            raise ConfigError(f"{field} {value[:40]!r} is not for ONNX models; use {' or '.join(known[1:])}")
     if message.HasField("ensemble_scheduling"):
         raise ConfigError("it is an ensemble; edged serves single models, so let the client call them in turn")
     if message.batch_input or message.batch_output:

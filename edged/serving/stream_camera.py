@@ -70,7 +70,7 @@ class StreamCamera(Generic[Tag]):
 
     def __post_init__(self) -> None:
         if len(self.name) > _LONGEST_ID or not self.name.isprintable():
-            raise InvalidInput(f"camera {self.name[:40]!r} is no id: give at most {_LONGEST_ID} printable characters")
+            raise InvalidInput(f"invalid camera id {self.name[:40]!r}: give at most {_LONGEST_ID} printable characters")
 
     @property
     def lane(self) -> Hashable:

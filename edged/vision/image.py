@@ -26,6 +26,7 @@ MAX_PIXELS = 64 * 1024 * 1024  # 192 MiB once decoded; beyond what any camera of
 _JPEG_END = re.compile(rb"\xff\xd9")
 _AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 # JPEG's blocks can be decoded to fewer pixels for a fraction of the work. The largest steps come first.
+_STILL_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")  # pictures in the container of MP4
 _REDUCED = (
     (8, cv2.IMREAD_REDUCED_COLOR_8 | cv2.IMREAD_IGNORE_ORIENTATION),
     (4, cv2.IMREAD_REDUCED_COLOR_4 | cv2.IMREAD_IGNORE_ORIENTATION),
@@ -116,8 +117,10 @@ def _decode(encoded: Encoded, header: Header, flags: int) -> Image:
 def _describe(encoded: Encoded) -> str:
     if len(encoded) == 0:
         return "the picture is empty"
-    start = bytes(encoded[:4]).hex()
-    return f"the picture of {len(encoded)} bytes has no readable header, it begins with {start}"
+    start = bytes(encoded[:12])
+    if start[4:8] == b"ftyp" and start[8:12] not in _STILL_BRANDS:
+        return f"these {len(encoded)} bytes are a video, no picture: use `edged stream`"
+    return f"these {len(encoded)} bytes are not a picture that can be read; they begin with {start[:4].hex()}"
 
 
 def _check_encoded(encoded: Encoded, header: Header) -> None:

@@ -33,7 +33,7 @@ def test_options_go_before_variables_before_the_file_also_after_a_reload(tmp_pat
         file.write_text("[engines]\nbudget_mb = 6\nkeep_free = 2\n[health]\nprobe_seconds = 'x'")
         with pytest.raises(InvalidInput) as raised:
             client.reload()
-        assert f"{file}:3: engines.keep_free: there is no such key; did you mean `keep_free_mb`?" in str(raised.value)
+        assert f"{file}:3: engines.keep_free: unknown key; did you mean `keep_free_mb`?" in str(raised.value)
         assert f"(and 1 more: edged config check {file})" in str(raised.value)
         log = daemon.log.read_text()
         assert "EDGED_LISTN in the environment means nothing to edged; did you mean EDGED_LISTEN?" in log

@@ -47,7 +47,7 @@ def test_names_are_one_tokens_each(tmp_path: Path) -> None:
     for name in ("", "a b", "-x", "x" * 65, "a\nb"):
         with pytest.raises(InvalidInput):
             make(name, frozenset({"read"}))
-    with pytest.raises(InvalidInput, match="no role"):
+    with pytest.raises(InvalidInput, match="needs a role"):
         make("none", frozenset())
 
 

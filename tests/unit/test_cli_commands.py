@@ -259,11 +259,13 @@ def test_a_refusal_is_told_by_stage_and_category(monkeypatch: pytest.MonkeyPatch
         swaps=0,
         category="external_truncated",
         stage="external_data",
+        alarms=(AlarmInfo("unserved", "model m cannot be served: w.bin is truncated", "m", "", 1.0),),
         **fields,
     )
     monkeypatch.setattr(Client, "models", lambda _: [model])
     shown = call("box:1", "models", "show", "m")
     assert "external data: external truncated" in shown.stdout
+    assert call("box:1", "models", "list").stdout.count("w.bin is truncated") == 1
     (listed,) = json.loads(call("box:1", "models", "list", "--json").stdout)["models"]
     assert (listed["stage"], listed["category"]) == ("external_data", "external_truncated")
 

@@ -48,3 +48,12 @@ def test_brackets_and_colons_are_what_they_are_and_lines_stay_lines(capsys: pyte
 def test_skipped_frames_are_shares_of_what_came_whatever_a_box_says_came() -> None:
     assert words.skipped({"stale": 1, "newer": 3, "gone": 0}, 10) == "newer 30%, stale 10%"
     assert words.skipped({"newer": 3}, 0) == "newer 100%"
+
+
+def test_print_closed_pipe_raises_broken_pipe() -> None:
+    class Closed(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        DataConsole(file=Closed()).print("door")

@@ -154,7 +154,7 @@ def test_masks_keypoints_and_oriented_boxes_are_told_and_painted(folder: Path, t
         (("--draw", "street.png", "--out", "x.txt"), 2, "no suffix of a picture"),
         (("--draw", "street.png", "--out", "nowhere/x.png"), 2, "cannot be written"),
         (("--draw", "missing.png"), 1, "missing.png"),
-        (("--draw", "junk.png"), 2, "no readable header"),
+        (("--draw", "junk.png"), 2, "not a picture"),
     ],
 )
 def test_what_cannot_be_is_one_line(folder: Path, line: tuple[str, ...], status: int, words: str) -> None:

@@ -306,10 +306,11 @@ def test_what_the_daemon_is_asked_for(running: Running, picture: str) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--region", "1,2,3"], "'1,2,3' is no region"),
+        (["--region", "1,2,3"], "'1,2,3' is not a region"),
         (["--rotation", "45"], "rotation=45"),
-        (["--preview", "box"], "'box' is no place for a preview"),
+        (["--preview", "box"], "'box' is not an address for a preview"),
         (["--mqtt", "mqtt://me:secret@box"], "EDGED_MQTT_PASSWORD"),
+        (["--save", "found.avi"], "--save 'found.avi'"),
         (["--save", "/nowhere/found.mp4"], "'/nowhere/found.mp4' cannot be written"),
     ],
 )

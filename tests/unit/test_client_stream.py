@@ -162,6 +162,11 @@ def test_no_frames_no_results(client: Client) -> None:
     assert list(client.stream("shapes", [])) == []
 
 
+def test_stream_path_instead_of_frames_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidInput, match="open_source"):
+        client.stream("shapes", "hall.mp4")
+
+
 def test_a_missing_model_ends_the_stream_and_the_frames(client: Client) -> None:
     frames = Frames(gap=0.01)
     with pytest.raises(NotFound, match="no model 'missing'"):

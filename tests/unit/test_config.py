@@ -116,7 +116,7 @@ def test_the_configuration_cannot_be_changed() -> None:
         ("models = []", "models"),
         ("listen = [", "not valid TOML"),
         ("a = 1\na = 2", "not valid TOML"),
-        (b'\nstate = "\xff"', "edged.toml:2: it is not valid TOML: byte 0xff is not UTF-8"),
+        (b'\nstate = "\xff"', "edged.toml:2: not valid TOML: byte 0xff is not UTF-8"),
         (f"listen = [{{{'.'.join('a' * 3000)} = 1}}]", "listen[0]"),
         (f"state = [{{{'.'.join('a' * 3000)} = 1}}]", "nested too deep"),
     ],

@@ -72,7 +72,7 @@ def test_what_variables_mean(environment: dict[str, str], config: Config) -> Non
         ({"EDGED_FRIGATE": "yes", "EDGED_FRIGATE_LABELS": "5"}, "EDGED_FRIGATE: frigate: expected a table"),
         (
             {"EDGED_FRIGATE": "{ label = 3 }"},
-            "EDGED_FRIGATE: frigate.label: there is no such key; did you mean `labels`?",
+            "EDGED_FRIGATE: frigate.label: unknown key; did you mean `labels`?",
         ),
         ({"EDGED_STARTUP_MODELS": "m"}, "EDGED_STARTUP_MODELS: startup_models goes with model_control"),
         (

@@ -59,7 +59,7 @@ def test_a_key_behind_the_wrong_header_is_told_where_it_belongs(tmp_path: Path) 
     """As when somebody forgets to take the sign before [frigate] away."""
     file = tmp_path / "edged.toml"
     file.write_text(template().replace("#timeout_ms", "timeout_ms"))
-    with pytest.raises(ConfigError, match=r"timeout_ms: there is no such key; it is a key of \[frigate\]"):
+    with pytest.raises(ConfigError, match=r"timeout_ms: unknown key; it is a key of \[frigate\]"):
         load(file)
 
 

@@ -223,7 +223,7 @@ def test_settings_that_leave_this_box_nothing_to_make_are_told_of(settings: dict
     (alarm,) = wrong([planned], SETTINGS, 0.0, Box())
     assert alarm.kind is AlarmKind.NO_CANDIDATE
     ((name, value),) = settings.items()
-    assert f"{name}={value} leaves nothing that this box can use" in alarm.message
+    assert f"{name}={value} names nothing that this box can use" in alarm.message
     planned.entry = msgspec.structs.replace(planned.entry, settings={})
     assert list(wrong([planned], SETTINGS, 0.0, Box())) == []
 

@@ -178,7 +178,8 @@ def _checkpoint(path: Path) -> None:
 
 
 NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lambda p: None, "cannot be opened"),
+    "missing": (lambda p: None, "there is no file"),
+    "missing under that name": (lambda p: (p.parent / "doors.onnx").touch(), "rename doors.onnx to model.onnx"),
     "empty": (lambda p: p.write_bytes(b""), "is empty"),
     "text": (lambda p: p.write_text("this is not a model\n" * 20), "is a text file, not .*ONNX model"),
     "long text": (lambda p: p.write_text("h" + "ä" * 5000), "is a text file"),
@@ -204,7 +205,7 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "text of two bytes to a letter": (lambda p: p.write_text("not a model", encoding="utf-16"), "text file"),
     "folder": (lambda p: p.mkdir(), "is a folder"),
     "FIFO": (_fifo, "regular file"),
-    "dangling link": (lambda p: p.symlink_to("nowhere"), "cannot be opened"),
+    "dangling link": (lambda p: p.symlink_to("nowhere"), "does not exist"),
     "link to itself": (lambda p: p.symlink_to(p), "leads back to itself"),
     "zeros": (lambda p: p.write_bytes(bytes(4096)), "not .*ONNX model"),
     "a model without nodes": (

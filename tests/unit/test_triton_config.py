@@ -335,8 +335,8 @@ def test_wishes_of_a_server_for_devices_are_told() -> None:
     ("text", "told"),
     [
         ('name: "other"', "'other', not 'm'"),
-        ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not of ONNX models"),
-        ('backend: "python"', "backend 'python' is not of ONNX models"),
+        ('platform: "tensorrt_plan"', "platform 'tensorrt_plan' is not for ONNX models"),
+        ('backend: "python"', "backend 'python' is not for ONNX models"),
         ("ensemble_scheduling { }", "it is an ensemble"),
         ("batch_input { }", "batch_input"),
         ("max_batch_size: -1", "max_batch_size -1"),

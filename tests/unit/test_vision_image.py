@@ -98,8 +98,13 @@ def test_padding_after_the_end_of_a_jpeg_is_allowed():
 @pytest.mark.parametrize("junk", [b"", b"x", b"\xff\xd8\xff", b"GIF8", b"hello world" * 40, bytes(5000)])
 def test_junk_is_refused(junk):
     assert read_header(junk) is None
-    with pytest.raises(InvalidInput, match="empty" if not junk else "no readable header"):
+    with pytest.raises(InvalidInput, match="empty" if not junk else "not a picture"):
         decode(junk)
+
+
+def test_decode_video_names_edged_stream():
+    with pytest.raises(InvalidInput, match="edged stream"):
+        decode(b"\0\0\0\x1cftypisom" + bytes(100))
 
 
 def test_absurd_sizes_are_refused_before_decoding(monkeypatch):

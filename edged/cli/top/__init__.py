@@ -30,11 +30,11 @@ def top(
     reach: Reach = UNSAID,
     json: common.Json = False,
 ) -> None:
-    """Show what a box does right now, over and over: models and their engines, cameras, engine hosts, the device, what
-    is being made and what is wrong. Of several boxes together.
+    """Show live what a box does; several boxes together.
 
-    INFER is the median of one inference lately, BEST what the engine has shown to be able to do; ages are from capture
-    to answer. Keys: q quits, s sorts by name, by load or by what is slowest; j and k or the arrows scroll.
+    Models and their engines, cameras, engine hosts, the device, builds and alarms. INFER is the recent median time of
+    one inference, BEST the lowest one so far; ages are from capture to answer. Keys: q quits, s sorts by name, by load
+    or by what is slowest; j and k or the arrows scroll.
 
     A box that goes away is waited for. With --json each look is a line for each box. With --once the exit status is 1
     when a box does not answer.

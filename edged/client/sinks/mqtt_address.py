@@ -50,9 +50,13 @@ def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
         query = msgspec.convert(dict(parse_qsl(parts.query, keep_blank_values=True)), ready(_Query), strict=False)
     except (ValueError, msgspec.ValidationError) as error:
         why = explain(error, _Query.__struct_fields__)
-        raise InvalidInput(f"{redact(url)!r} is no broker ({why}); write mqtt://user@host:1883/prefix") from None
+        raise InvalidInput(
+            f"{redact(url)!r} is not a broker's address ({why}); write mqtt://user@host:1883/prefix"
+        ) from None
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise InvalidInput(f"{redact(url)!r} is no broker; write mqtt://user@host:1883/prefix, or mqtts:// for TLS")
+        raise InvalidInput(
+            f"{redact(url)!r} is not a broker's address; write mqtt://user@host:1883/prefix, or mqtts:// for TLS"
+        )
     if parts.password is not None:
         raise InvalidInput(f"a password in an address is seen by everybody; put it into {PASSWORD} or {PASSWORD_FILE}")
     if query.rate <= 0:

@@ -79,11 +79,13 @@ def _parse(address: str) -> tuple[str, RingSettings]:
         why = explain(error, RingSettings.__struct_fields__)
         raise InvalidInput(f"shm://{address} has settings that no ring takes: {why}") from None
     if not name.startswith(layout.PREFIX) or "/" in name:
-        raise InvalidInput(f"shm://{name} is no ring; its name begins with {layout.PREFIX}: ls {layout.FOLDER}")
+        raise InvalidInput(
+            f"shm://{name} is not a ring of frames; its name begins with {layout.PREFIX}: ls {layout.FOLDER}"
+        )
     sized = settings.width > 0 and settings.height > 0
     if not 1 <= settings.slots <= _MOST_SLOTS or not (sized or settings.width == settings.height == 0):
         raise InvalidInput(
-            f"shm://{address} is no ring of pictures; give slots, and both width and height for raw ones"
+            f"shm://{address} is not a ring of pictures; give slots, and both width and height for raw ones"
         )
     if settings.format not in _CHANNELS:
         raise InvalidInput(f"shm://{address}: pictures of format {settings.format!r} are not read; give bgr or gray")

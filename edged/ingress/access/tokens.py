@@ -51,9 +51,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def make(name: str, roles: Roles, days: float = 0.0) -> tuple[Token, str]:
     """A new token, and its secret, which is nowhere else. `days` until it expires, 0 for never. InvalidInput."""
     if not _NAME.fullmatch(name):
-        raise InvalidInput(f"{name[:80]!r} is no name of a token: use letters, digits and . _ @ -, at most 64")
+        raise InvalidInput(f"{name[:80]!r} is not a token name: use letters, digits and . _ @ -, at most 64")
     if not roles:
-        raise InvalidInput(f"the token {name} would have no role; give it some with --role")
+        raise InvalidInput(f"token {name} needs a role; give --role infer, read or operate")
     secret = PREFIX + secrets.token_urlsafe(_BYTES)
     now = time.time()
     token = Token(name, digest(secret), tuple(sorted(roles)), now, now + days * 86400 if days else 0.0)

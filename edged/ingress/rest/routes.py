@@ -69,7 +69,7 @@ def find(method: str, path: str) -> Route | Answer:
         if method == "OPTIONS":
             return Answer(HTTPStatus.NO_CONTENT, headers=allowed)
         if method not in _said(methods):
-            message = f"{method[:20]} means nothing here; use {methods[-1]}"
+            message = f"{method[:20]} is not allowed here; use {methods[-1]}"
             return failed(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed)
         return Route(what, names)
     return failed(HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]!r}; see docs/http.md for what there is")
