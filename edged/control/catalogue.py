@@ -140,7 +140,7 @@ class Catalogue:
         return Scan({**shelved, **named}, {name: stamp(files) for name, files in weights.items()})
 
     def _weights(self) -> dict[str, tuple[Path, ...]]:
-        return {name: planned.weights for name, planned in self.models.items() if planned.model is not None}
+        return {name: planned.weights for name, planned in self.models.items()}
 
     def take(self, scan: Scan) -> None:
         """Plans what the disk has."""
@@ -217,9 +217,12 @@ class Catalogue:
 
     async def _inspect(self, planned: PlannedModel, tries: int) -> None:
         entry = planned.entry
+        before = await asyncio.to_thread(stamp, planned.weights) if planned.weights else ""
+        external = planned.weights
         try:
             async with self._readers:
                 inspection = await self._builder.inspect(Path(entry.path), tries)
+                external = external_files(entry, inspection)
                 model = Model.of(entry, inspection)
                 if model.samples:
                     model = await asyncio.to_thread(model.with_contents)
@@ -232,14 +235,17 @@ class Catalogue:
                 await asyncio.to_thread(require_data, model)
             if not self._planner.book.is_open(model):
                 await asyncio.to_thread(self._planner.book.page, model)
-            weights = await asyncio.to_thread(stamp, external_files(model)) if inspection.external else ""
+            weights = await asyncio.to_thread(stamp, external) if external else ""
             self._plan(planned, model)
+            planned.weights = external
             planned.weights_changed(weights)  # from here on, changes of the external data count
             planned.hold()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
             self._events.tell(ModelRead(inspection.digest), entry.name)
             self._tell_notes(planned)
         except EdgedError as error:
+            planned.weights = external
+            planned.weights_changed(before)  # what came since then may be what was missing
             self._refuse(planned, error)
             self._chores.start(self._once_more(planned, entry, error))
         except Exception as error:  # a bug, or a box in trouble: told, not left to wait for ever

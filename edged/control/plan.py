@@ -20,6 +20,7 @@ from edged.control.questioning import Acquaintance
 from edged.control.states import EngineState
 from edged.errors import DiskFailing, EdgedError, NotReady, Quarantined
 from edged.model.finding import Finding
+from edged.model.inspection import Inspection
 from edged.model.model import Model
 from edged.model.repository import ModelEntry
 from edged.serving.extents import Traffic
@@ -266,6 +267,7 @@ class PlannedModel:
     opening_key: str = ""
     reading: asyncio.Task[None] | None = None
     examined: str = ""  # digest of what was read last, whatever came of it
+    weights: tuple[Path, ...] = ()  # the files beside it that it names, as it was last read
     _weights: str = ""
     _known: Acquaintance | None = None
 
@@ -345,13 +347,6 @@ class PlannedModel:
         elif engine.state is EngineState.REJECTED:
             engine.lose()
 
-    @property
-    def weights(self) -> tuple[Path, ...]:
-        """The files beside the model that hold weights of it, as far as it was read."""
-        if self.model is None:
-            return ()
-        return external_files(self.model)
-
     def weights_changed(self, now: str) -> bool:
         """Whether the model's external data, by its stamp, is other files than when this was last asked."""
         before, self._weights = self._weights, now
@@ -392,10 +387,10 @@ class PlannedModel:
         return reference.open_at == math.inf and not ready
 
 
-def external_files(model: Model) -> tuple[Path, ...]:
-    """The files beside a model that hold weights of it."""
-    folder = Path(model.entry.path).parent
-    return tuple(folder / file.path for file in model.inspection.external)
+def external_files(entry: ModelEntry, inspection: Inspection) -> tuple[Path, ...]:
+    """The files beside a model that hold weights of it, also those that are missing."""
+    folder = Path(entry.path).parent
+    return tuple(folder / file.path for file in inspection.external)
 
 
 def is_of(engine: EngineRef, model: Model) -> bool:

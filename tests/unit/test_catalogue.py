@@ -191,6 +191,30 @@ def test_a_model_whose_external_data_changes_is_read_again(tmp_path: Path) -> No
     run(story())
 
 
+def test_look_external_data_that_comes_after_its_model_makes_it_good(tmp_path: Path) -> None:
+    async def story() -> None:
+        house, whole = House(tmp_path), inspection(external=["weights.bin"])
+        cut = Finding(
+            Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, "weights.bin is missing", "put it beside the model"
+        )
+        house.readers.files["model"] = msgspec.structs.replace(whole, finding=cut)
+        house.shelf.models["m"] = entry("m", path=str(tmp_path / "model.onnx"))
+
+        async def look() -> PlannedModel:
+            for _ in range(3):
+                await house.look()
+                await asyncio.gather(*filter(None, [house.catalogue.models["m"].reading]))
+            return house.catalogue.models["m"]
+
+        assert ((await look()).problem is not None, house.readers.reads) == (True, 1)
+        house.readers.files["model"] = whole
+        (tmp_path / "weights.bin").write_bytes(b"1")
+        planned = await look()
+        assert (planned.problem, len(planned.engines), house.readers.reads) == (None, 3, 2)
+
+    run(story())
+
+
 def test_a_model_that_goes_is_forgotten_and_whoever_waits_is_told(tmp_path: Path) -> None:
     async def story() -> None:
         house = House(tmp_path)
