@@ -30,7 +30,8 @@ _DRAIN_STEP = 0.02
 _READERS = 2  # children that inspect models at the same time
 # After these, what may have been the box's fault is tried again: a child that took too long or too much, or was killed.
 _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
-_PASSING = ("timed_out", "too_much_memory")
+_PASSING = ("timed_out", "too_much_memory", "missing")
+_BACK_SECONDS = 1.0  # a file that was not there is looked for again, which may be back before the disk is looked at
 
 
 # Tries a model, so often in a row at most as long as it goes beyond the limits.
@@ -256,13 +257,12 @@ class Catalogue:
         """Reads a model again later, where another time may end better."""
         before, times = self._late.get(entry.name, (entry, 0))
         times = times if before == entry else 0
-        is_passing = isinstance(error, BuildFailed | OutOfSpace) or (
-            isinstance(error, ModelRefusal) and error.finding.get("category") in _PASSING
-        )
+        category = error.finding.get("category") if isinstance(error, ModelRefusal) else None
+        is_passing = isinstance(error, BuildFailed | OutOfSpace) or category in _PASSING
         if not is_passing or times == len(_AGAIN_SECONDS):
             return
         self._late[entry.name] = entry, times + 1
-        await asyncio.sleep(_AGAIN_SECONDS[times])
+        await asyncio.sleep(_BACK_SECONDS if category == "missing" and not times else _AGAIN_SECONDS[times])
         if planned.problem is error and self.models.get(entry.name) is planned and not planned.is_being_read:
             self._read(planned, 1 + len(_AGAIN_SECONDS))  # how often it was tried is known across restarts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -24,6 +25,7 @@ from edged.errors import (
     EngineDamaged,
     EngineUnusable,
     HostLost,
+    ModelRefused,
     NotReady,
     OutOfMemory,
     OutOfSpace,
@@ -163,6 +165,11 @@ class Opener:
         except EngineDamaged:
             if artefact is not None:
                 await asyncio.to_thread(self._store.damaged, artefact)
+            raise
+        except EdgedError:
+            if engine.recipe.is_reference:  # a runtime says nothing useful of a file that is gone or half there
+                with contextlib.suppress(ModelRefused):
+                    await asyncio.to_thread(require_same, order)
             raise
         session = ServingSession(link, number, ref, apart)
         try:

@@ -25,8 +25,16 @@ def file_digest(path: Path) -> str:
 
 
 def require_same(order: Order) -> None:
-    """Superseded when what an order's model is on disk now is not what the order is about."""
-    if order.digest and model_digest(Path(order.model), order.external) != order.digest:
+    """Superseded when what an order's model is on disk now is not what the order is about, or is not there."""
+    if not order.digest:
+        return
+    try:
+        digest = model_digest(Path(order.model), order.external)
+    except ModelRefused as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise Superseded(f"{Path(order.model).name} was taken away while it was used") from error
+        raise
+    if digest != order.digest:
         raise Superseded(f"{Path(order.model).name} was replaced on disk while it was used")
 
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.errors import ModelRefused
-from edged.model.identity import file_digest, model_digest
+from edged.backend.contract import Order, Signature
+from edged.build.builder import REFERENCE
+from edged.errors import ModelRefused, Superseded
+from edged.model.identity import file_digest, model_digest, require_same
 
 
 @pytest.fixture
@@ -79,3 +81,10 @@ def test_different_contents_never_have_one_digest(
             (tmp_path / name).write_bytes(content)
         digests.append(model_digest(tmp_path / "model.onnx", files))
     assert (digests[0] == digests[1]) == (one == other)
+
+
+def test_require_same_of_a_file_that_is_gone_is_superseded(tmp_path: Path) -> None:
+    """The error of a file that cannot be read would be held against the model."""
+    order = Order(str(tmp_path / "model.onnx"), Signature((), ()), REFERENCE, digest="0" * 64)
+    with pytest.raises(Superseded, match="taken away"):
+        require_same(order)

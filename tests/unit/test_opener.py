@@ -471,6 +471,24 @@ def test_a_reference_whose_file_was_replaced_while_it_was_opened_does_not_serve(
     run(story())
 
 
+def test_open_reference_whose_file_was_taken_away_is_opened_later(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime's own word would be final."""
+
+    def gone(order: object) -> None:
+        raise Superseded("model.onnx was taken away")
+
+    async def story() -> None:
+        gate = Gate(tmp_path, clock)
+        monkeypatch.setattr(opener_module, "require_same", gone)
+        await gate.open(EngineUnusable("NO_SUCHFILE"), gate.reference)
+        assert gate.read_again == [gate.planned]
+        assert clock.now < gate.reference.open_at < math.inf
+
+    run(story())
+
+
 # -- hosts ----------------------------------------------------------------------------------------------------------
 
 
