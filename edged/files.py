@@ -11,9 +11,10 @@ from pathlib import Path, PurePath
 
 import msgspec
 
-from edged.errors import DiskFailing, EdgedError, InvalidInput, OutOfSpace
+from edged.errors import DiskFailing, EdgedError, InvalidInput, OutOfSpace, Overloaded
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # left in this process, or on the box
 DISK_ERRORS = (*_FULL, errno.EIO, errno.EROFS)  # of a disk that is full, failing or read-only
 _CHUNK, _MOST_CHUNKS = 1 << 20, 32  # bytes of a file that are read to see whether its disk can
 _LEAST_INODES = 32  # with fewer free a file system counts as full: an engine takes a few files and folders
@@ -22,9 +23,13 @@ NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def not_stored(what: str, error: OSError) -> EdgedError:
-    """Why something that was given cannot be kept: a full disk is nobody's mistake."""
-    kind = OutOfSpace if error.errno in _FULL else InvalidInput
-    return kind(f"{what} could not be stored: {error.strerror or error}")
+    """Why something that was given cannot be kept. The state of the box and its disk is not the caller's mistake."""
+    kind: type[EdgedError] = InvalidInput
+    if error.errno in DISK_ERRORS:
+        kind = DiskFailing if error.errno == errno.EIO else OutOfSpace
+    elif error.errno in (*NO_DESCRIPTORS, errno.ENOMEM):
+        kind = Overloaded
+    return kind(f"{what} could not be stored: {error.strerror or error}" + ("; try again later" * (kind is Overloaded)))
 
 
 def unwritable(folder: Path) -> str:

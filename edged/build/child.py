@@ -102,13 +102,14 @@ async def _run(
     patience: Patience = _NONE,
 ) -> Answer:
     what = f"{type(job).__name__.lower()} child"
+    made: list[Reach] = []
     try:
-        scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
         try:
-            reach = await asyncio.to_thread(job_files.reach_of, job, scratch)  # it looks beside the model
-            child = _Child(command, job, limits, tell, patience, reach)
+            await despite_cancelling(asyncio.to_thread(lambda: made.append(_reach(job))))
+            child = _Child(command, job, limits, tell, patience, made[0])
         except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+            for reach in made:
+                await despite_cancelling(asyncio.to_thread(shutil.rmtree, reach.scratch, ignore_errors=True))
             raise
     except OSError as error:
         raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
@@ -128,6 +129,16 @@ async def _run(
     except channel.UNREADABLE as error:
         raise BuildFailed(f"{what} gave an answer that cannot be read: {error}") from error
     raise _error(failure)
+
+
+def _reach(job: jobs.Job) -> Reach:
+    """What the child may reach, with a new folder for its temporary files. Looks beside the model. OSError."""
+    scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
+    try:
+        return job_files.reach_of(job, scratch)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
 
 
 def sweep_scratch() -> None:

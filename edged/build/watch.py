@@ -106,7 +106,8 @@ class Family:
 
     def measure(self) -> Usage:
         if self._looks % _LOOKS_PER_SEARCH == 0:
-            self._members = family(self._pid)
+            with contextlib.suppress(OSError):  # no descriptor is left to look for new ones
+                self._members = family(self._pid)
         self._looks += 1
         readings = {pid: reading for pid in self._members if (reading := read(pid))}
         memory_mb = sum(reading.resident_mb for reading in readings.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +39,7 @@ from edged.control.surveyor import Surveyor
 from edged.control.warden import Warden
 from edged.device.fingerprint import Change, Fingerprint
 from edged.events import EventLog, HostLost
-from edged.files import unwritable
+from edged.files import NO_DESCRIPTORS, unwritable
 from edged.model.finding import Finding
 from edged.model.model import Model
 from edged.model.overrides import Overrides
@@ -162,7 +161,7 @@ class Controller:
                 self._act()
                 self._turned = time.monotonic()  # a turn that fails is none: the watchdog sees a loop that only fails
             except OSError as error:  # nothing is lost by a turn that is made again
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                if error.errno not in NO_DESCRIPTORS:
                     raise
                 _LOG.error("the control loop goes on later: %s; are there too many connections?", error.strerror)
             await until_set(self._wake, self._pause(time.monotonic()))

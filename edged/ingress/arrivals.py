@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import socket
@@ -21,6 +20,8 @@ from collections.abc import Callable, Collection, Iterator
 from urllib.parse import unquote
 
 import msgspec
+
+from edged.files import NO_DESCRIPTORS
 
 _LOG = logging.getLogger("edged.ingress")
 _LOOK_SECONDS = 0.05
@@ -85,7 +86,7 @@ class Arrivals:
                 if excessive := self.look(received, max_message, time.monotonic()):
                     await asyncio.to_thread(disconnect, ports, excessive)
             except OSError as error:  # nothing is lost by a look that is made again
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                if error.errno not in NO_DESCRIPTORS:
                     raise
             used, at = time.process_time(), time.monotonic()  # a look must not count as work that calls for the next
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from edged.backend.artefact import Artefact
-from edged.files import foreign, read_regular, unwritable
+from edged.files import NO_DESCRIPTORS, foreign, read_regular, unwritable
 from edged.store import atomic, sealed
 from edged.store.background import Later, at_once
 from edged.store.key import EngineKey
@@ -28,7 +28,7 @@ from edged.store.staging import Staging
 _LOG = logging.getLogger("edged.store")
 _RECORD = "record.json"
 _LARGEST_RECORD = 1 << 20  # bytes; whatever is larger is no record, and must not fill the memory
-_WANTING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of this process, and no fault of what is on disk
+_WANTING = (*NO_DESCRIPTORS, errno.ENOMEM)  # of this process, and no fault of what is on disk
 _NOTHING = (FileNotFoundError, NotADirectoryError)  # of a folder that could not be made: `problem` tells
 _TICK_SECONDS = 0.001
 

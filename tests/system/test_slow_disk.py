@@ -81,13 +81,15 @@ def slow(tmp_path: Path) -> Iterator[tuple[Daemon, Path]]:
         pytest.skip("there is no C compiler")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True, timeout=60)
     disk = tmp_path / "disk"
-    (disk / "state" / "models").mkdir(parents=True)
+    for place in ("state/models", "tmp"):
+        (disk / place).mkdir(parents=True)
     (tmp_path / "sitecustomize.py").write_text(_STACKS.format(calls=str(disk.with_suffix(".calls"))))
     environment = {
         **os.environ,
         "LD_PRELOAD": str(library),
         "SLOW_DISK": str(disk),
         "SLOW_DISK_MS": "50",
+        "TMPDIR": str(disk / "tmp"),
         "PYTHONPATH": f"{tmp_path}:{Path(__file__).parent.parent.parent}",
     }
     config = tmp_path / "edged.toml"

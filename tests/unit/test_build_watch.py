@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -147,3 +148,18 @@ def test_reading_does_not_disturb_a_busy_box() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+def test_family_without_a_free_descriptor_is_still_measured() -> None:
+    family = Family(os.getpid(), 1 << 20)
+    family.measure()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/proc/self/stat", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        for _ in range(5):  # it looks for new processes again after a few
+            family.measure()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert family.measure().processes >= 1

@@ -1,0 +1,28 @@
+"""What becomes of a file that cannot be kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from edged.errors import DiskFailing, EdgedError, InvalidInput, OutOfSpace, Overloaded
+from edged.files import not_stored
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.EMFILE, Overloaded),
+        (errno.ENFILE, Overloaded),
+        (errno.ENOMEM, Overloaded),
+        (errno.ENOSPC, OutOfSpace),
+        (errno.EDQUOT, OutOfSpace),
+        (errno.EROFS, OutOfSpace),
+        (errno.EIO, DiskFailing),
+        (errno.ENAMETOOLONG, InvalidInput),
+    ],
+)
+def test_not_stored_state_of_the_box_is_not_the_callers_mistake(number: int, kind: type[EdgedError]) -> None:
+    assert type(not_stored("the upload", OSError(number, os.strerror(number)))) is kind
