@@ -326,6 +326,10 @@ def test_models_are_loaded_and_unloaded_by_command() -> None:
         ask("RepositoryModelUnload", model_name="m")
         assert ask.index()["m", ""] == ("UNAVAILABLE", "unloaded")
         refused(NOT_FOUND, lambda: ask.scaled("m"))
+        listed = ask.index()
+        for absent in ("unknown", "m"):
+            ask("RepositoryModelUnload", model_name=absent)
+        assert ask.index() == listed
         dependents = {"unload_dependents": pb.ModelRepositoryParameter(bool_param=True)}
         ask("RepositoryModelUnload", model_name="first", parameters=dependents)
         assert set(ask.index(ready=True)) == set()
