@@ -128,8 +128,8 @@ class BuildFailed(EdgedError):
 
 class NotTaken(EngineUnusable):
     """A model that a runtime does not take. `why` is a word for programs: "refused", "unknown_operator",
-    "unknown_domain", "not_implemented" or "too_much_memory"; `operator` and `node` are what it is about, as far as the
-    runtime tells."""
+    "unknown_domain", "not_implemented", "shape_outside" (a shape in external data) or "too_much_memory"; `operator` and
+    `node` are what it is about, as far as the runtime tells."""
 
     def __init__(self, message: str, why: str = "refused", operator: str = "", node: str = "") -> None:
         super().__init__(message)

@@ -170,6 +170,9 @@ def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
         return Finding(Stage.OPERATORS, Category.NOT_IMPLEMENTED, message, remedy, node)
     if error.why == "too_much_memory":
         return _no_memory(Stage.SESSION, str(error), node)
+    if error.why == "shape_outside":
+        remedy = "save it again with small tensors in the model's file, as onnx.save does without size_threshold=0"
+        return Finding(Stage.SESSION, Category.REFUSED, str(error), remedy, node)
     return Finding(Stage.SESSION, Category.REFUSED, str(error), "", node)
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
-from edged.backend import one_node
+from edged.backend import one_node, onnx_graph
 from edged.backend.contract import Order, Recipe, Signature
 from edged.backend.null import BACKEND
+from edged.backend.ort import refusals
 from edged.build import jobs, reach, trial
 from edged.build.extent import Extent
 from edged.errors import EngineUnusable, NotTaken
@@ -30,6 +34,36 @@ def remedy(operator: str, opset: int) -> str:
 
 def test_a_plugin_of_tensorrt_is_not_to_be_cast_or_converted() -> None:
     assert "plugin of TensorRT" in remedy("EfficientNMS_TRT", 17)
+
+
+def test_told_shape_in_external_data_is_refused_with_a_remedy() -> None:
+    said = (
+        "[ONNXRuntimeError] : 1 : FAIL : Load model from /m/m.onnx failed:Node () Op (Reshape) [ShapeInferenceError]"
+        " Cannot parse data from external tensors. Please load external data into raw data for tensor: s"
+    )
+    error = refusals.told(EngineUnusable(said))
+    assert error.why == "shape_outside"
+    found = trial.refused(job(17), error, "ONNX Runtime 1")
+    assert found.category is Category.REFUSED
+    assert found.has_own_remedy
+
+
+def test_model_written_with_external_data_keeps_shapes_in_its_file(tmp_path: Path) -> None:
+    shape, weights = np.array([32, 16], np.int64), np.ones((16, 64), np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [512])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [32, 64])],
+        [onnx.numpy_helper.from_array(shape, "shape"), onnx.numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    given, out = tmp_path / "given.onnx", tmp_path / "out.onnx"
+    onnx.save(model, str(given), save_as_external_data=True, location="data", size_threshold=0)
+    onnx_graph.Model.read(given).write(out)
+    written = onnx.load(str(out), load_external_data=False).graph.initializer
+    outside = {tensor.name for tensor in written if tensor.data_location == onnx.TensorProto.EXTERNAL}
+    assert outside == {"w"}
 
 
 def test_no_repair_is_offered_where_none_would_help() -> None:

@@ -24,6 +24,7 @@ _UNKNOWN = re.compile(r"Fatal error: (?P<domain>[^:\s]*):(?P<name>[^(\s]+)\(.*?i
 _NO_KERNEL = re.compile(
     r"Could not find an implementation for (?P<name>[^(\s]+)\(\d+\) node with name '(?P<node>[^']*)'"
 )
+_SHAPE_OUTSIDE = re.compile(r"Cannot parse data from external tensors\..* for tensor: (?P<name>.+)")
 _MEMORY = re.compile(
     r"bad_alloc|bad allocation|Failed to allocate memory|out of memory|Cannot allocate memory|Available memory of",
     re.IGNORECASE,
@@ -56,6 +57,9 @@ def told(error: EngineUnusable) -> NotTaken:
         domain = match["domain"]
         operator = match["name"] if domain in ("", "ai.onnx") else f"{domain}.{match['name']}"
         return NotTaken(message, "unknown_operator", operator, _node(said))
+    if match := _SHAPE_OUTSIDE.search(said):
+        what = f"the shape or axes in {match['name'][:100]!r} are external data, which it does not read"
+        return NotTaken(f"ONNX Runtime refuses the model: {what}", "shape_outside", "", _node(said))
     if is_memory(said):
         return NotTaken(message, "too_much_memory", "", _node(said))
     return NotTaken(message, "refused", "", _node(said))
