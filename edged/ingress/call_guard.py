@@ -112,13 +112,6 @@ class CallGuard:
                     response = method.write(await method.answer(request, context))
             outcome = grpc.StatusCode.OK.name
             return response
-        except asyncio.CancelledError:
-            lost = guard.lost(who)
-            if lost is None:
-                raise
-            code, message = describe(lost)
-            outcome = code.name
-            await abort(call, code, message, named(lost))
         except grpc.aio.BaseError:  # the call has ended
             raise
         except Exception as error:
@@ -145,10 +138,7 @@ class CallGuard:
         if not self._asks_connection:
             return self._identify(context.peer, {})
         who = self._identify(context.peer, call.auth_context())
-        error = policy.refusal(self._method.path, who)
-        if error is not None:
-            self._guard.turn_away(self._method.path, who, context.peer, error)
-            raise error
+        self._guard.require_allowed(self._method.path, who, context.peer)
         return who
 
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from edged.config.access import Access, Tls
 from edged.control.alarms import Alarm, AlarmKind
 from edged.errors import ConfigError, EdgedError, Forbidden, Unauthenticated
-from edged.ingress.access import callers, certificates, doors
+from edged.ingress.access import callers, certificates, doors, policy
 from edged.ingress.access.about import about
 from edged.ingress.access.audit import AuditLog, Line, now_told
 from edged.ingress.access.budget import Budget
@@ -144,6 +144,13 @@ class Guard:
             return callers.with_token(who, self._book.find(secret), now)
         return who
 
+    def require_allowed(self, method: str, who: Caller, peer: str) -> None:
+        """Unauthenticated or Forbidden, which is counted and written down, if a caller may not call a method."""
+        error = policy.refusal(method, who)
+        if error is not None:
+            self.turn_away(method, who, peer, error)
+            raise error
+
     def turn_away(self, method: str, who: Caller, peer: str, error: EdgedError) -> None:
         """Counts a refusal, and writes it down."""
         code = code_of(error).name
@@ -162,7 +169,7 @@ class Guard:
 
     @contextlib.contextmanager
     def under_way(self, who: Caller) -> Iterator[None]:
-        """While a call runs by what its caller showed: where that is no longer good, its task is cancelled."""
+        """While a call runs by what its caller showed: once that is no longer good, the call ends with `lost`."""
         task = asyncio.current_task()
         if task is None:
             yield
@@ -171,6 +178,10 @@ class Guard:
         running.add(task)
         try:
             yield
+        except asyncio.CancelledError:
+            if (lost := self.lost(who)) is not None:
+                raise lost from None
+            raise
         finally:
             running.discard(task)
             if not running:

@@ -7,7 +7,6 @@ lead here (`Host`).
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import math
@@ -65,10 +64,7 @@ class HttpGuard:
         method = METHODS[route.what]
         door = self._guard.door(self._address, has_tls=False)
         who = self._guard.caller(door, ask.headers.get("authorization"), ask.peer)
-        error = policy.refusal(method, who)
-        if error is not None:
-            self._guard.turn_away(method, who, ask.peer, error)
-            raise error
+        self._guard.require_allowed(method, who, ask.peer)
         return who
 
     async def carry(self, route: Route, ask: Ask, work: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -87,13 +83,6 @@ class HttpGuard:
                 answer = await work()
             outcome = "OK"
             return answer
-        except asyncio.CancelledError:
-            lost = guard.lost(who)
-            if lost is None:
-                raise
-            code, message = describe(lost)
-            outcome = code.name
-            raise lost from None
         except Exception as error:
             code, message = describe(error)
             outcome = code.name
