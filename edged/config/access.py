@@ -57,7 +57,7 @@ class Access(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     unix: Annotated[
         tuple[Role, ...],
         msgspec.Meta(
-            description="The roles of whoever can open the default socket; the one for operators beside it has all."
+            description="Roles of clients that can open the default socket; the operator socket has all roles."
         ),
     ] = ("infer", "read")
     loopback: Annotated[
@@ -70,7 +70,7 @@ class Access(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     grants: Annotated[
         dict[str, tuple[Role, ...]],
         msgspec.Meta(
-            description="The roles of whoever reaches an address of listen or http.listen, where others are wanted.",
+            description="The roles of clients that reach an address of listen or http.listen, where others are wanted.",
             examples=[{"localhost:8001": ["infer"]}],
         ),
     ] = {}

@@ -144,7 +144,7 @@ class Zmq(_Strict, frozen=True):
     publish: Annotated[
         str,
         Meta(
-            description="Where results and events are told to whoever listens: ipc:///PATH, or tcp://HOST:PORT on this"
+            description="Where results and events are sent to subscribers: ipc:///PATH, or tcp://HOST:PORT on this"
             " machine; empty for nowhere.",
             examples=["ipc:///run/edged/results"],
         ),

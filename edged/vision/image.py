@@ -119,7 +119,7 @@ def _describe(encoded: Encoded) -> str:
         return "the picture is empty"
     start = bytes(encoded[:12])
     if start[4:8] == b"ftyp" and start[8:12] not in _STILL_BRANDS:
-        return f"these {len(encoded)} bytes are a video, no picture: use `edged stream`"
+        return f"these {len(encoded)} bytes are a video, not a picture (videos: `edged stream`)"
     return f"these {len(encoded)} bytes are not a picture that can be read; they begin with {start[:4].hex()}"
 
 
