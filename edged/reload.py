@@ -51,7 +51,7 @@ class Reloader:
             except EdgedError as error:
                 _LOG.error("the configuration is not reloaded, and the daemon goes on as it was: %s", error)
             except Exception:
-                _LOG.exception("reloading the configuration failed with an error nobody expected")
+                _LOG.exception("reloading the configuration failed with an unexpected error")
 
     async def reload(self) -> tuple[Outcome, ...]:
         """Reads the configuration again; what changed, and what became of it.

@@ -236,7 +236,7 @@ def load(path: Path) -> Golden:
     except (OSError, ValueError, TypeError) as error:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
-        raise BuildFailed(f"golden answers {path.name} cannot be read and will be made anew: {error}") from error
+        raise BuildFailed(f"golden answers {path.name} cannot be read and will be made again: {error}") from error
 
 
 def is_whole(path: Path) -> bool:

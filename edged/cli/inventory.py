@@ -144,7 +144,7 @@ def _box(name: str, given: dict[str, Any], defaults: Defaults, folder: Path) -> 
         merged |= {"certificate": entry.certificate, "key": entry.key}
     for key, value in {"target": entry.target.strip(), **merged}.items():
         if isinstance(value, str) and not value.isprintable():
-            raise ConfigError(f"{where}: {key} {value[:60]!r} has characters that nobody sees; take them out")
+            raise ConfigError(f"{where}: {key} {value[:60]!r} has invisible characters; remove them")
     paths = {name: _place(folder, merged[name], f"{where}: {name}") for name in _FILES if merged[name]}
     return Box(name, entry.target.strip(), entry.groups, Defaults(**{**merged, **paths}))
 

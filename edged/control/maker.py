@@ -256,7 +256,7 @@ class Maker:
     @staticmethod
     def _give_up_trial(engine: PlannedEngine, task: Task, why: str) -> None:
         """It is built, as if there had been nothing to try."""
-        reason = f"engine {engine.trial[:12]} {why}; it is built anew"
+        reason = f"engine {engine.trial[:12]} {why}; it is built again"
         _LOG.warning("model %s: %s", task.model.name, reason)
         engine.trial, engine.failures = "", 0
         engine.move(EngineState.ABSENT, reason)

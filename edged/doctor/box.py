@@ -65,7 +65,7 @@ def store(stock: Stock) -> Check:
     """Judges what the store met when it was read."""
     counts, records = stock.store.counts, stock.records()
     if counts.damaged:
-        said = f"{counts.damaged} engines were damaged and have been set aside; they are built anew"
+        said = f"{counts.damaged} engines were damaged and have been set aside; they are built again"
         return warning(Name.STORE, said, "see the disk's health: journalctl -k, smartctl, or another card")
     held = sum(bool(record.files) for record in records.values())
     return ok(Name.STORE, f"{held} engines, {len(records) - held} records of others")

@@ -35,7 +35,7 @@ def external_data(name: str, inspection: Inspection) -> Iterator[Check]:
     files = inspection.external
     bad = [file for file in files if file.problem]
     for file in bad:
-        remedy = "export the model anew and copy it with all its files, or save it in one file"
+        remedy = "export the model again and copy it with all its files, or save it in one file"
         yield wrong(Name.EXTERNAL_DATA, file.problem, remedy, name)
     if not files:
         yield ok(Name.EXTERNAL_DATA, "it has none: all is in one file", name)

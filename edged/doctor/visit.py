@@ -106,7 +106,7 @@ async def _daemon(wanted: Wanted) -> tuple[Socket | None, Heard | None, EdgedErr
         return None, None, None
     known = await in_thread(lambda: daemon.socket_of(wanted.target))
     if known is not None and known.refusal:
-        return known, None, Unsupported(f"nobody answers at {wanted.target}: {known.refusal}")
+        return known, None, Unsupported(f"no daemon answers at {wanted.target}: {known.refusal}")
     try:
         return known, await in_thread(lambda: daemon.hear(wanted.target)), None
     except EdgedError as error:

@@ -104,7 +104,7 @@ class FrigateEndpoint:
             if file not in self._missing and len(self._missing) < _MOST_PEERS:
                 self._missing.add(file)
                 _LOG.error(
-                    "Frigate asks for %.80r: %s. It will find nothing until it is started anew: add the model "
+                    "Frigate asks for %.80r: %s. It finds nothing until it is restarted: add the model "
                     "(edged models add NAME FILE) or name one as [frigate] model, then restart Frigate",
                     file,
                     error,
@@ -142,7 +142,7 @@ class FrigateEndpoint:
         except EdgedError as error:
             self._give_nothing(peer, "late" if isinstance(error, DeadlineExceeded) else "failed", error)
         except Exception as error:
-            _LOG.exception("a request of Frigate failed with an error nobody expected")
+            _LOG.exception("a request of Frigate failed with an unexpected error")
             self._give_nothing(peer, "failed", NotReady(f"edged failed on it ({type(error).__name__})"))
         else:
             self.answered += 1

@@ -94,7 +94,7 @@ class Listener:
                 why = f": {error}"
             if self._is_stopping:
                 return
-            _LOG.error("gRPC gave up %s; it answers there anew%.300s", self.address, why)
+            _LOG.error("gRPC gave up %s; it answers there again%.300s", self.address, why)
             if self._handover is not None:
                 self._handover.leave()
             while not self._is_stopping:

@@ -141,7 +141,7 @@ def problem_of(status: os.stat_result, client: Identity) -> str:
     if not stat.S_ISREG(status.st_mode):
         return "is no segment but another kind of file"
     if status.st_nlink > 1:
-        return "has a second name, which may be somebody else's"
+        return "has a second name, which may belong to another user"
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everybody; make it with mode 0600 or 0640"
     if not client.may(status, READ):

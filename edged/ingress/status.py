@@ -76,7 +76,7 @@ def describe(error: Exception) -> tuple[grpc.StatusCode, str]:
     """Code and one line for any exception. One that edged did not raise is logged, and told without its details."""
     if isinstance(error, EdgedError):
         return code_of(error), str(error)
-    _LOG.error("a call failed with an error nobody expected", exc_info=error)
+    _LOG.error("a call failed with an unexpected error", exc_info=error)
     return grpc.StatusCode.INTERNAL, f"edged failed on this call ({type(error).__name__}); its log tells more"
 
 

@@ -131,7 +131,7 @@ class FrameLane:
                     if not await self._hand_over((*envelope, result_json.encode(fields), *outputs)):
                         return
         except Exception:
-            _LOG.exception("a stream over ZeroMQ failed with an error nobody expected")
+            _LOG.exception("a stream over ZeroMQ failed with an unexpected error")
         finally:
             if self._peers.get(identity) is peer:
                 del self._peers[identity]

@@ -134,7 +134,7 @@ class BoundSocket:
             try:
                 self._received(frames)
             except Exception:  # the others' messages are still to be read
-                _LOG.exception("a message over ZeroMQ failed with an error nobody expected")
+                _LOG.exception("a message over ZeroMQ failed with an unexpected error")
         self._drain_soon()
 
 

@@ -42,4 +42,4 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None:
         error = failed.exc_type, failed.exc_value, failed.exc_traceback
     name = failed.thread.name if failed.thread is not None else "without a name"
-    _LOG.error("the thread %s ended with an error nobody expected", name, exc_info=error)
+    _LOG.error("the thread %s ended with an unexpected error", name, exc_info=error)

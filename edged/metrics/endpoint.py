@@ -112,7 +112,7 @@ class Endpoint:
         try:
             text, kind = await self._scrape(headers.get("accept", ""), compressed)
         except Exception:
-            _LOG.exception("a scrape failed with an error nobody expected")
+            _LOG.exception("a scrape failed with an unexpected error")
             return _response(HTTPStatus.INTERNAL_SERVER_ERROR, b"the scrape failed; the daemon's log tells more\n")
         more = f"Content-Type: {kind}\r\nVary: Accept-Encoding\r\n" + (
             "Content-Encoding: gzip\r\n" if compressed else ""

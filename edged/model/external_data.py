@@ -165,7 +165,7 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
         message = f"{named} is not a regular file"
         return 0, _finding(Category.EXTERNAL_NOT_A_FILE, message, "copy the file itself beside the model", tensor)
     if not os.access(folder / location, os.R_OK):
-        unreadable = f"{named} cannot be read: it belongs to somebody else"
+        unreadable = f"{named} cannot be read: permission denied"
         return status.st_size, _finding(Category.EXTERNAL_MISSING, unreadable, "make it readable", tensor)
     if status.st_size < reference.end:
         message = f"{named} is truncated: {status.st_size} bytes of at least {reference.end}"

@@ -84,7 +84,7 @@ _ELSEWHERE = "export it with operators of ONNX's own"
 # What to do where whoever found it knows nothing better.
 REMEDIES: Mapping[Category, str] = {
     Category.MISSING: "name the .onnx file itself",
-    Category.UNREADABLE: "give edged leave to read it",
+    Category.UNREADABLE: "let edged's user read it",
     Category.NOT_A_FILE: "name the .onnx file itself",
     Category.EMPTY: "copy the model again",
     Category.TOO_LARGE: "export it with its weights as external data, and without functions inside functions",

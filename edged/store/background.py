@@ -52,4 +52,4 @@ class Background:
             except OSError as error:  # as when the disk is full: the daemon forgets it at its end
                 _LOG.info("something could not be written: %s", error)
             except Exception:
-                _LOG.exception("a write ended with an error nobody expected")
+                _LOG.exception("a write ended with an unexpected error")
