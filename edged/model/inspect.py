@@ -51,6 +51,7 @@ _MOST_ELEMENTS = 16  # of an input with a default; a larger one is a weight that
 _NO_DEFAULTS = ("BYTES", "BF16")  # which sessions convert by the signature
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_TRITON_NAME = "model.onnx"  # of every model in Triton's layout: MODEL/VERSION/model.onnx
 
 # An input or output as far as it can be expressed, and why it cannot be served, if so.
 _Value: TypeAlias = tuple[TensorSpec, Finding | None]
@@ -170,7 +171,7 @@ def _unopened(path: Path, error: OSError) -> Finding:
         if path.is_symlink():
             message = f"{name} is a link to a file that does not exist"
             return Finding(Stage.FILE, Category.MISSING, message, "correct the link, or copy the file itself")
-        end = Path(*path.parts[-3:])  # of a repository: MODEL/VERSION/model.onnx
+        end = Path(*path.parts[-3:]) if name == _TRITON_NAME else name
         return Finding(Stage.FILE, Category.MISSING, f"there is no file {end}", _instead(path))
     return Finding(
         Stage.FILE, Category.UNREADABLE, f"{name} cannot be opened: {error.strerror}", "let edged's user read it"
@@ -180,7 +181,7 @@ def _unopened(path: Path, error: OSError) -> Finding:
 def _instead(path: Path) -> str:
     """What to do about a file that is missing."""
     found = _onnx_in(path.parent)
-    if path.name == "model.onnx" and found:
+    if path.name == _TRITON_NAME and found:
         return f"rename {found} to {path.name}"
     return "copy the model there, or correct the path"
 

@@ -71,7 +71,7 @@ def test_commands_are_listed_as_one_meets_them(edged: Shell) -> None:
         (["engines", "rebuild"], 2, "rebuild what? name a MODEL"),
         (["engines", "evict", "--all"], 1, "no edged daemon answers"),
         (["status"], 1, "no edged daemon answers"),
-        (["events", "--after", "yesterday"], 2, "no place among events"),
+        (["events", "--after", "yesterday"], 2, "not the number of an event"),
         (["serve", "--listen", "localhost:99999"], 2, "from 0 to 65535"),
         (["serve", "--listen", "localhost.evil.com:80"], 2, "reachable from other machines"),
         (["serve", "--listen", f"unix:{NOWHERE}/s.sock"], 2, f"cannot listen on {NOWHERE}/s.sock: "),
