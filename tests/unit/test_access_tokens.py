@@ -109,6 +109,17 @@ def test_a_book_sees_changes_and_keeps_what_it_had_where_they_are_none(tmp_path:
     assert (book.find(secret), book.problem) == (None, "")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_look_file_that_was_given_to_another_user_is_a_problem(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    file.add(make("a", frozenset({"infer"}))[0])
+    book = TokenBook(file)
+    os.chown(file.path, 12345, -1)
+    assert not book.look()
+    assert "another user" in book.problem
+    assert [token.name for token in book.tokens] == ["a"]
+
+
 def test_part_files_of_killed_writers_go_at_the_start_and_with_the_next_token(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "access" / "tokens.json")
     file.add(make("a", frozenset({"infer"}))[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from edged.backend.contract import Order, Signature
 from edged.build.builder import REFERENCE
 from edged.errors import ModelRefused, Superseded
 from edged.model.identity import file_digest, model_digest, require_same
+from tests.waiting import ends_despite_fifo
 
 
 @pytest.fixture
@@ -88,3 +90,8 @@ def test_require_same_of_a_file_that_is_gone_is_superseded(tmp_path: Path) -> No
     order = Order(str(tmp_path / "model.onnx"), Signature((), ()), REFERENCE, digest="0" * 64)
     with pytest.raises(Superseded, match="taken away"):
         require_same(order)
+
+
+def test_file_digest_of_a_fifo_ends(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.onnx")
+    assert ends_despite_fifo(lambda: file_digest(tmp_path / "model.onnx"), tmp_path / "model.onnx")

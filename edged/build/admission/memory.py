@@ -20,6 +20,7 @@ from edged.build.jobs import Check, Checked
 from edged.build.reach import Reach
 from edged.device import runtimes
 from edged.device.root import Root
+from edged.files import read_regular
 from edged.model.finding import Finding
 from edged.store import atomic, sealed
 from edged.version import __version__
@@ -102,9 +103,16 @@ class Outcomes:
     @staticmethod
     def _write(place: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
-            if not place.exists() or place.read_bytes() != content:
+            if not _holds(place, content):
                 place.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.write_file(place, content)
+
+
+def _holds(place: Path, content: bytes) -> bool:
+    try:
+        return read_regular(place) == content
+    except OSError:  # there is none, or something else is in its place
+        return False
 
 
 def _version(backend: str) -> str | None:

@@ -190,4 +190,4 @@ class TokenBook:
             status = self._file.path.stat()
         except OSError:
             return ()
-        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns  # with its owner and mode
