@@ -42,7 +42,8 @@ def sweep(folder: Path) -> None:
     """Removes what a `write_file` that was killed has left in a folder: files that no process holds locked."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f".*{_PART}"):
-            if time.time() - path.lstat().st_mtime > _STRAY_SECONDS and not _is_locked(path):
+            # A clock that was put back, or that starts at 1970, leaves files of the future.
+            if abs(time.time() - path.lstat().st_mtime) > _STRAY_SECONDS and not _is_locked(path):
                 path.unlink()
 
 

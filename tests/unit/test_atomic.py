@@ -170,6 +170,15 @@ def test_what_a_killed_writer_left_is_swept_once_nobody_can_be_writing_it(tmp_pa
     assert (tmp_path / ".hidden").exists()
 
 
+def test_sweep_stray_of_the_future_goes(tmp_path: Path) -> None:
+    """A box without a clock of its own starts in the past, and writes with one that was set later."""
+    place = tmp_path / ".file.x.part"
+    place.write_bytes(b"half")
+    os.utime(place, (1 << 32, 1 << 32))
+    atomic.sweep(tmp_path)
+    assert not place.exists()
+
+
 def test_sweep_file_that_a_writer_holds_locked_stays(tmp_path: Path) -> None:
     place = tmp_path / ".file.x.part"
     place.write_bytes(b"half")
