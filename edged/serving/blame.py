@@ -74,7 +74,7 @@ def died(records: Records, suspects: Iterable[tuple[Suspect, bool]], death: Deat
         deaths = tuple(
             each
             for each in known.deaths
-            if death.unix_s - each.unix_s <= WINDOW_SECONDS and not (has_answered and each.is_outside)
+            if abs(death.unix_s - each.unix_s) <= WINDOW_SECONDS and not (has_answered and each.is_outside)
         )
         deaths = (*deaths, death)
         quarantined = known.quarantined_unix_s
@@ -89,14 +89,15 @@ def died(records: Records, suspects: Iterable[tuple[Suspect, bool]], death: Deat
 def host_of(records: Records, suspect: Suspect, unix_s: float) -> int:
     """The number of the host that an engine is opened in; 0 for the one that all share."""
     record = records.get(suspect)
-    if record is None or record.is_quarantined or unix_s - record.deaths[-1].unix_s > APART_SECONDS:
+    if record is None or record.is_quarantined or abs(unix_s - record.deaths[-1].unix_s) > APART_SECONDS:
         return 0
     return record.host
 
 
 def live(records: Records, unix_s: float) -> Records:
-    """Without what is forgotten: deaths long ago of engines that are not quarantined."""
-    return {s: r for s, r in records.items() if r.is_quarantined or unix_s - r.deaths[-1].unix_s <= WINDOW_SECONDS}
+    """Without what is forgotten: deaths long ago of engines that are not quarantined. The clock may have been put back:
+    deaths far in the future were long ago as well."""
+    return {s: r for s, r in records.items() if r.is_quarantined or abs(unix_s - r.deaths[-1].unix_s) <= WINDOW_SECONDS}
 
 
 def forgiven(records: Records, model: str, engine: str = "") -> Records:

@@ -147,6 +147,14 @@ def test_what_is_long_ago_is_forgotten_unless_it_is_quarantined() -> None:
     assert not host_of({}, A, 0)
 
 
+def test_died_after_the_clock_was_put_back_forgets_deaths_of_the_future() -> None:
+    later = 10 * WINDOW_SECONDS
+    records = history([death(later), death(later + 1)])
+    assert host_of(records, A, 1) == 0
+    assert live(records, 1) == {}
+    assert len(died(records, [(A, False)], death(1))[A].deaths) == 1
+
+
 def test_forgiving_a_model_or_one_of_its_engines_leaves_the_others() -> None:
     records = {A: Record((death(1),)), OTHER: Record((death(1),)), B: Record((death(1),))}
     assert set(forgiven(records, "a")) == {B}
