@@ -39,6 +39,7 @@ def tree(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+@pytest.mark.long
 def test_inspect_tells_programs_and_people_what_is_wrong(tmp_path: Path) -> None:
     good = models.save(models.conv(), tmp_path / "good.onnx")
     bad = models.save(models.identity(opset=500), tmp_path / "bad.onnx")

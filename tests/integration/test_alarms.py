@@ -68,6 +68,7 @@ def status(daemon: Daemon) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.long
 def test_an_engine_that_becomes_slow_raises_an_alarm_until_it_is_fast_again(daemon: Daemon) -> None:
     daemon.settled("shapes")
     assert status(daemon).returncode == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 
 from edged.shapes import MODEL_PATH
 from edged.shapes.scene import Scene
@@ -60,6 +61,7 @@ def replace_engine(place: Path, other: Path) -> str:
     return record.edition
 
 
+@pytest.mark.long
 def test_start_with_another_models_engine_in_a_fitting_record_answers_right_alarms_and_rebuilds() -> None:
     daemon, picture = Daemon(), np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
     for name, layers in (("m", 4), ("other", 5)):

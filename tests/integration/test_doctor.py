@@ -220,6 +220,7 @@ def test_a_clock_that_starts_in_the_past(tmp_path: Path) -> None:
 # -- models in trouble ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_models_in_trouble(tmp_path: Path) -> None:
     """One that no runtime here takes, one whose engine is of another box, one that is judged by what nobody keeps."""
     add(tmp_path, "new", models.identity(opset=99))
@@ -250,6 +251,7 @@ def of_another_box(store: Store) -> None:
         store.remove(key)
 
 
+@pytest.mark.long
 def test_one_model_level_by_level(tmp_path: Path) -> None:
     add(tmp_path, "drifts", models.scaled_matmul())
     add(tmp_path, "other", models.conv())

@@ -45,6 +45,7 @@ def configured(daemon: Daemon, text: str) -> None:
     daemon._arguments = (*daemon._arguments, "--config", str(path))
 
 
+@pytest.mark.long
 def test_an_engine_that_answers_rightly_is_taken_over_without_a_build(daemon: Daemon) -> None:
     before = {e.key: e for e in daemon.settled("shapes")}
     daemon.stop()

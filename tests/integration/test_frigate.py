@@ -233,6 +233,7 @@ def test_a_frigate_that_never_asked_is_served_the_only_model(daemon: FrigateDaem
 # -- daemons of their own ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_detections_come_from_the_start_and_go_on_after_a_restart() -> None:
     image = as_bytes(picture())
     daemon = FrigateDaemon("--model", f"shapes={MODEL_PATH}", settings="timeout_ms = 400")

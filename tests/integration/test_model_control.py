@@ -337,6 +337,7 @@ def test_models_are_loaded_and_unloaded_by_command() -> None:
         assert ask.scaled("first") == (1.0, "1")
 
 
+@pytest.mark.long
 def test_a_model_is_loaded_from_what_comes_with_the_command_and_goes_back_to_the_disk() -> None:
     daemon, config = configured('model_control = "explicit"\n')
     other = scale(daemon.home / "other", 7).read_bytes()

@@ -24,6 +24,12 @@ from tests.integration.daemon import Daemon, wait_for
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
+    with Daemon(builds=False) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def building() -> Iterator[Daemon]:
     with Daemon() as daemon:
         yield daemon
 
@@ -215,10 +221,10 @@ def test_changed_settings_apply_without_a_restart(daemon: Daemon) -> None:
         assert len(client.infer("tuned", picture).detections) == 1
 
 
-def test_events_tell_what_happened_and_can_be_resumed(daemon: Daemon) -> None:
-    with daemon.client() as client:
-        client.add_model("told", onnx_files.scale(daemon.home / "told.onnx", 1234))
-        daemon.settled("told")
+def test_events_tell_what_happened_and_can_be_resumed(building: Daemon) -> None:
+    with building.client() as client:
+        client.add_model("told", onnx_files.scale(building.home / "told.onnx", 1234))
+        building.settled("told")
         mine = [e for e in client.events() if e.model == "told"]
         states = [e.what.state for e in mine if isinstance(e.what, EngineMoved)]
         assert mine[0].kind == "model_read"
@@ -231,7 +237,7 @@ def test_events_tell_what_happened_and_can_be_resumed(daemon: Daemon) -> None:
         client.remove_model("told")
         assert next(e for e in following if e.model == "told").kind == "model_removed"
         following.close()
-    listed = edged_command("events", "--json", "--target", daemon.unix)
+    listed = edged_command("events", "--json", "--target", building.unix)
     assert [json.loads(line)["sequence"] for line in listed.stdout.splitlines()][:1] == [numbers[0]]
 
 

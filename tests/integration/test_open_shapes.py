@@ -149,6 +149,7 @@ def test_what_came_is_shown_and_what_is_refused_says_what_to_change() -> None:
         )
 
 
+@pytest.mark.long
 def test_a_request_that_is_too_large_commands_nothing(tmp_path: Path) -> None:
     settings = {"backends": "null", "shapes__policy": "learn", "shapes__quiet_s": "0", "shapes__most_mb": "1"}
 

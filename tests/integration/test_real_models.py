@@ -29,7 +29,7 @@ _PROBABILITY = 1e-3  # absolute; what a window's answer is off by goes on in the
 _STATE = 1e-2  # absolute, of values up to about 1
 
 _PATIENCE = 240.0  # seconds for engines to be made, several of each model
-_QUICK = ("ways_up", "upside_down", "voice_without_if")  # the rest takes longer to build than a hurried test may
+_QUICK = ("ways_up", "upside_down")  # the rest takes longer to build than a hurried test may
 pytestmark = pytest.mark.timeout(360)
 
 Numbers = npt.NDArray[Any]  # of floats or whole numbers

@@ -158,6 +158,7 @@ def test_a_face_detector_that_declares_its_example_serves_pictures(daemon: Daemo
     assert _infer(daemon, "faces", "input.1", np.zeros((1, 3, 96, 128), np.float32))["537"].shape == (1, 1, 24, 32)
 
 
+@pytest.mark.long
 def test_a_daemon_that_is_killed_while_it_repairs_leaves_nothing_behind(daemon: Daemon) -> None:
     file = models.save(models.classifier(opset=_OPSET, ir=_IR), daemon.home / "killed.onnx")
     environment = os.environ | {"EDGED_TARGET": daemon.unix}

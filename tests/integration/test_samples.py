@@ -63,6 +63,7 @@ def golden_files(daemon: Daemon) -> set[str]:
     return {path.name for path in (daemon.cache / "golden").glob("*.golden")}
 
 
+@pytest.mark.long
 def test_engines_are_verified_with_the_samples_that_were_uploaded(daemon: Daemon, pictures: Path) -> None:
     with daemon.client() as client:
         client.add_model("sampled", MODEL_PATH, samples=pictures)

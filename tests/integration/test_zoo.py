@@ -251,6 +251,7 @@ def _drop_all(chosen: Sequence[Exhibit]) -> None:
         assert "Traceback" not in daemon.log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_daemon_goes_on_serving_among_them(zoo: Mapping[str, Exhibit]) -> None:
     _drop_all([zoo[name] for name in _DROPPED])
@@ -280,6 +281,7 @@ def test_the_runtime_alone_agrees_that_good_is_good_and_bad_is_bad() -> None:
             assert not runs or name in _RUNS, line
 
 
+@pytest.mark.long
 def test_every_model_is_made_the_same_again(tmp_path: Path) -> None:
     for exhibit in _ALL.values():
         if not exhibit.costly and exhibit.is_good:

@@ -32,6 +32,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_engines_are_built_for_a_compute_capability_and_lie_in_the_store_unproven(tmp_path: Path) -> None:
     done = build(tmp_path, "--for", "sm_86", "--json")
     assert (done.returncode, done.stderr) == (0, "")

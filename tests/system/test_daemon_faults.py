@@ -111,6 +111,7 @@ def test_a_daemon_with_a_full_disk_serves_and_builds_once_there_is_room(home: Da
             look(home.cache)
 
 
+@pytest.mark.long
 def test_serve_with_no_free_inodes_alarms_and_builds_once_there_are_some(home: Daemon) -> None:
     home.cache.mkdir(exist_ok=True)
     with disks.tmpfs(home.cache, 24, "nr_inodes=300"):
@@ -132,6 +133,7 @@ def test_serve_with_no_free_inodes_alarms_and_builds_once_there_are_some(home: D
             daemon.stop()
 
 
+@pytest.mark.long
 def test_a_daemon_that_is_to_leave_room_says_that_there_is_none(home: Daemon, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[engines]\nkeep_free_mb = 20\n")
     with disks.tmpfs(home.cache, 24):

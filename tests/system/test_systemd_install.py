@@ -91,6 +91,7 @@ def test_a_tree_is_installed_into_twice_and_emptied(tree: Tree) -> None:
     assert not models.exists()
 
 
+@pytest.mark.long
 def test_another_prefix_is_what_the_units_name(tree: Tree) -> None:
     done = tree.make("install", PREFIX="/usr/local", APP="/usr/local/lib/edged")
     assert done.returncode == 0, done.stdout + done.stderr

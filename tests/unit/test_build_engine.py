@@ -262,6 +262,7 @@ def test_an_engine_for_another_driver_is_taken_over_if_it_answers_rightly(
     store.artefact(wanted.key.digest).check()
 
 
+@pytest.mark.long
 def test_an_engine_for_another_driver_that_answers_wrongly_is_not(
     builder: Builder, store: Store, tmp_path: Path
 ) -> None:
@@ -301,6 +302,7 @@ def test_no_room_is_asked_before_anything_is_built(builder: Builder, store: Stor
     assert store.records() == {}
 
 
+@pytest.mark.long
 def test_how_long_a_build_takes_is_known_from_earlier_ones(builder: Builder, tmp_path: Path) -> None:
     model = read(models.save(models.conv(), tmp_path / "model.onnx"))
     wanted = task(model, Recipe("onnxruntime"))

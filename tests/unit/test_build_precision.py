@@ -70,7 +70,7 @@ def make(model: Model, recipe: Recipe, folder: Path) -> tuple[EngineRecord, list
     ("backend", "precision"),
     [
         pytest.param("onnxruntime", "fp16", marks=pytest.mark.long),
-        ("onnxruntime", "int8"),
+        pytest.param("onnxruntime", "int8", marks=pytest.mark.long),
         pytest.param("openvino", "int8", marks=pytest.mark.long),
     ],
 )

@@ -228,6 +228,7 @@ def test_one_that_takes_odd_values_only_needs_some_and_says_how(tmp_path: Path) 
     assert admitted(tmp_path, choosy(50, 70), npz(tmp_path / "ask.npz", x=[50, 70])).warnings == ()
 
 
+@pytest.mark.long
 def test_a_sample_that_the_model_does_not_answer_is_told_of_what_is_served_and_the_reason_of_what_is_not(
     tmp_path: Path,
 ) -> None:

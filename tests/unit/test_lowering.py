@@ -111,6 +111,7 @@ def test_what_is_rejected_while_it_runs_is_followed_at_the_next_look(store: Stor
     assert not is_due(found)
 
 
+@pytest.mark.long
 def test_a_model_is_served_at_the_highest_level_that_is_right(tmp_path: Path) -> None:
     """From the file to the answer, with the real runtime: levels above `basic` answer otherwise."""
     path = models.save(models.scaled_matmul(), tmp_path / "m.onnx")

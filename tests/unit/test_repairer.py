@@ -74,6 +74,7 @@ def test_only_the_step_that_is_named_is_made(tmp_path: Path) -> None:
     assert done.details == ("1 ReduceMean converted for opset 17",)
 
 
+@pytest.mark.long
 def test_a_version_that_is_named_goes_to_what_every_runtime_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_newer_version_that_is_named_is_an_error(tmp_path: Path) -> None:
         _repair(path, Wish.parse(False, ["opset=19"]))
 
 
+@pytest.mark.long
 def test_external_data_is_shared_and_part_of_the_identity(tmp_path: Path) -> None:
     path = tmp_path / "big.onnx"
     onnx.save(models.classifier(), path, save_as_external_data=True, location="w.bin", size_threshold=64)
@@ -127,6 +129,7 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
         _repair(path)
 
 
+@pytest.mark.long
 def test_sizes_are_freed_where_settings_ask_for_others(tmp_path: Path) -> None:
     path = models.save(models.classifier(1, size=32, opset=20, ir=8), tmp_path / "m.onnx")
     assert _repair(path).record.steps == ()
@@ -141,6 +144,7 @@ def test_a_named_size_that_cannot_be_freed_is_an_error(tmp_path: Path) -> None:
         _repair(path, Wish.parse(False, ["sizes"]))
 
 
+@pytest.mark.long
 def test_a_model_is_simplified_when_asked(tmp_path: Path) -> None:
     pytest.importorskip("onnxslim", reason="it is an optional package")
     made = models.classifier(opset=20, ir=8)
