@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LOCK = ".owner"
-_SWEEP = ".sweep"
 
 
 class Staging:
@@ -79,7 +78,7 @@ class Staging:
     @contextmanager
     def _sweeping(self, mode: int) -> Iterator[None]:
         """Held shared while a stage is being made, exclusively while strays are removed."""
-        lock = os.open(self.root / _SWEEP, os.O_CREAT | os.O_RDWR, 0o600)
+        lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)  # nothing in it can stand in the way
         try:
             fcntl.flock(lock, mode)
             yield

@@ -100,7 +100,7 @@ def look(root: Path) -> Store:
     store = Store(root)
     assert store.counts.damaged == 0
     assert not store.problem
-    assert names(root / "staging") == [".sweep"]
+    assert names(root / "staging") == []
     assert names(root / "engines") == sorted(store.records())
     assert all(store.is_pinned(name) for name in names(root / "pins"))
     for key, record in store.records().items():

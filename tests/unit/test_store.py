@@ -93,8 +93,7 @@ def as_another_user(question: Callable[[], str]) -> str:
 
 
 def names(folder: Path) -> list[str]:
-    """What lies in a folder, without the store's own lock."""
-    return sorted(path.name for path in folder.iterdir() if path.name != ".sweep")
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture
@@ -590,7 +589,6 @@ def test_a_folder_that_cannot_be_made_is_an_empty_store_that_says_why(tmp_path: 
 
 
 def test_a_folder_that_goes_away_is_told_of(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "staging" / ".sweep").unlink()
     (tmp_path / "staging").rmdir()
     assert store.problem == f"{tmp_path / 'staging'} is not there and cannot be made"
 
