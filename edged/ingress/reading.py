@@ -1,0 +1,98 @@
+"""Reads the messages of calls so that large ones do not come one right after the other.
+
+gRPC hands a message over by copying it on the event loop: 30 MiB take tens of milliseconds in which no one else is
+served. When many have arrived they would all be copied in one turn of the loop. So a client whose last message was
+large, or that has sent none so far, waits in a lane; after each large message the lane rests for longer than the copy
+took. A client that sends small messages does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Generator
+from typing import Any, Protocol
+
+from edged.ingress.access.budget import LARGE
+
+_REST = 2.0  # times what the copy took
+_LONGEST_REST = 0.5  # seconds
+
+
+class Sender:
+    """One client, as far as its messages to one method go. `is_light` once its last message was a small one."""
+
+    __slots__ = ("is_light",)
+
+    def __init__(self) -> None:
+        self.is_light = False
+
+
+class Readable(Protocol):
+    """A call of gRPC."""
+
+    def read(self) -> Awaitable[Any]: ...
+
+
+class SlowLane:
+    """Those that may be about to get a large message, one after the other. Of one event loop."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._free_at = 0.0
+
+    async def enter(self) -> None:
+        """Returns when it is the caller's turn, who then calls `leave`."""
+        await self._lock.acquire()
+        try:
+            if (rest := self._free_at - time.monotonic()) > 0:
+                await asyncio.sleep(rest)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def leave(self, rest: float) -> None:
+        """The next has its turn after `rest` seconds."""
+        self._free_at = time.monotonic() + min(rest, _LONGEST_REST)
+        self._lock.release()
+
+
+async def read(call: Readable, sender: Sender, lane: SlowLane) -> Any:
+    """The next message of a call as bytes; what gRPC gives at its end."""
+    return await _Reading(call, sender, lane)
+
+
+class _Reading:
+    """gRPC's coroutine waits for the message, then copies it when it is resumed. That is when the lane is entered."""
+
+    def __init__(self, call: Readable, sender: Sender, lane: SlowLane) -> None:
+        self._reads, self._sender, self._lane = call.read(), sender, lane
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        reads = self._reads.__await__()
+        has_turn = False
+        error: BaseException | None = None
+        while True:
+            began = time.monotonic()
+            try:
+                waits_for = next(reads) if error is None else reads.throw(error)
+            except BaseException as ended:
+                size = len(ended.value) if isinstance(ended, StopIteration) and isinstance(ended.value, bytes) else 0
+                if size:
+                    self._sender.is_light = size < LARGE
+                if has_turn:
+                    self._lane.leave(_REST * (time.monotonic() - began) if size >= LARGE else 0.0)
+                if isinstance(ended, StopIteration):
+                    return ended.value
+                raise
+            error = None
+            if has_turn:
+                self._lane.leave(0.0)
+                has_turn = False
+            try:
+                yield waits_for
+                if not self._sender.is_light:
+                    yield from self._lane.enter().__await__()
+                    has_turn = True
+            except BaseException as thrown:
+                error = thrown
