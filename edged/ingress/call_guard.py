@@ -39,6 +39,7 @@ GrpcContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Identify: TypeAlias = Callable[[str, Mapping[str, Iterable[bytes]]], Caller]
 
 _LOG = logging.getLogger("edged.calls")  # says something only where it is asked to be verbose
+_REFUSED_AFTER = 1.0  # seconds until a large message is refused
 _ROOM_SECONDS = 0.01  # between two looks whether a client's bytes have become fewer
 
 
@@ -118,6 +119,8 @@ class CallGuard:
         except Exception as error:
             code, message = describe(error)
             outcome = code.name
+            if large.is_under_way and isinstance(error, InvalidInput):  # or the next would come at once
+                await asyncio.sleep(_REFUSED_AFTER)
             await abort(call, code, message, named(error))
         finally:
             if requests is not None:

@@ -17,15 +17,17 @@ from edged.ingress.access.budget import LARGE
 
 _REST = 2.0  # times what the copy took
 _LONGEST_REST = 0.5  # seconds
+_PATIENCE = 0.1  # seconds that a sender of large messages has for the next one before others go first
 
 
 class Sender:
-    """One client, as far as its messages to one method go. `is_light` once its last message was a small one."""
+    """One client, as far as its messages to one method go. `is_light` or `is_heavy` once its last message was small or
+    large."""
 
-    __slots__ = ("is_light",)
+    __slots__ = ("is_heavy", "is_light")
 
     def __init__(self) -> None:
-        self.is_light = False
+        self.is_light = self.is_heavy = False
 
 
 class Readable(Protocol):
@@ -63,36 +65,52 @@ async def read(call: Readable, sender: Sender, lane: SlowLane) -> Any:
 
 
 class _Reading:
-    """gRPC's coroutine waits for the message, then copies it when it is resumed. That is when the lane is entered."""
+    """gRPC's coroutine asks for the message, waits until it has come, and copies it when it is resumed. The lane is
+    entered before the copy; for a sender of large messages before it is asked for one, because the threads that
+    receive it take the processors from the loop."""
 
     def __init__(self, call: Readable, sender: Sender, lane: SlowLane) -> None:
         self._reads, self._sender, self._lane = call.read(), sender, lane
+        self._has_turn = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
         reads = self._reads.__await__()
-        has_turn = False
         error: BaseException | None = None
+        patience: asyncio.TimerHandle | None = None
+        if self._sender.is_heavy:
+            try:
+                yield from self._enter()
+            except BaseException as thrown:
+                error = thrown
+            else:
+                patience = asyncio.get_running_loop().call_later(_PATIENCE, self._leave, 0.0)
         while True:
             began = time.monotonic()
             try:
                 waits_for = next(reads) if error is None else reads.throw(error)
             except BaseException as ended:
+                if patience is not None:
+                    patience.cancel()
                 size = len(ended.value) if isinstance(ended, StopIteration) and isinstance(ended.value, bytes) else 0
                 if size:
-                    self._sender.is_light = size < LARGE
-                if has_turn:
-                    self._lane.leave(_REST * (time.monotonic() - began) if size >= LARGE else 0.0)
+                    self._sender.is_light, self._sender.is_heavy = size < LARGE, size >= LARGE
+                self._leave(_REST * (time.monotonic() - began) if size >= LARGE else 0.0)
                 if isinstance(ended, StopIteration):
                     return ended.value
                 raise
             error = None
-            if has_turn:
-                self._lane.leave(0.0)
-                has_turn = False
             try:
                 yield waits_for
-                if not self._sender.is_light:
-                    yield from self._lane.enter().__await__()
-                    has_turn = True
+                if not self._has_turn and not self._sender.is_light:
+                    yield from self._enter()
             except BaseException as thrown:
                 error = thrown
+
+    def _enter(self) -> Generator[Any, Any, None]:
+        yield from self._lane.enter().__await__()
+        self._has_turn = True
+
+    def _leave(self, rest: float) -> None:
+        if self._has_turn:
+            self._has_turn = False
+            self._lane.leave(rest)
