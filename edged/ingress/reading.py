@@ -9,6 +9,7 @@ took. A client that sends small messages does not wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Generator
 from typing import Any, Protocol
@@ -104,7 +105,17 @@ class _Reading:
                 if not self._has_turn and not self._sender.is_light:
                     yield from self._enter()
             except BaseException as thrown:
+                if asyncio.isfuture(waits_for) and waits_for.done() and not waits_for.cancelled():
+                    self._drop(reads)
+                    raise
                 error = thrown
+
+    def _drop(self, reads: Generator[Any, Any, Any]) -> None:
+        """Takes a message that no one wants any more: gRPC frees its memory only when it is handed over."""
+        with contextlib.suppress(StopIteration, Exception):
+            next(reads)
+        reads.close()
+        self._leave(0.0)
 
     def _enter(self) -> Generator[Any, Any, None]:
         yield from self._lane.enter().__await__()

@@ -74,7 +74,9 @@ def test_read_large_messages_leaves_the_loop_free_between_them_for_longer_than_a
     run(story())
 
 
-def test_read_that_is_cancelled_in_the_lane_ends_the_call_and_leaves_the_lane_to_others() -> None:
+def test_read_that_is_cancelled_in_the_lane_takes_its_message_all_the_same_and_leaves_the_lane_to_others() -> None:
+    """gRPC frees the memory of a message only when it is handed over."""
+
     async def story() -> None:
         lane, order = SlowLane(), list[str]()
         await lane.enter()
@@ -86,11 +88,24 @@ def test_read_that_is_cancelled_in_the_lane_ends_the_call_and_leaves_the_lane_to
         await asyncio.sleep(0.01)
         reads[0].cancel()
         await until(reads[0].done)
-        assert isinstance(waiting.ended_by, asyncio.CancelledError)
+        assert reads[0].cancelled()
+        assert order == ["waiting"]
         lane.leave(0.0)
         assert await reads[1] == b"a"
-        assert order == ["next"]
+        assert order == ["waiting", "next"]
         await lane.enter()  # nothing holds it
+
+    run(story())
+
+
+def test_read_that_is_cancelled_before_its_message_comes_ends_the_call() -> None:
+    async def story() -> None:
+        call = Call("none", b"", [])
+        reading = asyncio.ensure_future(read(call, Sender(), SlowLane()))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await until(reading.done)
+        assert isinstance(call.ended_by, asyncio.CancelledError)
 
     run(story())
 
