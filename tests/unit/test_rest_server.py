@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import socket
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -15,7 +16,7 @@ from edged.config import Http
 from edged.errors import ConfigError
 from edged.ingress.access.roles import ALL
 from edged.ingress.access.tokens import make
-from edged.ingress.rest import bodies, listener, server
+from edged.ingress.rest import bodies, encodings, listener, server
 from tests.unit.rest_world import World, answer_of, get, inference, post, world
 
 
@@ -124,6 +125,24 @@ def test_a_body_may_come_in_chunks_and_packed_and_the_answer_too() -> None:
             assert json.loads(gzip.decompress(body))["outputs"][0]["data"] == list(range(2000))
 
     run(scene())
+
+
+def test_unpack_of_a_small_body_that_grows_large_is_not_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    unpacked = encodings.unpacked
+
+    def watched(body: bytes, encoding: str, limit: int) -> bytes:
+        threads.append(threading.current_thread())
+        return unpacked(body, encoding, limit)
+
+    async def scene() -> None:
+        async with world() as there:
+            for size in (100, 3 << 20):
+                await there.ask(post(gzip.compress(bytes(size)), headers="content-encoding: gzip\r\n"))
+
+    monkeypatch.setattr(encodings, "unpacked", watched)
+    run(scene())
+    assert [each is threading.main_thread() for each in threads] == [True, False]
 
 
 def test_nothing_is_taken_for_a_request_behind_a_body_whose_end_may_be_disputed() -> None:

@@ -58,9 +58,10 @@ class App:
             await _send(send, answer, dict(scope["headers"]))
 
     async def _unpacked(self, body: bytes, encoding: str, held: Held) -> bytes:
-        limit = self._bodies.limit
+        limit = min(self._bodies.limit, encodings.MOST)
         held.grow(limit)  # what comes of it is not known before
-        found = await aside(len(body), lambda: encodings.unpacked(body, encoding, limit))
+        most = min(limit, len(body) * encodings.MOST_TIMES)
+        found = await aside(most, lambda: encodings.unpacked(body, encoding, limit))
         held.shrink(limit - len(found))
         return found
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from edged.errors import InvalidInput, TooLarge, Unsupported
 from edged.ingress.rest.exchange import Part
 
+MOST = 16 << 20  # bytes that a body may unpack to; a few kilobytes of it cost as much work as so many bytes would
+MOST_TIMES = 1032  # times its size that a body may unpack to: https://zlib.net/zlib_tech.html
 _EITHER = 47  # zlib's or gzip's head, whichever is there
 _BITS = {"gzip": 31, "deflate": 15}
 _NAMES = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
@@ -27,7 +29,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     except zlib.error:
         raise InvalidInput(f"the body is no {name}") from None
     if len(found) > limit:
-        raise TooLarge(f"the body unpacks to more than {limit} bytes; raise body_mb of [http] or send less")
+        raise TooLarge(f"the body unpacks to more than {limit} bytes; send it as it is, without content-encoding")
     if not reader.eof or reader.unused_data:
         raise InvalidInput(f"the body is not one whole {name}")
     return found
