@@ -85,30 +85,35 @@ class _Reading:
                 error = thrown
             else:
                 patience = asyncio.get_running_loop().call_later(_PATIENCE, self._leave, 0.0)
-        while True:
-            began = time.monotonic()
-            try:
-                waits_for = next(reads) if error is None else reads.throw(error)
-            except BaseException as ended:
-                if patience is not None:
-                    patience.cancel()
-                size = len(ended.value) if isinstance(ended, StopIteration) and isinstance(ended.value, bytes) else 0
-                if size:
-                    self._sender.is_light, self._sender.is_heavy = size < LARGE, size >= LARGE
-                self._leave(_REST * (time.monotonic() - began) if size >= LARGE else 0.0)
-                if isinstance(ended, StopIteration):
-                    return ended.value
-                raise
-            error = None
-            try:
-                yield waits_for
-                if not self._has_turn and not self._sender.is_light:
-                    yield from self._enter()
-            except BaseException as thrown:
-                if asyncio.isfuture(waits_for) and waits_for.done() and not waits_for.cancelled():
-                    self._drop(reads)
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    waits_for = next(reads) if error is None else reads.throw(error)
+                except BaseException as ended:
+                    if patience is not None:
+                        patience.cancel()
+                    size = (
+                        len(ended.value) if isinstance(ended, StopIteration) and isinstance(ended.value, bytes) else 0
+                    )
+                    if size:
+                        self._sender.is_light, self._sender.is_heavy = size < LARGE, size >= LARGE
+                    self._leave(_REST * (time.monotonic() - began) if size >= LARGE else 0.0)
+                    if isinstance(ended, StopIteration):
+                        return ended.value
                     raise
-                error = thrown
+                error = None
+                try:
+                    yield waits_for
+                    if not self._has_turn and not self._sender.is_light:
+                        yield from self._enter()
+                except BaseException as thrown:
+                    if asyncio.isfuture(waits_for) and waits_for.done() and not waits_for.cancelled():
+                        self._drop(reads)
+                        raise
+                    error = thrown
+        finally:
+            error = None  # its traceback has this frame, which would keep what the callers hold
 
     def _drop(self, reads: Generator[Any, Any, Any]) -> None:
         """Takes a message that no one wants any more: gRPC frees its memory only when it is handed over."""

@@ -178,6 +178,14 @@ def test_what_serves_is_not_evicted_and_one_line_says_so(daemon: Daemon, client:
     assert engines(client)[key].state == "serving"
 
 
+def evicted(client: edged.Client, key: str) -> bool:
+    """Evicts an engine, unless it is just being compared with the one that serves."""
+    try:
+        return client.evict(engine=key) == [key]
+    except Refused:
+        return False
+
+
 def test_pinned_engines_stay_and_others_go_when_told_to(daemon: Daemon, client: edged.Client) -> None:
     key = spare(client)
     assert client.pin(engine=key) == [key]
@@ -189,7 +197,7 @@ def test_pinned_engines_stay_and_others_go_when_told_to(daemon: Daemon, client: 
     assert client.unpin(engine=key) == [key]
     assert not engines(client)[key].pinned
     if engines(client)[key].bytes:
-        assert client.evict(engine=key) == [key]
+        wait_for("it is not needed, and evicted", lambda: evicted(client, key))
     gone = engines(client)[key]
     assert (gone.state, gone.bytes) == ("evicted", 0)
     assert [e.what.bytes > 0 for e in client.events() if isinstance(e.what, events.EngineEvicted) and e.engine == key]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edged.errors import InvalidInput, Refused
+from edged.errors import OutOfSpace, Refused
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 from tests.system import disks
@@ -194,7 +194,7 @@ def test_start_with_read_only_state_and_cache_serves_what_is_there_and_alarms(ho
             answers(daemon)
             with daemon.client() as client:
                 wait_for("alarms", lambda: {a.kind for a in client.status().alarms} >= {_STATE, "builds_paused"})
-                with pytest.raises(InvalidInput, match="Read-only file system"):
+                with pytest.raises(OutOfSpace, match="Read-only file system"):
                     client.add_model("extra", extra)
                 with pytest.raises(Refused):
                     client.remove_model("m")

@@ -229,7 +229,7 @@ def test_work_in_a_host_that_is_killed_is_done_by_the_next_one() -> None:
         for each in works:
             box.slot.push(each)
         os.kill(link.pid, signal.SIGKILL)
-        await until(lambda: bool(link.lost), "the loss")
+        await until(lambda: bool(box.lost), "the loss")
         assert box.lost == [link.lost] == ["died (exit status -9)"]
         assert box.slot.current is None
         await box.serve(order(), "next")

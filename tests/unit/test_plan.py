@@ -26,7 +26,6 @@ from edged.store.store import Store
 from tests.unit.control_room import (
     Clock,
     box,
-    inspection,
     key_of,
     model,
     planned_model,
@@ -366,8 +365,8 @@ def test_external_data_that_changes_is_noticed_once(tmp_path: Path) -> None:
     planned = planned_model()
     assert not planned.weights
     planned.entry = msgspec.structs.replace(planned.entry, path=str(tmp_path / "model.onnx"))
-    planned.model = Model.of(planned.entry, inspection(external=["weights.bin"]))
     (tmp_path / "weights.bin").write_bytes(b"1")
+    planned.weights = (tmp_path / "weights.bin",)
     planned.weights_changed(stamp(planned.weights))
     assert not planned.weights_changed(stamp(planned.weights))
     (tmp_path / "weights.bin").write_bytes(b"22")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 
 import pytest
 
@@ -120,5 +122,38 @@ def test_read_end_of_a_call_is_given_on_and_says_nothing_of_its_sender() -> None
         assert await reading is end
         assert not sender.is_light
         await lane.enter()
+
+    run(story())
+
+
+def test_read_that_is_cancelled_leaves_nothing_to_the_garbage_collector() -> None:
+    """What the callers hold, such as the message before, would be kept until it runs."""
+
+    class Held:
+        pass
+
+    async def story() -> None:
+        gc.disable()
+        try:
+            for arrives in (False, True):
+                lane, call, held = SlowLane(), Call("none", b"", []), Held()
+                await lane.enter()
+
+                async def caller(call: Call = call, lane: SlowLane = lane, held: Held = held) -> object:
+                    return await read(call, Sender(), lane)
+
+                gone, reading = weakref.ref(held), asyncio.ensure_future(caller())
+                await asyncio.sleep(0)
+                if arrives:
+                    call.arrived.set()
+                    await asyncio.sleep(0.01)
+                reading.cancel()
+                await asyncio.wait([reading])
+                call.ended_by = None
+                del caller, held, reading
+                await asyncio.sleep(0)
+                assert gone() is None
+        finally:
+            gc.enable()
 
     run(story())
