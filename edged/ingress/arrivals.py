@@ -22,7 +22,6 @@ from urllib.parse import unquote
 import msgspec
 
 from edged.files import NO_DESCRIPTORS
-from edged.ingress.reading import Sender
 
 _LOG = logging.getLogger("edged.ingress")
 _LOOK_SECONDS = 0.05
@@ -44,18 +43,11 @@ class Traffic(msgspec.Struct):
     calls: int = 0
     messages: int = 0
     size: int = 0
-    senders: dict[str, Sender] = {}  # by the path of a method
 
     def add(self, size: int) -> None:
         """A message of so many bytes has come."""
         self.messages += 1
         self.size += size
-
-    def sender(self, path: str) -> Sender:
-        """Who sends messages to a method over it."""
-        if (found := self.senders.get(path)) is None:
-            found = self.senders[path] = Sender()
-        return found
 
     def accounted(self, max_message: int) -> float:
         """How many bytes calls account for, with a message that may be on its way for each open one."""

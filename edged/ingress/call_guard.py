@@ -26,10 +26,9 @@ from edged.ingress.access.about import about
 from edged.ingress.access.budget import LARGE, LargeMessage
 from edged.ingress.access.callers import Caller
 from edged.ingress.access.guard import Guard
-from edged.ingress.access.limits import Usage
+from edged.ingress.access.limits import ClientLimits, Usage
 from edged.ingress.arrivals import Traffic
 from edged.ingress.ending import abort, end
-from edged.ingress.reading import read
 from edged.ingress.rpc import Context, Method
 from edged.ingress.status import describe, named
 
@@ -39,7 +38,6 @@ GrpcContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Identify: TypeAlias = Callable[[str, Mapping[str, Iterable[bytes]]], Caller]
 
 _LOG = logging.getLogger("edged.calls")  # says something only where it is asked to be verbose
-_REFUSED_AFTER = 1.0  # seconds until a large message is refused
 _ROOM_SECONDS = 0.01  # between two looks whether a client's bytes have become fewer
 
 
@@ -68,7 +66,7 @@ class CallGuard:
         traffic.open += self._takes_contents
         data: Any = None
         try:
-            data = await read(call, traffic.sender(self._method.path), self._guard.slow_lane)
+            data = await call.read()
         finally:
             traffic.open -= self._takes_contents
             # Also of one that is larger than gRPC takes, which it reads until the client stops.
@@ -99,7 +97,7 @@ class CallGuard:
         large = LargeMessage(guard.budget, context.peer, who)
         traffic.open += self._takes_contents
         requests = (
-            _Requests(call, method, usage, guard, large, traffic, self._is_audited) if method.takes_many else None
+            _Requests(call, method, usage, limits, large, traffic, self._is_audited) if method.takes_many else None
         )
         outcome, message = grpc.StatusCode.CANCELLED.name, ""
         try:
@@ -119,8 +117,6 @@ class CallGuard:
         except Exception as error:
             code, message = describe(error)
             outcome = code.name
-            if large.is_under_way and isinstance(error, InvalidInput):  # or the next would come at once
-                await asyncio.sleep(_REFUSED_AFTER)
             await abort(call, code, message, named(error))
         finally:
             if requests is not None:
@@ -169,15 +165,14 @@ class _Requests:
         call: GrpcContext,
         method: Method,
         usage: Usage,
-        guard: Guard,
+        limits: ClientLimits,
         large: LargeMessage,
         traffic: Traffic,
         is_audited: bool,
     ) -> None:
         self.about: dict[str, str] = {}
         self._call: GrpcContext | None = call
-        self._read, self._usage, self._limits, self._is_first = method.read, usage, guard.limits, is_audited
-        self._sender, self._slow_lane = traffic.sender(method.path), guard.slow_lane
+        self._read, self._usage, self._limits, self._is_first = method.read, usage, limits, is_audited
         self._large, self._traffic = large, traffic
         self._size = 0  # of the message that the handler has
 
@@ -188,7 +183,7 @@ class _Requests:
         self._give_back()
         if self._call is None:
             raise StopAsyncIteration
-        data: Any = await read(self._call, self._sender, self._slow_lane)
+        data: Any = await self._call.read()
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
         self._traffic.add(len(data))

@@ -35,10 +35,6 @@ class LargeMessage:
         self._budget, self._client = budget, who.key if peer.startswith("unix:") else peer
         self._size, self._began = 0, 0.0
 
-    @property
-    def is_under_way(self) -> bool:
-        return self._size > 0
-
     async def begin(self, size: int, *, is_patient: bool = True) -> None:
         await self._budget.take(self._client, size, is_patient=is_patient)
         self._size, self._began = size, time.monotonic()

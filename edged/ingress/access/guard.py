@@ -25,7 +25,6 @@ from edged.ingress.access.limits import Bounds, ClientLimits
 from edged.ingress.access.tls import Certificate
 from edged.ingress.access.tokens import TokenBook, TokenFile
 from edged.ingress.arrivals import Arrivals
-from edged.ingress.reading import SlowLane
 from edged.ingress.status import code_of
 
 _LOG = logging.getLogger("edged.access")
@@ -42,7 +41,7 @@ class Guard:
         self.certificate = Certificate(tls) if tls.certificate else None
         self.limits = ClientLimits(Bounds.of(access))
         self.budget = Budget()
-        self.arrivals, self.slow_lane = Arrivals(), SlowLane()
+        self.arrivals = Arrivals()
         self.audit = AuditLog(state / "audit", access.audit_mb << 20)
         self.turned_away: Counter[str] = Counter()  # by the name of a gRPC status
         self.generation = 0  # another number once callers may have other roles
