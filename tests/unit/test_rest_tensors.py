@@ -54,6 +54,49 @@ def test_binary_and_json_inputs_may_stand_side_by_side() -> None:
     assert all(not each.parameters for each in asked.message.inputs)
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_read_long_lists_give_the_same_contents_as_short_ones(indent: int | None) -> None:
+    numbers = np.random.default_rng(5).standard_normal((2, 30_000)).astype(np.float32)
+    numbers[1, 7] = np.nan
+    long = one(name="long", shape=[2, 30_000], data=numbers.tolist())
+    inputs = [long, one(), {**long, "name": "after"}, one(name="y", datatype="INT64", data=[[5], [6]])]
+    text = json.dumps({"inputs": inputs, "outputs": [{"name": "z"}]}, indent=indent).encode()
+    asked = tensors.read("m", "", text, None)
+    contents = [bytes(raw) for raw in asked.raw]
+    short, whole = np.array([1, 2], np.float32).tobytes(), numbers.tobytes()
+    assert contents == [whole, short, whole, np.array([5, 6], np.int64).tobytes()]
+    assert [each.name for each in asked.message.outputs] == ["z"]
+
+
+_LONG = "[" + "1," * 200_000 + "1]"
+
+
+def test_read_a_long_list_that_is_not_data_is_no_input() -> None:
+    body = json.dumps({"inputs": [one()], "more": "@"}).replace('"@"', _LONG).encode()
+    (contents,) = tensors.read("m", "", body, None).raw
+    assert bytes(contents) == np.array([1, 2], np.float32).tobytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _LONG[:-1],
+        _LONG + "]",
+        "[" + _LONG,
+        _LONG.replace("1,1]", "1,]"),
+        _LONG.replace("1,1]", "1 1]"),
+        _LONG.replace("1,1]", "1][1]"),
+        _LONG.replace("1,1]", '"1",1]'),
+        _LONG.replace("1,1]", "1,{}]"),
+        _LONG.replace("1,1]", "1,true]"),
+    ],
+)
+def test_read_a_long_list_that_is_not_of_numbers_is_refused(data: str) -> None:
+    text = json.dumps({"inputs": [one(shape=[200_001], data="@")]}).replace('"@"', data).encode()
+    with pytest.raises(InvalidInput):
+        tensors.read("m", "", text, None)
+
+
 def test_inputs_in_shared_memory_have_no_contents() -> None:
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 16}
     shared = one(parameters=place)

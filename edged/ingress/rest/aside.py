@@ -10,7 +10,7 @@ from typing import TypeVar
 _LARGE = 1 << 18  # bytes
 T = TypeVar("T")
 
-_threads = ThreadPoolExecutor(2, "edged-http")  # none is started before there is work
+_threads = ThreadPoolExecutor(1, "edged-http")  # more would only take the interpreter from the loop
 
 
 async def aside(size: int, work: Callable[[], T]) -> T:

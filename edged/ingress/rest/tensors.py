@@ -7,6 +7,7 @@ Format: https://github.com/triton-inference-server/server/blob/main/docs/protoco
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
@@ -18,6 +19,7 @@ from edged.errors import InvalidInput
 from edged.files import NOT_JSON
 from edged.ingress.rest import values
 from edged.ingress.rest.exchange import JSON, Answer, Part
+from edged.ingress.rest.long_lists import Piece, set_aside
 from edged.proto import model_config_pb2
 from edged.proto import open_inference_pb2 as pb
 from edged.tensors import DATATYPES
@@ -27,6 +29,7 @@ OCTETS = "application/octet-stream"
 _REGION = "shared_memory_region"
 _SIZE, _WANTED, _ALL_WANTED = "binary_data_size", "binary_data", "binary_data_output"
 _LARGEST = (1 << 64) - 1
+_LARGE = 1 << 18  # bytes of JSON above which long lists are not decoded with the rest
 _TWICE = f"input {{!r}} is sent in two ways; give one of data, {_SIZE} and {_REGION}"
 
 Parameter: TypeAlias = "bool | int | float | str"
@@ -90,7 +93,7 @@ def read(model: str, version: str, body: bytes, header_length: int | None) -> As
     model's."""
     if header_length is not None and header_length > len(body):
         raise InvalidInput(f"the JSON is said to have {header_length} bytes, the body has {len(body)}")
-    said = _decode(body if header_length is None else body[:header_length])
+    said, lists = _decode(body if header_length is None else body[:header_length])
     behind = memoryview(body)[len(body) if header_length is None else header_length :]
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=said.id)
     _set(message.parameters, {k: v for k, v in said.parameters.items() if k != _ALL_WANTED}, "the request")
@@ -104,7 +107,7 @@ def read(model: str, version: str, body: bytes, header_length: int | None) -> As
             position += len(contents)
             raw.append(contents)
         elif _REGION not in each.parameters or each.text:
-            raw.append(_typed(each))
+            raw.append(_typed(each, lists))
     if position != len(behind):
         raise InvalidInput(f"{len(behind)} bytes lie behind the JSON, its inputs account for {position}")
     binary: dict[str, bool] = {}
@@ -167,16 +170,27 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Part], wish: Wish) -> An
     return Answer(parts=(text, *behind), headers=(("content-type", OCTETS), length))
 
 
-def _decode(text: bytes) -> _Inference:
+def _decode(text: bytes) -> tuple[_Inference, dict[bytes, Piece]]:
+    """The request, and the long lists that its inputs name in place of their data. InvalidInput."""
     try:
-        try:
-            return _decoder.decode(text)
-        except msgspec.DecodeError:
-            if not values.has_bare_words(text):
-                raise
-            return _decoder.decode(values.with_bare_words(text))
+        if len(text) > _LARGE:
+            short, lists = set_aside(text)
+            with contextlib.suppress(*NOT_JSON):
+                said = _decode_all(short)
+                if sorted(lists) == sorted(each.text for each in said.inputs if each.text in lists):
+                    return said, lists
+        return _decode_all(text), {}
     except NOT_JSON as error:
         raise InvalidInput(f"the request's JSON cannot be used: {explain(error)}") from None
+
+
+def _decode_all(text: bytes) -> _Inference:
+    try:
+        return _decoder.decode(text)
+    except msgspec.DecodeError:
+        if not values.has_bare_words(text):
+            raise
+        return _decoder.decode(values.with_bare_words(text))
 
 
 def _add(message: pb.ModelInferRequest, said: _Input) -> None:
@@ -198,12 +212,12 @@ def _binary(said: _Input, size: Parameter, behind: memoryview) -> memoryview:
     return behind[:size]
 
 
-def _typed(said: _Input) -> Part:
+def _typed(said: _Input, lists: Mapping[bytes, Piece]) -> Part:
     if _REGION in said.parameters:
         raise InvalidInput(_TWICE.format(said.name))
     if not said.text:
         raise InvalidInput(f"input {said.name!r} has no values; give data, {_SIZE} or {_REGION}")
-    return values.read(said.name, said.datatype, said.shape, said.text)
+    return values.read(said.name, said.datatype, said.shape, lists.get(said.text, said.text))
 
 
 def _completed(shape: list[int], item: int, size: int, name: str) -> list[int]:

@@ -19,10 +19,12 @@ from edged import raw_contents
 from edged.decoding import explain
 from edged.errors import InvalidInput, TooLarge
 from edged.files import NOT_JSON
+from edged.ingress.rest.long_lists import Piece
 from edged.tensors import Array, numpy_dtype
 
 _BLOCK = 1 << 18  # characters of numbers that are read at a time
 _ROWS = 1 << 14  # numbers that are written at a time
+_FLAT = bytes.maketrans(b"[]", b"  ")
 _JSON_LESS = ("FP16", "BF16")
 _DEEPEST = 32
 _MOST_STRINGS = 8 << 20  # characters of strings, which are Python objects for a while, and several times as big
@@ -35,30 +37,39 @@ _anything = msgspec.json.Decoder(list[Any])
 _encoder = msgspec.json.Encoder()
 
 
-def read(name: str, datatype: str, shape: list[int], data: memoryview | bytes) -> bytes | memoryview:
+def read(name: str, datatype: str, shape: list[int], data: bytes | Piece) -> bytes | memoryview:
     """The raw contents of an input whose values are JSON text. InvalidInput and TooLarge name the tensor."""
     _require_json(f"input {name!r}", datatype)
-    text = bytes(data)
-    if not text.startswith(b"["):
+    piece = data if isinstance(data, Piece) else Piece(data, 0, len(data))
+    if not piece.text.startswith(b"[", piece.start):
         raise InvalidInput(f"input {name!r}: data is not a list")
     if datatype == "BYTES":
-        if len(text) > _MOST_STRINGS:
-            raise TooLarge(f"input {name!r} has {len(text)} characters of JSON; send so many strings as binary data")
-        strings = _strings(name, text)
+        if len(piece) > _MOST_STRINGS:
+            raise TooLarge(f"input {name!r} has {len(piece)} characters of JSON; send so many strings as binary data")
+        strings = _strings(name, piece.text[piece.start : piece.end])
         _require_count(name, len(strings), shape)
         return b"".join(struct.pack("<I", len(each)) + each for each in strings)
-    flat = text.translate(None, b"[] \t\r\n")
-    if not flat.strip(b","):  # lists of empty lists
-        flat = b""
+    return _numbers(name, datatype, shape, piece)
+
+
+def _numbers(name: str, datatype: str, shape: list[int], piece: Piece) -> bytes | memoryview:
     dtype = numpy_dtype(datatype)
-    count = flat.count(b",") + 1 if flat else 0  # where a string holds a comma decoding fails
+    count = sum(block.count(b",") + 1 for block in _blocks(piece))  # if a string holds a comma decoding fails
+    if len(piece) <= _BLOCK and not piece.text[piece.start : piece.end].strip(b"[] \t\r\n,"):
+        count = 0  # lists of empty lists
     _require_count(name, count, shape)
     values = np.empty(count, dtype)
-    position = 0
-    for block in _blocks(flat):
-        part = _numbers(name, datatype, dtype, block)
+    position = depth = 0
+    for block in _blocks(piece) if count else ():
+        depth += block.count(b"[") - block.count(b"]")
+        # Brackets become spaces, so that two numbers without a comma between them are refused.
+        part = _decoded(name, datatype, dtype, b"[" + block.translate(_FLAT) + b"]")
+        if not part.size or position + part.size > count:
+            break
         values[position : position + part.size] = part
         position += part.size
+    if position != count or depth:
+        raise InvalidInput(f"input {name!r}: data is not a list of numbers with brackets that match")
     return values.view(np.uint8).data if values.size else b""
 
 
@@ -99,23 +110,23 @@ def _require_count(name: str, count: int, shape: list[int]) -> None:
         raise InvalidInput(f"input {name!r}: data holds {count} values, which is not what shape {shape[:16]} takes")
 
 
-def _blocks(flat: bytes) -> Iterator[bytes]:
-    """Pieces of a list without its brackets, cut at commas."""
-    start = 0
-    while start < len(flat):
-        cut = flat.find(b",", start + _BLOCK)
-        end = len(flat) if cut < 0 else cut
-        yield b"[" + flat[start:end] + b"]"
+def _blocks(piece: Piece) -> Iterator[bytes]:
+    """The text in parts, cut at commas."""
+    start = piece.start
+    while start < piece.end:
+        cut = piece.text.find(b",", start + _BLOCK, piece.end)
+        end = piece.end if cut < 0 else cut
+        yield piece.text[start:end]
         start = end + 1
 
 
-def _numbers(name: str, datatype: str, dtype: np.dtype[np.generic], block: bytes) -> Array:
+def _decoded(name: str, datatype: str, dtype: np.dtype[np.generic], block: bytes) -> Array:
     try:
         if dtype.kind == "b":
             return np.array(_flags.decode(block), dtype)
         if dtype.kind == "f":
             with np.errstate(over="ignore"):
-                return np.array(_floats.decode(block), np.float64).astype(dtype)
+                return np.array(_real(block), np.float64).astype(dtype)
         wide = np.array(_whole.decode(block), np.uint64 if dtype.kind == "u" else np.int64)
     except (msgspec.DecodeError, OverflowError) as error:
         raise InvalidInput(f"input {name!r} is {datatype}, and data holds something else: {explain(error)}") from None
@@ -123,6 +134,15 @@ def _numbers(name: str, datatype: str, dtype: np.dtype[np.generic], block: bytes
     if wide.size and (int(wide.min()) < bounds.min or int(wide.max()) > bounds.max):
         raise InvalidInput(f"input {name!r} has values that do not fit {datatype}")
     return wide.astype(dtype)
+
+
+def _real(block: bytes) -> _Number:
+    try:
+        return _floats.decode(block)
+    except msgspec.DecodeError:
+        if not has_bare_words(block):
+            raise
+        return _floats.decode(with_bare_words(block))
 
 
 def _strings(name: str, text: bytes) -> list[bytes]:
