@@ -2,7 +2,8 @@
 
 The camera's p50 and p99 are compared with its own while nothing else happens. Exit status 1 when the daemon dies, an
 answer fails, or a p99 is twice as far from its idle value as the goal allows, also when the abuse is tried again: the
-abuser has the same processors as the daemon, so that a ratio alone proves little. Loopback and unix sockets only.
+abuser has the same processors as the daemon, so that a ratio alone proves little. A goal of - is a flood that only a
+firewall can limit (docs/security.md). Loopback and unix sockets only.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _problems(daemon: Daemon, abuse: Abuse, found: Seen, idle: Seen) -> list[str
     if not is_running(daemon.pid):
         return ["the daemon died"]
     problems = [f"{len(found.failed)} answers failed: {found.failed[0]}"] if found.failed else []
-    if _ratio(found, idle) > _TIMES_GOAL * abuse.goal:
+    if abuse.goal is not None and _ratio(found, idle) > _TIMES_GOAL * abuse.goal:
         problems.append(f"p99 is {_ratio(found, idle):.1f} times the idle one, the goal is {abuse.goal:g}")
     return problems
 
@@ -145,9 +146,9 @@ def _ratio(found: Seen, idle: Seen) -> float:
     return found.p99 / max(idle.p99, _LEAST_IDLE_MS)
 
 
-def _row(name: str, found: Seen, idle: Seen, goal: float) -> str:
-    ratio, failed = _ratio(found, idle), len(found.failed)
-    return f"{name:34} {found.p50:8.1f} {found.p99:8.1f} {ratio:6.1f} {goal:5.1f} {failed:6} {found.resident:8}"
+def _row(name: str, found: Seen, idle: Seen, goal: float | None) -> str:
+    ratio, failed, aim = _ratio(found, idle), len(found.failed), "-" if goal is None else f"{goal:.1f}"
+    return f"{name:34} {found.p50:8.1f} {found.p99:8.1f} {ratio:6.1f} {aim:>5} {failed:6} {found.resident:8}"
 
 
 def _at(taken: Sequence[float], share: float) -> float:

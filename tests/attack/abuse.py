@@ -28,11 +28,12 @@ Work: TypeAlias = Callable[[Target, float], None]
 
 
 class Abuse(msgspec.Struct, frozen=True):
-    """One thing that clients do. `goal` is the most that the good camera's p99 may be, in its idle p99s."""
+    """One thing that clients do. `goal` is the most that the good camera's p99 may be, in its idle p99s; None if only a
+    firewall can hold it (docs/security.md)."""
 
     name: str
     work: Work
-    goal: float = 3.0
+    goal: float | None = 3.0
     seconds: float = 10.0
 
 
