@@ -66,6 +66,7 @@ def spare(client: edged.Client) -> str:
 # --- rebuild --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_serving_engine_is_rebuilt_without_a_failed_request(stored: Daemon) -> None:
     with stored as daemon, daemon.client() as client:
         (before,) = [engine for engine in daemon.settled("shapes") if engine.state == "serving"]
@@ -206,6 +207,7 @@ def test_pinned_engines_stay_and_others_go_when_told_to(daemon: Daemon, client: 
     assert engines(client)[key].bytes > 0
 
 
+@pytest.mark.long
 def test_a_pin_outlives_the_daemon(daemon: Daemon) -> None:
     with daemon.client() as client:
         key = spare(client)

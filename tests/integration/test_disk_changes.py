@@ -46,6 +46,7 @@ def with_weights(folder: Path, value: float) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_weights_that_are_exchanged_while_engines_are_made_never_serve_under_the_wrong_name(daemon: Daemon) -> None:
     first = with_weights(daemon.home / "first", 100)
     second = with_weights(daemon.home / "second", 500)
@@ -187,6 +188,7 @@ def test_stopping_with_open_streams_ends_them_at_once(tmp_path: Path) -> None:
         assert not list(daemon.home.glob("*.sock"))
 
 
+@pytest.mark.long
 def test_a_long_temporary_directory_does_not_keep_hosts_from_starting(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()

@@ -132,6 +132,7 @@ def test_a_box_without_a_daemon_and_without_models_is_well(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == [], "it makes nothing, not even a folder"
 
 
+@pytest.mark.long
 def test_a_daemon_and_its_models(daemon: Daemon) -> None:
     found = doctor("-t", daemon.unix, "--state", daemon.state, "--cache", daemon.cache)
     for well in (Name.DAEMON_VERSION, Name.DAEMON_FACTS, Name.SOCKET, Name.HOSTS, Name.STATE_FOLDER):
@@ -178,6 +179,7 @@ def test_a_daemon_that_is_not_there(tmp_path: Path) -> None:
     assert "daemon" in by_environment.wrong()
 
 
+@pytest.mark.long
 def test_a_provider_that_is_listed_and_cannot_load(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LISTED)
     found = doctor(*folders(tmp_path), environment={"PYTHONPATH": str(tmp_path)})

@@ -76,6 +76,7 @@ def test_rebuild_as_a_policy_tries_nothing(daemon: Daemon) -> None:
         assert engine.created_unix_s > before[engine.key].created_unix_s
 
 
+@pytest.mark.long
 def test_an_engine_that_answers_wrongly_is_built_anew(daemon: Daemon) -> None:
     before = {e.key: e for e in daemon.settled("shapes")}
     daemon.stop()

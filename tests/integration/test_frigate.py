@@ -130,6 +130,7 @@ def test_whatever_frigate_calls_it_the_only_model_is_there_at_once(daemon: Friga
         assert detector.detect(as_bytes(picture())).any()
 
 
+@pytest.mark.long
 def test_many_detectors_are_answered_each_with_its_own(daemon: FrigateDaemon) -> None:
     with FrigateDetector(daemon.endpoint, timeout_ms=_PATIENT_MS) as one:
         wanted = {number: one.detect(as_bytes(picture(number))) for number in range(6)}
@@ -359,6 +360,7 @@ def test_the_configured_model_serves_whatever_frigate_calls_its_own(tmp_path: Pa
             assert finds(detector, as_bytes(picture())).any()
 
 
+@pytest.mark.long
 def test_a_model_whose_outputs_nobody_can_read_gives_nothing_and_a_reason(tmp_path: Path) -> None:
     other = onnx_files.convolutions(tmp_path / "other.onnx")
     with FrigateDaemon("--model", f"other={other}", settings="timeout_ms = 10000") as daemon:
@@ -393,6 +395,7 @@ def test_a_model_is_read_as_frigates_model_type_says_where_nothing_else_tells(tm
             assert not detector.detect(image).any()
 
 
+@pytest.mark.long
 def test_an_upload_is_taken_where_that_is_configured() -> None:
     with FrigateDaemon(settings="timeout_ms = 400\nuploads = true") as daemon:
         with FrigateDetector(daemon.endpoint, "sent.onnx", file=MODEL_PATH.read_bytes(), timeout_ms=1500) as detector:
@@ -434,6 +437,7 @@ def test_an_endpoint_that_cannot_be_is_one_line(endpoint: str, words: str) -> No
     assert "Traceback" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_two_daemons_do_not_take_each_others_endpoint(daemon: FrigateDaemon) -> None:
     second = FrigateDaemon(endpoint=daemon.endpoint)
     with pytest.raises(AssertionError, match="another daemon listens"):

@@ -125,6 +125,7 @@ def test_several_versions_of_a_model_answer_at_once_and_the_newest_for_the_model
         assert ask.index() == {("m", "3"): ("READY", ""), ("m", "1"): ("READY", "")}
 
 
+@pytest.mark.long
 def test_a_new_version_takes_over_without_a_failed_request_and_the_old_one_leaves() -> None:
     daemon = Daemon(builds=False)
     scale(daemon.models / "m", 1)
@@ -284,6 +285,7 @@ def test_a_warm_up_that_fails_keeps_the_model_from_serving_until_it_is_mended() 
         daemon.ready("m")
 
 
+@pytest.mark.long
 def test_a_model_without_a_configuration_has_one_all_the_same() -> None:
     daemon = Daemon(builds=False)
     scale(daemon.models / "fixed", 1)

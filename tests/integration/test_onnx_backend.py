@@ -11,6 +11,7 @@ from tests.onnx_backend.cases import Case, cases
 from tests.onnx_backend.outcome import judge
 from tests.onnx_backend.served import Server, placed
 
+pytestmark = pytest.mark.long
 # One of each thing that is easily carried wrongly.
 _CASES = (
     "test_add_bcast",

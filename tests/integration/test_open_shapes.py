@@ -58,6 +58,7 @@ def test_infer_request_that_gives_an_input_with_a_default_is_answered_by_the_ref
     run(work(), 300)
 
 
+@pytest.mark.long
 def test_where_the_setting_says_so_it_is_refused_whatever_engine_serves(tmp_path: Path) -> None:
     settings = {"backends": "null", "profile__x": RANGE, "shapes__policy": "refuse"}
 
@@ -83,6 +84,7 @@ def test_dimensions_of_one_name_are_equal(tmp_path: Path) -> None:
     run(work(), 300)
 
 
+@pytest.mark.long
 def test_what_requests_have_is_learnt_while_nothing_fails_and_is_there_after_a_restart(tmp_path: Path) -> None:
     settings = {"backends": "null", "shapes__policy": "learn", "shapes__quiet_s": "0.5"}
 

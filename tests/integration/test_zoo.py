@@ -141,6 +141,7 @@ def test_the_command_tells_it_to_programs(name: str, zoo: Mapping[str, Exhibit],
         assert told["remedy"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["type_fp32", "external", "external_missing", "opset_beyond"])
 def test_a_model_is_added_whole_or_not_at_all(name: str, zoo: Mapping[str, Exhibit], tmp_path: Path) -> None:
     exhibit = zoo[name]

@@ -54,6 +54,7 @@ def test_engines_are_built_for_a_compute_capability_and_lie_in_the_store_unprove
     assert [engine["key"] for engine in again] == [built[0]["key"]]
 
 
+@pytest.mark.long
 def test_a_box_is_named_by_the_facts_that_it_wrote_down(tmp_path: Path) -> None:
     own = json.loads(edged("device", "--json").stdout)["facts"]
     card = {"gpu.0.compute_capability": "8.9", "gpu.0.name": "NVIDIA GeForce RTX 4070", "gpu.0.memory_mb": "12282"}

@@ -77,6 +77,7 @@ def unfinished(daemon: Daemon) -> list[list[int]]:
     return [[int(word) for word in line.split(" store: ")[1].split() if word.isdigit()] for line in lines]
 
 
+@pytest.mark.long
 def test_a_daemon_that_is_killed_while_it_builds_cleans_up_and_builds_on(home: Daemon) -> None:
     with home as daemon:
         for _ in range(2):
@@ -150,6 +151,7 @@ def test_a_daemon_that_is_to_leave_room_says_that_there_is_none(home: Daemon, tm
             daemon.stop()
 
 
+@pytest.mark.long
 def test_a_daemon_on_a_read_only_disk_serves_what_is_there_and_never_what_was_altered(home: Daemon) -> None:
     with home as daemon:
         wait_for("all engines are made", lambda: all_made(daemon), 120)
@@ -237,6 +239,7 @@ def test_a_daemon_whose_cache_cannot_be_made_serves_the_reference(home: Daemon) 
         daemon.stop()
 
 
+@pytest.mark.long
 def test_a_daemon_whose_disk_fails_serves_and_builds_once_it_works_again(
     prepare: Callable[..., Daemon], tmp_path: Path
 ) -> None:

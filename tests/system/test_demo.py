@@ -76,11 +76,13 @@ def _using(folder: Path) -> list[int]:
     return [pid for pid in found if is_running(pid)]
 
 
+@pytest.mark.long
 def test_everything_held(shown: Shown) -> None:
     assert (shown.status, shown.err) == (0, "")
     assert "Everything held" in shown.out
 
 
+@pytest.mark.long
 def test_the_figures_are_all_there_and_add_up(shown: Shown) -> None:
     figures = shown.figures
     assert set(figures) >= _FIELDS
@@ -94,11 +96,13 @@ def test_the_figures_are_all_there_and_add_up(shown: Shown) -> None:
     assert 0 < figures["p50_ms"] <= figures["p99_ms"]
 
 
+@pytest.mark.long
 def test_the_detector_finds_what_was_drawn(shown: Shown) -> None:
     assert shown.figures["precision"] >= 0.95
     assert shown.figures["recall"] >= 0.95
 
 
+@pytest.mark.long
 def test_it_answered_before_the_engine_was_built_and_found_it_again(shown: Shown) -> None:
     figures = shown.figures
     assert figures["swaps"] >= 1
@@ -111,6 +115,7 @@ def test_it_answered_before_the_engine_was_built_and_found_it_again(shown: Shown
     assert engine["backend"] in ("onnxruntime", "openvino", "tensorrt")
 
 
+@pytest.mark.long
 def test_it_tells_what_happens_while_it_happens(shown: Shown) -> None:
     lines = shown.out.splitlines()
     for words in ("first answer, by onnxruntime unoptimised", "swapped in:", "from the store", "cam2", "fps"):
@@ -118,6 +123,7 @@ def test_it_tells_what_happens_while_it_happens(shown: Shown) -> None:
     assert "\x1b" not in shown.out
 
 
+@pytest.mark.long
 def test_the_snapshot_is_a_picture_of_both_cameras(shown: Shown) -> None:
     assert shown.snapshot.read_bytes().startswith(b"\xff\xd8\xff")
     picture = cv2.imread(str(shown.snapshot))
@@ -125,6 +131,7 @@ def test_the_snapshot_is_a_picture_of_both_cameras(shown: Shown) -> None:
     assert picture.shape == (480, 1280, 3)
 
 
+@pytest.mark.long
 def test_nothing_is_left(shown: Shown) -> None:
     assert list(shown.temporary.iterdir()) == []
     assert _using(shown.temporary) == []

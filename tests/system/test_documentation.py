@@ -234,6 +234,7 @@ def run_programs(house: House, programs: dict[str, str]) -> dict[str, str]:
     return failed
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)  # a busy box takes long to build and verify
 def test_documentation_everything_that_it_shows_works(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(house.place)
@@ -258,6 +259,7 @@ def test_documentation_everything_that_it_shows_works(house: House, monkeypatch:
     assert not failed, "\n\n".join(f"{place}\n{wrong}" for place, wrong in failed.items())
 
 
+@pytest.mark.long
 def test_documentation_exceptions_are_still_needed() -> None:
     texts = [snippet.text for snippet in SNIPPETS]
     assert [begin for begin in NOT_RUN if not any(re.match(begin, text, re.DOTALL) for text in texts)] == []

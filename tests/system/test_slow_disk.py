@@ -132,6 +132,7 @@ def touch_everything(daemon: Daemon, folder: Path) -> None:
         daemon.ready("m")
 
 
+@pytest.mark.long
 def test_serving_with_a_slow_disk_keeps_a_cameras_answer_time(slow: tuple[Daemon, Path], tmp_path: Path) -> None:
     daemon, disk = slow
     camera = Camera(daemon.unix)

@@ -118,6 +118,7 @@ def test_a_killed_host_is_replaced_and_the_daemon_goes_on(service: Service) -> N
     assert service.pid == daemon
 
 
+@pytest.mark.long
 def test_a_reload_touches_what_changed_and_a_bad_one_nothing(service: Service) -> None:
     daemon, hosts = service.pid, service.hosts()
     service.write(CONFIG, '[http]\nlisten = "unix:/run/edged/http.sock"\n')
@@ -138,6 +139,7 @@ def test_a_reload_touches_what_changed_and_a_bad_one_nothing(service: Service) -
     assert (service.pid, service.hosts()) == (daemon, hosts)
 
 
+@pytest.mark.long
 def test_it_stops_in_time_although_a_host_does_not(service: Service) -> None:
     service.signal("STOP", *service.wait("a host runs", service.hosts))
     began = time.monotonic()
@@ -149,6 +151,7 @@ def test_it_stops_in_time_although_a_host_does_not(service: Service) -> None:
     service.box.run("systemctl", "start", UNIT)
 
 
+@pytest.mark.long
 def test_with_its_socket_unit_the_first_call_starts_it_and_none_is_refused(service: Service) -> None:
     found = service.box.run
     found("systemctl", "stop", UNIT)

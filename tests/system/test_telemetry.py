@@ -18,7 +18,10 @@ from edged.shapes import MODEL_PATH, Scene
 from tests import models
 from tests.integration.daemon import Daemon, wait_for
 
-pytestmark = pytest.mark.timeout(400)  # all of it happens in the first test's fixture, slowed down by strace
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(400),
+]  # all of it happens in the first test's fixture, slowed down by strace
 
 _CALLS = (
     "socket,connect,sendto,sendmsg,bind,openat,open,creat,mkdir,mkdirat,rename,renameat,renameat2,symlink,symlinkat"
