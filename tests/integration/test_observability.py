@@ -122,6 +122,7 @@ def test_what_a_runtime_prints_is_a_line_of_its_hosts_name(daemon: Told) -> None
     assert said[0]["message"] == "[E:nothing:, file.cc:1] it creaks"
 
 
+@pytest.mark.long
 def test_a_reload_changes_form_and_level_at_once(daemon: Told) -> None:
     before = len(daemon.log.read_text())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from edged.proto import cameras_pb2 as pb
 from tests.integration.daemon import Daemon
 from tests.overload import jain, offer, slow_model
@@ -12,6 +14,7 @@ from tests.overload import jain, offer, slow_model
 _SECONDS = 4.0
 
 
+@pytest.mark.long
 def test_cameras_share_an_engine_that_is_too_slow_for_them(tmp_path: Path) -> None:
     path = slow_model(tmp_path / "slow.onnx", 300)
     options = {f"camera {index}": pb.StreamOptions(weight=1 + 2 * (index % 2)) for index in range(12)}

@@ -79,6 +79,7 @@ def test_engines_are_verified_with_the_samples_that_were_uploaded(daemon: Daemon
     assert len(golden_files(daemon)) == 1
 
 
+@pytest.mark.long
 def test_a_model_that_answers_odd_values_only_serves_with_tensors_that_were_uploaded(
     daemon: Daemon, tmp_path: Path
 ) -> None:

@@ -165,6 +165,7 @@ def test_requests_that_belong_to_no_sequence_are_refused(channel: grpc.Channel) 
     assert "for too long" in refused(channel, request(window, sequence_id=9))
 
 
+@pytest.mark.long
 def test_a_sequence_survives_the_loss_of_its_engine_host() -> None:
     windows = sound()
     with Daemon(builds=False) as daemon, grpc.insecure_channel(daemon.unix) as channel:

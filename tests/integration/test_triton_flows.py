@@ -155,6 +155,7 @@ def test_shared_memory_is_not_for_clients_that_come_by_tcp(daemon: Daemon) -> No
     assert "unix socket" in found["shared_memory"]["failed"]
 
 
+@pytest.mark.long
 def test_shared_memory_is_for_clients_that_come_by_tcp_where_it_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "edged.toml").write_text("allow_shared_memory_over_tcp = true\n")
     daemon = Daemon("--config", str(tmp_path / "edged.toml"), builds=False)

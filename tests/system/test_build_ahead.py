@@ -67,6 +67,7 @@ def test_a_box_is_named_by_the_facts_that_it_wrote_down(tmp_path: Path) -> None:
     assert record["parts"]["nvidia.driver"] == "580.65.06"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [

@@ -60,6 +60,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
+@pytest.mark.long
 def test_a_tree_is_installed_into_twice_and_emptied(tree: Tree) -> None:
     done = tree.make("install")
     assert done.returncode == 0, done.stdout + done.stderr
