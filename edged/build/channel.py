@@ -24,7 +24,7 @@ from edged.decoding import ready
 from edged.errors import BuildFailed
 
 PROGRESS, ANSWER, FAILURE = b"P", b"A", b"F"
-_LARGEST = {PROGRESS: 64 << 10, ANSWER: 64 << 20, FAILURE: 64 << 10}  # bytes of JSON
+_LARGEST = {PROGRESS: 64 << 10, ANSWER: 4 << 20, FAILURE: 64 << 10}  # bytes of JSON, which are decoded on the loop
 # What decoding may raise for bytes that a child made up.
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _HEADER = struct.Struct("<cI")
