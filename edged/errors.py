@@ -1,7 +1,7 @@
 """The errors edged raises on purpose, one class for each thing that can go wrong.
 
 Every message is one line: what happened, to what, and what to do next. Classes carry no protocol codes; the gRPC
-status of each is chosen in one table, `edged.ingress.status`.
+status of each is chosen in one table, `edged.api.grpc.status`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ConfigError(InvalidInput):
 class ModelRefused(InvalidInput):
     """A model file that cannot be served: unreadable, incomplete, or with operators that no runtime here has.
 
-    `finding` are the fields of the `edged.model.finding.Finding` behind it, where there is one.
+    `finding` are the fields of the `edged.models.finding.Finding` behind it, where there is one.
     """
 
     def __init__(self, message: str, finding: Mapping[str, str] | None = None) -> None:

@@ -25,8 +25,8 @@ class ModelRead(msgspec.Struct, frozen=True, tag="model_read"):
 
 
 class ModelRefused(msgspec.Struct, frozen=True, tag="model_refused"):
-    """A model cannot be served as it is on disk. `category` and `stage` are those of `edged.model.finding`, empty where
-    the reason is none of them."""
+    """A model cannot be served as it is on disk. `category` and `stage` are those of `edged.models.finding`; empty for
+    other reasons."""
 
     reason: str
     category: str = ""

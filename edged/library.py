@@ -22,23 +22,23 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edged import paths
-from edged.backend import registry
-from edged.build.builder import Builder, MakeRoom, Task
-from edged.build.child import Limits
-from edged.build.jobs import Progress
+from edged.backends import registry
 from edged.client.found import classes_of, detections_of
 from edged.client.frames import Picture, read_picture
 from edged.client.result import Result, Timings
 from edged.config import Engines
-from edged.control import lowering, preference
-from edged.control.plan import PlannedEngine, PlannedModel
-from edged.control.planner import Planner
-from edged.control.states import EngineState
+from edged.config.limits import Limits
 from edged.device.fingerprint import probe
+from edged.engines import lowering, preference
+from edged.engines.builder import Builder, MakeRoom, Task
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.planner import Planner
+from edged.engines.states import EngineState
 from edged.errors import ConfigError, EdgedError, EngineUnusable, InvalidInput
-from edged.model.model import Model
-from edged.model.repository import plain_entry
-from edged.serving.pipeline import Outcome, Pipeline, Shot
+from edged.host.pipeline import Outcome, Pipeline, Shot
+from edged.ipc.job_messages import Progress
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.serving.slot import Slot
 from edged.store.record import EngineRecord
 from edged.store.store import Store

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from edged.backend.cuda.contract import Device, DeviceMemory, HostMemory, Stream
+from edged.backends.cuda.contract import Device, DeviceMemory, HostMemory, Stream
 from edged.errors import EngineUnusable
 
 SIZE = 1 << 16

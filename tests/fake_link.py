@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from edged.errors import EdgedError, HostLost
-from edged.serving import messages as m
-from edged.serving.arena import Arena
+from edged.ipc import messages as m
+from edged.ipc.arena import Arena
 from edged.serving.link import Reply
 from edged.serving.session import ServingSession
 from edged.serving.work import EngineRef

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.backend.contract import Signature
+from edged.backends.contract import Signature
 from edged.tensors import Shape, TensorSpec
 
 IR_VERSION = 10

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import onnx
 
-from edged.backend.artefact import Artefact
+from edged.backends.artefact import Artefact
 from edged.store.record import EngineRecord
 
 

@@ -56,7 +56,7 @@ def check(file: _File = None) -> None:
     """
     from edged.config.keys import dotted
     from edged.config.origin import Problem
-    from edged.preflight import preflight
+    from edged.daemon.preflight import preflight
 
     reading, name = _read(file)
     problems = list(reading.problems)

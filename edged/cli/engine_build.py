@@ -16,9 +16,9 @@ from edged.errors import EdgedError, InvalidInput
 from edged.files import NOT_JSON
 
 if TYPE_CHECKING:
-    from edged.build.jobs import Progress
     from edged.cli.local import Box
-    from edged.control import ahead
+    from edged.engines import ahead
+    from edged.ipc.job_messages import Progress
     from edged.store.record import EngineRecord
 
 
@@ -53,7 +53,7 @@ def build(
 
     The exit status is 1 if any engine could not be built. With --json one object a line for each engine.
     """
-    from edged.control import ahead
+    from edged.engines import ahead
 
     box = folders.box(state, cache)
     if ahead.BACKEND not in box.present():
@@ -84,7 +84,7 @@ def register(engines: typer.Typer) -> None:
 
 
 def _target(text: str, box: Box) -> ahead.Target:
-    from edged.control import ahead
+    from edged.engines import ahead
 
     place = Path(text)
     if not place.is_file():

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edged.build.admission import variables
+from edged.engines.admission import variables
 from edged.errors import InvalidInput
 
 Seconds = Annotated[

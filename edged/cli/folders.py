@@ -56,7 +56,7 @@ def box(
 ) -> Box:
     """The box as its folders are; `seconds` and `memory_mb` limit the examination of models, where the environment
     does not. What reads models and builds engines takes long to import, and only now is needed."""
-    from edged.build.admission import limits
     from edged.cli.local import Box
+    from edged.engines.admission import limits
 
     return Box(state, cache, limits.given(seconds, memory_mb))

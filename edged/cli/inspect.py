@@ -13,14 +13,14 @@ from rich.table import Table
 from edged.cli import common, examining, folders, repairs, words
 from edged.cli import look as looking
 from edged.errors import EdgedError, InvalidInput
-from edged.model.finding import Category, Finding, Stage
-from edged.model.inspection import ExternalFile
-from edged.model.repair import Record, Wish
+from edged.models.finding import Category, Finding, Stage
+from edged.models.inspection import ExternalFile
+from edged.models.repair import Record, Wish
 from edged.tensors import TensorSpec
 
 if TYPE_CHECKING:
-    from edged.build.admission.examination import Admission
     from edged.cli.local import Box
+    from edged.engines.admission.examination import Admission
 
 
 def inspect(
@@ -73,7 +73,7 @@ def inspect(
 
     Exit status: 0 it can be served, 1 edged itself or the picture failed, 2 it cannot be served.
     """
-    from edged.model.settings import parse_assignments
+    from edged.models.settings import parse_assignments
 
     if out is not None and draw is None:
         raise InvalidInput("--out says where the painted picture goes; give --draw PICTURE as well")

@@ -13,30 +13,29 @@ from pathlib import Path
 import msgspec
 
 from edged import paths
-from edged.backend import registry
-from edged.build.admission import limits as admission_limits
-from edged.build.admission.examination import Admission, admit, examine
-from edged.build.admission.limits import AdmissionLimits
-from edged.build.builder import Builder, Task, Tell
-from edged.build.child import Limits
-from edged.build.repair.repairer import Repaired, repair
+from edged.backends import registry
 from edged.cli import common, stored
 from edged.client.operations import EngineInfo, Explanation, ModelInfo
 from edged.config import Engines
-from edged.control import offline, report
-from edged.control.ahead import Target
-from edged.control.desired import DesiredEngine
-from edged.control.plan import PlannedModel
-from edged.control.planner import Planner
+from edged.config.limits import AdmissionLimits, Limits
 from edged.decoding import ready
 from edged.device.fingerprint import probe
+from edged.engines import offline, report
+from edged.engines.admission import limits as admission_limits
+from edged.engines.admission.examination import Admission, admit, examine
+from edged.engines.ahead import Target
+from edged.engines.builder import Builder, Task, Tell
+from edged.engines.desired import DesiredEngine
+from edged.engines.plan import PlannedModel
+from edged.engines.planner import Planner
+from edged.engines.repairer import Repaired, repair
 from edged.errors import AlreadyExists, EdgedError, NotFound
-from edged.model import samples as model_samples
-from edged.model import settings
-from edged.model.inspection import Inspection
-from edged.model.model import Model
-from edged.model.repair import Record, Wish
-from edged.model.repository import Repository, check_name, plain_entry
+from edged.models import samples as model_samples
+from edged.models import settings
+from edged.models.inspection import Inspection
+from edged.models.model import Model
+from edged.models.repair import Record, Wish
+from edged.models.repository import Repository, check_name, plain_entry
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 

@@ -16,7 +16,7 @@ from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
 from edged.client.operations import ModelInfo, ShapeRange, Shapes, TensorInfo
 from edged.errors import NotFound
-from edged.model.repair import Record, Wish
+from edged.models.repair import Record, Wish
 
 if TYPE_CHECKING:
     from edged.client.client import Client
@@ -61,7 +61,7 @@ def add(
     dimensions: profile.INPUT (the smallest, usual and largest shape that engines are built for), shapes.policy (any,
     refuse or learn: what becomes of requests outside it) and, to learn, shapes.{quiet_s,most_mb,per_hour}.
     """
-    from edged.model.settings import parse_assignments
+    from edged.models.settings import parse_assignments
 
     settings, wish = parse_assignments(setting or []), Wish.parse(convert, convert_steps or [])
     doing = f"{'repairing' if wish.is_any else 'examining'} {file.name}"

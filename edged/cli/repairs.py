@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from edged.model.repair import Record
+from edged.models.repair import Record
 
 Convert: TypeAlias = Annotated[
     bool,

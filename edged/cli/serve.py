@@ -50,8 +50,9 @@ def serve(
     import uvloop
 
     from edged import config as configuration
-    from edged import daemon, logs, paths
-    from edged.ingress.activation import Activation
+    from edged import logs, paths
+    from edged.api.grpc.activation import Activation
+    from edged.daemon import main as daemon
 
     activation = Activation.take(os.environ, os.getpid())
     logs.start()

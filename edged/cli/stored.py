@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from edged.client.operations import ModelInfo, Shapes, TensorInfo
-from edged.control.plan import PlannedModel
-from edged.control.shape_report import shape_report
 from edged.decoding import ready
-from edged.model.finding import Reason
+from edged.engines.plan import PlannedModel
+from edged.engines.shape_report import shape_report
+from edged.models.finding import Reason
 
 
 def model_info(name: str, planned: PlannedModel) -> ModelInfo:

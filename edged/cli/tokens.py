@@ -14,7 +14,7 @@ from rich.table import Table
 from edged.cli import common
 
 if TYPE_CHECKING:
-    from edged.ingress.access.tokens import TokenFile
+    from edged.api.auth.tokens import TokenFile
 
 _File = Annotated[
     Path | None,
@@ -50,7 +50,7 @@ def new(
     Clients send it as the header "authorization: Bearer TOKEN"; edged's own take it from EDGED_TOKEN or
     EDGED_TOKEN_FILE.
     """
-    from edged.ingress.access import roles, tokens
+    from edged.api.auth import roles, tokens
 
     wanted = roles.parse([word for each in role or [] for word in each.split(",")])
     token, secret = tokens.make(name, wanted, days)
@@ -65,7 +65,7 @@ def new(
 
 def list_(file: _File = None, state: _State = None, json: common.Json = False) -> None:
     """List the tokens: names, roles, when they expire."""
-    from edged.ingress.access import roles
+    from edged.api.auth import roles
 
     found = _kept(file, state).read()
     if json:
@@ -102,9 +102,9 @@ def register(app: typer.Typer) -> None:
 
 def _kept(file: Path | None, state: Path | None) -> TokenFile:
     from edged import paths
+    from edged.api.auth.guard import tokens_path
+    from edged.api.auth.tokens import TokenFile
     from edged.config.access import Access
-    from edged.ingress.access.guard import tokens_path
-    from edged.ingress.access.tokens import TokenFile
 
     return TokenFile(tokens_path(Access(tokens_file=str(file or "")), (state or paths.default_state_dir()).absolute()))
 

@@ -24,7 +24,7 @@ from edged.client.status import from_rpc_error
 from edged.client.stream import Stream
 from edged.client.updates import Updates
 from edged.client.upload import Package, Samples, Upload
-from edged.model.repair import Wish
+from edged.models.repair import Wish
 from edged.proto import operations_pb2
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Client:
 
         `samples` are what its engines are verified with: pictures as JPEG or PNG files, tensors as *.npz files with an
         array for each input, or folders of them, 32 at most.
-        `repairs` are made first: `edged.model.repair.Wish(needed=True)` for those without which it cannot be served.
+        `repairs` are made first: `edged.models.repair.Wish(needed=True)` for those without which it cannot be served.
         """
         return self.upload(Package.of(name, path, settings, samples, repairs), timeout=timeout)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from edged.model import repair
+from edged.models import repair
 from edged.proto import operations_pb2 as pb
 
 

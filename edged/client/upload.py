@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edged.errors import InvalidInput, ModelRefused
-from edged.model.identity import model_digest
-from edged.model.repair import Wish
-from edged.model.samples import find
+from edged.models.identity import model_digest
+from edged.models.repair import Wish
+from edged.models.samples import find
 from edged.proto.operations_pb2 import AddModelRequest, ModelFile, ModelHeader, Repairs
 
 CHUNK = 1 << 20  # bytes of a file in one message, well below gRPC's default limit of 4 MiB
@@ -90,7 +90,7 @@ def _file(announced: ModelFile, path: Path) -> Iterator[AddModelRequest]:
 
 def _files(path: Path) -> list[tuple[str, Path]]:
     try:
-        from edged.model.inspect import external_files  # brings onnx, which only an upload needs
+        from edged.jobs.inspect import external_files  # brings onnx, which only an upload needs
     except ImportError as error:
         raise ModelRefused(f"the model cannot be inspected here: {error}") from None
     external = [(file.path, path.parent / file.path) for file in external_files(path)]

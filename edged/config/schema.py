@@ -12,12 +12,10 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from edged.build.admission.limits import AdmissionLimits
-from edged.build.child import Limits
 from edged.config.access import Access, Tls
+from edged.config.limits import AdmissionLimits, HostLimits, Limits
 from edged.confinement.rules import Mode
 from edged.logs.options import LogOptions
-from edged.serving.link import HostLimits
 
 ModelControl: TypeAlias = Literal["poll", "none", "explicit"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edged.backend.contract import UNOPTIMISED
+from edged.backends.contract import UNOPTIMISED
 from edged.client.operations import EngineInfo, ModelInfo
 
 _UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"
-_GAIN = 0.95  # of its cost, that an engine has to be below to take over: see `edged.control.reconcile`
+_GAIN = 0.95  # of its cost, that an engine has to be below to take over: see `edged.engines.reconcile`
 _OPENING_S = 60.0  # an engine that is ready and faster is opened within this long; then what serves is final
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from edged.backend import registry
+from edged.backends import registry
 from edged.device.libraries import as_numbers
 from edged.device.nvidia import REBOOT_PENDING
 from edged.device.root import Root

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from edged.backend.contract import UNOPTIMISED
-from edged.build.standard import TOLERANCES, Tolerance, tolerance
-from edged.build.verify import FLOORS
+from edged.backends.contract import UNOPTIMISED
 from edged.client.operations import AlarmInfo, EngineInfo
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
-from edged.model import verification
+from edged.models import verification
+from edged.verification.standard import TOLERANCES, Tolerance, tolerance
+from edged.verification.verify import FLOORS
 
 _NEAR = 0.8  # of what a figure may be off
 # The one is a measure and no figure; the other is kept also of models where it says nothing and decided nothing.

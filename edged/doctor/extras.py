@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from edged import packages
-from edged.build import jobs
-from edged.build.child import Limits, run
+from edged.config.limits import Limits
 from edged.doctor.check import Check, Name, ok, unknown, wrong
 from edged.doctor.examination import Step
+from edged.engines.child import run
 from edged.errors import EdgedError
+from edged.ipc import job_messages as jobs
 
 _SECONDS = 90.0
 _TRIAL = Limits(seconds=_SECONDS, memory_mb=2048)

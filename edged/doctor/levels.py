@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edged.build import jobs
-from edged.build.builder import REFERENCE
-from edged.build.child import Limits, run
-from edged.build.extent import Extent
-from edged.build.standard import Standard
-from edged.build.verify import FLOORS
+from edged.config.limits import Limits
 from edged.doctor.check import Check, Name, ok, warning
-from edged.model.model import Model
-from edged.model.verification import FIGURES
+from edged.engines.builder import REFERENCE
+from edged.engines.child import run
+from edged.ipc import job_messages as jobs
+from edged.models.model import Model
+from edged.models.verification import FIGURES
 from edged.store.record import Verdict
+from edged.verification.extent import Extent
+from edged.verification.standard import Standard
+from edged.verification.verify import FLOORS
 
 _PRECISION = "fp32"  # what is rounded on purpose has wider bounds; the optimiser may only reorder sums
 _PERFECT = {figure: 1.0 if figure in FLOORS else 0.0 for figure in FIGURES}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edged.build.admission.examination import Admission
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
+from edged.engines.admission.examination import Admission
 from edged.errors import Unsuitable
-from edged.model.inspection import Inspection
-from edged.model.model import Model
+from edged.models.inspection import Inspection
+from edged.models.model import Model
 
 
 def admission(name: str, path: str, found: Admission) -> Iterator[Check]:

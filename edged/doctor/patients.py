@@ -6,12 +6,9 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from edged.backend import registry
-from edged.build.admission.examination import examine
-from edged.build.builder import Builder
-from edged.build.child import Limits
+from edged.backends import registry
 from edged.client.operations import AlarmInfo, EngineInfo, ModelInfo
-from edged.control.plan import PlannedModel
+from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.doctor import engines, levels, models
 from edged.doctor.check import Check, Name, ok, unknown, wrong
@@ -19,9 +16,12 @@ from edged.doctor.daemon import Heard
 from edged.doctor.examination import Step
 from edged.doctor.runtimes import Runtimes, judge_opsets
 from edged.doctor.stock import Stock
+from edged.engines.admission.examination import examine
+from edged.engines.builder import Builder
+from edged.engines.plan import PlannedModel
 from edged.errors import EdgedError
-from edged.model.model import Model
-from edged.model.repository import ModelEntry, plain_entry
+from edged.models.model import Model
+from edged.models.repository import ModelEntry, plain_entry
 
 _ONNX = "ai.onnx"  # the domain of ONNX's own operators
 _SECONDS = 240.0

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from edged import packages
-from edged.backend import registry
-from edged.build import jobs
-from edged.build.child import Limits, run
+from edged.backends import registry
+from edged.config.limits import Limits
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 from edged.doctor.examination import Step, plain
+from edged.engines.child import run
 from edged.errors import EdgedError
+from edged.ipc import job_messages as jobs
 
 _REFERENCE = "onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime_gpu", "onnxruntime_openvino")

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import msgspec
 
-from edged.build.builder import Builder
 from edged.client.operations import EngineInfo
 from edged.config import Engines
-from edged.control import report
-from edged.control.plan import PlannedModel
-from edged.control.planner import Planner
 from edged.decoding import ready
 from edged.device.fingerprint import Fingerprint
-from edged.model.model import Model
-from edged.model.repository import ModelEntry, Repository, plain_entry
+from edged.engines import report
+from edged.engines.builder import Builder
+from edged.engines.plan import PlannedModel
+from edged.engines.planner import Planner
+from edged.models.model import Model
+from edged.models.repository import ModelEntry, Repository, plain_entry
 from edged.serving.slot import Slot
 from edged.store.record import EngineRecord
 from edged.store.store import Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from edged.ingress.access.guard import Guard
-from edged.ingress.access.limits import Kind
+from edged.api.auth.guard import Guard
+from edged.api.auth.limits import Kind
 from edged.metrics import names
 from edged.metrics.sheet import Sheet
 

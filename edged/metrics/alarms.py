@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edged.control.alarms import Alarm, AlarmKind
+from edged.engines.alarms import Alarm, AlarmKind
 from edged.metrics import names
 from edged.metrics.sheet import Sheet
 from edged.metrics.tally import Tally

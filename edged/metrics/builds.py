@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edged.control.controller import Controller
+from edged.engines.controller import Controller
 from edged.metrics import names
 from edged.metrics.sheet import Sheet
 from edged.metrics.tally import Tally

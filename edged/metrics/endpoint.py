@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 
+from edged.api.http.access import refusal
+from edged.api.lanes.address import make_way, tcp_address, unix_path
 from edged.errors import ConfigError
-from edged.ingress.address import make_way, tcp_address, unix_path
-from edged.ingress.rest.access import refusal
 
 _LOG = logging.getLogger("edged.metrics")
 _MOST_CONNECTIONS = 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edged.control.plan import PlannedModel
+from edged.engines.plan import PlannedModel
 from edged.metrics import names
 from edged.metrics.sheet import Sheet
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from edged.control.alarms import Alarm
-from edged.control.plan import PlannedModel
-from edged.control.readiness import Readiness, ReadyState
+from edged.engines.alarms import Alarm
+from edged.engines.plan import PlannedModel
+from edged.engines.readiness import Readiness, ReadyState
+from edged.ipc.finite import watched
 from edged.metrics import names
 from edged.metrics.sheet import Sheet
-from edged.serving.finite import watched
 
 _HUMP = re.compile(r"(?<!^)(?=[A-Z])")
 

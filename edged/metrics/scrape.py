@@ -8,9 +8,9 @@ import time
 
 from prometheus_client.exposition import choose_encoder
 
-from edged.control.controller import Controller
-from edged.control.readiness import all_ready, readiness
-from edged.ingress.access.guard import Guard
+from edged.api.auth.guard import Guard
+from edged.engines.controller import Controller
+from edged.engines.readiness import all_ready, readiness
 from edged.metrics import access, alarms, box, builds, cameras, engines, hosts, models, names, process
 from edged.metrics.sheet import Sheet
 from edged.metrics.tally import Tally

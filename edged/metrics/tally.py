@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from edged.control.states import MAKING
+from edged.engines.states import MAKING
 from edged.events import AlarmRaised, EngineMoved, Event, EventLog, HostLost, ModelRemoved
 from edged.serving.histogram import Histogram
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edged.errors import EdgedError, NotFinite
-from edged.serving import messages as m
-from edged.serving.finite import Finiteness
+from edged.ipc import messages as m
+from edged.ipc.finite import Finiteness
 from edged.serving.link import Reply
 from edged.serving.parcel import Parcel, times_of
 from edged.serving.statistics import Statistics

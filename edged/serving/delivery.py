@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from edged.errors import EdgedError, EngineUnusable, FrameSkipped, HostLost, OutOfMemory
-from edged.serving.arena import Span
+from edged.ipc.arena import Span
+from edged.ipc.finite import Finiteness
 from edged.serving.counting import count, count_finite
-from edged.serving.finite import Finiteness
 from edged.serving.link import Reply
 from edged.serving.parcel import Parcel, answers, infer_ms, room_for
 from edged.serving.schedule import Batching

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from edged.backend.profile import Range, Shape
+from edged.backends.profile import Range, Shape
 
 MOST_KINDS = 64  # combinations that are told apart; beyond that the rarest gives way to a new one
 _PENDING = 256  # combinations that are noted before they are sorted in

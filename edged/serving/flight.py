@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edged.errors import EdgedError
-from edged.serving.arena import Arena, Span
+from edged.ipc.arena import Arena, Span
 from edged.serving.link import HostLink, Reply
 from edged.serving.parcel import Parcel, order
 

@@ -11,10 +11,10 @@ import sys
 
 from edged import process
 from edged.confinement.rules import Reach
+from edged.ipc.arena import Arena
+from edged.ipc.sockets import HostSocket
 from edged.logs.overheard import Overheard, Pipe
 from edged.serving import memory
-from edged.serving.arena import Arena
-from edged.serving.sockets import HostSocket
 
 _STOP_SECONDS = 3.0
 # What a processor or the C library does to a process that goes wrong. Any other signal was sent by a process.
@@ -63,7 +63,7 @@ class HostProcess:
         try:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "edged.serving.host", str(os.getpid()), backend),
+                *("-m", "edged.host.main", str(os.getpid()), backend),
                 *(str(connection.child.fileno()), str(arena.handle), str(memory_mb), reach.argument()),
                 pass_fds=(connection.child.fileno(), arena.handle),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from edged.backend import registry
+from edged.backends import registry
+from edged.config.limits import HostLimits
 from edged.errors import NotReady, Superseded
 from edged.serving import memory
 from edged.serving.host_process import End
-from edged.serving.link import HostLimits, HostLink
+from edged.serving.link import HostLink
 
 # Seconds to wait before start number 1, 2, 3, ... of a host that keeps dying.
 _BACKOFF = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)

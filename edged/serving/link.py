@@ -9,23 +9,23 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from edged import errors, tasks
-from edged.backend.contract import Nodes, Order
+from edged.backends.contract import Nodes, Order
+from edged.config.limits import HostLimits
 from edged.confinement import settings
 from edged.decoding import ready
 from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable, HostLost, NotFinite
-from edged.model.limits import SECONDS, Bounds
+from edged.ipc import messages as m
+from edged.ipc.arena import Arena
+from edged.ipc.sockets import HostSocket
+from edged.models.limits import SECONDS, Bounds
 from edged.serving import memory
-from edged.serving import messages as m
-from edged.serving.arena import Arena
 from edged.serving.blame import Suspect
 from edged.serving.host_process import End, HostProcess
 from edged.serving.progress import Progress, read
-from edged.serving.sockets import HostSocket
 from edged.serving.turns import Turns
 from edged.vision.family import Recognition
 
@@ -34,32 +34,6 @@ _LOOK_SECONDS = 0.2  # memory can be used up in a few seconds
 _LONG = 16 << 20  # bytes of what was found in pictures, which is no output
 _UNASKED = 8  # things that a host may say that answer nothing, such as that it is ready
 _ENDING_SECONDS = 1.0  # from when its connection is gone until the process must have ended
-
-
-class HostLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an engine host, and a request in it, may take where a model says nothing else."""
-
-    arena_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 20, description="Mebibytes of a host's shared memory.")] = 512
-    job_seconds: Annotated[
-        float,
-        msgspec.Meta(
-            gt=0,
-            le=86400,
-            description="Seconds of an engine's time that a request may take; then it is stopped.",
-        ),
-    ] = 120.0
-    open_seconds: Annotated[
-        float, msgspec.Meta(gt=0, le=86400, description="Seconds for opening or closing an engine.")
-    ] = 600.0
-    output_mb: Annotated[int, msgspec.Meta(gt=0, le=1 << 20, description="Mebibytes of a request's outputs.")] = 512
-    memory_mb: Annotated[
-        int,
-        msgspec.Meta(
-            ge=0,
-            le=1 << 30,
-            description="Mebibytes of a host's own memory; 0 for all but what the rest of the box needs.",
-        ),
-    ] = 0
 
 
 Reply = m.Answer | m.Detected

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edged.errors import EdgedError, EngineUnusable, Overloaded
-from edged.serving import messages as m
-from edged.serving.arena import Arena, Span
+from edged.ipc import messages as m
+from edged.ipc.arena import Arena, Span
 from edged.serving.link import Reply, rebuild
 from edged.serving.work import Answered, Blob, EngineRef, FrameWork, OutputTensor, OutputView, TensorWork, Work
 from edged.tensors import DATATYPES, byte_size

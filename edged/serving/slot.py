@@ -17,8 +17,8 @@ from functools import partial
 import msgspec
 
 from edged.errors import EdgedError, HostLost, NotReady, Overloaded
+from edged.ipc.finite import Finiteness
 from edged.serving.delivery import Delivery
-from edged.serving.finite import Finiteness
 from edged.serving.flight import Flight
 from edged.serving.link import HostLink, Reply
 from edged.serving.parcel import Parcel, pack

@@ -18,8 +18,8 @@ import msgspec
 from edged import process
 from edged.confinement import settings
 from edged.decoding import ready
+from edged.ipc import track_messages as m
 from edged.logs.overheard import Overheard, Pipe
-from edged.serving import track_messages as m
 
 Ids = tuple[int, ...]
 
@@ -143,4 +143,4 @@ class TrackerProcess:
 
 
 def _command() -> list[str]:
-    return [sys.executable, "-m", "edged.serving.tracker", str(os.getpid()), settings.reach().argument()]
+    return [sys.executable, "-m", "edged.tracker.main", str(os.getpid()), settings.reach().argument()]

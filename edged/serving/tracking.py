@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Hashable
 
 from edged import packages, tasks
-from edged.serving import track_messages as m
+from edged.ipc import track_messages as m
 from edged.serving.tracker_process import Camera, Garbled, Ids, Question, TrackerProcess
 
 _IN_FLIGHT = 8  # frames at the tracker: enough to keep it busy; what waits here can still be dropped

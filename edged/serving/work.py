@@ -11,11 +11,11 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from edged.backend.profile import Profile
+from edged.backends.profile import Profile
 from edged.errors import DeadlineExceeded, EdgedError, Stale
-from edged.model.limits import Bounds
-from edged.serving import messages as m
-from edged.serving.arena import Span
+from edged.ipc import messages as m
+from edged.ipc.arena import Span
+from edged.models.limits import Bounds
 from edged.serving.schedule import Batching
 from edged.tensors import Shape
 from edged.vision.family import Recognition, Thresholds

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from edged.backend.contract import Recipe
-from edged.backend.registry import ABSENT
+from edged.backends.contract import Recipe
+from edged.backends.registry import ABSENT
 from edged.device.fingerprint import Fingerprint
 from edged.device.validity import is_driver, relevant
 

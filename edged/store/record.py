@@ -6,8 +6,8 @@ import hashlib
 
 import msgspec
 
-from edged.backend.artefact import FileRecord
-from edged.backend.contract import Composition, Effort, Recipe
+from edged.backends.artefact import FileRecord
+from edged.backends.contract import Composition, Effort, Recipe
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from edged.backend.artefact import Artefact
+from edged.backends.artefact import Artefact
 from edged.files import NO_DESCRIPTORS, foreign, read_regular, unwritable
 from edged.store import atomic, sealed
 from edged.store.background import Later, at_once

@@ -23,7 +23,7 @@ import msgspec
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2
 
-from edged.ingress.access import policy
+from edged.api.auth import policy
 from edged.proto import open_inference_pb2 as inference
 from edged.proto import operations_pb2 as operations
 from tests.attack.abuse import Abuse, Target

@@ -34,7 +34,7 @@ _PATIENCE = 30.0  # of a request
 _PERIOD = 0.075  # between two requests for a model
 _FPS = 5
 _MOST_HOSTS = 3  # the shared one, and one of suspects that two kills in a row found without an answer, coming and going
-_VICTIMS = {"edged.serving.host": 12, "edged.serving.tracker": 3, "edged.build.worker": 4, "stopped host": 1}
+_VICTIMS = {"edged.host.main": 12, "edged.tracker.main": 3, "edged.jobs.main": 4, "stopped host": 1}
 
 
 class Seen(msgspec.Struct):
@@ -147,14 +147,14 @@ async def _kill(daemon: Daemon, built: str, rounds: int, period: float, dice: ra
         for _ in range(rounds):
             victim = dice.choices([*_VICTIMS], [*_VICTIMS.values()])[0]
             until = time.monotonic() + period * dice.uniform(0.3, 1.7)
-            if victim == "edged.build.worker":
+            if victim == "edged.jobs.main":
                 with contextlib.suppress(EdgedError):  # a build is under way
                     await (await client.rebuild(built, force=True, follow=False)).aclose()
             while time.monotonic() < until and is_running(daemon.pid):
                 await asyncio.sleep(0.05)
-                seen.hosts = max(seen.hosts, len(_found(daemon, "edged.serving.host")))
+                seen.hosts = max(seen.hosts, len(_found(daemon, "edged.host.main")))
             if not _found(daemon, victim):  # nothing is built, or the tracker has not been started again yet
-                victim = "edged.serving.host"
+                victim = "edged.host.main"
             if not is_running(daemon.pid):
                 seen.failures.append("the daemon died")
                 return
@@ -165,7 +165,7 @@ async def _kill(daemon: Daemon, built: str, rounds: int, period: float, dice: ra
 
 
 def _found(daemon: Daemon, victim: str) -> list[int]:
-    wanted = "edged.serving.host" if victim == "stopped host" else victim
+    wanted = "edged.host.main" if victim == "stopped host" else victim
     return [pid for pid, line in children(daemon.pid).items() if wanted in line]
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import edged
-from edged.model.repository import Repository
+from edged.models.repository import Repository
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration.daemon import Daemon, is_of_the_past, wait_for
 from tests.system.load import Load

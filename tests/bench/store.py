@@ -18,18 +18,18 @@ from pathlib import Path
 
 import msgspec
 
-from edged.backend.artefact import Artefact
+from edged.backends.artefact import Artefact
 from edged.config import Engines
-from edged.control import report
-from edged.control.desired import desired
-from edged.control.plan import PlannedModel
-from edged.control.planner import Planner
-from edged.control.room import Room
 from edged.device.fingerprint import Fingerprint, probe
+from edged.engines import report
+from edged.engines.desired import desired
+from edged.engines.plan import PlannedModel
+from edged.engines.planner import Planner
+from edged.engines.room import Room
 from edged.events import EventLog
-from edged.model.inspect import inspect
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.jobs.inspect import inspect
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.serving.slot import Slot
 from edged.shapes import MODEL_PATH
 from edged.store.record import BuildFacts, EngineRecord, Verdict

@@ -14,8 +14,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
-from edged.backend.contract import Order, Recipe, Signature
-from edged.serving.link import HostLimits, HostLink
+from edged.backends.contract import Order, Recipe, Signature
+from edged.config.limits import HostLimits
+from edged.serving.link import HostLink
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.tracking import Tracking

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edged.backend.cuda import open_device
-from edged.backend.cuda.contract import Device
+from edged.backends.cuda import open_device
+from edged.backends.cuda.contract import Device
 from tests.fake_cuda.control import Control
 from tests.fake_cuda.runner import IMPLEMENTATION
 

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from edged.backend.cuda import open_device
-from edged.backend.cuda.contract import Device, DeviceMemory, Event, Stream
+from edged.backends.cuda import open_device
+from edged.backends.cuda.contract import Device, DeviceMemory, Event, Stream
 from edged.errors import EngineUnusable
 from tests.cuda_conformance import *  # noqa: F403
 from tests.cuda_conformance import SIZE, pattern

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edged.backend.contract import Order, Recipe, Session, Signature, Staging
-from edged.backend.cuda import open_device
-from edged.backend.cuda.contract import Device
-from edged.backend.trt import load
-from edged.backend.trt.log import Log
-from edged.backend.trt.open import open_engine
-from edged.backend.trt.session import TensorRtSession
+from edged.backends.contract import Order, Recipe, Session, Signature, Staging
+from edged.backends.cuda import open_device
+from edged.backends.cuda.contract import Device
+from edged.backends.trt import load
+from edged.backends.trt.log import Log
+from edged.backends.trt.open import open_engine
+from edged.backends.trt.session import TensorRtSession
 from edged.errors import EngineUnusable, InvalidInput, Unsuitable
 from edged.tensors import TensorSpec
 from tests.fake_cuda.control import ILLEGAL_ADDRESS, INVALID_VALUE, Control

@@ -18,10 +18,10 @@ import grpc
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from edged import daemon as composition
+from edged.api.auth.gate import Gate
+from edged.api.grpc.server import Ingress
 from edged.config import Config
-from edged.ingress.access.gate import Gate
-from edged.ingress.server import Ingress
+from edged.daemon import main as composition
 from edged.proto import open_inference_pb2 as pb
 from tests.fuzz import goods
 from tests.fuzz.goods import Method

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from edged.backend.cuda import LIBRARIES, open_device
-from edged.backend.cuda.contract import Device, DeviceMemory, HostMemory, Stream
+from edged.backends.cuda import LIBRARIES, open_device
+from edged.backends.cuda.contract import Device, DeviceMemory, HostMemory, Stream
 from edged.device import nvml
 from edged.errors import EdgedError
 from tests.cuda_conformance import *  # noqa: F403

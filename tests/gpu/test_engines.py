@@ -8,16 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from edged.backend import registry
-from edged.build.builder import Builder, Task
-from edged.build.child import Limits
-from edged.control.desired import DesiredEngine, desired
+from edged.backends import registry
+from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint, probe
+from edged.engines.builder import Builder, Task
+from edged.engines.desired import DesiredEngine, desired
 from edged.errors import EngineDamaged, EngineUnusable, InvalidInput
-from edged.model.inspect import inspect
-from edged.model.model import Model
-from edged.model.repository import plain_entry
-from edged.serving.pipeline import Pipeline
+from edged.host.pipeline import Pipeline
+from edged.jobs.inspect import inspect
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.shapes import MODEL_PATH, Scene
 from edged.store.record import EngineRecord
 from edged.store.store import Store

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from edged.backend import registry
-from edged.backend.artefact import Artefact
-from edged.backend.contract import UNOPTIMISED, Composition, Order, Recipe, Session
-from edged.backend.precision import Precision, convert
+from edged.backends import registry
+from edged.backends.artefact import Artefact
+from edged.backends.contract import UNOPTIMISED, Composition, Order, Recipe, Session
 from edged.errors import EngineUnusable
+from edged.jobs.precision import Precision, convert
 from edged.tensors import Array, numpy_dtype
 from tests import models
 from tests.gpu.conftest import Gpu

@@ -106,7 +106,7 @@ class Daemon:
         return children(self.pid)
 
     def hosts(self) -> list[int]:
-        return [pid for pid, line in self.children().items() if "edged.serving.host" in line]
+        return [pid for pid, line in self.children().items() if "edged.host.main" in line]
 
     def ready(self, model: str) -> None:
         """Waits until a model is served."""

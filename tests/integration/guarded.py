@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc
 
-from edged.ingress.access.roles import parse
-from edged.ingress.access.tokens import TokenFile, make
+from edged.api.auth.roles import parse
+from edged.api.auth.tokens import TokenFile, make
 from tests.integration.daemon import Daemon, wait_for
 
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")

@@ -15,18 +15,17 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.build.builder import Builder
-from edged.build.child import Limits
+from edged.api.inference.access import Access
+from edged.api.inference.infer import Caller, Inference
+from edged.api.inference.wire import Request
 from edged.config import Engines
-from edged.control.controller import Controller
-from edged.control.plan import PlannedModel
+from edged.config.limits import HostLimits, Limits
 from edged.device.fingerprint import probe
-from edged.ingress.inference.access import Access
-from edged.ingress.inference.infer import Caller, Inference
-from edged.ingress.inference.wire import Request
-from edged.model.repository import Repository
+from edged.engines.builder import Builder
+from edged.engines.controller import Controller
+from edged.engines.plan import PlannedModel
+from edged.models.repository import Repository
 from edged.proto import open_inference_pb2 as pb
-from edged.serving.link import HostLimits
 from edged.serving.trace import Tracing
 from edged.store.store import Store
 from tests import models

@@ -13,17 +13,17 @@ import numpy as np
 import onnx
 import pytest
 
-from edged.backend.trt import plan
-from edged.build.builder import Builder
-from edged.build.child import Limits
-from edged.build.jobs import Progress
-from edged.control import ahead
+from edged.backends.trt import plan
+from edged.config.limits import Limits
 from edged.device import runtimes
 from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
-from edged.model.inspect import inspect
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.engines import ahead
+from edged.engines.builder import Builder
+from edged.ipc.job_messages import Progress
+from edged.jobs.inspect import inspect
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 from tests import models
@@ -64,7 +64,7 @@ def make(
     builder: Builder, model: Model, capability: str = "8.6", precision: str = "fp32"
 ) -> tuple[EngineRecord, str, list[Progress]]:
     """Builds as `edged engines build --for` does; the record, its key, and what was told."""
-    from edged.build.builder import Task
+    from edged.engines.builder import Task
 
     told: list[Progress] = []
     on = ahead.target(capability, here())
@@ -103,11 +103,11 @@ def header(store: Store, key: str) -> tuple[plan.Header, bytes]:
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from edged.backend import registry
-from edged.backend.artefact import Artefact
-from edged.backend.contract import Order, Recipe
+from edged.backends import registry
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Order, Recipe
 from edged.errors import EdgedError, EngineUnusable
-from edged.model.inspect import inspect
+from edged.jobs.inspect import inspect
 import msgspec
 BACKEND = registry.load("tensorrt_rtx")
 trt = BACKEND._trt

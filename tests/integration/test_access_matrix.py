@@ -12,7 +12,7 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from edged.ingress.access.policy import METHODS
+from edged.api.auth.policy import METHODS
 from edged.proto import cameras_pb2, open_inference_pb2, operations_pb2
 from tests.integration.guarded import Guarded, bearer
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edged.ingress.access import policy
+from edged.api.auth import policy
 from tests.attack import early_close
 from tests.fuzz import goods
 from tests.fuzz.live import FuzzedDaemon

@@ -335,7 +335,7 @@ def test_rude_clients_are_survived_and_leave_nothing_behind(daemon: HttpDaemon) 
 
 def test_a_daemon_without_http_loads_nothing_of_it(daemon: HttpDaemon) -> None:
     """Python's own list of what a plain daemon's modules import."""
-    code = "import sys, edged.daemon; print(sorted({'uvicorn', 'h11'} & set(sys.modules)))"
+    code = "import sys, edged.daemon.main; print(sorted({'uvicorn', 'h11'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
 

@@ -19,7 +19,7 @@ from tests.integration.daemon import Daemon, wait_for
 # Runs in every Python that the daemon starts: a runtime that has something to say.
 _TALKER = """
 import sys
-if "edged.serving.host" in sys.orig_argv:
+if "edged.host.main" in sys.orig_argv:
     print("\\x1b[31m[E:nothing:, file.cc:1] it creaks\\x1b[0m", file=sys.stderr)
 """
 
@@ -134,7 +134,7 @@ def test_a_reload_changes_form_and_level_at_once(daemon: Told) -> None:
         client.reload()
         for pid in daemon.hosts():
             os.kill(pid, signal.SIGKILL)
-        wait_for("the loss is told as text", lambda: " W edged.control: engine host " in since())
+        wait_for("the loss is told as text", lambda: " W edged.engines: engine host " in since())
         text = [line for line in since().splitlines() if not line.startswith("{")]
         assert not [line for line in text if " I edged" in line]
         daemon.configure("json")

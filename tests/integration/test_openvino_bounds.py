@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
-from edged.backend import registry
-from edged.backend.artefact import Artefact, FileRecord
-from edged.backend.contract import Order, Recipe
+from edged.backends import registry
+from edged.backends.artefact import Artefact, FileRecord
+from edged.backends.contract import Order, Recipe
+from edged.config.limits import HostLimits
 from edged.errors import DeadlineExceeded
-from edged.model.limits import Bounds
+from edged.models.limits import Bounds
 from edged.serving.blame import Suspect
-from edged.serving.link import HostLimits, HostLink, Tenant
+from edged.serving.link import HostLink, Tenant
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.work import EngineRef, InputTensor, TensorWork

@@ -9,19 +9,19 @@ import numpy as np
 import onnx
 import pytest
 
-from edged.backend import registry
-from edged.backend.contract import UNOPTIMISED, Order, Recipe, Session
-from edged.backend.precision import Calibration, Precision, convert
-from edged.build import golden
-from edged.build.boxes import matcher_for
-from edged.build.pictures import TO_CALIBRATE
-from edged.build.questions import PICTURE, WIDE, Pictures
-from edged.build.standard import TOLERANCES
-from edged.build.verify import Pair, judge
-from edged.model.inspect import inspect
+from edged.backends import registry
+from edged.backends.contract import UNOPTIMISED, Order, Recipe, Session
+from edged.jobs.inspect import inspect
+from edged.jobs.precision import Calibration, Precision, convert
 from edged.shapes import MODEL_PATH, Scene
 from edged.store.record import Verdict
 from edged.tensors import Array
+from edged.verification import golden
+from edged.verification.boxes import matcher_for
+from edged.verification.pictures import TO_CALIBRATE
+from edged.verification.questions import PICTURE, WIDE, Pictures
+from edged.verification.standard import TOLERANCES
+from edged.verification.verify import Pair, judge
 from edged.vision.family import recognise
 from edged.vision.image import Image, decode
 from edged.vision.prepare import Preparer

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from edged.build.repair.lowering import newest_known
 from edged.events import ModelRepaired
-from edged.model.identity import file_digest
+from edged.jobs.repair.lowering import newest_known
+from edged.models.identity import file_digest
 from edged.tensors import Array
 from tests import repair_models as models
 from tests.integration.daemon import Daemon, wait_for

@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edged.ingress import edge
+from edged.api.grpc import grpc_limits as edge
 from edged.proto import cameras_pb2 as pb
 from edged.proto import open_inference_pb2 as inference
 from tests.fuzz import goods, http2

@@ -46,7 +46,7 @@ def test_it_stops_in_time_with_a_hung_host_a_mute_client_and_a_build_under_way(c
         daemon.ready("shapes")
 
         def builds() -> list[int]:
-            return [pid for pid, line in daemon.children().items() if "edged.build.worker" in line]
+            return [pid for pid, line in daemon.children().items() if "edged.jobs.main" in line]
 
         building, hosts = wait_for("something is built", builds), daemon.hosts()
         for pid in hosts:

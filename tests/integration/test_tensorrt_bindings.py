@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from edged.backend.trt import api
+from edged.backends.trt import api
 from tests.integration.tensorrt_stubs import Bindings, has_compiler
 
 FOLDERS = [
@@ -175,9 +175,9 @@ def test_its_datatypes_have_the_names_that_the_adapter_knows(bindings: Bindings)
 def test_our_logger_and_monitor_are_taken_and_a_builder_that_does_not_start_is_one_line(bindings: Bindings) -> None:
     answer = bindings.ask(
         """
-from edged.backend.trt.log import Log, listen
-from edged.backend.trt.network import create_builder
-from edged.backend.trt.progress import Progress, watch
+from edged.backends.trt.log import Log, listen
+from edged.backends.trt.network import create_builder
+from edged.backends.trt.progress import Progress, watch
 from edged.errors import EngineUnusable
 trt.init_libnvinfer_plugins = None
 log = Log()
@@ -201,7 +201,7 @@ except EngineUnusable as error:
 def test_its_version_is_told_without_its_library(bindings: Bindings) -> None:
     answer = bindings.ask(
         """
-from edged.backend.trt import api
+from edged.backends.trt import api
 answer = {"version": api.version(trt, "libnvinfer.so"), "module": trt.__version__}
 """
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backend import registry
-from edged.build.builder import Builder
-from edged.control.widening import widened
+from edged.backends import registry
+from edged.engines.builder import Builder
+from edged.engines.widening import widened
 from edged.serving.extents import Kind, Seen
 from edged.shapes import MODEL_PATH
 from edged.store.store import Store

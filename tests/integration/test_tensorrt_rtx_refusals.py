@@ -8,17 +8,17 @@ from pathlib import Path
 import onnx
 import pytest
 
-from edged.backend import registry
-from edged.backend.contract import Order, Recipe, Signature
-from edged.backend.trt import plan
-from edged.build import jobs
-from edged.build.admission import children
-from edged.build.admission.limits import AdmissionLimits
-from edged.build.builder import Builder
-from edged.control import ahead
+from edged.backends import registry
+from edged.backends.contract import Order, Recipe, Signature
+from edged.backends.trt import plan
+from edged.config.limits import AdmissionLimits
 from edged.device.fingerprint import Fingerprint
+from edged.engines import ahead
+from edged.engines.admission import children
+from edged.engines.builder import Builder
 from edged.errors import EdgedError, InvalidInput, Superseded, Unsuitable
-from edged.model.model import Model
+from edged.ipc import job_messages as jobs
+from edged.models.model import Model
 from edged.shapes import MODEL_PATH
 from edged.store.store import Store
 from tests import models
@@ -138,9 +138,9 @@ def test_too_little_workspace_says_what_to_raise(builder: Builder, tmp_path: Pat
     """16 MiB are enough for a small model and the least that there is: the message is made where the limit is lower."""
     answer = ask(
         f"""
-from edged.backend.trt import config
+from edged.backends.trt import config
 configure, limits = config.configure, []
-import edged.backend.trt.build as build
+import edged.backends.trt.build as build
 def starve(trt, builder, config_, *more):
     configure(trt, builder, config_, *more)
     config_.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1024)
@@ -158,7 +158,7 @@ def test_what_it_has_no_switch_for_is_told(builder: Builder, tmp_path: Path) -> 
 
 
 def test_another_version_than_the_key_s_voids_the_job(builder: Builder, tmp_path: Path) -> None:
-    from edged.build.builder import Task
+    from edged.engines.builder import Task
 
     other = Fingerprint({**here().facts, "runtime.tensorrt_rtx": "1.2.3.4"})
     model = read(conv(tmp_path))
@@ -192,7 +192,7 @@ def test_the_runtime_s_own_refusal_without_a_gpu_is_one_line(tmp_path: Path) -> 
     model, out = str(conv(tmp_path)), str(tmp_path / "out")
     answer = ask(
         f"""
-from edged.backend.trt import load
+from edged.backends.trt import load
 attempt({model!r}, {out!r})
 data = Path({out!r}, "engine.plan").read_bytes()
 answer = {{}}

@@ -242,7 +242,7 @@ def _drop_all(chosen: Sequence[Exhibit]) -> None:
         # A host may be the other model's, whose engines were not all made before.
         wait_for(
             "their children are gone",
-            lambda: all("edged.serving.host" in line or line in before for line in daemon.children().values()),
+            lambda: all("edged.host.main" in line or line in before for line in daemon.children().values()),
             120.0,
         )
         wait_for("their files are closed", lambda: measure.descriptors(daemon.pid) <= opened + _SPARE, 30)

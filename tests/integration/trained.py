@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from edged.build.pictures import draw
+from edged.verification.pictures import draw
 
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]

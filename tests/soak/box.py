@@ -68,7 +68,7 @@ class Box(Daemon):
 
     def victims(self, kind: str) -> list[int]:
         """Processes of its own that may be killed: `host`, or `worker` for those that build."""
-        module = {"host": "edged.serving.host", "worker": "edged.build.worker"}[kind]
+        module = {"host": "edged.host.main", "worker": "edged.jobs.main"}[kind]
         return [pid for pid, line in self.children().items() if module in line]
 
     def at(self, name: str) -> Path:

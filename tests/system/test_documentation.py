@@ -29,7 +29,7 @@ from edged.cli import inventory
 from edged.cli.app import app
 from edged.config import reading
 from edged.errors import EdgedError
-from edged.model import settings
+from edged.models import settings
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration.daemon import Daemon
 from tests.system.snippets import Snippet, of_file

@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from edged.backend import registry
-from edged.backend.contract import Recipe, Session
-from edged.build.builder import REFERENCE, Builder, Task
-from edged.build.child import Limits
+from edged.backends import registry
+from edged.backends.contract import Recipe, Session
+from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
+from edged.engines.builder import REFERENCE, Builder, Task
 from edged.errors import EdgedError, EngineDamaged, OutOfSpace
-from edged.model.inspect import inspect
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.jobs.inspect import inspect
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from edged.store.space import Held, Standing, choose

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import edged
+from edged.api.auth.tokens import TokenFile, make
 from edged.errors import EdgedError
-from edged.ingress.access.tokens import TokenFile, make
 from edged.shapes import MODEL_PATH, Scene
 from tests import models
 from tests.integration import onnx_files

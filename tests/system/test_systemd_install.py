@@ -79,7 +79,9 @@ def test_a_tree_is_installed_into_twice_and_emptied(tree: Tree) -> None:
     (next((tree.root / "opt/edged/lib").glob("*/site-packages/edged")) / "daemon.py").unlink()
     assert tree.make("install").returncode == 0
     assert config.read_text() == "stop_seconds = 3.0\n"
-    assert list((tree.root / "opt/edged/lib").glob("*/site-packages/edged/daemon.py")), "the same version, but whole"
+    assert list((tree.root / "opt/edged/lib").glob("*/site-packages/edged/daemon/main.py")), (
+        "the same version, but whole"
+    )
 
     models = tree.root / "var/lib/edged/models"
     models.mkdir(parents=True)

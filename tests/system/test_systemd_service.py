@@ -72,7 +72,7 @@ def test_it_runs_as_a_user_of_its_own_who_may_use_devices(service: Service) -> N
 def test_service_unit_lets_the_daemon_confine_its_hosts(service: Service) -> None:
     log = service.box.log(UNIT)
     assert "confined to their files" in log
-    (host, *_) = service.box.run("pgrep", "-P", str(service.pid), "-f", "edged.serving.host").stdout.split()
+    (host, *_) = service.box.run("pgrep", "-P", str(service.pid), "-f", "edged.host.main").stdout.split()
     assert _filters(service, host) == _filters(service, service.pid) + 1
 
 

@@ -104,7 +104,7 @@ def test_the_trace_is_of_hosts_children_and_the_tracker_as_well(followed: Follow
     """Otherwise the other tests would look at nothing."""
     assert len({line.split()[0] for line in followed.trace.splitlines()}) > 10
     modules = {line.split()[0] for line in followed.imports}
-    assert {"edged.serving.host", "edged.build.worker"} <= modules
+    assert {"edged.host.main", "edged.jobs.main"} <= modules
     for library in ("openvino", "supervision"):
         assert f"site-packages/{library}/" in followed.trace
     assert "socket(AF_UNIX" in followed.trace

@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.build import golden
 from edged.device.fingerprint import Fingerprint
-from edged.model.inspect import inspect
-from edged.model.inspection import Inspection
+from edged.jobs.inspect import inspect
+from edged.models.inspection import Inspection
 from edged.store.key import EngineKey
 from edged.store.store import Store
+from edged.verification import golden
 from tests import models
 from tests.system.disks import ext4, mounted
 from tests.system.torture_peer import RECIPES, Order, Outcome, Step
@@ -211,7 +211,7 @@ def _children_of(pid: int) -> list[str]:
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = place.read_bytes().split(b"\0")
-            if b"edged.build.worker" in words and str(pid).encode() in words:
+            if b"edged.jobs.main" in words and str(pid).encode() in words:
                 found.append(place.parent.name)
     return found
 

@@ -24,13 +24,13 @@ from typing import Literal
 
 import msgspec
 
-from edged.backend.artefact import Artefact, FileRecord
-from edged.backend.contract import Recipe
-from edged.build.builder import REFERENCE, Builder, Task
-from edged.build.child import Limits
+from edged.backends.artefact import Artefact, FileRecord
+from edged.backends.contract import Recipe
+from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.engines.builder import REFERENCE, Builder, Task
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.store import atomic
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict

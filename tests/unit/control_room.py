@@ -12,22 +12,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.backend.artefact import FileRecord
-from edged.backend.contract import Nodes, Order, Recipe, Signature
-from edged.build.builder import MakeRoom, Task, Tell
-from edged.build.jobs import Progress
-from edged.build.reference import REFERENCE
-from edged.build.standard import Standard
-from edged.control import maker as maker_module
-from edged.control import opener as opener_module
-from edged.control import plan as plan_module
-from edged.control.plan import PlannedEngine, PlannedModel
+from edged.backends.artefact import FileRecord
+from edged.backends.contract import Nodes, Order, Recipe, Signature
 from edged.device.fingerprint import Fingerprint
+from edged.engines import maker as maker_module
+from edged.engines import opener as opener_module
+from edged.engines import plan as plan_module
+from edged.engines.builder import MakeRoom, Task, Tell
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.reference import REFERENCE
 from edged.errors import EngineUnusable
 from edged.events import EventLog, What
-from edged.model.inspection import ExternalFile, Inspection
-from edged.model.model import Model
-from edged.model.repository import ModelEntry
+from edged.ipc.job_messages import Progress
+from edged.models.inspection import ExternalFile, Inspection
+from edged.models.model import Model
+from edged.models.repository import ModelEntry
 from edged.serving.hosts import HostKind
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
@@ -36,6 +35,7 @@ from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
 from edged.tensors import TensorSpec
+from edged.verification.standard import Standard
 from edged.vision.family import Recognition
 
 FACTS = {"runtime.onnxruntime": "1", "runtime.openvino": "2", "cpu.isa": "avx2", "cpu.model": "N100"}

@@ -19,26 +19,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.backend.artefact import Artefact, FileRecord
-from edged.backend.contract import Order, Recipe
-from edged.build.builder import MakeRoom, Task, Tell
-from edged.build.jobs import Progress
-from edged.build.standard import Standard
+from edged.backends.artefact import Artefact, FileRecord
+from edged.backends.contract import Order, Recipe
 from edged.config import Engines
-from edged.control import opener as opener_module
-from edged.control import planner as planner_module
-from edged.control.actual import actual
-from edged.control.catalogue import Catalogue
-from edged.control.chores import Chores
-from edged.control.commands import Commands, Selection
-from edged.control.desired import DesiredEngine, desired
-from edged.control.maker import Maker
-from edged.control.opener import Opener
-from edged.control.plan import PlannedEngine, PlannedModel, Wish
-from edged.control.planner import Planner
-from edged.control.reconcile import ModelView, Open, reconcile
-from edged.control.states import MAKING, EngineState
 from edged.device.fingerprint import Fingerprint
+from edged.engines import opener as opener_module
+from edged.engines import planner as planner_module
+from edged.engines.actual import actual
+from edged.engines.builder import MakeRoom, Task, Tell
+from edged.engines.catalogue import Catalogue
+from edged.engines.chores import Chores
+from edged.engines.commands import Commands, Selection
+from edged.engines.desired import DesiredEngine, desired
+from edged.engines.maker import Maker
+from edged.engines.opener import Opener
+from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.planner import Planner
+from edged.engines.reconcile import ModelView, Open, reconcile
+from edged.engines.states import MAKING, EngineState
 from edged.errors import (
     BuildFailed,
     EdgedError,
@@ -51,15 +49,17 @@ from edged.errors import (
     Unsuitable,
 )
 from edged.events import EventLog
-from edged.model.inspection import Inspection
-from edged.model.model import Model
-from edged.model.repository import ModelEntry
+from edged.ipc.job_messages import Progress
+from edged.models.inspection import Inspection
+from edged.models.model import Model
+from edged.models.repository import ModelEntry
 from edged.serving.hosts import HostKind
 from edged.serving.session import ServingSession
 from edged.store.attempts import AttemptLog, Attempts
 from edged.store.background import at_once
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
+from edged.verification.standard import Standard
 from tests.unit.control_room import MB, Clock, Unexpected, box, entry, inspection, record_of, stop_time
 
 GPU = Recipe("onnxruntime", device="cuda:0")
@@ -566,5 +566,5 @@ def laws(patch: pytest.MonkeyPatch) -> Clock:
     patch.setattr(asyncio, "to_thread", in_the_loop)
     patch.setattr(planner_module, "desired", desired_here)
     patch.setattr(opener_module, "require_same", lambda order: None)
-    patch.setattr(logging.getLogger("edged.control"), "disabled", True)
+    patch.setattr(logging.getLogger("edged.engines"), "disabled", True)
     return stop_time(patch)

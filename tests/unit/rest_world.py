@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
+from edged.api.auth.guard import Guard
+from edged.api.auth.tokens import TokenFile
+from edged.api.grpc.rpc import Service
+from edged.api.http.calls import Calls
+from edged.api.http.listener import HttpListener
+from edged.api.inference.wire import Request
 from edged.config import Access, Http, Tls
-from edged.ingress.access.guard import Guard
-from edged.ingress.access.tokens import TokenFile
-from edged.ingress.inference.wire import Request
-from edged.ingress.rest.calls import Calls
-from edged.ingress.rest.listener import HttpListener
-from edged.ingress.rpc import Service
 from edged.proto import open_inference_pb2 as pb
 
 

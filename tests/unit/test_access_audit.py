@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from edged.api.auth import audit
+from edged.api.auth.about import about
+from edged.api.auth.audit import AuditLog, Line
+from edged.api.auth.guard import Guard
+from edged.api.http.access import HttpGuard
+from edged.api.http.exchange import Answer, Ask
+from edged.api.http.routes import Route, find
 from edged.config import Access, Tls
-from edged.ingress.access import audit
-from edged.ingress.access.about import about
-from edged.ingress.access.audit import AuditLog, Line
-from edged.ingress.access.guard import Guard
-from edged.ingress.rest.access import HttpGuard
-from edged.ingress.rest.exchange import Answer, Ask
-from edged.ingress.rest.routes import Route, find
 from edged.proto import open_inference_pb2 as inference
 from edged.proto import operations_pb2 as operations
 
@@ -87,7 +87,7 @@ def test_who_is_turned_away_is_told_of_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("edged.ingress.access.audit.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("edged.api.auth.audit.time.monotonic", lambda: now[0])
     monkeypatch.setattr(audit, "_HOSTS", 5)
     log = AuditLog(tmp_path, 1 << 20)
     with caplog.at_level(logging.WARNING, "edged.access"):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from edged.api.auth.sockets import settle
 from edged.files import foreign
-from edged.ingress.access.sockets import settle
-from edged.model.repository import Repository
+from edged.models.repository import Repository
 from edged.shapes import MODEL_PATH
 
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edged.ingress.access import identity
-from edged.ingress.access.identity import ANYONE, READ, WRITE, Identity, of_peer, of_socket
+from edged.api.auth import identity
+from edged.api.auth.identity import ANYONE, READ, WRITE, Identity, of_peer, of_socket
 
 _STATUS = os.stat_result((0o100640, 0, 0, 1, 1000, 44, 0, 0, 0, 0))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from edged.api.auth import limits
+from edged.api.auth.limits import Bounds, ClientLimits
 from edged.config import Access
 from edged.errors import ClientLimited
-from edged.ingress.access import limits
-from edged.ingress.access.limits import Bounds, ClientLimits
 
 _BOUNDS = Bounds(streams=2, requests=3, size=100, rate=10.0)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from edged.api.auth import callers, doors, policy, roles
+from edged.api.auth.doors import Door, door
+from edged.api.auth.guard import Guard
+from edged.api.auth.tokens import Token
+from edged.api.http import access as rest_access
+from edged.api.http.routes import _TABLE
 from edged.config import Access, Tls
 from edged.errors import ConfigError, Forbidden, InvalidInput, Unauthenticated
-from edged.ingress.access import callers, doors, policy, roles
-from edged.ingress.access.doors import Door, door
-from edged.ingress.access.guard import Guard
-from edged.ingress.access.tokens import Token
-from edged.ingress.rest import access as rest_access
-from edged.ingress.rest.routes import _TABLE
 
 _PAIR = ("unix:/run/edged/edged.sock", "unix:/run/edged/operate.sock")
 _TLS = Tls(certificate="c", key="k")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from edged.api.auth import tls
+from edged.api.auth.certificates import Validity, validity
+from edged.api.auth.tls import Certificate, worry
 from edged.config import Tls
 from edged.errors import ConfigError
-from edged.ingress.access import tls
-from edged.ingress.access.certificates import Validity, validity
-from edged.ingress.access.tls import Certificate, worry
 from tests.integration.guarded import Authority, openssl
 
 _DAY = 86400.0

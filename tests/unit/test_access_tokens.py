@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from edged.api.auth import callers, tokens
+from edged.api.auth.guard import Guard, tokens_path
+from edged.api.auth.roles import parse
+from edged.api.auth.tokens import TokenBook, TokenFile, make
 from edged.config import Access, Tls
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
-from edged.ingress.access import callers, tokens
-from edged.ingress.access.guard import Guard, tokens_path
-from edged.ingress.access.roles import parse
-from edged.ingress.access.tokens import TokenBook, TokenFile, make
 
 
 def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TextIO
 import pytest
 
 from edged import systemd
-from edged.ingress.activation import Activation
+from edged.api.grpc.activation import Activation
 from tests.waiting import run
 
 _PID = 4711

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backend.contract import Recipe
-from edged.control.actual import actual
-from edged.control.plan import PlannedEngine, PlannedModel
-from edged.control.reconcile import Open, reconcile
+from edged.backends.contract import Recipe
+from edged.engines.actual import actual
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.reconcile import Open, reconcile
 from edged.store.store import Store
 from tests.unit.control_room import key_of, model, planned_model, record_of, serve
 from tests.waiting import run

@@ -11,21 +11,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.backend import registry
-from edged.backend.contract import Order
-from edged.build import golden
-from edged.build.admission import children
-from edged.build.admission.examination import admit, examine, prove
-from edged.build.admission.limits import AdmissionLimits
-from edged.build.builder import REFERENCE, Builder
-from edged.build.child import Limits
-from edged.build.jobs import Check, Checked
-from edged.build.reach import Reach
+from edged.backends import registry
+from edged.backends.contract import Order
+from edged.config.limits import AdmissionLimits, Limits
+from edged.engines.admission import children
+from edged.engines.admission.examination import admit, examine, prove
+from edged.engines.builder import REFERENCE, Builder
 from edged.errors import BuildFailed, ConfigError, ModelRefused
-from edged.model.finding import Category, Finding, Reason, Stage
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.ipc.job_messages import Check, Checked
+from edged.models.finding import Category, Finding, Reason, Stage
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.store.store import Store
+from edged.verification import golden
+from edged.verification.reach import Reach
 from edged.vision.family import recognise
 from tests import models
 from tests.waiting import children as processes
@@ -368,6 +367,6 @@ def test_a_child_that_cannot_be_started_is_not_the_models_fault(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = models.save(models.conv(seed=77), tmp_path / "model.onnx")
-    monkeypatch.setattr("edged.build.child._WORKER", ("/nowhere/python",))
+    monkeypatch.setattr("edged.engines.child._WORKER", ("/nowhere/python",))
     with pytest.raises(BuildFailed, match="could not be started"):
         run(examine(builder_in(cache), path, {}, ["onnxruntime"]))

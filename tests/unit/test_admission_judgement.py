@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from edged.build.admission import judgement
-from edged.build.admission.limits import AdmissionLimits, given
-from edged.build.child import ChildLost, How
-from edged.build.jobs import Checked
-from edged.build.reach import Reach
+from edged.config.limits import AdmissionLimits
+from edged.engines.admission import judgement
+from edged.engines.admission.limits import given
+from edged.engines.child import ChildLost, How
 from edged.errors import ConfigError, EdgedError, ModelRefused, NotFound
-from edged.model.finding import Category, Finding, Stage
-from edged.model.footprint import Footprint
+from edged.ipc.job_messages import Checked
+from edged.models.finding import Category, Finding, Stage
+from edged.models.footprint import Footprint
+from edged.verification.reach import Reach
 
 REACH = Reach("1.0", 6, 26, 13)
 LIMITS = AdmissionLimits()

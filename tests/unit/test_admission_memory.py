@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edged.build.admission.limits import AdmissionLimits
-from edged.build.admission.memory import Outcomes, Unread
-from edged.model.finding import Category, Finding, Stage
+from edged.config.limits import AdmissionLimits
+from edged.engines.admission.memory import Outcomes, Unread
+from edged.models.finding import Category, Finding, Stage
 from tests.waiting import ends_despite_fifo
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.control import ahead
-from edged.control.ahead import Target, recorded_target, target
-from edged.control.desired import desired
-from edged.control.policy import candidates
 from edged.device.fingerprint import Fingerprint, probe
+from edged.engines import ahead
+from edged.engines.ahead import Target, recorded_target, target
+from edged.engines.desired import desired
+from edged.engines.policy import candidates
 from edged.errors import InvalidInput
 from edged.store.key import may_be_for
 from tests.unit.control_room import model

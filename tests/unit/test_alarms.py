@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.control import alarms as alarms_module
-from edged.control.alarms import Alarm, AlarmKind, Alarms
+from edged.engines import alarms as alarms_module
+from edged.engines.alarms import Alarm, AlarmKind, Alarms
 from edged.events import AlarmCleared, AlarmRaised, EventLog
 from tests.unit.control_room import Clock, told
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edged.build.allowance import patience, quiet_seconds
-from edged.build.child import Limits
-from edged.model.model import Model
+from edged.config.limits import Limits
+from edged.engines.allowance import patience, quiet_seconds
+from edged.models.model import Model
 from tests.unit.control_room import model
 
 MB = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edged.errors import Overloaded, TooLarge
-from edged.serving.arena import Arena, FreeList, SharedView, Span
+from edged.ipc.arena import Arena, FreeList, SharedView, Span
 from tests.waiting import descriptors
 
 CAPACITY = 64 * 40

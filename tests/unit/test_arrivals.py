@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edged.ingress.arrivals import Arrivals, disconnect, peer_of, received_by
+from edged.api.grpc.arrivals import Arrivals, disconnect, peer_of, received_by
 
 _MIB = 1 << 20
 

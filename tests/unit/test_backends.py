@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from edged.backend import registry
-from edged.backend.artefact import Artefact
-from edged.backend.contract import UNOPTIMISED, Backend, Order, Recipe, Session, Signature, one_line
+from edged.backends import registry
+from edged.backends.artefact import Artefact
+from edged.backends.contract import UNOPTIMISED, Backend, Order, Recipe, Session, Signature, one_line
 from edged.errors import EngineDamaged, EngineUnusable, InvalidInput, Unsupported
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from tests import models

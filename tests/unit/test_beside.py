@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.backend.profile import Profile
-from edged.control import beside as beside_module
-from edged.control.beside import Beside
-from edged.control.chores import Chores
-from edged.control.desired import desired
-from edged.control.plan import PlannedEngine, PlannedModel
-from edged.control.states import EngineState
+from edged.backends.profile import Profile
+from edged.engines import beside as beside_module
+from edged.engines.beside import Beside
+from edged.engines.chores import Chores
+from edged.engines.desired import desired
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.states import EngineState
 from edged.errors import EdgedError, EngineUnusable, HostLost, NotReady, OutOfMemory, Superseded
-from edged.model.model import Model
+from edged.models.model import Model
 from edged.serving.session import ServingSession
 from edged.serving.work import EngineRef, InputTensor, TensorWork
 from edged.tensors import TensorSpec

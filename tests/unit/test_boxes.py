@@ -7,19 +7,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edged.backend import registry
-from edged.backend.contract import UNOPTIMISED, Recipe
-from edged.build import golden
-from edged.build.boxes import Agreement, ClassMatcher, matcher_for
-from edged.build.golden import Sample
-from edged.build.standard import TOLERANCES, Tolerance, tolerance
-from edged.build.verify import Pair, judge
-from edged.model.inspect import inspect
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.backends import registry
+from edged.backends.contract import UNOPTIMISED, Recipe
+from edged.jobs.inspect import inspect
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.shapes import MODEL_PATH, Scene
 from edged.store.record import Verdict
 from edged.tensors import Array
+from edged.verification import golden
+from edged.verification.boxes import Agreement, ClassMatcher, matcher_for
+from edged.verification.golden import Sample
+from edged.verification.standard import TOLERANCES, Tolerance, tolerance
+from edged.verification.verify import Pair, judge
 from edged.vision.family import Recognition, Thresholds, recognise
 from edged.vision.placement import Fit, place
 from tests import models

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from edged.api.auth.budget import Budget
 from edged.errors import ClientLimited
-from edged.ingress.access.budget import Budget
 
 _LONG = 60.0  # seconds that a message was under way, so that its room is free at once
 

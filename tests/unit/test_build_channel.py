@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.build import channel, jobs
-from edged.build.channel import ANSWER, FAILURE, PROGRESS, Frame, Frames, Garbled, Teller
 from edged.errors import BuildFailed
+from edged.ipc import job_channel as channel
+from edged.ipc import job_messages as jobs
+from edged.ipc.job_channel import ANSWER, FAILURE, PROGRESS, Frame, Frames, Garbled, Teller
 
 
 class Text(msgspec.Struct):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend.contract import UNOPTIMISED, Order
-from edged.build import disk, jobs
+from edged.backends.contract import UNOPTIMISED, Order
 from edged.errors import EngineUnusable, ModelRefused, OutOfSpace
+from edged.ipc import job_messages as jobs
+from edged.jobs import disk
 from edged.vision.family import Recognition, Thresholds
 from tests.unit.control_room import inspection
 

@@ -9,22 +9,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backend.contract import Recipe
-from edged.build import golden
-from edged.build.admission.examination import admit, examine
-from edged.build.builder import REFERENCE, Builder, Task
-from edged.build.child import Limits
-from edged.build.jobs import Progress
+from edged.backends.contract import Recipe
+from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
+from edged.engines.admission.examination import admit, examine
+from edged.engines.builder import REFERENCE, Builder, Task
 from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Refused
-from edged.model.finding import Category, Reason
-from edged.model.inspect import inspect
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.ipc.job_messages import Progress
+from edged.jobs.inspect import inspect
+from edged.models.finding import Category, Reason
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.store import sealed
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
+from edged.verification import golden
 from tests import models
 from tests.spoiled import spoil
 from tests.waiting import run

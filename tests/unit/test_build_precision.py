@@ -10,25 +10,27 @@ import cv2
 import msgspec
 import pytest
 
-from edged.backend import registry
-from edged.backend.contract import Recipe
-from edged.backend.precision import Calibration, Converted, Precision
-from edged.build import calibration, conversion, jobs, tasks
-from edged.build.builder import Builder, Task
-from edged.build.child import Limits
-from edged.build.conversion import converted
-from edged.build.pictures import COUNT
-from edged.build.questions import Pictures
-from edged.control.recipes import complete
+from edged.backends import registry
+from edged.backends.contract import Recipe
+from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
+from edged.engines.builder import Builder, Task
+from edged.engines.recipes import complete
 from edged.errors import Superseded, Unsuitable
-from edged.model.inspect import inspect
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.ipc import job_messages as jobs
+from edged.jobs import conversion, tasks
+from edged.jobs.conversion import converted
+from edged.jobs.inspect import inspect
+from edged.jobs.precision import Calibration, Converted, Precision
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.shapes import MODEL_PATH, Scene
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from edged.store.store import Store
+from edged.verification import calibration
+from edged.verification.pictures import COUNT
+from edged.verification.questions import Pictures
 from tests import models
 from tests.waiting import run
 

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from edged.build import watch
-from edged.build.watch import Family, Usage, Watch
+from edged.engines import child_watch as watch
+from edged.engines.child_watch import Family, Usage, Watch
 from tests.waiting import is_running, wait
 
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message import Message
 
+from edged.api.grpc.bulk import SMALL, require_parsable
 from edged.errors import InvalidInput
-from edged.ingress.bulk import SMALL, require_parsable
 from edged.proto import cameras_pb2 as cameras
 from edged.proto import open_inference_pb2 as inference
 from edged.proto import operations_pb2 as operations

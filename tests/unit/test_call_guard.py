@@ -12,17 +12,17 @@ from typing import Any
 import grpc
 import pytest
 
-import edged.ingress
+import edged.api
+from edged.api.auth.callers import Caller
+from edged.api.auth.guard import Guard
+from edged.api.auth.limits import Bounds
+from edged.api.auth.roles import ALL
+from edged.api.grpc.call_guard import CallGuard
+from edged.api.grpc.rpc import Context, Method
 from edged.config import Access, Tls
-from edged.ingress.access.callers import Caller
-from edged.ingress.access.guard import Guard
-from edged.ingress.access.limits import Bounds
-from edged.ingress.access.roles import ALL
-from edged.ingress.call_guard import CallGuard
-from edged.ingress.rpc import Context, Method
 from tests.waiting import run, until
 
-_INGRESS = Path(edged.ingress.__file__).parent
+_INGRESS = Path(edged.api.__file__).parent
 # What gRPC gives to handlers, and how it is told of handlers.
 _OF_GRPC = {"ServicerContext", "unary_unary_rpc_method_handler", "unary_stream_rpc_method_handler"}
 _OF_GRPC |= {"stream_unary_rpc_method_handler", "stream_stream_rpc_method_handler"}

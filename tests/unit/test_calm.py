@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.control import calm as calm_module
-from edged.control.calm import Calm, was_loaded
 from edged.device.load import Ticks, read
+from edged.engines import calm as calm_module
+from edged.engines.calm import Calm, was_loaded
 
 # -- what the kernel says -------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace, TracebackType
 
 import pytest
 
+from edged.api.grpc import cameras
+from edged.api.grpc.cameras import CameraService
+from edged.api.grpc.rpc import Context
 from edged.errors import InvalidInput, NotFound, Overloaded, Refused
-from edged.ingress import cameras
-from edged.ingress.cameras import CameraService
-from edged.ingress.rpc import Context
 from edged.proto import cameras_pb2 as pb
 from edged.serving import stream as streams
 from edged.serving.camera import Cameras

@@ -12,18 +12,18 @@ import msgspec
 import pytest
 
 from edged.config import Engines
-from edged.control.catalogue import Catalogue, Prove
-from edged.control.chores import Chores
-from edged.control.plan import PlannedModel
-from edged.control.planner import Planner
-from edged.control.states import EngineState
+from edged.engines.catalogue import Catalogue, Prove
+from edged.engines.chores import Chores
+from edged.engines.plan import PlannedModel
+from edged.engines.planner import Planner
+from edged.engines.states import EngineState
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady
 from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
-from edged.model.finding import Category, Finding, Stage
-from edged.model.inspection import Inspection
-from edged.model.model import Model
-from edged.model.repository import ModelEntry
+from edged.models.finding import Category, Finding, Stage
+from edged.models.inspection import Inspection
+from edged.models.model import Model
+from edged.models.repository import ModelEntry
 from edged.serving.session import ServingSession
 from edged.serving.work import FrameWork
 from edged.store.store import Store
@@ -421,7 +421,7 @@ def test_a_refusal_is_left_to_the_alarm_to_tell_and_another_reason_is_told_here(
         await house.holds("m", NotReady("it is truncated"), "2")
         assert [r.getMessage() for r in caplog.records] == ["model m cannot be served: it is truncated"]
 
-    with caplog.at_level(logging.INFO, "edged.control"):
+    with caplog.at_level(logging.INFO, "edged.engines"):
         run(story())
 
 
@@ -487,7 +487,7 @@ def test_a_bug_while_a_model_is_read_is_told_and_leaves_nobody_waiting(
         planned = await house.holds("m", Unexpected("a bug"), "1")
         assert "Unexpected" in str(await answer(planned))
 
-    with caplog.at_level(logging.ERROR, "edged.control"):
+    with caplog.at_level(logging.ERROR, "edged.engines"):
         run(story())
     assert any(record.exc_info for record in caplog.records)
 

@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 import uvloop
 
-from edged.backend import registry
-from edged.backend.artefact import Artefact, FileRecord
-from edged.backend.contract import Order, Recipe, Signature
-from edged.build import golden, jobs, tasks
-from edged.build.child import ChildLost, Limits, Patience
-from edged.build.child import run as do
-from edged.build.golden import Sample
-from edged.build.standard import TOLERANCES
+from edged.backends import registry
+from edged.backends.artefact import Artefact, FileRecord
+from edged.backends.contract import Order, Recipe, Signature
+from edged.config.limits import Limits
+from edged.engines.child import ChildLost, Patience
+from edged.engines.child import run as do
 from edged.errors import (
     BuildFailed,
     EdgedError,
@@ -34,9 +32,14 @@ from edged.errors import (
     Unsuitable,
     Unsupported,
 )
-from edged.model.inspection import Inspection
+from edged.ipc import job_messages as jobs
+from edged.jobs import tasks
+from edged.models.inspection import Inspection
 from edged.store.record import Verdict
 from edged.tensors import Array, TensorSpec
+from edged.verification import golden
+from edged.verification.golden import Sample
+from edged.verification.standard import TOLERANCES
 from edged.vision.family import Recognition, Thresholds
 from tests import models
 from tests.waiting import children, descriptors, is_running, run, until, wait
@@ -48,7 +51,8 @@ _PARENT = """
 import asyncio, sys
 import msgspec
 from edged.build import jobs
-from edged.build.child import Limits, run
+from edged.config.limits import Limits
+from edged.engines.child import run
 job = msgspec.json.decode(sys.argv[1], type=jobs.Job)
 asyncio.run(run(job, jobs.Timed, Limits()))
 """
@@ -296,7 +300,7 @@ def test_an_unforeseen_error_in_the_child_is_told_by_its_last_words(tmp_path: Pa
 
 def test_a_worker_that_is_asked_nonsense_ends_and_answers_nothing() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "edged.build.worker", "0"], input=b"nonsense", capture_output=True, check=False
+        [sys.executable, "-m", "edged.jobs.main", "0"], input=b"nonsense", capture_output=True, check=False
     )
     assert ended.returncode not in (0, 3)
     assert ended.stdout == b""

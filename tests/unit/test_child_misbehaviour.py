@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from edged.backend.contract import Order, Recipe, Signature
-from edged.build import child, jobs
-from edged.build.child import Limits
+from edged.backends.contract import Order, Recipe, Signature
+from edged.config.limits import Limits
 from edged.confinement import settings
+from edged.engines import child
 from edged.errors import BuildFailed
+from edged.ipc import job_messages as jobs
 from tests.unit.test_child import TENSORS
 from tests.waiting import children, descriptors, is_running, run, until
 

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from edged import shared_layout
+from edged.api.auth.identity import Identity
+from edged.api.lanes.shared_memory import Segments
 from edged.client.aio import AsyncClient
 from edged.client.client import Client
 from edged.errors import EdgedError, InvalidInput, OutOfSpace, SegmentUnusable
-from edged.ingress.access.identity import Identity
-from edged.ingress.shared_memory import Segments
 from edged.proto import cameras_pb2 as pb
 
 PICTURES = [np.full((6, 8, 3), value, np.uint8) for value in range(1, 9)]

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from edged.config import Engines
-from edged.control import commands as commands_module
-from edged.control.actual import actual
-from edged.control.chores import Chores
-from edged.control.commands import Commands, Ordered, Selection, Standing
-from edged.control.desired import desired
-from edged.control.maker import Maker
-from edged.control.plan import PlannedEngine, PlannedModel, Wish
-from edged.control.reconcile import Make, Open, reconcile
-from edged.control.states import EngineState
+from edged.engines import commands as commands_module
+from edged.engines.actual import actual
+from edged.engines.chores import Chores
+from edged.engines.commands import Commands, Ordered, Selection, Standing
+from edged.engines.desired import desired
+from edged.engines.maker import Maker
+from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.reconcile import Make, Open, reconcile
+from edged.engines.states import EngineState
 from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Refused
 from edged.events import Commanded, EngineEvicted, EventLog
 from edged.store.attempts import AttemptLog

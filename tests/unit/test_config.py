@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.build.child import Limits
 from edged.config import Config, Frigate, Http, Zmq, load
 from edged.config.checking import contradictions, faults
 from edged.config.keys import dotted, tables
+from edged.config.limits import HostLimits, Limits
 from edged.config.listing import disclosed
 from edged.errors import ConfigError
-from edged.serving.link import HostLimits
 
 
 def written(tmp_path: Path, text: str | bytes) -> Path:

@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from edged.backend.contract import Order, Recipe, Signature
-from edged.build import job_files, jobs
+from edged.backends.contract import Order, Recipe, Signature
 from edged.confinement import confine, landlock, seccomp, settings
 from edged.confinement.rules import Reach
-from edged.serving.arena import Arena
+from edged.engines import job_files
+from edged.ipc import job_messages as jobs
+from edged.ipc.arena import Arena
 from edged.vision.family import Recognition, Thresholds
 
 LACKING = confine.lacking()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend.cuda import LIBRARIES, choice, numbering
+from edged.backends.cuda import LIBRARIES, choice, numbering
 from edged.errors import EngineUnusable, Unsupported
 from tests.fake_cuda import runner
 
@@ -29,7 +29,7 @@ def test_an_older_driver_lacks_only_what_came_later(driver: Path) -> None:
     program = (
         "from tests.fake_cuda.control import Control\n"
         "Control().configure(driver_version=12060)\n"
-        "from edged.backend.cuda import open_device\n"
+        "from edged.backends.cuda import open_device\n"
         "from edged.errors import EngineUnusable\n"
         "device = open_device(library='cuda-bindings')\n"
         "assert device.versions.driver == '12.6'\n"
@@ -46,12 +46,12 @@ def test_an_older_driver_lacks_only_what_came_later(driver: Path) -> None:
 
 
 def test_importing_the_room_imports_no_package_that_loads_a_driver() -> None:
-    program = "import sys, edged.backend.cuda; sys.exit(bool({'cuda.bindings', 'pycuda'} & sys.modules.keys()))"
+    program = "import sys, edged.backends.cuda; sys.exit(bool({'cuda.bindings', 'pycuda'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_where_no_package_is_installed_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_MODULES", dict.fromkeys(LIBRARIES, "edged.backend.cuda.not_there"))
+    monkeypatch.setattr(choice, "_MODULES", dict.fromkeys(LIBRARIES, "edged.backends.cuda.not_there"))
     with pytest.raises(Unsupported, match=r"pycuda: .*cuda-bindings: .*install"):
         choice.open_device()
 
@@ -60,7 +60,7 @@ def test_a_box_without_a_driver_is_told_in_one_line() -> None:
     """In a process of its own, without the stand-in; on a box that has a driver there is nothing to see."""
     runner.require("cuda-bindings")
     program = (
-        "from edged.backend.cuda import open_device\n"
+        "from edged.backends.cuda import open_device\n"
         "from edged.errors import EdgedError\n"
         "try: open_device(library='cuda-bindings')\n"
         "except EdgedError as error: print(type(error).__name__, error)\n"
@@ -79,7 +79,7 @@ TWO_CARDS = (
     "Control().configure(devices=2)\n"
     "from edged.device import nvidia\n"
     "nvidia.addresses = lambda root: ['0000:01:00.0', '0000:02:00.0']\n"
-    "from edged.backend.cuda import numbering, open_device\n"
+    "from edged.backends.cuda import numbering, open_device\n"
     "from edged.errors import EngineUnusable\n"
 )
 OPEN = (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edged.api.grpc.server import Ingress
 from edged.config import Config
-from edged.daemon import serve
-from edged.ingress.server import Ingress
+from edged.daemon.main import serve
 from tests.waiting import children, run
 
 
@@ -25,7 +25,7 @@ def test_start_that_fails_leaves_no_task_and_no_process(tmp_path: Path, monkeypa
         assert asyncio.all_tasks() <= others
 
     monkeypatch.setattr(Ingress, "start", fails)
-    monkeypatch.setattr("edged.daemon.end_within", lambda *_: None)  # which would end this process
+    monkeypatch.setattr("edged.daemon.main.end_within", lambda *_: None)  # which would end this process
     before = children()
     run(story(), 60)
     assert children() <= before

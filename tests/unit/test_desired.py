@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from edged.backend.contract import Recipe
-from edged.build.standard import Standard
-from edged.control.desired import DesiredEngine, desired
-from edged.control.policy import candidates
+from edged.backends.contract import Recipe
 from edged.device.fingerprint import Fingerprint
+from edged.engines.desired import DesiredEngine, desired
+from edged.engines.policy import candidates
 from edged.errors import ConfigError
-from edged.model.model import Model
+from edged.models.model import Model
+from edged.verification.standard import Standard
 from tests.unit.control_room import FACTS, box, entry, inspection, key_of, model
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend import registry
+from edged.backends import registry
 from edged.device import dpkg, libraries, runtimes
 from edged.device.root import Root
 

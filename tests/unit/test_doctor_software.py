@@ -13,21 +13,21 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from edged.backend import one_node
-from edged.build import jobs
-from edged.build import runtimes as asked
-from edged.build.admission.examination import Admission
-from edged.build.standard import TOLERANCES
+from edged.backends import one_node
 from edged.client.commands import StatusInfo
 from edged.client.operations import AlarmInfo, Composition, DeviceInfo, EngineInfo, ModelInfo, Verdict
 from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
 from edged.doctor import daemon, engines, extras, models, runtimes
 from edged.doctor.check import Check, Result
+from edged.engines.admission.examination import Admission
 from edged.errors import EngineUnusable, InvalidInput, NotReady, Unsupported
-from edged.model.finding import Category, Finding, Stage
-from edged.model.inspection import ExternalFile
-from edged.model.model import Model
+from edged.ipc import job_messages as jobs
+from edged.jobs import runtimes as asked
+from edged.models.finding import Category, Finding, Stage
+from edged.models.inspection import ExternalFile
+from edged.models.model import Model
+from edged.verification.standard import TOLERANCES
 from edged.version import __version__
 from tests.unit.control_room import entry, inspection
 
@@ -84,7 +84,7 @@ def test_a_runtime_that_takes_nothing_and_one_that_takes_whatever_is_written(
             if max(proto.opset_import[0].version, proto.ir_version) > limit:
                 raise EngineUnusable("it is too new")
 
-    monkeypatch.setattr("edged.build.runtimes.registry.load", lambda name: Runtime())
+    monkeypatch.setattr("edged.jobs.runtimes.registry.load", lambda name: Runtime())
     told = asked.load(jobs.LoadRuntime("null"))
     assert (told.opset, told.ir_version) == found
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from edged.api.grpc.ending import end
 from edged.errors import ClientLimited, InvalidInput
-from edged.ingress.ending import end
 from tests.waiting import run
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from edged.backend.contract import Composition, Recipe
+from edged.api.grpc import messages
+from edged.backends.contract import Composition, Recipe
 from edged.client import operations
-from edged.control import report
-from edged.control.plan import PlannedEngine
-from edged.ingress import messages
+from edged.engines import report
+from edged.engines.plan import PlannedEngine
 from edged.store.store import Store
 from tests.unit.control_room import key_of, model, planned_model, record_of
 

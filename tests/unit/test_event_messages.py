@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from edged import events
+from edged.api.grpc import messages
 from edged.cli.events import told
 from edged.client.events import EventInfo, event_info
 from edged.events import Event, FactChange
-from edged.ingress import messages
 from edged.proto import operations_pb2 as pb
 
 TYPES: tuple[type[msgspec.Struct], ...] = typing.get_args(events.What)

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.backend.profile import Range
+from edged.backends.profile import Range
 from edged.serving.extents import MOST_KINDS, Kind, Seen, Traffic
 
 

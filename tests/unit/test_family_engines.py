@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 import edged
-from edged.backend import registry
-from edged.backend.contract import UNOPTIMISED, Recipe
-from edged.build import golden, pictures, questions
-from edged.build.boxes import matcher_for
-from edged.build.golden import Sample
-from edged.build.questions import PICTURE
-from edged.build.standard import TOLERANCES, Standard
-from edged.build.verify import Pair, judge
-from edged.model.inspect import inspect
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.backends import registry
+from edged.backends.contract import UNOPTIMISED, Recipe
+from edged.jobs.inspect import inspect
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.store.record import Verdict
 from edged.tensors import Array
+from edged.verification import golden, pictures, questions
+from edged.verification.boxes import matcher_for
+from edged.verification.golden import Sample
+from edged.verification.questions import PICTURE
+from edged.verification.standard import TOLERANCES, Standard
+from edged.verification.verify import Pair, judge
 from tests.vision_encoders import HEIGHT, WIDTH, Outputs, Planted
 from tests.vision_exports import EXPORTS, Export
 from tests.vision_graphs import graph

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edged.errors import NotFinite
-from edged.model.limits import Bounds, Finite
-from edged.serving.finite import QUIET_SECONDS, FiniteCheck, Finiteness, is_finite, watched
+from edged.ipc.finite import QUIET_SECONDS, FiniteCheck, Finiteness, is_finite, watched
+from edged.models.limits import Bounds, Finite
 from edged.tensors import Array, TensorSpec
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edged.backend.contract import Signature
+from edged.api.grpc.repeated import RepeatedWarning
+from edged.api.lanes import frigate_wire as wire
+from edged.api.lanes.frigate_reader import FAMILIES, Form, Reader
+from edged.backends.contract import Signature
 from edged.errors import InvalidInput, Unsupported
-from edged.ingress import frigate_wire as wire
-from edged.ingress.frigate_reader import FAMILIES, Form, Reader
-from edged.ingress.repeated import RepeatedWarning
-from edged.model.inspection import Inspection
-from edged.model.model import Model
-from edged.model.repository import plain_entry
-from edged.serving import messages as m
+from edged.ipc import messages as m
+from edged.models.inspection import Inspection
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor, TensorWork
 from edged.tensors import Shape, TensorSpec
 from edged.vision import family as families

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edged.api.lanes import frigate_wire as wire
 from edged.errors import InvalidInput
-from edged.ingress import frigate_wire as wire
-from edged.model.repository import check_name
+from edged.models.repository import check_name
 from edged.vision.detections import Detections
 
 

@@ -14,19 +14,19 @@ import onnx
 import pytest
 from onnx import helper
 
-from edged.backend.contract import Signature
-from edged.build import calibration, given, golden
-from edged.build.admission.examination import Admission, admit, examine, prove
-from edged.build.builder import Builder
-from edged.build.child import Limits
-from edged.build.questions import GIVEN
+from edged.backends.contract import Signature
+from edged.config.limits import Limits
+from edged.engines.admission.examination import Admission, admit, examine, prove
+from edged.engines.builder import Builder
 from edged.errors import EngineUnusable, InvalidInput, ModelRefused, Superseded
-from edged.model.finding import Category, Finding
-from edged.model.model import Model
-from edged.model.repository import plain_entry
-from edged.model.samples import by_content, content
+from edged.models.finding import Category, Finding
+from edged.models.model import Model
+from edged.models.repository import plain_entry
+from edged.models.samples import by_content, content
 from edged.store.store import Store
 from edged.tensors import Array, TensorSpec
+from edged.verification import calibration, given, golden
+from edged.verification.questions import GIVEN
 from edged.vision.family import Recognition, Thresholds
 from tests import models
 from tests.waiting import run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edged.build.child import ChildLost
-from edged.control.giving_up import why
+from edged.engines.child import ChildLost
+from edged.engines.giving_up import why
 from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfMemory, OutOfSpace
 
 HANG = "build child got no further for 120 s and was stopped"

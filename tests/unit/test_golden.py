@@ -14,16 +14,16 @@ import numpy as np
 import onnx
 import pytest
 
-from edged.backend import registry
-from edged.backend.contract import UNOPTIMISED, Order, Recipe, Session, Signature
-from edged.build import golden, pictures
-from edged.build.extent import Extent
-from edged.build.golden import Sample
-from edged.build.questions import PICTURE, WIDE
-from edged.build.standard import TOLERANCES
-from edged.build.verify import Pair, judge
+from edged.backends import registry
+from edged.backends.contract import UNOPTIMISED, Order, Recipe, Session, Signature
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.tensors import ANY_SHAPE, Array, TensorSpec, numpy_dtype
+from edged.verification import golden, pictures
+from edged.verification.extent import Extent
+from edged.verification.golden import Sample
+from edged.verification.questions import PICTURE, WIDE
+from edged.verification.standard import TOLERANCES
+from edged.verification.verify import Pair, judge
 from edged.vision.family import Recognition, Thresholds, recognise
 from edged.vision.image import decode
 from edged.vision.prepare import Preparer

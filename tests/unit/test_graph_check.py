@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.model import graph_check
-from edged.model.finding import Category, Finding, Stage
-from edged.model.onnx_walk import Walk
+from edged.jobs import graph_check
+from edged.jobs.onnx_walk import Walk
+from edged.models.finding import Category, Finding, Stage
 from tests import models
 
 node = helper.make_node

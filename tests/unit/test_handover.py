@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from edged.api.grpc import grpc_limits as edge
+from edged.api.grpc.activation import Activation
+from edged.api.grpc.handover import Handover, Whereabouts, whereabouts
+from edged.api.grpc.listener import Listener
 from edged.errors import ConfigError
-from edged.ingress import edge
-from edged.ingress.activation import Activation
-from edged.ingress.handover import Handover, Whereabouts, whereabouts
-from edged.ingress.listener import Listener
 from tests.waiting import run, until
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edged.backend.contract import Composition, Recipe
-from edged.build.builder import REFERENCE
+from edged.backends.contract import Composition, Recipe
 from edged.config import Engines
-from edged.control.alarms import Alarm, AlarmKind
-from edged.control.health import Box, slow_engine, wrong
-from edged.control.plan import PlannedEngine, PlannedModel
-from edged.control.states import EngineState
+from edged.engines.alarms import Alarm, AlarmKind
+from edged.engines.builder import REFERENCE
+from edged.engines.health import Box, slow_engine, wrong
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.states import EngineState
 from edged.errors import BuildFailed, EngineUnusable, NotReady
+from edged.ipc.finite import QUIET_SECONDS
 from edged.serving import pace as pace_module
-from edged.serving.finite import QUIET_SECONDS
 from tests.unit.control_room import Clock, key_of, model, planned_model, record_of, serve
 
 SETTINGS = Engines(regression_factor=3.0, regression_seconds=30.0)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2
 
+from edged.api.grpc.health import HealthService
 from edged.config import Health
-from edged.control.plan import PlannedModel
+from edged.engines.plan import PlannedModel
 from edged.errors import NotFound, NotReady
-from edged.ingress.health import HealthService
 from tests.unit.control_room import model, planned_model, serve, settle
 from tests.waiting import run
 

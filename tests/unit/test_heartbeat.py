@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.control import report as report_module
-from edged.control.alarms import Alarm, AlarmKind
-from edged.control.commands import Standing
-from edged.control.headline import headline
-from edged.control.pulse import Pulse, stuck
-from edged.control.report import StatusReport
-from edged.heartbeat import Heartbeat
+from edged.daemon.heartbeat import Heartbeat
+from edged.engines import report as report_module
+from edged.engines.alarms import Alarm, AlarmKind
+from edged.engines.commands import Standing
+from edged.engines.headline import headline
+from edged.engines.pulse import Pulse, stuck
+from edged.engines.report import StatusReport
 
 PATIENCE = 30.0
 REPORT = StatusReport("1", "e", 1.0, 3, 2, 0, 0, 0, 0, "", (), ())

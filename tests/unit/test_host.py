@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from edged.backend.contract import Nodes, Order, Recipe, Signature
+from edged.backends.contract import Nodes, Order, Recipe, Signature
 from edged.errors import EngineUnusable
-from edged.serving import host
-from edged.serving import messages as m
+from edged.host import main as host
+from edged.ipc import messages as m
 from edged.tensors import TensorSpec
 from edged.vision.family import recognise
 

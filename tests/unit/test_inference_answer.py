@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from edged.backend.contract import Signature
-from edged.backend.profile import Profile
-from edged.control.controller import Controller
+from edged.api.inference.access import Access
+from edged.api.inference.infer import Caller, Inference
+from edged.api.inference.wire import Contents, Request
+from edged.backends.contract import Signature
+from edged.backends.profile import Profile
+from edged.engines.controller import Controller
 from edged.errors import EngineUnusable
-from edged.ingress.inference.access import Access
-from edged.ingress.inference.infer import Caller, Inference
-from edged.ingress.inference.wire import Contents, Request
-from edged.model.triton_config import TritonConfig
+from edged.models.triton_config import TritonConfig
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.extents import Traffic
 from edged.serving.queueing import QueuePolicy, TensorBatching

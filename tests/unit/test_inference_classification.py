@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from edged.api.inference.classification import classify
 from edged.errors import InvalidInput, TooLarge
-from edged.ingress.inference.classification import classify
 from edged.raw_contents import to_array, to_bytes
 from edged.serving.work import OutputView
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edged.api.inference.parameters import Options, Place, Wanted, options, place, wanted
 from edged.errors import InvalidInput
-from edged.ingress.inference.parameters import Options, Place, Wanted, options, place, wanted
 from edged.proto import open_inference_pb2 as pb
 
 VALUES = st.one_of(

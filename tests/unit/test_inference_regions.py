@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from edged.api.auth.callers import Caller
+from edged.api.auth.identity import CURRENT, Identity
+from edged.api.inference.access import Access
+from edged.api.inference.parameters import Place
+from edged.api.inference.regions import Regions
 from edged.errors import AlreadyExists, InvalidInput, NotFound, Overloaded, Refused
-from edged.ingress.access.callers import Caller
-from edged.ingress.access.identity import CURRENT, Identity
-from edged.ingress.inference.access import Access
-from edged.ingress.inference.parameters import Place
-from edged.ingress.inference.regions import Regions
 
 OWN = Identity("own", os.geteuid())
 

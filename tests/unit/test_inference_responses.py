@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edged.api.auth.identity import Identity
+from edged.api.inference.parameters import Place, Wanted
+from edged.api.inference.regions import Regions
+from edged.api.inference.responses import Collector, Form
+from edged.api.inference.sequences import Kept
+from edged.api.inference.wire import Contents
 from edged.errors import EngineUnusable, InvalidInput, TooLarge
-from edged.ingress.access.identity import Identity
-from edged.ingress.inference.parameters import Place, Wanted
-from edged.ingress.inference.regions import Regions
-from edged.ingress.inference.responses import Collector, Form
-from edged.ingress.inference.sequences import Kept
-from edged.ingress.inference.wire import Contents
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.work import OutputView
 

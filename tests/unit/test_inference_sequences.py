@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from edged.api.inference.parameters import Options
+from edged.api.inference.sequences import Book, Kept, Sequences
 from edged.errors import DeadlineExceeded, InvalidInput, Overloaded
-from edged.ingress.inference.parameters import Options
-from edged.ingress.inference.sequences import Book, Kept, Sequences
 
 KEY = ("model", 7)
 FOREVER = float("inf")

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edged.backend.contract import Signature
-from edged.backend.profile import Profile, Range
+from edged.api.inference import wire
+from edged.api.inference.bounds import Bounds
+from edged.api.inference.parameters import Place, Wanted
+from edged.api.inference.tensors import inputs_of as checked
+from edged.api.inference.tensors import outputs_of
+from edged.backends.contract import Signature
+from edged.backends.profile import Profile, Range
 from edged.errors import InvalidInput
-from edged.ingress.inference import wire
-from edged.ingress.inference.bounds import Bounds
-from edged.ingress.inference.parameters import Place, Wanted
-from edged.ingress.inference.tensors import inputs_of as checked
-from edged.ingress.inference.tensors import outputs_of
 from edged.proto import open_inference_pb2 as pb
 from edged.raw_contents import to_array, to_bytes
 from edged.serving.work import InputTensor

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edged.api.inference import wire
 from edged.errors import InvalidInput
-from edged.ingress.inference import wire
 from edged.proto import open_inference_pb2 as pb
 
 LARGE = bytes(range(256)) * 100  # so that protobuf is not asked to read it

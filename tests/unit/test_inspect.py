@@ -20,16 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.build.admission.examination import admit, examine
-from edged.build.builder import Builder
-from edged.build.child import Limits
 from edged.client.upload import Package
+from edged.config.limits import Limits
+from edged.engines.admission.examination import admit, examine
+from edged.engines.builder import Builder
 from edged.errors import ModelRefused
-from edged.model.finding import Category, Finding, Stage
-from edged.model.inspect import inspect
-from edged.model.inspection import ExternalFile, Inspection
-from edged.model.model import Model
-from edged.model.repository import plain_entry
+from edged.jobs.inspect import inspect
+from edged.models.finding import Category, Finding, Stage
+from edged.models.inspection import ExternalFile, Inspection
+from edged.models.model import Model
+from edged.models.repository import plain_entry
 from edged.store.store import Store
 from edged.tensors import ANY_SHAPE, TensorSpec
 from tests import models

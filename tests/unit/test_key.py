@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.backend.contract import Recipe
+from edged.backends.contract import Recipe
 from edged.device.fingerprint import Fingerprint
 from edged.device.validity import relevant
 from edged.errors import Unsupported

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from edged.api.lanes import lane as lane_module
+from edged.api.lanes.lane import Lane, Opened
 from edged.errors import ConfigError
-from edged.ingress import lane as lane_module
-from edged.ingress.lane import Lane, Opened
 
 
 class Door:

@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backend.profile import Profile
-from edged.control import learning as learning_module
-from edged.control.chores import Chores
-from edged.control.desired import desired
-from edged.control.learning import Learning
-from edged.control.plan import PlannedEngine
-from edged.control.shape_book import ShapeBook
-from edged.control.states import EngineState
-from edged.model.model import Model
+from edged.backends.profile import Profile
+from edged.engines import learning as learning_module
+from edged.engines.chores import Chores
+from edged.engines.desired import desired
+from edged.engines.learning import Learning
+from edged.engines.plan import PlannedEngine
+from edged.engines.shape_book import ShapeBook
+from edged.engines.states import EngineState
+from edged.models.model import Model
 from tests.unit.control_room import Clock, box, entry, inspection, planned_model
 from tests.waiting import run
 

@@ -15,12 +15,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from edged.backend.contract import UNOPTIMISED, Order, Recipe
-from edged.backend.ort import levels as ort_levels
-from edged.build import jobs, tasks
-from edged.build.standard import TOLERANCES, Tolerance
+from edged.backends.contract import UNOPTIMISED, Order, Recipe
+from edged.backends.ort import levels as ort_levels
 from edged.doctor import levels
 from edged.doctor.check import Result
+from edged.ipc import job_messages as jobs
+from edged.jobs import tasks
+from edged.verification.standard import TOLERANCES, Tolerance
 from edged.vision.family import recognise
 from tests import models
 

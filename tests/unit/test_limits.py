@@ -7,8 +7,8 @@ import os
 import pytest
 
 from edged.errors import ConfigError
-from edged.model import settings
-from edged.model.limits import Bounds, bounds
+from edged.models import settings
+from edged.models.limits import Bounds, bounds
 from edged.serving import memory
 
 

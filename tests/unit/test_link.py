@@ -18,8 +18,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from edged.backend.artefact import Artefact, FileRecord
-from edged.backend.contract import Order, Recipe, Signature
+from edged.backends.artefact import Artefact, FileRecord
+from edged.backends.contract import Order, Recipe, Signature
+from edged.config.limits import HostLimits
 from edged.decoding import ready
 from edged.errors import (
     DeadlineExceeded,
@@ -30,17 +31,17 @@ from edged.errors import (
     InvalidInput,
     NotReady,
 )
-from edged.model.limits import Bounds
+from edged.ipc import messages as m
+from edged.ipc.frames import HEADER, LARGEST_MESSAGE, HostEnd
+from edged.ipc.sockets import HostSocket
+from edged.models.limits import Bounds
 from edged.raw_contents import to_bytes
-from edged.serving import messages as m
 from edged.serving.blame import Suspect
-from edged.serving.frames import HEADER, LARGEST_MESSAGE, HostEnd
 from edged.serving.host_process import End, end_of
 from edged.serving.hosts import HostKind, Hosts, pause
-from edged.serving.link import HostLimits, HostLink, Tenant
+from edged.serving.link import HostLink, Tenant
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
-from edged.serving.sockets import HostSocket
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
 from edged.tensors import TensorSpec
 from edged.vision.family import Recognition, recognise

@@ -7,14 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from edged.api.grpc.load import hosts, model
 from edged.client.load import load_info
 from edged.config import Health
-from edged.control.alarms import Alarm, AlarmKind
 from edged.device import memory
 from edged.device.root import Root
+from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import ModelRefused
 from edged.events import EventLog, HostLost
-from edged.ingress.load import hosts, model
 from edged.metrics.tally import Tally
 from edged.proto import operations_pb2 as pb
 from tests.unit.control_room import planned_model

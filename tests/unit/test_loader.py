@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.build.admission.examination import Admission
 from edged.config import Health
-from edged.control import loader as loading
-from edged.control.loader import Listed, Loader
-from edged.control.plan import PlannedModel
-from edged.control.readiness import Readiness, readiness
-from edged.control.shelf import Shelf
+from edged.engines import loader as loading
+from edged.engines.admission.examination import Admission
+from edged.engines.loader import Listed, Loader
+from edged.engines.plan import PlannedModel
+from edged.engines.readiness import Readiness, readiness
+from edged.engines.shelf import Shelf
 from edged.errors import EngineUnusable, InvalidInput, NotReady, OutOfMemory
 from tests.unit.control_room import entry, inspection, planned_model, serve, settle
 from tests.unit.test_catalogue import House

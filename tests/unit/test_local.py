@@ -9,11 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from edged.build.admission.examination import Admission
-from edged.build.admission.limits import AdmissionLimits
-from edged.build.builder import Builder
 from edged.cli import local
 from edged.cli import models as models_command
+from edged.config.limits import AdmissionLimits
+from edged.engines.admission.examination import Admission
+from edged.engines.builder import Builder
 from edged.errors import Superseded
 from tests import models
 

@@ -105,7 +105,7 @@ def test_a_camera_whose_name_a_client_makes_up_is_no_new_kind() -> None:
     assert repetition.admit(hot("camera %s failed", "b"), 0.1) == []
 
 
-@pytest.mark.parametrize("name", ["edged.control", "edged.alarms", "edged"])
+@pytest.mark.parametrize("name", ["edged.engines", "edged.alarms", "edged"])
 def test_decisions_are_each_said_and_only_the_very_same_is_repeated(name: str) -> None:
     repetition = Repetition()
     made = [record("engine %s: %s", n, "no", level=logging.WARNING, name=name) for n in range(50)]

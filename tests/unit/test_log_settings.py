@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from edged.api.inference.logs import LogHandlers
 from edged.errors import InvalidInput
-from edged.ingress.inference.logs import LogHandlers
 from edged.proto import open_inference_pb2 as pb
 
 _LOG = logging.getLogger("edged.somewhere")

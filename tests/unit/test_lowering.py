@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 import edged
-from edged.backend.contract import Recipe
+from edged.backends.contract import Recipe
 from edged.config import Engines
-from edged.control.desired import desired
-from edged.control.lowering import below, is_due
-from edged.control.plan import PlannedModel
-from edged.control.planner import Planner
-from edged.control.states import EngineState
+from edged.engines.desired import desired
+from edged.engines.lowering import below, is_due
+from edged.engines.plan import PlannedModel
+from edged.engines.planner import Planner
+from edged.engines.states import EngineState
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 from tests import models

@@ -11,17 +11,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backend.contract import Recipe
-from edged.build.builder import Task
-from edged.build.child import ChildLost
-from edged.build.jobs import Progress
+from edged.backends.contract import Recipe
 from edged.config import Engines
-from edged.control.chores import Chores
-from edged.control.desired import desired
-from edged.control.maker import Maker
-from edged.control.plan import PlannedEngine, PlannedModel, Wish
-from edged.control.reconcile import Action, Make, Try, Verify
-from edged.control.states import EngineState
+from edged.engines.builder import Task
+from edged.engines.child import ChildLost
+from edged.engines.chores import Chores
+from edged.engines.desired import desired
+from edged.engines.maker import Maker
+from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.reconcile import Action, Make, Try, Verify
+from edged.engines.states import EngineState
 from edged.errors import (
     BuildFailed,
     EdgedError,
@@ -32,6 +31,7 @@ from edged.errors import (
     WrongAnswers,
 )
 from edged.events import EngineEvicted, EngineMoved, EngineProgress, EventLog
+from edged.ipc.job_messages import Progress
 from edged.store import attempts as attempts_module
 from edged.store.attempts import AttemptLog, Attempts
 from edged.store.record import Verdict
@@ -360,7 +360,7 @@ def test_an_error_that_nobody_expected_frees_the_device_and_is_not_tried_again_a
         assert "Unexpected" in engine.reason
         assert (await shop.make()).state is S.READY
 
-    with caplog.at_level(logging.ERROR, "edged.control"):
+    with caplog.at_level(logging.ERROR, "edged.engines"):
         run(story())
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
@@ -499,7 +499,7 @@ def test_a_verification_that_has_no_outcome_leaves_the_engine_as_it_was_and_is_o
         assert "the child ran out of time" in engine.reason
         assert engine.wish is Wish.NONE, "it is not tried for ever"
 
-    with caplog.at_level(logging.ERROR, "edged.control"):
+    with caplog.at_level(logging.ERROR, "edged.engines"):
         run(story())
     assert not caplog.records, "it is no bug"
 

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edged.control.alarms import Alarm, AlarmKind
-from edged.control.readiness import Readiness, ReadyState
 from edged.device.root import Root
+from edged.engines.alarms import Alarm, AlarmKind
+from edged.engines.readiness import Readiness, ReadyState
 from edged.errors import EngineUnusable
 from edged.events import AlarmRaised, EngineMoved, EventLog, HostLost, ModelRemoved
 from edged.metrics import alarms, box, cameras, models, names, process, tally

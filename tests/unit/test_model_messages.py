@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from edged.api.grpc import messages
 from edged.client import operations
 from edged.config import Health
 from edged.errors import ConfigError, EdgedError, EngineUnusable
-from edged.ingress import messages
-from edged.model.finding import Category, Finding, Stage
+from edged.models.finding import Category, Finding, Stage
 from tests.unit.control_room import planned_model
 
 CYCLE = Finding(Stage.GRAPH, Category.CYCLE, "the graph has a cycle", "export it again")

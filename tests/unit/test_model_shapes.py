@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edged.backend.contract import Signature
+from edged.backends.contract import Signature
 from edged.errors import ConfigError
-from edged.model import settings
-from edged.model.shapes import ShapePolicy, policy, ties, unequal
+from edged.models import settings
+from edged.models.shapes import ShapePolicy, policy, ties, unequal
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edged.build import noise
-from edged.build.golden import Sample, with_least_noise
-from edged.build.questions import PICTURE, WIDE
-from edged.build.standard import TOLERANCES
-from edged.build.verify import Pair, judge
 from edged.store.record import Verdict
 from edged.tensors import Array
+from edged.verification import noise
+from edged.verification.golden import Sample, with_least_noise
+from edged.verification.questions import PICTURE, WIDE
+from edged.verification.standard import TOLERANCES
+from edged.verification.verify import Pair, judge
 
 RANDOM = np.random.default_rng(11)
 

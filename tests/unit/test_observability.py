@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edged.control.alarms import AlarmKind
-from edged.control.readiness import ReadyState
-from edged.control.states import EngineState
+from edged.engines.alarms import AlarmKind
+from edged.engines.readiness import ReadyState
+from edged.engines.states import EngineState
 from edged.metrics import names
 from edged.metrics.names import Metric
 from tests import observed, promql

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend.artefact import Artefact
-from edged.control import opener as opener_module
-from edged.control.chores import Chores
-from edged.control.desired import desired
-from edged.control.opener import Opener
-from edged.control.plan import PlannedEngine, PlannedModel
-from edged.control.states import EngineState
+from edged.backends.artefact import Artefact
+from edged.engines import opener as opener_module
+from edged.engines.chores import Chores
+from edged.engines.desired import desired
+from edged.engines.opener import Opener
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.states import EngineState
 from edged.errors import (
     DeadlineExceeded,
     EdgedError,
@@ -447,7 +447,7 @@ def test_an_error_that_nobody_expected_is_told_in_the_log_and_not_met_again_at_o
         assert engine.open_at > clock.now
         assert (engine.state, gate.planned.opening, gate.planned.opening_key) == (S.READY, None, "")
 
-    with caplog.at_level(logging.ERROR, "edged.control"):
+    with caplog.at_level(logging.ERROR, "edged.engines"):
         run(story())
     assert [record.exc_info is not None for record in caplog.records] == [True]
 

@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.backend.contract import Composition, Nodes
+from edged.backends.contract import Composition, Nodes
 from edged.config import Engines
-from edged.control import opener as opener_module
-from edged.control.alarms import Alarm, AlarmKind
-from edged.control.chores import Chores
-from edged.control.desired import desired
-from edged.control.health import Box, wrong
-from edged.control.opener import Opener
-from edged.control.plan import PlannedEngine
-from edged.control.questioning import Unaskable
-from edged.control.report import engines as reports
-from edged.control.states import EngineState
+from edged.engines import opener as opener_module
+from edged.engines.alarms import Alarm, AlarmKind
+from edged.engines.chores import Chores
+from edged.engines.desired import desired
+from edged.engines.health import Box, wrong
+from edged.engines.opener import Opener
+from edged.engines.plan import PlannedEngine
+from edged.engines.questioning import Unaskable
+from edged.engines.report import engines as reports
+from edged.engines.states import EngineState
 from edged.errors import DiskFailing, EngineUnusable, HostLost, NotReady, OutOfSpace, WrongAnswers
 from edged.events import EventLog
 from edged.store.store import Store

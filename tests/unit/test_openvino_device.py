@@ -12,12 +12,12 @@ import onnx
 import openvino as ov
 import pytest
 
-from edged.backend import openvino_device, openvino_layers, registry
-from edged.backend.artefact import Artefact
-from edged.backend.contract import Order, Recipe
-from edged.backend.precision import convert
+from edged.backends import openvino_device, openvino_layers, registry
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Order, Recipe
 from edged.device.root import Root
 from edged.errors import EngineUnusable, Unsuitable
+from edged.jobs.precision import convert
 from tests import models
 from tests.unit import precision_models as nets
 

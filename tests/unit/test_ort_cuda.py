@@ -7,11 +7,11 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from edged.backend import registry
-from edged.backend.contract import Order, Recipe
-from edged.backend.cuda import numbering
-from edged.backend.ort import cuda, runtime
-from edged.backend.ort.runtime import CPU_PROVIDER, Provider, create, session_options
+from edged.backends import registry
+from edged.backends.contract import Order, Recipe
+from edged.backends.cuda import numbering
+from edged.backends.ort import cuda, runtime
+from edged.backends.ort.runtime import CPU_PROVIDER, Provider, create, session_options
 from edged.errors import EngineUnusable, Unsuitable
 from tests import models
 

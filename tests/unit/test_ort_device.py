@@ -13,13 +13,13 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from edged.backend import registry
-from edged.backend.artefact import Artefact
-from edged.backend.contract import Order, Recipe
-from edged.backend.ort import cuda, device, placement, runtime
-from edged.backend.ort.placement import PlacedNode, Placement
-from edged.backend.ort.runtime import CPU_PROVIDER, CpuForbidden, Provider, create
-from edged.backend.ort.session import DeviceSession
+from edged.backends import registry
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Order, Recipe
+from edged.backends.ort import cuda, device, placement, runtime
+from edged.backends.ort.placement import PlacedNode, Placement
+from edged.backends.ort.runtime import CPU_PROVIDER, CpuForbidden, Provider, create
+from edged.backends.ort.session import DeviceSession
 from edged.errors import EngineDamaged, EngineUnusable, Unsuitable
 from tests import models
 from tests.unit.test_ort_placement import node, number

@@ -13,12 +13,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.backend import registry
-from edged.backend.contract import Order, Recipe
-from edged.backend.onnx_graph import Model
-from edged.backend.ort import graph, placement
-from edged.backend.ort.placement import PlacedNode
-from edged.backend.ort.runtime import CPU, create, session_options
+from edged.backends import registry
+from edged.backends.contract import Order, Recipe
+from edged.backends.onnx_graph import Model
+from edged.backends.ort import graph, placement
+from edged.backends.ort.placement import PlacedNode
+from edged.backends.ort.runtime import CPU, create, session_options
 from tests import models
 from tests.models import model, value
 
@@ -109,7 +109,7 @@ def test_the_log_of_an_older_runtime_that_gives_all_to_one_provider_tells_only_h
 def test_what_others_write_meanwhile_is_passed_on_and_the_runtimes_own_is_not() -> None:
     code = (
         "import os\n"
-        "from edged.backend.ort import placement\n"
+        "from edged.backends.ort import placement\n"
         f"log = {LOG!r}\n"
         "with placement._standard_error() as file:\n"
         "    os.write(2, log.encode() + b'a warning of somebody else\\n')\n"
@@ -250,7 +250,7 @@ def test_a_branch_on_a_size_is_shape_work_only_if_all_that_it_uses_is(tmp_path: 
 @pytest.mark.parametrize("module", ["onnxruntime", "trt.api"])
 def test_cuda_counts_all_devices_by_pci_address_whatever_the_environment_says(module: str) -> None:
     names = ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"]
-    code = f"import os, edged.backend.{module}; print(*map(os.environ.get, {names}))"
+    code = f"import os, edged.backends.{module}; print(*map(os.environ.get, {names}))"
     environment = os.environ | {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "1"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)

@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
-from edged.backend import registry
-from edged.backend.artefact import Artefact
-from edged.backend.contract import Order, Recipe, Session
-from edged.backend.onnx_graph import Model
-from edged.backend.onnxruntime import BACKEND
-from edged.backend.ort import graph
-from edged.backend.ort.runtime import create, session_options
-from edged.backend.precision import Precision, convert
+from edged.backends import registry
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Order, Recipe, Session
+from edged.backends.onnx_graph import Model
+from edged.backends.onnxruntime import BACKEND
+from edged.backends.ort import graph
+from edged.backends.ort.runtime import create, session_options
+from edged.jobs.precision import Precision, convert
 from tests import models
 from tests.unit import precision_models as nets
 

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import pytest
 
-from edged.backend.contract import Stoppable
-from edged.backend.ort.runtime import create, session_options
-from edged.backend.ort.session import DeviceSession
+from edged.backends.contract import Stoppable
+from edged.backends.ort.runtime import create, session_options
+from edged.backends.ort.session import DeviceSession
 from edged.errors import EngineUnusable
 from edged.tensors import numpy_dtype
 from tests import models
@@ -110,7 +110,7 @@ def test_a_run_is_stopped_from_another_thread_and_the_next_one_runs(tmp_path: Pa
 _STARVED = """
 import resource, sys
 import numpy as np
-from edged.backend.ort.runtime import create, session_options
+from edged.backends.ort.runtime import create, session_options
 resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
 session = create(sys.argv[1], session_options("all", 1))
 for elements in (5e9, 1e6, 5e9, 1e6):

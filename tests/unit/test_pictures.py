@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from edged.build import pictures
+from edged.verification import pictures
 from edged.vision.image import Image
 
 DRAWN = list(pictures.draw())

@@ -8,9 +8,9 @@ import cv2
 import numpy as np
 import pytest
 
-from edged.backend.contract import Signature
+from edged.backends.contract import Signature
 from edged.errors import InvalidInput
-from edged.serving.pipeline import Outcome, Pipeline, Shot
+from edged.host.pipeline import Outcome, Pipeline, Shot
 from edged.tensors import Array, TensorSpec
 from edged.vision.family import Recognition, Thresholds, recognise
 

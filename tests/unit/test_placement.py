@@ -7,10 +7,10 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from edged.backend import registry
-from edged.backend.artefact import Artefact
-from edged.backend.contract import UNOPTIMISED, Nodes, Order, Placed, Recipe
-from edged.control.placement import astray
+from edged.backends import registry
+from edged.backends.artefact import Artefact
+from edged.backends.contract import UNOPTIMISED, Nodes, Order, Placed, Recipe
+from edged.engines.placement import astray
 from tests import models
 
 # ONNX Runtime 1.23, the last for Python 3.10, does not say which operators a session on the CPU has.

@@ -9,17 +9,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backend.contract import Recipe
-from edged.build.builder import REFERENCE
-from edged.build.jobs import Progress
-from edged.control.actual import actual
-from edged.control.desired import DesiredEngine, desired
-from edged.control.plan import Making, PlannedEngine, PlannedModel, Wish
-from edged.control.reconcile import Open, reconcile
-from edged.control.states import EngineState
+from edged.backends.contract import Recipe
+from edged.engines.actual import actual
+from edged.engines.builder import REFERENCE
+from edged.engines.desired import DesiredEngine, desired
+from edged.engines.plan import Making, PlannedEngine, PlannedModel, Wish
+from edged.engines.reconcile import Open, reconcile
+from edged.engines.states import EngineState
 from edged.errors import BuildFailed, EngineUnusable, NotReady
-from edged.model.model import Model
-from edged.model.repository import stamp
+from edged.ipc.job_messages import Progress
+from edged.models.model import Model
+from edged.models.repository import stamp
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from edged.store.store import Store

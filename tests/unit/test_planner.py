@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backend.contract import Recipe
+from edged.backends.contract import Recipe
 from edged.config import Engines
-from edged.control.actual import actual
-from edged.control.desired import desired
-from edged.control.plan import PlannedEngine, PlannedModel, Wish
-from edged.control.planner import Planner, missing, trial
-from edged.control.states import EngineState
+from edged.engines.actual import actual
+from edged.engines.desired import desired
+from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.planner import Planner, missing, trial
+from edged.engines.states import EngineState
 from edged.store.attempts import AttemptLog
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord

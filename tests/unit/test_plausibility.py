@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edged.build.plausibility import doubt
 from edged.tensors import Array, TensorSpec
+from edged.verification.plausibility import doubt
 from edged.vision.family import Recognition, recognise
 
 RANDOM = np.random.default_rng(2)

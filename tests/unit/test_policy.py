@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.backend.contract import Recipe
-from edged.build.builder import REFERENCE
-from edged.control.policy import candidates, lanes, precisions
+from edged.backends.contract import Recipe
 from edged.device.devices import Device
 from edged.device.fingerprint import probe
+from edged.engines.builder import REFERENCE
+from edged.engines.policy import candidates, lanes, precisions
 from edged.errors import ConfigError
 
 BOTH = {"runtime.onnxruntime": "1", "runtime.openvino": "2"}

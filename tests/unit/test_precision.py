@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edged.backend.precision import Converted, convert
 from edged.errors import EngineUnusable, Unsuitable
+from edged.jobs.precision import Converted, convert
 from edged.tensors import Array
 from tests import models
 from tests.models import model, value
@@ -429,6 +429,6 @@ def test_what_is_too_old(tmp_path: Path) -> None:
 
 
 def test_types_are_known_without_the_parser() -> None:
-    program = "import sys, edged.backend.precision; print({'onnx', 'onnxruntime'} & set(sys.modules))"
+    program = "import sys, edged.jobs.precision; print({'onnx', 'onnxruntime'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"

@@ -13,12 +13,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.backend import onnx_prepare
-from edged.backend.onnx_graph import Model
-from edged.backend.onnx_int8 import _check_result
-from edged.backend.onnx_prepare import prepare
-from edged.backend.precision import Calibration, Converted, calibration_digest, convert
+from edged.backends.onnx_graph import Model
 from edged.errors import EngineUnusable, Unsuitable
+from edged.jobs import onnx_prepare
+from edged.jobs.onnx_int8 import _check_result
+from edged.jobs.onnx_prepare import prepare
+from edged.jobs.precision import Calibration, Converted, calibration_digest, convert
 from tests import models
 from tests.models import model, value
 from tests.unit import precision_models as nets
@@ -210,7 +210,7 @@ def test_the_same_data_makes_the_same_file(tmp_path: Path) -> None:
     program = """if True:
         import sys
         from pathlib import Path
-        from edged.backend.precision import convert
+        from edged.jobs.precision import convert
         from tests.unit.test_precision_int8 import SAMPLES
         convert(Path(sys.argv[1]), "int8", Path(sys.argv[2]), SAMPLES)
     """

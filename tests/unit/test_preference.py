@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend.contract import Recipe
-from edged.build.builder import REFERENCE
-from edged.control import preference
-from edged.control.actual import actual
-from edged.control.plan import PlannedEngine, PlannedModel
-from edged.control.reconcile import Open, reconcile
-from edged.control.states import EngineState
+from edged.backends.contract import Recipe
+from edged.engines import preference
+from edged.engines.actual import actual
+from edged.engines.builder import REFERENCE
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.reconcile import Open, reconcile
+from edged.engines.states import EngineState
 from edged.serving.slot import Slot
 from edged.store.store import Store
 from tests.unit.control_room import entry, key_of, model, record_of, serve

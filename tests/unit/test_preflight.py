@@ -12,7 +12,7 @@ import pytest
 
 from edged import packages
 from edged.config import Config
-from edged.preflight import preflight
+from edged.daemon.preflight import preflight
 from tests.certificates import Authority
 
 

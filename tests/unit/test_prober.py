@@ -10,8 +10,8 @@ import pytest
 
 from edged import tasks
 from edged.config import Health
-from edged.control.chores import Chores
-from edged.control.prober import Prober
+from edged.engines.chores import Chores
+from edged.engines.prober import Prober
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady
 from edged.serving.slot import Slot
 from edged.serving.work import InputTensor, TensorWork

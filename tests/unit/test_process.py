@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from edged import process
-from edged.build import jobs
-from edged.build.child import Limits
-from edged.build.child import run as do
+from edged.config.limits import Limits
+from edged.engines.child import run as do
+from edged.ipc import job_messages as jobs
 from tests.unit.test_child import SLOW, verification
 from tests.waiting import children, run, until
 

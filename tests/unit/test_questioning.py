@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from edged.backend.contract import Signature
-from edged.build.golden import Sample
-from edged.control.questioning import Acquaintance, Form, Questioner, Unaskable, fault
+from edged.backends.contract import Signature
+from edged.engines.questioning import Acquaintance, Form, Questioner, Unaskable, fault
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded, WrongAnswers
-from edged.model.model import Model
-from edged.serving import messages as m
-from edged.serving.arena import Arena
+from edged.ipc import messages as m
+from edged.ipc.arena import Arena
+from edged.models.model import Model
 from edged.tensors import Array, TensorSpec
+from edged.verification.golden import Sample
 from tests.unit.control_room import entry, inspection
 from tests.waiting import run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edged.config import Health
-from edged.control import readiness as readiness_module
-from edged.control.plan import PlannedModel
-from edged.control.readiness import ReadyState, all_ready, next_probe, readiness
+from edged.engines import readiness as readiness_module
+from edged.engines.plan import PlannedModel
+from edged.engines.readiness import ReadyState, all_ready, next_probe, readiness
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady
 from edged.serving import vitals as vitals_module
 from edged.serving.vitals import Vitals

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.backend.contract import UNOPTIMISED, Recipe
-from edged.control.commands import Selection
-from edged.control.reconcile import Action, EngineView, Make, ModelView, Open, Try, Verify, reconcile
-from edged.control.states import MAKING, EngineState
+from edged.backends.contract import UNOPTIMISED, Recipe
+from edged.engines.commands import Selection
+from edged.engines.reconcile import Action, EngineView, Make, ModelView, Open, Try, Verify, reconcile
+from edged.engines.states import MAKING, EngineState
 from tests.unit.little_world import KINDS, Fate, World, laws
 from tests.waiting import run
 

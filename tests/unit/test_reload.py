@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.build.child import Limits
 from edged.config import Access, Config, Engines, Frigate, Http, Zmq
-from edged.control.reload import PARTS, Outcome, Part, diff, value, with_value
+from edged.config.limits import Limits
+from edged.engines.reload import PARTS, Outcome, Part, diff, value, with_value
 
 NONE = Config()
 

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from edged.build.repair import ir
-from edged.build.repair.lowering import Lowered, lower, newest_known, opset_of
 from edged.errors import Unsuitable
+from edged.jobs.repair import ir
+from edged.jobs.repair.lowering import Lowered, lower, newest_known, opset_of
 from edged.tensors import Array
 from tests import repair_models as models
 

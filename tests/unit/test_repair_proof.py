@@ -9,15 +9,15 @@ import onnx
 import pytest
 from onnx import helper
 
-from edged.backend.contract import Order
-from edged.build.reference import REFERENCE
-from edged.build.repair import dims, proof
-from edged.build.repair.evaluator import NAME
-from edged.build.repair.lowering import lower
-from edged.build.repair.messages import Freed, FreeDims, Prove
-from edged.build.standard import TOLERANCES
+from edged.backends.contract import Order
+from edged.engines.reference import REFERENCE
 from edged.errors import Unsuitable
-from edged.model.inspect import inspect
+from edged.ipc.repair_messages import Freed, FreeDims, Prove
+from edged.jobs.inspect import inspect
+from edged.jobs.repair import dims, proof
+from edged.jobs.repair.evaluator import NAME
+from edged.jobs.repair.lowering import lower
+from edged.verification.standard import TOLERANCES
 from edged.vision.family import Recognition, recognise
 from tests import repair_models as models
 from tests.unit.test_given import choosy, npz

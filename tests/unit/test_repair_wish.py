@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edged.errors import ConfigError
-from edged.model import repair
-from edged.model.repair import Done, Proof, Record, Step, Wish
+from edged.models import repair
+from edged.models.repair import Done, Proof, Record, Step, Wish
 
 
 def test_nothing_is_forced() -> None:

@@ -11,14 +11,15 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from edged.build.child import Limits, run
-from edged.build.jobs import LoadedRuntime
-from edged.build.repair import repairer
-from edged.build.repair.messages import Lower, Lowered, Prove
-from edged.build.repair.repairer import Repaired, repair
+from edged.config.limits import Limits
+from edged.engines import repairer
+from edged.engines.child import run
+from edged.engines.repairer import Repaired, repair
 from edged.errors import BuildFailed, ModelRefused
-from edged.model.identity import file_digest, model_digest
-from edged.model.repair import Wish
+from edged.ipc.job_messages import LoadedRuntime
+from edged.ipc.repair_messages import Lower, Lowered, Prove
+from edged.models.identity import file_digest, model_digest
+from edged.models.repair import Wish
 from tests import repair_models as models
 
 NEEDED = Wish(needed=True)

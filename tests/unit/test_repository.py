@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, OutOfSpace, Refused, Superseded
-from edged.model import repair, trash
-from edged.model.identity import model_digest
-from edged.model.repository import Repository, check_name, plain_entry
+from edged.models import repair, trash
+from edged.models.identity import model_digest
+from edged.models.repository import Repository, check_name, plain_entry
 from edged.store import atomic
 from tests.waiting import ends_despite_fifo
 

@@ -8,11 +8,11 @@ import grpc
 import pytest
 
 from edged import errors
+from edged.api.grpc.status import http_of
+from edged.api.http import access, answering, pictures, plain, routes
+from edged.api.http.exchange import Answer, Ask
+from edged.api.http.routes import Route
 from edged.errors import InvalidInput
-from edged.ingress.rest import access, answering, pictures, plain, routes
-from edged.ingress.rest.exchange import Answer, Ask
-from edged.ingress.rest.routes import Route
-from edged.ingress.status import http_of
 from edged.proto import model_config_pb2 as config_pb
 from edged.proto import open_inference_pb2 as pb
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from edged.api.auth.roles import ALL
+from edged.api.auth.tokens import make
+from edged.api.http import bodies, encodings, listener, server
 from edged.config import Http
 from edged.errors import ConfigError
-from edged.ingress.access.roles import ALL
-from edged.ingress.access.tokens import make
-from edged.ingress.rest import bodies, encodings, listener, server
 from tests.unit.rest_world import World, answer_of, get, inference, post, world
 
 
@@ -392,7 +392,7 @@ def test_a_place_that_cannot_be_listened_on_is_one_line(monkeypatch: pytest.Monk
 def test_a_missing_server_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    monkeypatch.delitem(sys.modules, "edged.ingress.rest.server")
+    monkeypatch.delitem(sys.modules, "edged.api.http.server")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
 
     async def scene() -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edged.api.http import encodings, tensors
+from edged.api.http.tensors import Wish
 from edged.errors import InvalidInput, TooLarge, Unsupported
-from edged.ingress.rest import encodings, tensors
-from edged.ingress.rest.tensors import Wish
 from edged.proto import model_config_pb2
 from edged.proto import open_inference_pb2 as pb
 

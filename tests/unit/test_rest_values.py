@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged import raw_contents
+from edged.api.http import values
 from edged.errors import InvalidInput, TooLarge
-from edged.ingress.rest import values
 from edged.tensors import numpy_dtype
 
 _NUMBERS = [

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from edged.backend.contract import Recipe
+from edged.backends.contract import Recipe
 from edged.config import Engines
-from edged.control import room as room_module
-from edged.control.desired import desired
-from edged.control.plan import PlannedEngine, PlannedModel, Wish
-from edged.control.room import Room
-from edged.control.states import EngineState
+from edged.engines import room as room_module
+from edged.engines.desired import desired
+from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.room import Room
+from edged.engines.states import EngineState
 from edged.errors import OutOfSpace
 from edged.events import EngineEvicted, EventLog
 from edged.store.space import Standing

@@ -10,12 +10,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from edged.api.auth.callers import Caller
+from edged.api.auth.guard import Guard
+from edged.api.auth.roles import ALL
+from edged.api.grpc.call_guard import CallGuard
+from edged.api.grpc.rpc import Context, Service
 from edged.config import Access, Tls
-from edged.ingress.access.callers import Caller
-from edged.ingress.access.guard import Guard
-from edged.ingress.access.roles import ALL
-from edged.ingress.call_guard import CallGuard
-from edged.ingress.rpc import Context, Service
 from edged.proto import open_inference_pb2 as pb
 from tests.waiting import run
 

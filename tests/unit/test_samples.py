@@ -10,14 +10,14 @@ import cv2
 import numpy as np
 import pytest
 
-from edged.backend import registry
-from edged.build.admission.examination import admit
-from edged.build.builder import Builder
-from edged.build.child import Limits
+from edged.backends import registry
+from edged.config.limits import Limits
 from edged.device.fingerprint import probe
+from edged.engines.admission.examination import admit
+from edged.engines.builder import Builder
 from edged.errors import EdgedError, InvalidInput
-from edged.model import samples
-from edged.model.repository import Repository
+from edged.models import samples
+from edged.models.repository import Repository
 from edged.store.store import Store
 from tests import models
 from tests.waiting import run

@@ -10,14 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from edged.backend.contract import Recipe
-from edged.build import golden
-from edged.build.jobs import Checked
-from edged.build.reach import Reach
-from edged.control.shape_book import Page
-from edged.control.warden import Warden
+from edged.backends.contract import Recipe
+from edged.engines.shape_book import Page
+from edged.engines.warden import Warden
 from edged.errors import BuildFailed
-from edged.model.finding import Category, Finding, Stage
+from edged.ipc.job_messages import Checked
+from edged.models.finding import Category, Finding, Stage
 from edged.serving.blame import Suspect
 from edged.serving.link import Loss
 from edged.store import sealed
@@ -25,6 +23,8 @@ from edged.store.attempts import AttemptLog, Attempts
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
+from edged.verification import golden
+from edged.verification.reach import Reach
 from tests.unit.control_room import inspection
 
 _REACH = Reach("1.2", 1, 20, 10)

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edged.backend.contract import Signature
+from edged.api.inference.parameters import Options
+from edged.api.inference.sequences import Kept
+from edged.api.inference.stateful import filled, reads_disk
+from edged.backends.contract import Signature
 from edged.errors import ConfigError, InvalidInput, NotReady
-from edged.ingress.inference.parameters import Options
-from edged.ingress.inference.sequences import Kept
-from edged.ingress.inference.stateful import filled, reads_disk
-from edged.model import settings
-from edged.model.sequencing import Sequencing, is_decoupled, sequencing
-from edged.model.triton_config import Control, SequenceBatching, State
+from edged.models import settings
+from edged.models.sequencing import Sequencing, is_decoupled, sequencing
+from edged.models.triton_config import Control, SequenceBatching, State
 from edged.serving.work import InputTensor
 from edged.tensors import TensorSpec
 

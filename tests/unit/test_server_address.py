@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from edged.api.grpc.listener import Listener
+from edged.api.lanes.address import tcp_address
 from edged.errors import ConfigError
-from edged.ingress.address import tcp_address
-from edged.ingress.listener import Listener
 
 
 def bound(address: str) -> list[str]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edged.errors import ConfigError
-from edged.model.settings import backends, parse_assignments, precisions, read_toml, threads, validate, write_toml
+from edged.models.settings import backends, parse_assignments, precisions, read_toml, threads, validate, write_toml
 
 # What lies beyond has a test of its own.
 TEXT = st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"]))

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.backend.contract import Signature
-from edged.backend.profile import Profile
-from edged.control.shape_book import Page, ShapeBook, told
-from edged.model.model import Model
+from edged.backends.contract import Signature
+from edged.backends.profile import Profile
+from edged.engines.shape_book import Page, ShapeBook, told
+from edged.models.model import Model
 from edged.serving.extents import Kind, Seen
 from edged.store import sealed
 from edged.tensors import TensorSpec
@@ -135,7 +135,7 @@ def test_a_disk_that_cannot_be_written_only_makes_it_forget(tmp_path: Path) -> N
 def test_the_models_that_were_written_longest_ago_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edged.control.shape_book._KEPT", 2)
+    monkeypatch.setattr("edged.engines.shape_book._KEPT", 2)
     for content in ("a", "b", "c", "d"):
         kept(tmp_path, of=model(content))
     assert len(list((tmp_path / "shapes").glob("*.json"))) <= 3

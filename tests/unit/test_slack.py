@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edged.ingress.slack import Slack
+from edged.daemon.malloc_trimmer import Slack
 
 _MB = 1 << 20
 

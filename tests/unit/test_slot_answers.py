@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from edged.errors import EngineUnusable
-from edged.serving import messages as m
-from edged.serving.arena import Span
+from edged.ipc import messages as m
+from edged.ipc.arena import Span
 from edged.serving.slot import Slot
 from edged.serving.work import FrameWork, InputTensor, TensorWork, Work
 from tests.fake_link import FakeLink

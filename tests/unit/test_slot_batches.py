@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edged.errors import EngineUnusable, HostLost, InvalidInput, Overwritten
-from edged.serving import messages as m
+from edged.ipc import messages as m
 from edged.serving.schedule import Batching
 from edged.serving.session import ServingSession
 from edged.serving.slot import IN_FLIGHT, Slot

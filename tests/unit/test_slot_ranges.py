@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from edged.backend.profile import Profile
+from edged.backends.profile import Profile
 from edged.errors import NotReady, Overloaded
 from edged.serving.queueing import QueuePolicy, TensorBatching
 from edged.serving.schedule import Batching

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.errors import DeadlineExceeded, EngineUnusable, InvalidInput, NotFinite, Overloaded, TooLarge
-from edged.serving import messages as m
+from edged.ipc import messages as m
 from edged.serving.queueing import QueuePolicy, TensorBatching
 from edged.serving.schedule import Batching
 from edged.serving.session import ServingSession

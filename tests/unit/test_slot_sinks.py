@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from edged.errors import InvalidInput
-from edged.serving import messages as m
-from edged.serving.arena import Span
+from edged.ipc import messages as m
+from edged.ipc.arena import Span
 from edged.serving.queueing import TensorBatching
 from edged.serving.schedule import Batching
 from edged.serving.slot import Slot

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.build.standard import TOLERANCES, Standard, tolerance
-from edged.model import samples
-from edged.model.inspect import inspect
-from edged.model.model import Model
-from edged.model.repository import Repository
+from edged.jobs.inspect import inspect
+from edged.models import samples
+from edged.models.model import Model
+from edged.models.repository import Repository
+from edged.verification.standard import TOLERANCES, Standard, tolerance
 from edged.vision.family import Reading
 from tests import models
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edged.errors import DeadlineExceeded, EngineUnusable
-from edged.serving.stopping import Runs
+from edged.host.stopping import Runs
 from edged.tensors import Array
 
 

@@ -22,8 +22,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from edged.backend.artefact import Artefact
-from edged.backend.contract import Recipe
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Recipe
 from edged.errors import EngineDamaged
 from edged.store import atomic, sealed
 from edged.store.key import EngineKey

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend.artefact import Artefact, FileRecord
+from edged.backends.artefact import Artefact, FileRecord
 from edged.errors import EngineDamaged
 
 CONTENT = bytes(range(256)) * 8

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from edged.control import surveyor as room
-from edged.control.surveyor import Surveyor
 from edged.device.fingerprint import Fingerprint
 from edged.device.nvidia import REBOOT_PENDING
+from edged.engines import surveyor as room
+from edged.engines.surveyor import Surveyor
 from edged.events import DeviceChanged, EventLog
 
 _OLD = Fingerprint({"nvidia.driver": "550", "nvidia.kernel_module": "550"})

@@ -8,28 +8,28 @@ from pathlib import Path
 
 import edged
 from edged import tasks
-from edged.control.chores import Chores
+from edged.engines.chores import Chores
 from tests.waiting import run, until
 
 # Who starts a task without `tasks.keep`, and why: it is awaited or cancelled where it is started, it answers one client
 # or one peer and tells it of every error, or its owner sees how it ends.
 _OTHERS = {
-    "build/child.py": "one child, awaited",
+    "engines/child.py": "one child, awaited",
     "cli": "a program of its own",
     "client": "a program of its own",
     "demo": "a program of its own",
-    "control/chores.py": "one-shot tasks, counted there",
-    "control/loader.py": "shielded, awaited by its command",
+    "engines/chores.py": "one-shot tasks, counted there",
+    "engines/loader.py": "shielded, awaited by its command",
     "doctor/examination.py": "a program of its own",
-    "ingress/cameras.py": "the reader of a call, awaited with it",
-    "ingress/frigate.py": "one request; logs what nobody expected",
-    "ingress/inference/inferring.py": "one request of a call",
-    "ingress/relay.py": "one connection",
-    "ingress/rest/app.py": "one request",
-    "ingress/rest/bodies.py": "one request",
-    "ingress/rest/server.py": "awaited by the lane",
-    "ingress/server.py": "closing of a listener, gathered at the stop",
-    "ingress/zmq_frames.py": "one peer; logs what nobody expected",
+    "api/grpc/cameras.py": "the reader of a call, awaited with it",
+    "api/lanes/frigate.py": "one request; logs what nobody expected",
+    "api/inference/inferring.py": "one request of a call",
+    "api/grpc/relay.py": "one connection",
+    "api/http/app.py": "one request",
+    "api/http/bodies.py": "one request",
+    "api/http/server.py": "awaited by the lane",
+    "api/grpc/server.py": "closing of a listener, gathered at the stop",
+    "api/lanes/zmq_frames.py": "one peer; logs what nobody expected",
     "serving/host_process.py": "the end of a process",
     "serving/hosts.py": "shielded, awaited by who asks for the host",
     "serving/tracking.py": "one process, from start to end; started again by the next frame",

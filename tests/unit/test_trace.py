@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edged.errors import InvalidInput
-from edged.serving.messages import Times
+from edged.ipc.messages import Times
 from edged.serving.trace import Tracing
 from edged.serving.work import Answered, EngineRef, InputTensor, OutputTensor, TensorWork
 from edged.vision.family import Recognition, Thresholds

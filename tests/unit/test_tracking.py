@@ -20,7 +20,7 @@ import uvloop
 
 from edged import packages
 from edged.confinement import settings
-from edged.serving import track_messages as m
+from edged.ipc import track_messages as m
 from edged.serving import tracker_process
 from edged.serving.tracking import _LARGEST, Tracking
 from edged.vision.detections import Detections
@@ -551,7 +551,7 @@ def test_ids_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_garbage_from_the_daemon_ends_the_tracker(asked: bytes, status: int) -> None:
-    command = [sys.executable, "-m", "edged.serving.tracker", str(os.getpid()), settings.reach().argument()]
+    command = [sys.executable, "-m", "edged.tracker.main", str(os.getpid()), settings.reach().argument()]
     ended = subprocess.run(command, input=asked, capture_output=True, timeout=60)
     assert ended.returncode == status
     assert ended.stdout == READY

@@ -14,7 +14,7 @@ from edged.vision.detections import Detections
 from tests.moving import Motion, Score, Seen, Sight, crossing, drawn, watch
 
 pytest.importorskip("trackers", reason="the library of edged[tracking] is not installed")
-from edged.serving.tracks import MOST, ByteTracker, Clock, margin
+from edged.tracker.tracks import MOST, ByteTracker, Clock, margin
 
 PERFECT = Sight()
 POOR = Sight(noise=0.03, missed=0.1, unsure=0.15, false_alarms=0.5)

@@ -10,14 +10,16 @@ import onnx
 import pytest
 from onnx import helper
 
-from edged.backend import one_node, onnx_graph
-from edged.backend.contract import Order, Recipe, Signature
-from edged.backend.null import BACKEND
-from edged.backend.ort import refusals
-from edged.build import jobs, reach, trial
-from edged.build.extent import Extent
+from edged.backends import one_node, onnx_graph
+from edged.backends.contract import Order, Recipe, Signature
+from edged.backends.null import BACKEND
+from edged.backends.ort import refusals
 from edged.errors import EngineUnusable, NotTaken
-from edged.model.finding import Category
+from edged.ipc import job_messages as jobs
+from edged.jobs import trial
+from edged.models.finding import Category
+from edged.verification import reach
+from edged.verification.extent import Extent
 
 
 def job(opset: int, nodes: dict[str, str] | None = None) -> jobs.Check:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend.contract import Signature
-from edged.control.batches import tensor_batching
-from edged.control.warmup import inputs_of
+from edged.backends.contract import Signature
+from edged.engines.batches import tensor_batching
+from edged.engines.warmup import inputs_of
 from edged.errors import ConfigError
-from edged.model.batching import most_rows
-from edged.model.inspection import Inspection
-from edged.model.model import Model
-from edged.model.repository import ModelEntry
-from edged.model.triton_check import check, declared, is_batchable
-from edged.model.triton_config import TritonConfig
-from edged.model.triton_text import read_text
+from edged.models.batching import most_rows
+from edged.models.inspection import Inspection
+from edged.models.model import Model
+from edged.models.repository import ModelEntry
+from edged.models.triton_check import check, declared, is_batchable
+from edged.models.triton_config import TritonConfig
+from edged.models.triton_text import read_text
 from edged.serving.queueing import QueuePolicy, TensorBatching
 from edged.serving.schedule import Batching
 from edged.tensors import ANY_SHAPE, TensorSpec

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.errors import ConfigError
-from edged.model.triton_config import (
+from edged.models.triton_config import (
     Control,
     DynamicBatching,
     QueuePolicy,
@@ -27,10 +27,10 @@ from edged.model.triton_config import (
     Warmup,
     WarmupInput,
 )
-from edged.model.triton_files import read_config, read_labels
-from edged.model.triton_text import MOST_BYTES, read_json, read_text
-from edged.model.triton_unused import unused
-from edged.model.versions import VersionPolicy
+from edged.models.triton_files import read_config, read_labels
+from edged.models.triton_text import MOST_BYTES, read_json, read_text
+from edged.models.triton_unused import unused
+from edged.models.versions import VersionPolicy
 from edged.proto import model_config_pb2 as pb
 from tests.waiting import ends_despite_fifo
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.backend.contract import Signature
-from edged.backend.trt import load
+from edged.backends.contract import Signature
+from edged.backends.trt import load
 from edged.errors import EngineUnusable, OutOfSpace, Unsuitable
 from edged.tensors import TensorSpec
 from tests.fake_trt import GENERATIONS, Script

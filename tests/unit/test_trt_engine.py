@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.backend.contract import Order, Recipe, Signature
-from edged.backend.trt import load
+from edged.backends.contract import Order, Recipe, Signature
+from edged.backends.trt import load
 from edged.errors import EngineUnusable
 from tests.fake_trt import Script, make
 from tests.unit.trt_builds import build, gpu

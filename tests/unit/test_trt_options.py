@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edged.backend.trt.options import Options, check, of
+from edged.backends.trt.options import Options, check, of
 from edged.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.backend.trt.plan import Header, read, require
+from edged.backends.trt.plan import Header, read, require
 from edged.errors import EngineUnusable
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.backend.contract import Signature
-from edged.backend.profile import Profile, Range, check
+from edged.backends.contract import Signature
+from edged.backends.profile import Profile, Range, check
 from edged.errors import ConfigError, Unsuitable
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec
 

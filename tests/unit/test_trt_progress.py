@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.backend.trt.progress import Progress, watch
+from edged.backends.trt.progress import Progress, watch
 from tests.fake_trt import Script, make
 from tests.unit.trt_builds import build, gpu
 

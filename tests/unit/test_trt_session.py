@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend.cuda import LIBRARIES
+from edged.backends.cuda import LIBRARIES
 from tests.fake_cuda import runner
 
 

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from edged.backend.contract import Order, Recipe, Session, Signature, Staging
+from edged.backends.contract import Order, Recipe, Session, Signature, Staging
 from edged.errors import EngineUnusable, InvalidInput, Unsupported
-from edged.serving import messages as m
-from edged.serving.arena import SharedView, Span
-from edged.serving.host import _SessionThreads
-from edged.serving.pipeline import Pipeline, Staged
+from edged.host.main import _SessionThreads
+from edged.host.pipeline import Pipeline, Staged
+from edged.ipc import messages as m
+from edged.ipc.arena import SharedView, Span
 from edged.tensors import Array, TensorSpec
 from edged.vision.family import Recognition, Thresholds
 from edged.vision.preprocess import Preprocess

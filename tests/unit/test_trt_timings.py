@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backend.contract import Composition
+from edged.backends.contract import Composition
 from tests.fake_trt import Script, Trace
 from tests.unit.trt_builds import build, gpu, order
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edged.build.standard import TOLERANCES, Tolerance
 from edged.errors import ConfigError
-from edged.model.settings import read_toml, validate
-from edged.model.verification import FIGURES, PRECISIONS, bounds
+from edged.models.settings import read_toml, validate
+from edged.models.verification import FIGURES, PRECISIONS, bounds
+from edged.verification.standard import TOLERANCES, Tolerance
 
 
 def test_every_bound_of_an_engine_and_every_precision_can_be_set() -> None:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edged.build.standard import TOLERANCES
-from edged.build.verify import Pair, judge
 from edged.store.record import Verdict
 from edged.tensors import Array
+from edged.verification.standard import TOLERANCES
+from edged.verification.verify import Pair, judge
 from tests.drift import as_bf16, as_fp16
 
 RANDOM = np.random.default_rng(5)

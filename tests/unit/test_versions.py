@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edged.control.shelf import Shelf
+from edged.engines.shelf import Shelf
 from edged.errors import ConfigError, InvalidInput, NotFound
-from edged.model.overrides import Overrides
-from edged.model.repository import Repository
-from edged.model.versions import VersionPolicy, parse
+from edged.models.overrides import Overrides
+from edged.models.repository import Repository
+from edged.models.versions import VersionPolicy, parse
 from tests.unit.test_repository import lay
 
 

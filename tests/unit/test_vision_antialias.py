@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from edged.build.pictures import draw
+from edged.verification.pictures import draw
 from edged.vision.antialias import middle
 from edged.vision.image import Decoded, Image
 from edged.vision.placement import Fit

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edged.build.boxes import matcher_for
 from edged.errors import ConfigError
 from edged.tensors import TensorSpec
+from edged.verification.boxes import matcher_for
 from edged.vision.family import Recognition, Thresholds, open_family, recognise
 from edged.vision.placement import Fit, place
 

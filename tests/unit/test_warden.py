@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edged.backend.contract import Recipe
-from edged.control.plan import PlannedEngine, PlannedModel
-from edged.control.warden import Warden
+from edged.backends.contract import Recipe
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.warden import Warden
 from edged.errors import NotReady, Quarantined
 from edged.serving.blame import DEATHS, Suspect
 from edged.serving.host_process import End

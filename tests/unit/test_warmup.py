@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.control.warmup import warm_up
+from edged.engines.warmup import warm_up
 from edged.errors import (
     DeadlineExceeded,
     EdgedError,
@@ -23,10 +23,10 @@ from edged.errors import (
     TooLarge,
     WarmupFailed,
 )
-from edged.model.model import Model
-from edged.model.triton_config import TritonConfig, Warmup, WarmupInput
-from edged.serving import messages as m
-from edged.serving.arena import Arena
+from edged.ipc import messages as m
+from edged.ipc.arena import Arena
+from edged.models.model import Model
+from edged.models.triton_config import TritonConfig, Warmup, WarmupInput
 from tests.unit.control_room import entry, inspection
 from tests.waiting import run
 

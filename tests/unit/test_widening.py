@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.backend.contract import Signature
-from edged.backend.profile import Profile
-from edged.control.widening import Demand, down, recent, size, up, widened
+from edged.backends.contract import Signature
+from edged.backends.profile import Profile
+from edged.engines.widening import Demand, down, recent, size, up, widened
 from edged.serving.extents import Kind, Seen
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec
 

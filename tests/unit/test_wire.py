@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.model import wire
+from edged.jobs import protobuf_wire as wire
 from tests import models
 
 WHOLE = models.conv().SerializeToString()

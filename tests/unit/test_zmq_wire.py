@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edged.api.lanes import result_json, zmq_wire
 from edged.errors import InvalidInput, NotFound
-from edged.ingress import result_json, zmq_wire
-from edged.serving import messages as m
+from edged.ipc import messages as m
 from edged.serving.options import StreamOptions
 from edged.serving.schedule import Share
 from edged.serving.skips import Skips

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from edged.backend.contract import Composition, Order, Recipe, Signature
-from edged.backend.trt import load
-from edged.backend.trt.backend import TensorRt
+from edged.backends.contract import Composition, Order, Recipe, Signature
+from edged.backends.trt import load
+from edged.backends.trt.backend import TensorRt
 from edged.tensors import TensorSpec
 from tests.fake_trt import Script, Trace, make
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Hall, refused
 from tests.zoo.parts import chain, constant, node, value
 

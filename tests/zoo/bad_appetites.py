@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Ending, Exhibit, Hall, refused
 from tests.zoo.good_graphs import LOCAL, calling, counted_loop, function, long_chain
 from tests.zoo.parts import chain, constant, graph, node, relu, value

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Ending, Exhibit, Hall, refused
 from tests.zoo.good_graphs import calling, function
 from tests.zoo.parts import body, chain, choice, constant, node, value

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from onnx import numpy_helper
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Exhibit, Hall, refused
 from tests.zoo.parts import dense, relu
 

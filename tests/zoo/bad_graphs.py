@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Hall, refused
 from tests.zoo.good_graphs import LOCAL, calling, function
 from tests.zoo.parts import body, chain, choice, constant, node, relu, value

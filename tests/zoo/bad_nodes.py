@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Hall, refused
 from tests.zoo.parts import body, chain, constant, graph, node, value
 

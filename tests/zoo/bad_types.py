@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Hall, refused
 from tests.zoo.parts import body, chain, choice, constant, node, relu, value
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import onnx
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 
 MODEL = "model.onnx"
 

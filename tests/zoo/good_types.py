@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 from tests.integration.onnx_files import DTYPES
 from tests.zoo.exhibit import SERVED, Hall, refused
 from tests.zoo.parts import Dims, chain, constant, node, relu, value

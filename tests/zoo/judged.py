@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edged.cli.local import Box
 from edged.errors import ModelRefused
-from edged.model.finding import Category, Finding
+from edged.models.finding import Category, Finding
 from tests.zoo.exhibit import SERVED, Ending
 
 

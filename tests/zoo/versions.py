@@ -7,7 +7,7 @@ from functools import partial
 
 import onnx
 
-from edged.model.finding import Category, Stage
+from edged.models.finding import Category, Stage
 from tests.zoo.exhibit import SERVED, Hall, refused
 from tests.zoo.parts import chain, constant, node, relu
 from tests.zoo.runtime import Reach

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.build import child
+from edged.engines import child
 
 # Where the tests keep what waits; each such function has a parameter `seconds`.
 _MODULES = ("tests.waiting", "tests.integration.daemon")

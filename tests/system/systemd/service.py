@@ -95,7 +95,7 @@ class Service:
     def hosts(self, backend: str = "") -> list[int]:
         """Its engine hosts, of one backend or all."""
         listed = self.box.run("ps", "-o", "pid=,args=", "--ppid", str(self.pid), check=False).stdout.splitlines()
-        return [int(line.split()[0]) for line in listed if "edged.serving.host" in line and backend in line]
+        return [int(line.split()[0]) for line in listed if "edged.host.main" in line and backend in line]
 
     def signal(self, name: str, *pids: int) -> None:
         self.box.run("kill", f"-{name}", *map(str, pids))

@@ -1,0 +1,138 @@
+"""Which user of this machine a call comes from, so that the daemon opens a client's files only as that user could.
+
+gRPC tells nothing of the process behind a unix socket, neither its user nor which connection a call came by. What is
+certain is who can connect at all: the owner of the socket's file and the group that may open it. A connection over
+loopback belongs to a user, whom the kernel's table of connections names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import grp
+import os
+import pwd
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import unquote
+
+import msgspec
+
+from edged.api.auth.callers import Caller
+from edged.api.lanes.address import unix_path
+
+READ, WRITE = 4, 2  # the bits of one class of a file's mode
+_MEMBERS_SECONDS = 60  # for which the members of a group are believed
+_ESTABLISHED = b"01"
+_MAPPED = bytes(10) + b"\xff\xff"
+
+# Who makes the call that the current task answers; set where calls are let in.
+CURRENT: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A user, or any member of a group; neither is anyone. `name` tells them apart."""
+
+    name: str
+    uid: int | None = None
+    gid: int | None = None
+
+    def may(self, status: os.stat_result, wanted: int) -> bool:
+        """Whether they could open a file to READ or WRITE, by its owner, group and mode."""
+        if self.uid == 0:
+            return True
+        if self.uid is not None and status.st_uid == self.uid:
+            return bool(stat.S_IMODE(status.st_mode) >> 6 & wanted)
+        if self.gid is not None and status.st_gid == self.gid:
+            return bool(stat.S_IMODE(status.st_mode) >> 3 & wanted)
+        return bool(status.st_mode & wanted)
+
+
+ANYONE = Identity("anyone")
+# Found out only for a call that refers to a file.
+Identify: TypeAlias = Callable[[], Identity]
+
+
+def anyone() -> Identity:
+    return ANYONE
+
+
+def current(peer: str) -> Identity:
+    """Who makes the current call. `peer` is the client as gRPC names it."""
+    caller = CURRENT.get()
+    address = caller.address if caller is not None else ""
+    if address.startswith("unix:"):
+        return of_socket(unix_path(address))
+    return of_peer(peer)
+
+
+def namespace(peer: str) -> str:
+    """Whose regions and sequences the current call is about: those of a token or a certificate, otherwise of the user
+    or the address that it comes from."""
+    caller = CURRENT.get()
+    if caller is not None and caller.has_shown:
+        return caller.key
+    found = current(peer)
+    return found.name if found != ANYONE or caller is None else caller.key
+
+
+def of_socket(path: Path) -> Identity:
+    """Whoever can connect to a unix socket: its owner, or anyone in the group that may open it."""
+    name = f"socket {path}"
+    try:
+        status = path.stat()
+    except OSError:
+        return msgspec.structs.replace(ANYONE, name=name)
+    if status.st_mode & stat.S_IWOTH:
+        return msgspec.structs.replace(ANYONE, name=name)
+    # Who is in root's group is trusted as root is; system accounts of some distributions are.
+    if status.st_mode & stat.S_IWGRP and status.st_gid != 0:
+        others = _members(status.st_gid, int(time.monotonic() / _MEMBERS_SECONDS)) - {0, status.st_uid}
+        if others:
+            return Identity(name, gid=status.st_gid)
+    return Identity(name, status.st_uid, status.st_gid)
+
+
+@functools.lru_cache(maxsize=64)
+def _members(gid: int, period: int) -> frozenset[int]:
+    """The users in a group, by their own entry or the group's."""
+    with contextlib.suppress(KeyError):
+        named = set(grp.getgrgid(gid).gr_mem)
+        return frozenset(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid or user.pw_name in named)
+    return frozenset(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid)
+
+
+def of_peer(peer: str, root: Path = Path("/proc/net")) -> Identity:
+    """The user at the other end of a connection over loopback; ANYONE if it cannot be told."""
+    kind, _, rest = peer.partition(":")
+    host, _, port = unquote(rest).rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdecimal():
+        return ANYONE
+    with contextlib.suppress(OSError, ValueError):
+        packed = socket.inet_pton(socket.AF_INET if kind == "ipv4" else socket.AF_INET6, host.strip("[]"))
+        uids = set[int]()
+        if kind == "ipv4":
+            uids |= _owners(root / "tcp", packed, int(port))
+            packed = _MAPPED + packed
+        uids |= _owners(root / "tcp6", packed, int(port))
+        if len(uids) == 1:
+            (uid,) = uids
+            return Identity(f"user {uid}", uid)
+    return ANYONE
+
+
+def _owners(table: Path, host: bytes, port: int) -> set[int]:
+    """The users with a connection from there. Format: Documentation/networking/proc_net_tcp.rst of Linux."""
+    words = struct.unpack(f">{len(host) // 4}I", host)
+    local = b"".join(b"%08X" % socket.ntohl(word) for word in words) + b":%04X" % port
+    try:
+        rows = (row.split() for row in table.read_bytes().splitlines() if local in row)
+        return {int(row[7]) for row in rows if row[1] == local and row[3] == _ESTABLISHED}
+    except FileNotFoundError:  # a kernel without IPv6
+        return set()

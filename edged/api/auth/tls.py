@@ -1,0 +1,187 @@
+"""The daemon's certificate: read and judged at the start, and again when its files change, without a restart.
+
+Files that are wrong are refused at the start; later, what was good before stays in force and `problem` says why. A box
+without a clock of its own may begin in 1970, so a certificate whose time has not come is told of and used.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import cast
+
+import grpc
+import msgspec
+
+from edged.api.auth.certificates import Validity, validity
+from edged.config.access import Tls
+from edged.errors import ConfigError
+from edged.files import read_regular
+
+_LOOK_SECONDS = 1.0
+_WARN_DAYS = 14
+_DAY = 86400.0
+
+
+class Material(msgspec.Struct, frozen=True):
+    """What a handshake needs, in PEM; `client_ca` is empty where clients show nothing."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes
+    validity: Validity
+
+
+def read(tls: Tls, now: float) -> Material:
+    """The configured files; `now` in seconds since the epoch. ConfigError, in one line, for what is wrong."""
+    certificate, key = _read("tls.certificate", tls.certificate), _read("tls.key", tls.key)
+    client_ca = _read("tls.client_ca", tls.client_ca) if tls.client_ca else b""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # An empty passphrase, or it would be asked for at a terminal.
+        context.load_cert_chain(tls.certificate, tls.key, lambda: "")
+    except ssl.SSLError as error:
+        raise ConfigError(_unusable(tls, key, error)) from error
+    except OSError as error:
+        raise ConfigError(f"tls.certificate {tls.certificate} cannot be read: {error.strerror or error}") from error
+    if client_ca:
+        try:
+            context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(
+                f"tls.client_ca {tls.client_ca} cannot be used ({_why(error)}); give a PEM file"
+            ) from error
+    try:
+        lasts = validity(certificate.decode("ascii", "replace"))
+    except ValueError as error:
+        raise ConfigError(f"tls.certificate {tls.certificate} cannot be used: {error}") from error
+    if now >= lasts.ends:
+        raise ConfigError(f"tls.certificate {tls.certificate} has expired on {_date(lasts.ends)}; renew it")
+    return Material(certificate, key, client_ca, lasts)
+
+
+def worry(path: str, lasts: Validity, now: float) -> str:
+    """What somebody should do about a certificate soon; empty where nothing."""
+    if now >= lasts.ends:
+        return f"the certificate {path} has expired on {_date(lasts.ends)}; renew it"
+    if now < lasts.begins:
+        return f"the certificate {path} is good from {_date(lasts.begins)} on, which has not come; is the clock right?"
+    days = (lasts.ends - now) / _DAY
+    return (
+        f"the certificate {path} expires in {days:.0f} days, on {_date(lasts.ends)}; renew it"
+        if days < _WARN_DAYS
+        else ""
+    )
+
+
+class Certificate:
+    """The certificate in force, for gRPC's handshakes, which ask for it from threads of their own."""
+
+    def __init__(self, tls: Tls) -> None:
+        """ConfigError for files that cannot be used."""
+        self._tls = tls
+        self._sign = _signed(tls)
+        self._material = read(tls, time.time())
+        self._refused = ""
+        self._looked = time.monotonic()
+        self._lock = threading.Lock()
+
+    def credentials(self, asks_certificates: bool) -> grpc.ServerCredentials:
+        """For one address; whether clients must show a certificate there."""
+        given: Material | None = None
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            with self._lock:
+                if given is self._material:
+                    return None  # as before
+                given = self._material
+                return _configuration(given)
+
+        # None means "as before", which gRPC's stubs do not know.
+        asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch)
+        return grpc.dynamic_ssl_server_credentials(_configuration(self._material), asked, asks_certificates)
+
+    def heed(self, tls: Tls) -> None:
+        """Other files, from the next handshake on. ConfigError where they cannot be used: then as before."""
+        sign = _signed(tls)  # before they are read: what changes meanwhile is seen at the next look
+        found = read(tls, time.time())
+        with self._lock:
+            self._tls, self._material, self._refused, self._sign = tls, found, "", sign
+
+    def look(self) -> bool:
+        """Reads the files again where they changed; whether others are in force now."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = now
+        tls = self._tls
+        sign = _signed(tls)
+        if sign == self._sign:
+            return False
+        with self._lock:
+            if tls is not self._tls:
+                return False
+            self._sign = sign
+        try:
+            found = read(tls, time.time())
+        except ConfigError as error:
+            self._refused = f"{error}; the one before stays in force"
+            return False
+        with self._lock:
+            if tls is not self._tls:  # a reload named other files meanwhile
+                return False
+            self._material, self._refused = found, ""
+        return True
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the certificate, or soon will be; empty where nothing."""
+        return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
+
+
+def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
+    """By what a change of the files is seen. They are often replaced one after the other: what does not fit together
+    yet does with the next change."""
+    found: list[tuple[int, ...]] = []
+    for path in (tls.certificate, tls.key, tls.client_ca):
+        try:
+            status = Path(path).stat()
+        except OSError:
+            found.append(())
+        else:
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    pair = (material.key, material.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], material.client_ca or None)
+
+
+def _unusable(tls: Tls, key: bytes, error: ssl.SSLError) -> str:
+    if b"ENCRYPTED" in key:  # gRPC takes none of these
+        return f"tls.key {tls.key} has a passphrase; give it without"
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"tls.key {tls.key} does not belong to tls.certificate {tls.certificate}; give its own"
+    return f"tls.certificate {tls.certificate} and tls.key {tls.key} cannot be used ({_why(error)}); give PEM files"
+
+
+def _read(key: str, path: str) -> bytes:
+    try:
+        return read_regular(Path(path))
+    except OSError as error:
+        raise ConfigError(f"{key} {path} cannot be read: {error.strerror or error}") from error
+
+
+def _why(error: Exception) -> str:
+    reason = error.reason if isinstance(error, ssl.SSLError) else ""
+    return (reason or str(error)).lower().replace("_", " ")
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,193 @@
+"""Bearer tokens: made of 256 random bits, kept as their SHA-256, in a file that only its owner reads.
+
+A slow hash such as scrypt is for secrets that people choose, which can be guessed; 256 random bits cannot, with any
+hash, and a slow one would be spent on every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from edged.api.auth.roles import Roles
+from edged.config.access import Role
+from edged.decoding import explain, ready
+from edged.errors import AlreadyExists, ConfigError, EdgedError, InvalidInput, NotFound
+from edged.files import read_regular
+from edged.store import atomic
+
+PREFIX = "edged_"  # scanners of leaked secrets find what looks like something
+_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+
+
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token as it is kept: `sha256` in hexadecimal; `created` and `expires` in seconds since the epoch, 0 for
+    never."""
+
+    name: str
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    roles: tuple[Role, ...]
+    created: float = 0.0
+    expires: float = 0.0
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tokens: tuple[Token, ...] = ()
+    version: int = 1
+
+
+def make(name: str, roles: Roles, days: float = 0.0) -> tuple[Token, str]:
+    """A new token, and its secret, which is nowhere else. `days` until it expires, 0 for never. InvalidInput."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(f"{name[:80]!r} is not a token name: use letters, digits and . _ @ -, at most 64")
+    if not roles:
+        raise InvalidInput(f"token {name} needs a role; give --role infer, read or operate")
+    secret = PREFIX + secrets.token_urlsafe(_BYTES)
+    now = time.time()
+    token = Token(name, digest(secret), tuple(sorted(roles)), now, now + days * 86400 if days else 0.0)
+    return token, secret
+
+
+def digest(secret: str) -> str:
+    """How a secret is kept."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def find(tokens: tuple[Token, ...], secret: str) -> Token | None:
+    """The token of a secret. Every one is compared, each in the same time: how long it takes tells nothing."""
+    shown, found = digest(secret), None
+    for token in tokens:
+        if hmac.compare_digest(token.sha256, shown):
+            found = token
+    return found
+
+
+class TokenFile:
+    """The tokens on disk. Whoever changes them replaces the file whole; a daemon that runs sees it within a second."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> tuple[Token, ...]:
+        """All of them; none where there is no file. ConfigError for one that cannot be used, or that others read."""
+        try:
+            data = read_regular(self.path)
+            status = self.path.stat()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise ConfigError(f"the tokens in {self.path} cannot be read: {error.strerror or error}") from error
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError(f"others than its owner may use {self.path}; chmod 600 {self.path}")
+        try:
+            return msgspec.json.decode(data, type=ready(_File)).tokens
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{self.path} is no file of tokens: {explain(error)}; edged tokens writes them"
+            ) from error
+
+    def add(self, token: Token) -> None:
+        """AlreadyExists where its name is taken."""
+        with self._locked():
+            tokens = self.read()
+            if any(each.name == token.name for each in tokens):
+                raise AlreadyExists(f"there is a token {token.name} already; revoke it first: edged tokens revoke")
+            self._write((*tokens, token))
+
+    def revoke(self, name: str) -> Token:
+        """Takes a token away; which it was. NotFound."""
+        with self._locked():
+            tokens = self.read()
+            gone = next((token for token in tokens if token.name == name), None)
+            if gone is None:
+                raise NotFound(f"there is no token {name[:80]!r} in {self.path}; see: edged tokens list")
+            self._write(tuple(token for token in tokens if token is not gone))
+            return gone
+
+    def _write(self, tokens: tuple[Token, ...]) -> None:
+        data = msgspec.json.format(msgspec.json.encode(_File(tokens)), indent=2) + b"\n"
+        atomic.sweep(self.path.parent)
+        atomic.write_file(self.path, data, 0o600)
+        self._give(self.path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Of two commands at once the second sees what the first wrote."""
+        import fcntl
+
+        folder = self.path.parent
+        try:
+            if not folder.is_dir():
+                folder.mkdir(parents=True, mode=0o700)
+                self._give(folder)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise EdgedError(f"tokens cannot be kept in {folder}: {error.strerror}; use sudo, or --file") from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        except OSError as error:
+            raise EdgedError(f"tokens cannot be kept in {folder}: {error.strerror}; use sudo, or --file") from error
+        finally:
+            os.close(handle)
+
+    def _give(self, path: Path) -> None:
+        """What root makes belongs to whom the folder above does: the service has a user of its own, and reads it."""
+        if os.geteuid() == 0:
+            above = path.parent.stat()
+            os.chown(path, above.st_uid, above.st_gid)
+
+
+class TokenBook:
+    """The tokens that are good now: the file's, as it was at the last look. What cannot be read any more
+    leaves those that were; `problem` says why."""
+
+    def __init__(self, file: TokenFile) -> None:
+        """ConfigError for a file that cannot be used."""
+        self._file = file
+        atomic.sweep(file.path.parent)
+        self._sign = self._signed()
+        self.tokens = self._read()
+        self.problem = ""
+
+    def find(self, secret: str) -> Token | None:
+        """The token of a secret, by the last look: a caller that guesses must not make the daemon read its disk."""
+        return find(self.tokens, secret)
+
+    def look(self) -> bool:
+        """Reads the file again if it changed; whether the tokens are others now."""
+        sign = self._signed()
+        if sign == self._sign and not self.problem:
+            return False
+        before = self.tokens
+        try:
+            self.tokens, self.problem = self._read(), ""
+        except ConfigError as error:
+            self.problem = str(error)
+        self._sign = sign
+        return self.tokens != before
+
+    def _read(self) -> tuple[Token, ...]:
+        tokens = self._file.read()
+        if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # who owns it lets in whom they like
+            raise ConfigError(f"{self._file.path} belongs to another user than the daemon's; chown it")
+        return tokens
+
+    def _signed(self) -> tuple[int, ...]:
+        try:
+            status = self._file.path.stat()
+        except OSError:
+            return ()
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns  # with its owner and mode

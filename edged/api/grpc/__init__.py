@@ -1,0 +1,1 @@
+"""gRPC: listeners, the guard of every call, and the services of edged.v1 and grpc.health."""

@@ -1,0 +1,236 @@
+"""The one place where gRPC's calls meet handlers: each is let in or refused, kept within its client's limits, answered,
+ended with the status of what was raised, and written down if it was a command.
+
+gRPC frees a call when the call's task ends. Its context crashes the process if it is used after that. So the context
+stays in this module and in that task: gRPC gets coroutines, which end after the handler has, and never a generator,
+which it would leave to asyncio to close some time later. Handlers get a `Context`, which is values, and their requests
+from an object that reads nothing once the call has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeAlias, cast
+
+import grpc
+from google.protobuf.message import Message
+
+from edged.api.auth import identity, policy
+from edged.api.auth.about import about
+from edged.api.auth.budget import LARGE, LargeMessage
+from edged.api.auth.callers import Caller
+from edged.api.auth.guard import Guard
+from edged.api.auth.limits import ClientLimits, Usage
+from edged.api.grpc.arrivals import Traffic
+from edged.api.grpc.ending import abort, end
+from edged.api.grpc.rpc import Context, Method
+from edged.api.grpc.status import describe, named
+from edged.errors import ClientLimited, EdgedError, InvalidInput
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+GrpcContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+# Who calls, by the peer and, if `asks_connection`, the connection's authentication context.
+Identify: TypeAlias = Callable[[str, Mapping[str, Iterable[bytes]]], Caller]
+
+_LOG = logging.getLogger("edged.calls")  # says something only where it is asked to be verbose
+_ROOM_SECONDS = 0.01  # between two looks whether a client's bytes have become fewer
+
+
+class CallGuard:
+    """The calls of one method by one kind of caller."""
+
+    def __init__(self, guard: Guard, method: Method, identify: Identify, *, asks_connection: bool = False) -> None:
+        """`asks_connection`: who calls, and so whether it may, follows from the connection."""
+        self._guard, self._method, self._identify, self._asks_connection = guard, method, identify, asks_connection
+        self._is_audited = policy.is_audited(method.path)
+        self._is_stream = method.takes_many or method.gives_many
+        # What anyone may call without a role is small.
+        self._takes_contents = policy.METHODS.get(method.path, policy.NOBODY) is not policy.ANYBODY
+
+    def handler(self) -> Handler:
+        """What gRPC calls: from bytes to bytes. To gRPC every call takes many messages, which is the same on the wire:
+        so one message is read here as well, once its connection is known."""
+        run = self._run if self._method.takes_many else self._run_one
+        if self._method.gives_many:
+            return grpc.stream_stream_rpc_method_handler(cast(Any, run))  # the stubs know generators alone
+        return grpc.stream_unary_rpc_method_handler(run)
+
+    async def _run_one(self, _: object, call: GrpcContext) -> bytes | None:
+        """One call of one message."""
+        traffic = self._guard.arrivals.begin(call.peer())
+        traffic.open += self._takes_contents
+        data: Any = None
+        try:
+            data = await call.read()
+        finally:
+            traffic.open -= self._takes_contents
+            # Also of one that is larger than gRPC takes, which it reads until the client stops.
+            traffic.cut += self._takes_contents and data in (None, grpc.aio.EOF)
+        if data is grpc.aio.EOF:
+            await end(call, InvalidInput("the call has no message; use a client of the same protocol"))
+        traffic.add(len(data))  # also of a call that is refused now
+        return await self._run(data, call)
+
+    async def _run(self, asked: Any, call: GrpcContext) -> bytes | None:
+        """One call, from its beginning to its end. `asked` are the bytes of its one message."""
+        method, guard, limits = self._method, self._guard, self._guard.limits
+        context, began = _context_of(call), time.perf_counter()
+        size = 0 if self._is_stream else len(asked)
+        traffic = guard.arrivals.begin(context.peer)
+        try:
+            who = self._let_in(context, call)
+            identity.CURRENT.set(who)
+            usage = limits.usage(who.key, who.name, time.monotonic())
+            if self._is_stream:
+                limits.stream(usage, time.monotonic())
+            else:
+                limits.request(usage, size, time.monotonic())
+        except EdgedError as error:
+            # A stream that is one too many had begun to send.
+            traffic.cut += method.takes_many and self._takes_contents and isinstance(error, ClientLimited)
+            await end(call, error)
+        large = LargeMessage(guard.budget, context.peer, who)
+        traffic.open += self._takes_contents
+        requests = (
+            _Requests(call, method, usage, limits, large, traffic, self._is_audited) if method.takes_many else None
+        )
+        outcome, message = grpc.StatusCode.CANCELLED.name, ""
+        try:
+            if size >= LARGE:
+                await large.begin(size, is_patient=False)
+            with guard.under_way(who) if self._is_audited or who.has_shown else contextlib.nullcontext():
+                request = method.read(asked) if requests is None else requests
+                response = None
+                if method.gives_many:
+                    await _write_all(call, method.answer(request, context), method)
+                else:
+                    response = method.write(await method.answer(request, context))
+            outcome = grpc.StatusCode.OK.name
+            return response
+        except grpc.aio.BaseError:  # the call has ended
+            raise
+        except Exception as error:
+            code, message = describe(error)
+            outcome = code.name
+            await abort(call, code, message, named(error))
+        finally:
+            if requests is not None:
+                requests.end()
+            large.end()
+            traffic.open -= self._takes_contents
+            traffic.cut += outcome == grpc.StatusCode.CANCELLED.name and requests is not None
+            if self._is_stream:
+                limits.end_stream(usage)
+            else:
+                limits.end(usage, size)
+            _LOG.debug("%s: %s, %.1f ms", method.path, outcome, (time.perf_counter() - began) * 1e3)
+            if self._is_audited:
+                what = asked if requests is None else requests.about
+                guard.record(method.path, who, context.peer, what, outcome, message, began)
+
+    def _let_in(self, context: Context, call: GrpcContext) -> Caller:
+        """Who calls. Unauthenticated or Forbidden if it may not."""
+        if not self._asks_connection:
+            return self._identify(context.peer, {})
+        who = self._identify(context.peer, call.auth_context())
+        self._guard.require_allowed(self._method.path, who, context.peer)
+        return who
+
+
+def refusing(guard: Guard, method: str, identify: Identify, error: EdgedError) -> Handler:
+    """Ends a call before any message of it is read."""
+
+    async def refuse(requests: object, call: GrpcContext) -> bytes:
+        peer = call.peer()
+        guard.turn_away(method, identify(peer, {}), peer, error)
+        await end(call, error)
+
+    return grpc.stream_unary_rpc_method_handler(cast(Any, refuse))  # a handler of one message would have it read first
+
+
+class _Requests:
+    """The messages of a call as they come, no faster than its client may send, until `end`. `about` says what the first
+    is about, if that is to be written down.
+
+    Tasks of a handler may outlive their call and ask for the next message still; there is none then.
+    """
+
+    def __init__(
+        self,
+        call: GrpcContext,
+        method: Method,
+        usage: Usage,
+        limits: ClientLimits,
+        large: LargeMessage,
+        traffic: Traffic,
+        is_audited: bool,
+    ) -> None:
+        self.about: dict[str, str] = {}
+        self._call: GrpcContext | None = call
+        self._read, self._usage, self._limits, self._is_first = method.read, usage, limits, is_audited
+        self._large, self._traffic = large, traffic
+        self._size = 0  # of the message that the handler has
+
+    def __aiter__(self) -> _Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._give_back()
+        if self._call is None:
+            raise StopAsyncIteration
+        data: Any = await self._call.read()
+        if data is grpc.aio.EOF:
+            raise StopAsyncIteration
+        self._traffic.add(len(data))
+        usage, bounds = self._usage, self._limits.bounds
+        while wait := usage.wait(time.monotonic(), bounds.rate):  # noqa: ASYNC110 # time is no event
+            await asyncio.sleep(wait)
+        while usage.size and usage.size + len(data) > bounds.size:  # noqa: ASYNC110 # rare, and never for long
+            await asyncio.sleep(_ROOM_SECONDS)
+        if len(data) >= LARGE:
+            await self._large.begin(len(data))
+        self._size = len(data)
+        usage.size += self._size
+        if self._call is None:
+            raise self._over()
+        request = self._read(data)
+        if self._is_first and isinstance(request, Message):
+            self._is_first = False
+            self.about = about(request)
+        return request
+
+    def end(self) -> None:
+        """The call ends: nothing is read of it from now on."""
+        self._call = None
+        self._give_back()
+
+    def _over(self) -> StopAsyncIteration:
+        """What the reader of a call that has ended gets, which has nothing any more."""
+        self._give_back()
+        return StopAsyncIteration()
+
+    def _give_back(self) -> None:
+        self._usage.size -= self._size
+        self._size = 0
+        self._large.end()
+
+
+async def _write_all(call: GrpcContext, responses: AsyncGenerator[Any, None], method: Method) -> None:
+    """However this ends, the handler has ended with it."""
+    async with aclosing(responses):
+        async for response in responses:
+            await call.write(method.write(response))
+
+
+def _context_of(call: GrpcContext) -> Context:
+    seconds = call.time_remaining()
+    return Context(
+        call.peer(),
+        tuple((str(key), value) for key, value in call.invocation_metadata() or ()),
+        None if seconds is None else time.monotonic() + seconds,
+    )

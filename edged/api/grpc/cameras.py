@@ -1,0 +1,149 @@
+"""edged.v1.Cameras: frames in, detections out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from functools import partial
+
+from edged.api.auth import identity
+from edged.api.auth.identity import Identify, anyone
+from edged.api.grpc.frames import options_of, require_pictures, work_of
+from edged.api.grpc.results import Tag, report_of, result_of
+from edged.api.grpc.rpc import Context, Service
+from edged.api.lanes.publisher import Publisher
+from edged.api.lanes.result_json import Echo, delivered
+from edged.api.lanes.shared_memory import Segments
+from edged.engines.controller import Controller
+from edged.errors import EdgedError, Refused
+from edged.proto import cameras_pb2 as pb
+from edged.serving.camera import Cameras
+from edged.serving.options import StreamOptions
+from edged.serving.slot import Slot
+from edged.serving.stream import Delivery, Follows, SkipReport, Stream
+from edged.serving.work import FrameWork
+
+
+class CameraService:
+    """Turns frames into work for slots, and answers into results."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        cameras: Cameras,
+        tracking: Follows | None = None,
+        publisher: Publisher | None = None,
+    ) -> None:
+        self._controller, self._cameras, self._tracking = controller, cameras, tracking
+        self._publisher = publisher
+        self._readers: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """Takes no more frames: every stream ends once what it sent is answered."""
+        for reader in self._readers:
+            reader.cancel()
+
+    def service(self) -> Service:
+        service = Service("edged.v1.Cameras")
+        service.duplex("Detect", pb.Frame, self.detect)
+        service.unary("DetectOne", pb.Frame, self.detect_one)
+        return service
+
+    async def detect_one(self, frame: pb.Frame, context: Context) -> pb.Result:
+        """One picture, queued like any request, so never skipped."""
+        return result_of(await self.answer(frame, context.time_remaining(), partial(identity.current, context.peer)))
+
+    async def answer(self, frame: pb.Frame, seconds: float | None = None, client: Identify = anyone) -> Delivery[Tag]:
+        """What becomes of one picture that is worth answering for so many seconds; raises what goes wrong. `client` is
+        whose shared memory it may lie in."""
+        received_ns = time.time_ns()
+        slot = self._controller.slot(frame.model)
+        require_pictures(self._controller, slot.model)
+        work = work_of(frame, self._controller, slot.model, seconds, must_answer=True, client=client)
+        slot.push(work)
+        try:
+            answer = await work.future
+        except BaseException:
+            work.future.cancel()
+            del work  # which with the error's traceback would keep the picture until the garbage collector comes
+            raise
+        since = frame.captured_unix_ns if frame.captured_unix_ns > 0 else received_ns
+        age_ms = max(0, time.time_ns() - since) / 1e6
+        delivery = Delivery(frame.camera, Tag(frame, slot.model), work, answer, (), age_ms, received_ns)
+        self._publish(delivery)
+        return delivery
+
+    async def detect(self, frames: AsyncIterator[pb.Frame], context: Context) -> AsyncIterator[pb.Result]:
+        """A stream of frames of one camera or many; see protos/cameras.proto for what it promises."""
+        stream: Stream[Tag] = Stream(self._cameras, self._tracking)
+        segments = Segments(client=partial(identity.current, context.peer))
+        reader = asyncio.create_task(self._read(frames, stream, segments))
+        self._readers.add(reader)
+        try:
+            async with aclosing(stream.results()) as results:
+                async for each in results:
+                    if isinstance(each, SkipReport):
+                        yield report_of(each)
+                    else:
+                        self._publish(each)
+                        yield result_of(each)
+        finally:
+            self._readers.discard(reader)
+            reader.cancel()
+            stream.close()
+            segments.close()
+
+    async def _read(self, frames: AsyncIterator[pb.Frame], stream: Stream[Tag], segments: Segments) -> None:
+        """Feeds the stream. A first frame ends the call if its model does not exist or takes no picture, or if it asks
+        for tracking that is not installed; later frames are answered with that error. What the stream itself refuses,
+        such as one camera too many, ends it too."""
+        failure: BaseException | None = None
+        first = True
+        try:
+            async for frame in frames:
+                self._put(frame, stream, segments, first)
+                first, camera = False, frame.camera
+                del frame  # it is large, and the next may be long in coming
+                await stream.room(camera)
+        except Exception as error:
+            failure = error
+        finally:
+            stream.end(failure)
+
+    def _put(self, frame: pb.Frame, stream: Stream[Tag], segments: Segments, first: bool) -> None:
+        tag = Tag(frame, frame.model)
+        options: StreamOptions | None = None
+        place: Slot | EdgedError
+        is_senseless = True  # no frame of it could be answered
+        try:
+            slot = self._controller.slot(frame.model)
+            tag.model = slot.model
+            require_pictures(self._controller, slot.model)
+            if frame.options.track and self._tracking is not None and self._tracking.missing:
+                raise Refused(f"objects cannot be followed: {self._tracking.missing}")
+            is_senseless = False
+            options = options_of(frame)
+            work = work_of(frame, self._controller, slot.model, segments=segments)
+            place = slot
+        except EdgedError as error:
+            if first and is_senseless:
+                raise
+            work, place = FrameWork(b""), error.with_traceback(None)  # which would keep the picture
+        stream.put(
+            frame.camera,
+            tag,
+            work,
+            place,
+            sequence=frame.sequence,
+            captured_ns=frame.captured_unix_ns,
+            options=options,
+        )
+
+    def _publish(self, delivery: Delivery[Tag]) -> None:
+        """Tells whoever listens on the lane for that; nothing is put together where nobody does."""
+        if self._publisher is not None:
+            header = delivery.tag.header
+            echo = partial(Echo, delivery.camera, header.sequence, delivery.tag.model, header.captured_unix_ns)
+            self._publisher.result(delivery.tag.model, delivery.camera, lambda: delivered(echo(), delivery))

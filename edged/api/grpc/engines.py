@@ -1,0 +1,85 @@
+"""The engines' part of edged.v1.Operations: what there is and why, and the commands on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from edged.api.grpc import messages
+from edged.api.grpc.messages import selection
+from edged.api.grpc.rpc import Context, Service
+from edged.engines import report
+from edged.engines.commands import Ordered
+from edged.engines.controller import Controller
+from edged.proto import operations_pb2 as pb
+
+
+class EngineHandlers:
+    """Hands commands to the control room and tells how they go."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller, self._commands = controller, controller.commands
+
+    def register(self, service: Service) -> None:
+        """Adds the methods to the service."""
+        service.unary("ListEngines", pb.ListEnginesRequest, self.list_engines)
+        service.unary("ExplainEngine", pb.ExplainEngineRequest, self.explain_engine)
+        service.feed("Rebuild", pb.RebuildRequest, self.rebuild)
+        service.feed("Verify", pb.VerifyRequest, self.verify)
+        service.unary("Cancel", pb.SelectEngines, self.cancel)
+        service.unary("Pin", pb.SelectEngines, self.pin)
+        service.unary("Unpin", pb.SelectEngines, self.unpin)
+        service.unary("Evict", pb.SelectEngines, self.evict)
+
+    async def list_engines(self, request: pb.ListEnginesRequest, context: Context) -> pb.ListEnginesResponse:
+        if request.model:
+            self._controller.find(request.model)
+        found = report.engines(
+            self._controller.models,
+            self._controller.store,
+            request.model,
+            by_command=self._controller.settings.build == "command",
+        )
+        return pb.ListEnginesResponse(engines=[messages.engine(engine) for engine in found])
+
+    async def explain_engine(self, request: pb.ExplainEngineRequest, context: Context) -> pb.ExplainEngineResponse:
+        planned = self._controller.find(request.model)
+        found = report.explain(planned, self._controller.store)
+        return pb.ExplainEngineResponse(explanations=[messages.explanation(item) for item in found])
+
+    async def rebuild(self, request: pb.RebuildRequest, context: Context) -> AsyncIterator[pb.EngineProgress]:
+        ordered = self._commands.rebuild(selection(request.selector), request.force)
+        async with aclosing(self._tell(ordered, request.follow)) as told:
+            async for progress in told:
+                yield progress
+
+    async def verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.EngineProgress]:
+        ordered = self._commands.verify(selection(request.selector))
+        async with aclosing(self._tell(ordered, request.follow)) as told:
+            async for progress in told:
+                yield progress
+
+    async def cancel(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
+        return pb.SelectedEngines(keys=self._commands.cancel(selection(request.selector)))
+
+    async def pin(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
+        return pb.SelectedEngines(keys=await self._commands.pin(selection(request.selector)))
+
+    async def unpin(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
+        return pb.SelectedEngines(keys=await self._commands.unpin(selection(request.selector)))
+
+    async def evict(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
+        return pb.SelectedEngines(keys=await self._commands.evict(selection(request.selector)))
+
+    async def _tell(self, ordered: tuple[Ordered, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
+        """Every engine once, then, if `follow`, whatever changes until all have their outcome.
+
+        Whoever hangs up ends this generator and nothing else: the work belongs to the control room.
+        """
+        untold = {(each.model, each.key) for each in ordered}
+        async with aclosing(self._commands.follow(ordered)) as standings:
+            async for standing in standings:
+                yield messages.progress(standing)
+                untold.discard((standing.model, standing.key))
+                if not untold and not follow:
+                    return

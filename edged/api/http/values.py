@@ -1,0 +1,179 @@
+"""Tensors in JSON to raw contents and back. Pure.
+
+Numbers are decoded and encoded some ten thousand at a time, so that a big tensor never exists as Python objects; nested
+lists are read as one list, row by row. JSON has no NaN and no infinities: they are the bare words `NaN`, `Infinity` and
+`-Infinity`, which Triton's clients write and read, and may come as strings of these words, too.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from edged import raw_contents
+from edged.api.http.long_lists import Piece
+from edged.decoding import explain
+from edged.errors import InvalidInput, TooLarge
+from edged.files import NOT_JSON
+from edged.tensors import Array, numpy_dtype
+
+_BLOCK = 1 << 18  # characters of numbers that are read at a time
+_ROWS = 1 << 14  # numbers that are written at a time
+_FLAT = bytes.maketrans(b"[]", b"  ")
+_JSON_LESS = ("FP16", "BF16")
+_DEEPEST = 32
+_MOST_STRINGS = 8 << 20  # characters of strings, which are Python objects for a while, and several times as big
+
+_Number = list[float | Literal["NaN", "Infinity", "-Infinity"]]
+_floats = msgspec.json.Decoder(_Number)
+_whole = msgspec.json.Decoder(list[int])
+_flags = msgspec.json.Decoder(list[bool])
+_anything = msgspec.json.Decoder(list[Any])
+_encoder = msgspec.json.Encoder()
+
+
+def read(name: str, datatype: str, shape: list[int], data: bytes | Piece) -> bytes | memoryview:
+    """The raw contents of an input whose values are JSON text. InvalidInput and TooLarge name the tensor."""
+    _require_json(f"input {name!r}", datatype)
+    piece = data if isinstance(data, Piece) else Piece(data, 0, len(data))
+    if not piece.text.startswith(b"[", piece.start):
+        raise InvalidInput(f"input {name!r}: data is not a list")
+    if datatype == "BYTES":
+        if len(piece) > _MOST_STRINGS:
+            raise TooLarge(f"input {name!r} has {len(piece)} characters of JSON; send so many strings as binary data")
+        strings = _strings(name, piece.text[piece.start : piece.end])
+        _require_count(name, len(strings), shape)
+        return b"".join(struct.pack("<I", len(each)) + each for each in strings)
+    return _numbers(name, datatype, shape, piece)
+
+
+def _numbers(name: str, datatype: str, shape: list[int], piece: Piece) -> bytes | memoryview:
+    dtype = numpy_dtype(datatype)
+    count = sum(block.count(b",") + 1 for block in _blocks(piece))  # if a string holds a comma decoding fails
+    if len(piece) <= _BLOCK and not piece.text[piece.start : piece.end].strip(b"[] \t\r\n,"):
+        count = 0  # lists of empty lists
+    _require_count(name, count, shape)
+    values = np.empty(count, dtype)
+    position = depth = 0
+    for block in _blocks(piece) if count else ():
+        depth += block.count(b"[") - block.count(b"]")
+        # Brackets become spaces, so that two numbers without a comma between them are refused.
+        part = _decoded(name, datatype, dtype, b"[" + block.translate(_FLAT) + b"]")
+        if not part.size or position + part.size > count:
+            break
+        values[position : position + part.size] = part
+        position += part.size
+    if position != count or depth:
+        raise InvalidInput(f"input {name!r}: data is not a list of numbers with brackets that match")
+    return values.view(np.uint8).data if values.size else b""
+
+
+def write(name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> bytes:
+    """JSON text of an output's raw contents, one flat list. InvalidInput where JSON cannot hold it."""
+    _require_json(f"output {name!r}", datatype)
+    if datatype == "BYTES":
+        elements = raw_contents.to_array(name, datatype, shape, data).reshape(-1).tolist()
+        return _encoder.encode([_text(name, element) for element in elements])
+    values = raw_contents.to_array(name, datatype, shape, data).reshape(-1)
+    blocks = (_written(values[start : start + _ROWS]) for start in range(0, values.size, _ROWS))
+    return b"[" + b",".join(blocks) + b"]"
+
+
+def item_size(datatype: str) -> int:
+    """Bytes of one element of a datatype that has a fixed size."""
+    return numpy_dtype(datatype).itemsize
+
+
+def with_bare_words(text: bytes) -> bytes:
+    """JSON whose NaN and infinities are strings. A string that holds one of these words is broken by that, so that such
+    text is refused rather than misread."""
+    quoted = text.replace(b"NaN", b'"NaN"').replace(b"Infinity", b'"Infinity"')
+    return quoted.replace(b'-"Infinity"', b'"-Infinity"')
+
+
+def has_bare_words(text: bytes) -> bool:
+    return b"NaN" in text or b"Infinity" in text
+
+
+def _require_json(tensor: str, datatype: str) -> None:
+    if datatype in _JSON_LESS:
+        raise InvalidInput(f"{tensor} is {datatype}, which JSON cannot carry; use the binary tensor data extension")
+
+
+def _require_count(name: str, count: int, shape: list[int]) -> None:
+    if any(dim < 0 for dim in shape) or count != math.prod(shape):
+        raise InvalidInput(f"input {name!r}: data holds {count} values, which is not what shape {shape[:16]} takes")
+
+
+def _blocks(piece: Piece) -> Iterator[bytes]:
+    """The text in parts, cut at commas."""
+    start = piece.start
+    while start < piece.end:
+        cut = piece.text.find(b",", start + _BLOCK, piece.end)
+        end = piece.end if cut < 0 else cut
+        yield piece.text[start:end]
+        start = end + 1
+
+
+def _decoded(name: str, datatype: str, dtype: np.dtype[np.generic], block: bytes) -> Array:
+    try:
+        if dtype.kind == "b":
+            return np.array(_flags.decode(block), dtype)
+        if dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                return np.array(_real(block), np.float64).astype(dtype)
+        wide = np.array(_whole.decode(block), np.uint64 if dtype.kind == "u" else np.int64)
+    except (msgspec.DecodeError, OverflowError) as error:
+        raise InvalidInput(f"input {name!r} is {datatype}, and data holds something else: {explain(error)}") from None
+    bounds = np.iinfo(dtype.name)
+    if wide.size and (int(wide.min()) < bounds.min or int(wide.max()) > bounds.max):
+        raise InvalidInput(f"input {name!r} has values that do not fit {datatype}")
+    return wide.astype(dtype)
+
+
+def _real(block: bytes) -> _Number:
+    try:
+        return _floats.decode(block)
+    except msgspec.DecodeError:
+        if not has_bare_words(block):
+            raise
+        return _floats.decode(with_bare_words(block))
+
+
+def _strings(name: str, text: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    try:
+        _flatten(_anything.decode(text), found, _DEEPEST)
+    except (*NOT_JSON, TypeError):
+        raise InvalidInput(f"input {name!r} is BYTES; data has to hold strings") from None
+    return found
+
+
+def _flatten(values: list[Any], found: list[bytes], deepest: int) -> None:
+    """TypeError where something is neither a string nor a list, or lists lie too deep."""
+    for value in values:
+        if isinstance(value, str):
+            found.append(value.encode())
+        elif isinstance(value, list) and deepest:
+            _flatten(value, found, deepest - 1)
+        else:
+            raise TypeError
+
+
+def _written(values: Array) -> bytes:
+    if values.dtype.kind != "f" or bool(np.isfinite(values).all()):
+        return _encoder.encode(values.tolist())[1:-1]
+    words = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
+    return b",".join(words.get(str(value)) or _encoder.encode(value) for value in values.tolist())
+
+
+def _text(name: str, element: bytes) -> str:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"output {name!r} is not UTF-8, which JSON needs; ask for binary_data") from None

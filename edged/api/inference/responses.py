@@ -1,0 +1,159 @@
+"""From the outputs of an engine, where they lie, to the responses of a request."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from edged.api.inference.classification import classify
+from edged.api.inference.parameters import BYTE_SIZE, FINAL, OFFSET, REGION, Place, Wanted
+from edged.api.inference.regions import Region
+from edged.api.inference.sequences import Kept
+from edged.api.inference.wire import Contents
+from edged.errors import EdgedError, EngineUnusable, TooLarge
+from edged.proto import open_inference_pb2 as pb
+from edged.serving.work import OutputTensor, OutputView
+
+Written = TypeVar("Written")
+# Writes a response with its raw contents, which are gone when it returns: one for each output, always.
+Write: TypeAlias = Callable[[pb.ModelInferResponse, Sequence[Contents]], Written]
+
+_MOST_ROWS = 1 << 16  # that are responses of their own
+
+
+class Form(msgspec.Struct, frozen=True):
+    """What responses are to be like. `id` is the request's, echoed.
+
+    `wanted` are the outputs in their order, empty for all but the `hidden`. `kept` are those that go back into an
+    input, by the output's name. `regions` are shared memory by output. `labels` are names of classes by output, and
+    `default_labels` those of an output without its own. `by_row`: every output has a batch dimension. `rows`: each row
+    of the outputs is a response of its own, and with `empty_final` their end is another. `streamed`: responses say
+    which is the last.
+    """
+
+    name: str
+    version: str
+    id: str
+    wanted: tuple[Wanted, ...] = ()
+    hidden: frozenset[str] = frozenset()
+    kept: Mapping[str, str] = {}
+    regions: Mapping[str, Region] = {}
+    labels: Mapping[str, Sequence[str]] = {}
+    default_labels: Sequence[str] = ()
+    by_row: bool = False
+    rows: bool = False
+    empty_final: bool = False
+    streamed: bool = False
+
+
+class Collector(Generic[Written]):
+    """Takes the outputs of one request: a `work.Sink`. Afterwards it has the responses, and the state of the sequence.
+
+    `copies` asks for copies of the outputs, too.
+    """
+
+    def __init__(self, form: Form, write: Write[Written], copies: bool = False) -> None:
+        self._form, self._write, self._copies = form, write, copies
+        self._written: list[Written] = []
+        self._failure: Exception | None = None
+        self.state: dict[str, Kept] = {}
+        self.outputs: tuple[OutputTensor, ...] = ()
+
+    def __call__(self, outputs: tuple[OutputView, ...]) -> None:
+        """An EdgedError becomes the answer of the request."""
+        try:
+            if self._copies:
+                self.outputs = tuple(output.kept() for output in outputs)
+            form = self._form
+            for output in outputs:
+                if output.name in form.kept:
+                    self.state[form.kept[output.name]] = Kept(output.shape, bytes(output.data))
+            self._written = list(self._responses(_chosen(form, outputs)))
+        except EdgedError:
+            raise
+        except Exception as error:  # of whoever asked, not of the slot that delivers
+            self._failure = error
+
+    def responses(self) -> list[Written]:
+        """The responses in their order; raises what kept them from being made."""
+        if self._failure is not None:
+            raise self._failure
+        return self._written
+
+    def _responses(self, outputs: list[tuple[Wanted, OutputView]]) -> Iterator[Written]:
+        form = self._form
+        parts = list(_by_rows(outputs)) if form.rows else [outputs]
+        for number, part in enumerate(parts, 1):
+            message, raw = self._response(part)
+            if form.streamed:
+                is_last = number == len(parts) and not (form.rows and form.empty_final)
+                message.parameters[FINAL].bool_param = is_last
+            yield self._write(message, raw)
+        if form.rows and form.empty_final:
+            message, raw = self._response([])
+            message.parameters[FINAL].bool_param = True
+            yield self._write(message, raw)
+
+    def _response(self, outputs: list[tuple[Wanted, OutputView]]) -> tuple[pb.ModelInferResponse, list[Contents]]:
+        form = self._form
+        message = pb.ModelInferResponse(model_name=form.name, model_version=form.version, id=form.id)
+        raw: list[Contents] = []
+        for wanted, output in outputs:
+            if wanted.classes:
+                labels = form.labels.get(wanted.name, form.default_labels)
+                output = classify(output, wanted.classes, labels, form.by_row or len(output.shape) > 1)
+            tensor = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+            if wanted.place is None:
+                raw.append(output.data)
+            else:
+                form.regions[wanted.name].write(output.data, wanted.place, f"output {wanted.name!r}")
+                _tell_place(tensor, wanted.place, len(output.data))
+                raw.append(b"")
+        return message, raw
+
+
+def _chosen(form: Form, outputs: tuple[OutputView, ...]) -> list[tuple[Wanted, OutputView]]:
+    by_name = {output.name: output for output in outputs}
+    wanted = form.wanted or tuple(Wanted(output.name) for output in outputs if output.name not in form.hidden)
+    return [(each, by_name[each.name]) for each in wanted]
+
+
+def _tell_place(tensor: pb.ModelInferResponse.InferOutputTensor, place: Place, size: int) -> None:
+    tensor.parameters[REGION].string_param = place.region
+    tensor.parameters[BYTE_SIZE].int64_param = size
+    if place.offset:
+        tensor.parameters[OFFSET].int64_param = place.offset
+
+
+def _by_rows(outputs: list[tuple[Wanted, OutputView]]) -> Iterator[list[tuple[Wanted, OutputView]]]:
+    """The outputs row by row of their first dimension, which stays, as 1. EngineUnusable where they differ in it."""
+    counts = {output.shape[0] if output.shape else -1 for _, output in outputs}
+    if len(counts) > 1 or -1 in counts:
+        shapes = ", ".join(f"{output.name} {list(output.shape)}" for _, output in outputs)
+        raise EngineUnusable(f"the model answers row by row, but its outputs have unequal numbers of them: {shapes}")
+    if max(counts, default=0) > _MOST_ROWS:
+        raise TooLarge(f"the outputs have {max(counts)} rows, each a response; at most {_MOST_ROWS} are sent")
+    cuts = [_cuts(output) for _, output in outputs]
+    for row in range(max(counts, default=0)):
+        yield [
+            (wanted, OutputView(o.name, o.datatype, (1, *o.shape[1:]), o.data[cut[row] : cut[row + 1]]))
+            for (wanted, o), cut in zip(outputs, cuts, strict=True)
+        ]
+
+
+def _cuts(output: OutputView) -> list[int]:
+    """Where the rows of an output begin, and the end."""
+    count = output.shape[0]
+    if output.datatype != "BYTES":
+        size = len(output.data) // count if count else 0
+        return [row * size for row in range(count + 1)]
+    position, cuts = 0, [0]
+    for _ in range(count):
+        for _ in range(math.prod(output.shape[1:])):
+            position += 4 + int(struct.unpack_from("<I", output.data, position)[0])
+        cuts.append(position)
+    return cuts

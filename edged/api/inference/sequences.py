@@ -1,0 +1,207 @@
+"""What models keep between the requests of a sequence. It is the daemon's, so that it outlives engines and their hosts.
+
+A sequence begins with a request that says so and ends with one that says so, or when nothing came for as long as its
+model allows. Its requests go one after the other, in the order in which they came. One that fails changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from edged.api.inference.parameters import Options, SequenceId
+from edged.errors import DeadlineExceeded, InvalidInput, Overloaded
+
+_MOST = 4096
+_MOST_BYTES = 256 << 20
+_MOST_HELD = 64  # requests of one sequence, with their bytes: as many as wait for an engine
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A state tensor: raw contents and shape."""
+
+    shape: tuple[int, ...]
+    data: bytes
+
+
+# By the name of the input that it goes back into.
+State: TypeAlias = Mapping[str, Kept]
+
+
+class _Line:
+    """One at a time, in the order in which they came. Unlike with a lock, a deadline costs nobody their place."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self, expires: float) -> None:
+        """DeadlineExceeded where its turn has not come by then, in monotonic seconds."""
+        if not self._taken:
+            self._taken = True
+            return
+        loop = asyncio.get_running_loop()
+        place: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(place)
+        wait = expires - time.monotonic()
+        timer = loop.call_later(max(0.0, wait), _be_late, place) if wait < math.inf else None
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled() and place.exception() is None:
+                self.leave()  # it was given the turn and has gone
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def leave(self) -> None:
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():
+                place.set_result(None)
+                return
+        self._taken = False
+
+
+def _be_late(place: asyncio.Future[None]) -> None:
+    if not place.done():
+        place.set_exception(DeadlineExceeded("the deadline passed while requests of its sequence went before it"))
+
+
+class _Sequence:
+    __slots__ = ("holders", "idle", "line", "size", "state", "used")
+
+    def __init__(self, idle: float, now: float) -> None:
+        self.idle, self.used = idle, now
+        self.state: State | None = None  # before the first request was answered
+        self.size = self.holders = 0
+        self.line = _Line()
+
+    def is_over(self, now: float) -> bool:
+        return not self.holders and (self.state is None or now - self.used >= self.idle)
+
+
+class Book:
+    """The sequences there are, and how much they keep. It has no clock: times are given."""
+
+    def __init__(self, most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._sequences: dict[tuple[Hashable, SequenceId], _Sequence] = {}
+        self.size = 0  # bytes of all states
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def arrive(self, key: tuple[Hashable, SequenceId], starts: bool, idle: float, now: float) -> _Sequence:
+        """The sequence of a request that came, held until it leaves. InvalidInput where it belongs to none, Overloaded
+        where there are too many, of sequences or of requests of this one."""
+        sequence = self._sequences.get(key)
+        if sequence is not None and sequence.is_over(now):
+            self._remove(key)
+            sequence = None
+        if sequence is None:
+            if not starts:
+                raise _unknown(key[1])
+            if len(self._sequences) >= self._most:
+                self.expire(now)
+            if len(self._sequences) >= self._most:
+                raise Overloaded(f"{self._most} sequences are under way; end some of them first")
+            sequence = self._sequences[key] = _Sequence(idle, now)
+        if sequence.holders >= _MOST_HELD:
+            raise Overloaded(f"{_MOST_HELD} requests of this sequence are waiting already; send fewer at a time")
+        sequence.holders += 1
+        return sequence
+
+    def state(self, sequence: _Sequence, identifier: SequenceId, starts: bool) -> State | None:
+        """What the request whose turn it is begins with; None: nothing. InvalidInput where the sequence has ended."""
+        if starts:
+            return None
+        if sequence.state is None:
+            raise _unknown(identifier)
+        return sequence.state
+
+    def commit(self, sequence: _Sequence, state: State, ends: bool) -> None:
+        """A request was answered. Overloaded where the state does not fit beside the others."""
+        size = 0 if ends else sum(len(kept.data) for kept in state.values())
+        if size > sequence.size and self.size - sequence.size + size > self._most_bytes:
+            raise Overloaded(f"sequences would keep more than {self._most_bytes >> 20} MiB; end some of them first")
+        self.size += size - sequence.size
+        sequence.state, sequence.size = None if ends else state, size
+
+    def leave(self, key: tuple[Hashable, SequenceId], sequence: _Sequence, now: float) -> None:
+        """A request is done with, however it went."""
+        sequence.holders -= 1
+        sequence.used = now
+        if sequence.is_over(now):
+            self._remove(key)
+
+    def expire(self, now: float) -> float | None:
+        """Forgets sequences that said nothing for too long; when to look again, None where none is left."""
+        for key in [key for key, sequence in self._sequences.items() if sequence.is_over(now)]:
+            self._remove(key)
+        sequences = self._sequences.values()
+        return min(((now if each.holders else each.used) + each.idle for each in sequences), default=None)
+
+    def _remove(self, key: tuple[Hashable, SequenceId]) -> None:
+        self.size -= self._sequences.pop(key).size
+
+
+class Turn:
+    """A request whose turn it is in its sequence. `state` is None where it begins with nothing."""
+
+    def __init__(self, state: State | None, commit: Callable[[State], None]) -> None:
+        self.state = state
+        self.commit = commit  # with what the model wants to keep, once the request is answered
+
+
+class Sequences:
+    """The sequences of all models, on one event loop."""
+
+    def __init__(self, book: Book | None = None) -> None:
+        self._book = book or Book()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    @contextlib.asynccontextmanager
+    async def turn(self, of: Hashable, options: Options, idle: float, expires: float) -> AsyncIterator[Turn]:
+        """Waits for the requests of the same sequence that came before. `of` is the client and its model: clients do
+        not reach each other's sequences. InvalidInput for one of a sequence that was
+        not begun, Overloaded for too many sequences, DeadlineExceeded where its turn does not come in time."""
+        key = (of, options.sequence)
+        sequence = self._book.arrive(key, options.starts, idle, time.monotonic())
+        try:
+            await sequence.line.enter(expires)
+            try:
+                state = self._book.state(sequence, options.sequence, options.starts)
+                yield Turn(state, lambda kept: self._book.commit(sequence, kept, options.ends))
+            finally:
+                sequence.line.leave()
+        finally:
+            self._book.leave(key, sequence, time.monotonic())
+            if self._sweep is None:
+                self._expire()
+
+    def close(self) -> None:
+        """Looks no more for sequences that are over."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        again = self._book.expire(now)
+        loop = asyncio.get_running_loop()
+        self._sweep = loop.call_later(max(0.05, again - now), self._expire) if again is not None else None
+
+
+def _unknown(identifier: SequenceId) -> InvalidInput:
+    return InvalidInput(
+        f"sequence {str(identifier)[:60]!r} was not begun, has ended or said nothing for too long;"
+        " set sequence_start on its first request"
+    )

@@ -1,0 +1,1 @@
+"""Endpoints other than gRPC: ZeroMQ, Frigate, shared memory, published results."""

@@ -1,9 +1,0 @@
-"""TensorRT 8.6 and later, as JetPack or a wheel installs it."""
-
-from __future__ import annotations
-
-from edged.backend.contract import Backend
-from edged.backend.trt.api import load
-from edged.backend.trt.backend import TensorRt
-
-BACKEND: Backend = TensorRt("tensorrt", "TensorRT", "libnvinfer.so", load(("tensorrt", "tensorrt_bindings")))

@@ -1,0 +1,201 @@
+"""What a backend must do. Everything above this room knows a runtime only through these types.
+
+    build(order, out, tell)   one-shot child     model file  ->  files in an empty directory
+    open(order)               engine host        those files ->  Session
+    session.infer(...)        engine host        named arrays -> named arrays
+
+A backend is stateless; a session has one owner, which calls it from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from edged.backends.artefact import Artefact
+from edged.tensors import Array, TensorSpec
+
+# The optimisation that is not one: the model as it was written. What such an engine answers is the reference that
+# every other engine is compared with.
+UNOPTIMISED = "none"
+
+# Numbers of a model's nodes by operator, for each execution provider that runs them; without operators where a runtime
+# only tells the provider.
+Nodes: TypeAlias = dict[str, dict[str, int]]
+
+
+# How hard a build tries: a builder that failed for want of memory or time is asked for less. An engine of less effort
+# is as valid and perhaps slower; measuring tells.
+Effort: TypeAlias = Literal["full", "reduced", "least"]
+
+
+class Recipe(msgspec.Struct, frozen=True, order=True):
+    """What to build for a model: by which backend, for which device, in which form.
+
+    `optimization` is the backend's name of a level. `threads` is the number of CPU threads of one inference, 0 for
+    the runtime's own choice. `profile` is the range of shapes that it must take, as `edged.backends.profile` writes it;
+    empty where the backend needs none. `options` are the backend's own, as it writes them. `calibration` is the digest
+    of what the ranges of an int8 engine are measured on.
+    """
+
+    backend: str
+    device: str = "cpu"
+    precision: str = "fp32"
+    optimization: str = "all"
+    threads: int = 0
+    profile: str = ""
+    options: str = ""
+    calibration: str = ""
+
+    @property
+    def is_reference(self) -> bool:
+        return self.optimization == UNOPTIMISED
+
+    def parts(self) -> dict[str, str]:
+        """The named parts that a recipe adds to an engine's key."""
+        return {f"recipe.{name}": str(getattr(self, name)) for name in self.__struct_fields__}
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """A model's inputs and outputs as the ONNX file declares them, in its order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Composition(msgspec.Struct, frozen=True):
+    """What a runtime made of a model, as far as it tells. For people to read; only `fallback` has consequences.
+
+    `layers` and `nodes` are counts: of layers by the precision that they compute in, and for each execution provider
+    of the model's nodes by operator. `fallback` says in a line each what does not run on the recipe's device although
+    it should: such an engine serves, and an alarm is raised. `kept` says what was left in float32, and why. `notes` may
+    hold anything else worth reading.
+    """
+
+    layers: dict[str, int] = {}
+    nodes: Nodes = {}
+    fallback: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One engine of one model. `artefact` is None before it is built, and for a reference engine always.
+
+    For builders that can use them: `capability` is the compute capability ("8.6") to build for where that is not the
+    device's own, `timings` the path of a file that keeps what was measured of this device between builds; it need not
+    exist.
+    """
+
+    model: str  # path of the ONNX file
+    signature: Signature
+    recipe: Recipe
+    artefact: Artefact | None = None
+    external: tuple[str, ...] = ()  # files beside the model that hold some of its weights, by relative path
+    digest: str = ""  # of the model and those files; what is on disk may have been replaced since
+    effort: Effort = "full"
+    capability: str = ""
+    timings: str = ""
+
+
+# The first opset that has an operator, by domain ("ai.onnx" for ONNX's own) and name.
+Operators: TypeAlias = dict[str, dict[str, int]]
+
+
+class Session(Protocol):
+    """An opened engine."""
+
+    def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """Runs once. Arrays are C-contiguous and of the signature's dtypes; every input is given.
+
+        Returns the requested outputs (all if None) as arrays that the caller may keep until the next call.
+        Raises EngineUnusable with the runtime's reason on one line.
+        """
+
+    def close(self) -> None:
+        """Frees everything; the session is not used again."""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A session that tells where its nodes run, as it was opened: to compare with what was recorded of the build."""
+
+    def nodes(self) -> Nodes:
+        """Empty where the runtime does not tell."""
+
+
+@runtime_checkable
+class Stoppable(Session, Protocol):
+    """A session whose inference can be ended while it runs. Both calls may come from any thread; one that infers and
+    one that stops keep to `serving.stopping.Runs`."""
+
+    def stop(self) -> None:
+        """The inference that runs ends as soon as the runtime looks up, with EngineUnusable; so does the next one if
+        none has begun."""
+
+    def go_on(self) -> None:
+        """No inference runs, and the next one is to."""
+
+
+@runtime_checkable
+class Staging(Session, Protocol):
+    """A session that takes the next inputs to its device while it still works on the current ones: two owners, one
+    thread that stages and one that infers. `infer` stays, for whoever does one thing after the other.
+    """
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+        """Zeroes that are staged where they are, without a copy on the host. They live as long as the session.
+
+        What was staged from it must have been inferred before it is written again.
+        """
+
+    def stage(self, inputs: Mapping[str, Array]) -> object:
+        """Takes inputs, as `infer` does, for one call of `infer_staged`, which must come. They may be reused at once.
+
+        One set of inputs may be staged while another is inferred; a further call waits. Raises as `infer` does.
+        """
+
+    def infer_staged(self, staged: object, outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """As `infer`, of inputs that were staged."""
+
+
+class Backend(Protocol):
+    """A runtime that can build and open engines."""
+
+    name: str
+    # Precisions that `build` must be given a graph of (see `precision.py`); it sees to the others itself.
+    in_graph: frozenset[str]
+
+    def version(self) -> str:
+        """The version of the runtime that this process really loaded, as its package names it."""
+
+    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+        """Writes the engine's files into the directory `out`, which has none yet; EngineUnusable when the runtime
+        refuses.
+
+        Where the runtime says how far it is, `tell` is told, from 0 to 1. Unsuitable where no attempt would do better,
+        OutOfSpace where the disk is full.
+        """
+
+    def open(self, order: Order) -> Session:
+        """Opens an engine, reading only what its record vouches for; EngineUnusable or EngineDamaged."""
+
+    def check(self, model: Path) -> None:
+        """Whether the runtime takes the model at all; EngineUnusable with the reason when it does not."""
+
+    def operators(self) -> Operators | None:
+        """What operators the runtime has; None where it does not tell."""
+
+    def trial(self, order: Order) -> Session | None:
+        """Opens a model as it was written, with nothing built, as the order's recipe wants it. None where that is all
+        that can be tried before an engine is built; NotTaken or another EngineUnusable when the runtime refuses."""
+
+
+def one_line(error: BaseException, limit: int = 400) -> str:
+    """A runtime's message without line breaks and paths of its own sources, short enough to read."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,137 @@
+"""ONNX Runtime: the registered backend, and its engines on the CPU. Those on a GPU are in `ort/device.py`.
+
+On the CPU an engine is the graph that the optimiser made for this CPU, saved as ONNX. At level `all` that is specific
+to the CPU's instruction set and records no version of the runtime that made it; both are parts of the engine's key.
+The unoptimised session is edged's reference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edged.backends.contract import UNOPTIMISED, Backend, Composition, Operators, Order, Session
+from edged.backends.ort import device, placement, refusals, runtime
+from edged.backends.ort.placement import Placement
+from edged.backends.ort.runtime import create, session_options
+from edged.backends.ort.session import OrtSession
+from edged.errors import EdgedError, EngineUnusable
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession  # at run time it must come after what `ort` sets
+
+_BLOB = "model.onnx"
+_WEIGHTS = "weights.bin"
+# Protobuf cannot hold 2 GiB; weights beyond this are saved beside the graph.
+_LARGE = 1 << 30
+_IR_VERSION_TAG = 0x08  # of ModelProto.ir_version, a varint of one byte up to 127
+_FIRST_WITHOUT = 4  # IR version whose initializers need not be inputs
+
+
+class _OnnxRuntime:
+    name = "onnxruntime"
+    in_graph = frozenset({"fp16", "int8"})
+
+    def version(self) -> str:
+        return runtime.version()
+
+    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+        where = runtime.provider(order.recipe)
+        if not where.is_cpu:
+            return device.build(order, out, where)
+        inputs = {spec.name for spec in order.signature.inputs}
+        session, placed = _saved(order, out, order.model)
+        if session.get_overridable_initializers():  # which may change from request to request, so nothing was folded
+            from edged.backends.ort import graph  # brings the onnx package
+
+            del session
+            _, placed = _saved(order, out, graph.with_inputs(Path(order.model), inputs))
+        elif _lists_constants(out / _BLOB):
+            from edged.backends.ort import graph
+
+            graph.unlist_constants(out / _BLOB, inputs)
+        return _composition(placed, order.recipe.precision, out / _BLOB)
+
+    def open(self, order: Order) -> Session:
+        recipe, where = order.recipe, runtime.provider(order.recipe)
+        if recipe.is_reference:
+            options = session_options(UNOPTIMISED, recipe.threads)
+            made, nodes = placement.opened(options, lambda ready: create(order.model, ready, where))
+            return OrtSession(made, order.signature, nodes)
+        if order.artefact is None:
+            raise EngineUnusable("this engine has not been built yet")
+        if not where.is_cpu:
+            return device.open(order, order.artefact, where)
+        # Optimised once is enough: doing it again at each start would only cost time.
+        options = session_options(UNOPTIMISED, recipe.threads)
+        if _WEIGHTS in order.artefact.files:
+            order.artefact.check()
+            runtime.read_weights(options, order.artefact.root)
+        graph = order.artefact.load(_BLOB)
+        made, nodes = placement.opened(options, lambda ready: create(graph, ready))
+        return OrtSession(made, order.signature, nodes)
+
+    def check(self, model: Path) -> None:
+        create(str(model), session_options(UNOPTIMISED, 1))
+
+    def operators(self) -> Operators | None:
+        return refusals.operators()
+
+    def trial(self, order: Order) -> Session:
+        options = session_options(UNOPTIMISED, order.recipe.threads)
+        try:
+            return OrtSession(create(order.model, options), order.signature)
+        except EngineUnusable as error:
+            raise refusals.told(error) from error
+
+
+def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSession, Placement]:
+    """A session of the model, by its path or its bytes, that saves its optimised graph in `out`."""
+    options = session_options(order.recipe.optimization, order.recipe.threads)
+    options.optimized_model_filepath = str(out / _BLOB)
+    # Without a place of its own for them, the saved graph would go on pointing at the model's external weights.
+    if order.external or _size(order.model) > _LARGE:
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
+    if isinstance(model, bytes):
+        runtime.read_weights(options, os.path.dirname(order.model))
+    return placement.made(options, lambda ready: create(model, ready))
+
+
+def _composition(placed: Placement, precision: str, saved: Path) -> Composition:
+    """What the optimiser made of the model. The saved graph is read only where it knows more than the runtime tells:
+    the precision of its layers, and before ONNX Runtime 1.24 its operators."""
+    is_named = all(node.operator for node in placed)
+    if is_named and precision not in _OnnxRuntime.in_graph:
+        return Composition(nodes=placement.counts(placed))
+    from edged.backends.onnx_graph import Model  # brings the onnx package
+    from edged.backends.ort import graph
+
+    try:
+        model = Model.read(saved)
+    except EdgedError:  # for people to read; the engine is as good without
+        return Composition(nodes=placement.counts(placed))
+    layers, notes = graph.layers(model, precision)
+    placed = placed if is_named else graph.everywhere(model, runtime.CPU_PROVIDER)
+    return Composition(layers=layers, nodes=placement.counts(placed), notes=notes)
+
+
+def _lists_constants(saved: Path) -> bool:
+    """Whether a saved graph is of the IR versions, before 4, in which every initializer is an input as well.
+
+    The version is the first field of ModelProto, and ONNX Runtime writes fields in their order.
+    """
+    with saved.open("rb") as file:
+        tag, version = file.read(2)
+    return tag == _IR_VERSION_TAG and version < _FIRST_WITHOUT
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0  # the runtime has better words for it
+
+
+BACKEND: Backend = _OnnxRuntime()

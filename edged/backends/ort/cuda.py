@@ -1,0 +1,123 @@
+"""ONNX Runtime's CUDA provider: its options, its libraries, and what its errors mean.
+
+Names and values of the options: onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+import re
+from pathlib import Path
+
+import onnxruntime as ort
+
+from edged import packages
+from edged.backends.cuda import numbering
+from edged.errors import EngineUnusable, Unsuitable
+
+PROVIDER = "CUDAExecutionProvider"
+_LIBRARY = "libonnxruntime_providers_cuda.so"
+_CUDNN = "libcudnn.so.9"  # of every ONNX Runtime since 1.19
+_ABSENT = re.compile(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared object file")
+_FAILURE = re.compile(r"CUDA failure (\d+): ([^;]+?)\s*;")
+_NO_SUCH = re.compile(r"(?i)invalid device id")
+_LONGEST = 400  # characters of what the runtime said
+# Numbers of cudaError (driver_types.h) that tell what to do.
+_REMEDIES = {
+    2: "free some of its memory",
+    35: "install the NVIDIA driver, or update it if it is older than the CUDA of this ONNX Runtime",
+    100: "see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
+    101: "see `nvidia-smi` and whether CUDA_VISIBLE_DEVICES hides it",
+    803: "restart the box: driver and kernel module are of different versions",
+}
+_INSTALL = (
+    f"install CUDA and cuDNN: {packages.install('onnxruntime-gpu[cuda,cudnn]')}, on a Jetson apt install nvidia-jetpack"
+)
+
+
+def options(index: int, precision: str) -> dict[str, str]:
+    """Options of the provider for device `index` by PCI address."""
+    return {
+        "device_id": str(index),
+        # The default doubles the arena each time it grows, in memory that cameras and other engines share.
+        "arena_extend_strategy": "kSameAsRequested",
+        # TensorFloat-32 rounds float32 factors to 10 bits of mantissa, in silence and by default. Whoever wants that
+        # asks for the precision of that name.
+        "use_tf32": "1" if precision == "tf32" else "0",
+        # The default, exhaustive, times algorithms anew in every session: slow to open, takes the largest workspaces,
+        # and what was verified need not be what serves. The heuristic picks the same algorithms each time.
+        "cudnn_conv_algo_search": "HEURISTIC",
+    }
+
+
+@functools.cache
+def _preload() -> None:
+    """Loads CUDA's and cuDNN's libraries from NVIDIA's wheels, where these are installed."""
+    # It prints what it does not find; standard output is not ours to write to.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+        ort.preload_dlls(directory="")
+
+
+def prepare(device: str) -> None:
+    """Before the first session of the provider; Unsuitable when something that it needs is not installed.
+
+    EngineUnusable when another GPU has the device's number in this process.
+    """
+    if PROVIDER not in ort.get_available_providers():
+        raise Unsuitable(f"this onnxruntime cannot use {device}; install onnxruntime-gpu instead of onnxruntime")
+    _preload()
+    # Without cuDNN newer providers (1.31 is one) go on in silence, with kernels of their own where they have any.
+    library = _not_loadable(_CUDNN)
+    if library is not None:
+        raise _missing(device, library)
+    number = int(device.partition(":")[2])
+    numbering.require(number, numbering.address(number))
+
+
+def missing_library() -> str | None:
+    """The first library that the provider needs and the loader does not find. ONNX Runtime tells only its log."""
+    return _not_loadable(str(Path(ort.__file__).parent / "capi" / _LIBRARY))
+
+
+def refusal(device: str, text: str) -> EngineUnusable:
+    """What to raise when the runtime gave no session, with `text`; Unsuitable where something is not installed."""
+    library = missing_library()
+    if library is not None:
+        return _missing(device, library)
+    return failure(device, text) or EngineUnusable(f"ONNX Runtime refuses the model on {device}: {text[:_LONGEST]}")
+
+
+def failure(device: str, text: str) -> EngineUnusable | None:
+    """What a message of the runtime means, where it is about libraries or the device and not about the model."""
+    library = _absent(text)
+    if library is not None:
+        return _missing(device, library)
+    if _NO_SUCH.search(text):
+        return EngineUnusable(f"CUDA sees no {device}; {_REMEDIES[101]}")
+    found = _FAILURE.search(text)
+    if found is None:
+        return None
+    remedy = _REMEDIES.get(int(found[1]), "see the kernel's log: journalctl -k")
+    return EngineUnusable(f"{device} cannot be used: {found[2]} (CUDA error {found[1]}); {remedy}")
+
+
+def _missing(device: str, library: str) -> Unsuitable:
+    remedy = "install the NVIDIA driver" if library.startswith("libcuda.so") else _INSTALL
+    return Unsuitable(f"ONNX Runtime cannot use {device}: {library} is missing; {remedy}")
+
+
+def _not_loadable(library: str) -> str | None:
+    """The library, or the one that it needs, that the loader does not find."""
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return _absent(str(error))
+    return None
+
+
+def _absent(text: str) -> str | None:
+    found = _ABSENT.search(text)
+    return None if found is None or found[1] == _LIBRARY else found[1]

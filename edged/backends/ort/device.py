@@ -1,0 +1,157 @@
+"""Engines of ONNX Runtime on a device with a provider of its own, and what of them runs on the CPU all the same.
+
+An engine is the graph as it was given, optimised anew at every opening, and beside it which nodes the CPU ran when it
+was built. A graph that the runtime saves has been parted already: at every level it holds the copies between the two
+memories as nodes, which are on record as colliding with those of the next session or finding no kernel there
+(microsoft/onnxruntime issue 11348), and above the basic level fused nodes that only one provider knows. Optimised at
+opening, graph and placement come about just as they did in the build, and that costs little beside loading CUDA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import onnxruntime as ort
+
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Composition, Order, Recipe
+from edged.backends.ort import placement, runtime
+from edged.backends.ort.placement import Placement
+from edged.backends.ort.runtime import CPU_PROVIDER, CpuForbidden, Provider, create, session_options
+from edged.backends.ort.session import DeviceSession
+from edged.decoding import ready
+from edged.errors import EngineDamaged, EngineUnusable, Unsuitable
+from edged.files import NOT_JSON
+
+if TYPE_CHECKING:
+    from edged.backends.onnx_graph import Model
+
+_GRAPH = "model.onnx"
+_PLACED = "placement.json"
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """Beside an engine: which nodes the CPU ran when it was built, counted by operator, by design or not.
+
+    `is_whole` says that there were none, which ONNX Runtime then sees to itself.
+    """
+
+    provider: str
+    is_whole: bool
+    on_cpu: dict[str, int]
+
+
+def build(order: Order, out: Path, where: Provider) -> Composition:
+    """Writes the engine and tells what runs where; Unsuitable when nothing of the model runs on the device."""
+    from edged.backends.ort.graph import everywhere, layers, shape_work, write_named  # brings the onnx package
+
+    model, recipe = write_named(Path(order.model), out / _GRAPH), order.recipe
+    source = str(out / _GRAPH)
+    try:
+        placed, is_whole = _try(source, recipe, where, whole=True)[1], True
+        parted = model
+    except CpuForbidden:
+        is_whole = False
+        placed, parted = _parted(source, recipe, where, out, model)
+    if is_whole and not all(node.operator for node in placed):
+        placed = everywhere(model, where.name)
+    if not placement.on(placed, where.name):
+        raise Unsuitable(f"none of the model's operators runs on {where.device}; leave it to the CPU")
+    on_cpu = placement.on(placed)
+    (out / _PLACED).write_bytes(msgspec.json.encode(Placed(where.name, is_whole, dict(on_cpu))))
+    counts, notes = layers(model, recipe.precision)
+    made = _composition(placed, shape_work(parted) if on_cpu else frozenset(), is_whole)
+    return msgspec.structs.replace(made, layers=counts, notes=(*notes, *made.notes))
+
+
+def open(order: Order, artefact: Artefact, where: Provider) -> DeviceSession:
+    """Opens an engine; EngineUnusable when more of it would run on the CPU than when it was built."""
+    before, source, weights = _before(artefact), artefact.load(_GRAPH), ""
+    if artefact.files.keys() - {_GRAPH, _PLACED}:
+        artefact.check()
+        weights = artefact.root
+    try:
+        # A session in which the CPU is forbidden has no nodes there, but for those in bodies.
+        whole = before.is_whole
+        session, placed = _try(source, order.recipe, where, whole=whole, weights=weights, matters=not whole)
+    except CpuForbidden as error:
+        # Without that guard it can be told which nodes they are, or why the provider has none.
+        _, placed = _try(source, order.recipe, where, whole=False, weights=weights)
+        _require_unmoved(placed, before, where)
+        raise EngineUnusable(f"{error}, which ran all when this engine was built") from error
+    _require_unmoved(placed, before, where)
+    kind, _, index = where.device.partition(":")
+    # Before 1.24 nothing is told of a session in which the CPU is forbidden, which says enough.
+    nodes = placement.counts(placed) or {where.name: {}}
+    return DeviceSession(session, order.signature, kind, int(index or 0), nodes)
+
+
+def _try(
+    source: str | bytes,
+    recipe: Recipe,
+    where: Provider,
+    *,
+    whole: bool,
+    weights: str = "",
+    save: Path | None = None,
+    matters: bool = True,
+) -> tuple[ort.InferenceSession, Placement]:
+    options = session_options(recipe.optimization, recipe.threads)
+    # Weights stay as large as they are: in the arena they would leave gaps that nothing fills.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    if whole:
+        runtime.forbid_cpu(options)
+    if weights:
+        runtime.read_weights(options, weights)
+    if save is not None:
+        options.optimized_model_filepath = str(save)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{save.name}.data")
+    return placement.made(options, lambda ready: create(source, ready, where), matters=matters)
+
+
+def _parted(source: str, recipe: Recipe, where: Provider, out: Path, model: Model) -> tuple[Placement, Model]:
+    """Where the nodes run, and the graph that they were then in: the optimiser makes and renames some before it parts
+    them. Providers that compile their part cannot save it; the model as it was given then stands for it."""
+    from edged.backends.onnx_graph import Model as Saved
+
+    with tempfile.TemporaryDirectory(prefix=".placed-", dir=out) as folder:
+        save = Path(folder) / _GRAPH
+        with contextlib.suppress(EngineUnusable):
+            placed = _try(source, recipe, where, whole=False, save=save)[1]
+            return placed, Saved.read(save)
+    return _try(source, recipe, where, whole=False)[1], model
+
+
+def _composition(placed: Placement, shape_work: frozenset[str], is_whole: bool) -> Composition:
+    on_cpu = [node for node in placed if node.provider == CPU_PROVIDER]
+    work = Counter(node.operator for node in on_cpu if node.name not in shape_work)
+    fallback, notes = list[str](), list[str]()
+    if work:
+        fallback.append(f"{placement.words(work)} run on the CPU ({work.total()} of {len(placed)} nodes)")
+    elif not is_whole and not on_cpu:  # ONNX Runtime before 1.27 does not tell of those that it casts to float32
+        fallback.append("some nodes run on the CPU that ONNX Runtime does not name")
+    by_design = Counter(node.operator for node in on_cpu) - work
+    if by_design:
+        notes.append(f"on the CPU because they only compute shapes: {placement.words(by_design)}")
+    return Composition(nodes=placement.counts(placed), fallback=tuple(fallback), notes=tuple(notes))
+
+
+def _before(artefact: Artefact) -> Placed:
+    try:
+        return msgspec.json.decode(artefact.load(_PLACED), type=ready(Placed))
+    except NOT_JSON as error:
+        raise EngineDamaged(f"engine file {_PLACED} cannot be read; it will be rebuilt") from error
+
+
+def _require_unmoved(placed: Placement, before: Placed, where: Provider) -> None:
+    moved = placement.on(placed) - Counter(before.on_cpu)
+    if moved:
+        raise EngineUnusable(
+            f"{placement.words(moved)} ran on {where.device} when this engine was built and would run on the CPU now;"
+            " build it again"
+        )

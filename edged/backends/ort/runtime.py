@@ -1,0 +1,138 @@
+"""Sessions of ONNX Runtime that run where they are asked to, or not at all.
+
+Asked for a provider whose libraries cannot be loaded, ONNX Runtime says so in its log and answers with a session on the
+CPU. Here such a session is an error with the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+
+import msgspec
+import onnxruntime as ort
+
+from edged.backends.contract import UNOPTIMISED, Recipe, one_line
+from edged.backends.ort import cuda
+from edged.errors import EngineUnusable, Unsuitable
+
+ort.set_default_logger_severity(4)
+
+_LAYOUT = getattr(ort.GraphOptimizationLevel, "ORT_ENABLE_LAYOUT", None)
+LEVELS = {
+    UNOPTIMISED: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    # Since 1.22 what changes the layout of tensors can be had without what comes after it.
+    **({"layout": _LAYOUT} if _LAYOUT is not None else {}),
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+CPU_PROVIDER = "CPUExecutionProvider"
+_ARENA_SHARE = 0.75  # of the memory that a process may have; weights, pictures and threads are beside it
+# What ONNX Runtime answers when a node would run on the CPU and the options forbid it.
+_FORBIDDEN = "fallback to CPU EP has been explicitly disabled"
+
+
+class Provider(msgspec.Struct, frozen=True):
+    """An execution provider as a session is asked for it, and the recipe's name of the device behind it."""
+
+    name: str
+    options: dict[str, str] = {}
+    device: str = "cpu"
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == CPU_PROVIDER
+
+
+CPU = Provider(CPU_PROVIDER)
+
+
+class CpuForbidden(EngineUnusable):
+    """Some node would run on the CPU although the options forbid it."""
+
+
+def version() -> str:
+    """Of the runtime that is loaded, as its package names it."""
+    return str(ort.__version__)
+
+
+def provider(recipe: Recipe) -> Provider:
+    """The provider for the recipe's device and precision; Unsuitable where there is none."""
+    kind, _, index = recipe.device.partition(":")
+    if kind == "cpu":
+        return CPU
+    if kind == "cuda" and index.isdecimal():
+        return Provider(cuda.PROVIDER, cuda.options(int(index), recipe.precision), recipe.device)
+    raise Unsuitable(f"ONNX Runtime serves cpu and cuda devices here, not {recipe.device}; use another backend for it")
+
+
+def session_options(optimization: str, threads: int) -> ort.SessionOptions:
+    """Options of every session: `threads` as in a recipe, `optimization` one of `LEVELS`."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = LEVELS[optimization]
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    # Spinning threads take the box's cores from the cameras between two frames.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def read_weights(options: ort.SessionOptions, folder: str) -> None:
+    """Where a model that is given as bytes finds its weights."""
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+
+
+def forbid_cpu(options: ort.SessionOptions) -> None:
+    """Lets the creation of a session end in CpuForbidden when any node of the main graph would run on the CPU."""
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+
+
+def create(source: str | bytes, options: ort.SessionOptions, where: Provider = CPU) -> ort.InferenceSession:
+    """A session of a model, by its path or its bytes, that really has the provider; EngineUnusable otherwise.
+
+    Unsuitable where libraries or the provider itself are not installed.
+    """
+    is_cuda = where.name == cuda.PROVIDER
+    if is_cuda:
+        cuda.prepare(where.device)
+    try:
+        if where.is_cpu and _is_arena_shared():
+            options.add_session_config_entry("session.use_env_allocators", "1")
+            # Weights go with their session; what is in the arena stays for the sessions that come.
+            options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+        wanted = [(where.name, where.options)]
+        session = ort.InferenceSession(source, options, providers=wanted, enable_fallback=0)
+    except Exception as error:  # the runtime's errors have no common base of their own
+        text = one_line(error, limit=4000)  # what matters may follow a long path of the runtime's sources
+        # A provider that could not be loaded leaves all nodes to the CPU, and this is the first that tells.
+        if _FORBIDDEN in text and not (is_cuda and cuda.missing_library()):
+            raise CpuForbidden(f"some of the model's nodes would run on the CPU instead of {where.device}") from error
+        if is_cuda:
+            raise cuda.refusal(where.device, text) from error
+        raise EngineUnusable(f"ONNX Runtime refuses the model: {one_line(error)}") from error
+    if where.name not in session.get_providers():
+        raise cuda.refusal(where.device, f"{where.name} was not loaded")
+    return session
+
+
+@functools.cache
+def _is_arena_shared() -> bool:
+    """Whether the sessions of this process share an arena, which they do where its memory is limited.
+
+    An arena that has grown asks for twice as much each time, and when it did not get that for all that is left: one
+    request that is too large would leave nothing for anything else. This one knows how much there is.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == resource.RLIM_INFINITY:
+        return False
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    most = int(limit * _ARENA_SHARE)
+    arena = {
+        "max_mem": most,
+        "arena_extend_strategy": 0,
+        "initial_chunk_size_bytes": -1,
+        "max_dead_bytes_per_chunk": -1,
+    }
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg(arena))
+    return True

@@ -1,0 +1,300 @@
+"""The range of shapes that an engine must take, for backends that build for a range and not for any shape. Pure.
+
+A model leaves dimensions open; such a backend wants three shapes for each input: the smallest that must work, the one
+to be fast at, and the largest. What the model and its pictures do not tell, the setting `profile.INPUT` does:
+
+    profile.images = "1x3x320x320 1x3x640x640 4x3x640x640"
+
+One shape alone stands for all three. As text, in `Recipe.profile`: `images=1x3x320x320:1x3x640x640:4x3x640x640`, names
+percent-encoded, inputs in the order of the model and joined by ";". Inputs of one fixed shape are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from edged.backends.contract import Signature
+from edged.errors import ConfigError, Unsuitable
+from edged.tensors import ANY_SHAPE, Dim, TensorSpec
+from edged.vision.preprocess import find_picture
+
+PREFIX = "profile."
+# Dimensions are 32-bit numbers in the builders, and no tensor may have more elements than one of them can count.
+_LARGEST = (1 << 31) - 1
+_MOST_DIMENSIONS = 8
+_BATCH = (1, 1, 8)
+_EXAMPLE = (1, 64, 512)
+_BATCH_NAME = re.compile(r"(?i).*batch.*|n|b|bs|num_?images")
+# The model's writer gave it no name; exporters make up such ones.
+_NAMELESS = re.compile(r"\?|unk__\d+|dim_?\d+|dynamic_?ax[ei]s_\d+|None|-1")
+_SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10}){0,7}")
+
+Shape: TypeAlias = tuple[int, ...]
+# One dimension's smallest, usual and largest size.
+Sizes: TypeAlias = tuple[int, int, int]
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Shapes of one input, of equal rank: the smallest, the one to be fast at, the largest."""
+
+    name: str
+    minimum: Shape
+    optimum: Shape
+    maximum: Shape
+
+    def __str__(self) -> str:
+        return f"{quote(self.name, safe='/')}={':'.join(_write(s) for s in (self.minimum, self.optimum, self.maximum))}"
+
+    def contains(self, shape: Shape) -> bool:
+        return len(shape) == len(self.minimum) and all(
+            low <= size <= high for low, size, high in zip(self.minimum, shape, self.maximum, strict=True)
+        )
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """A range for every input that has an open dimension, in the order of the model; empty where none has."""
+
+    ranges: tuple[Range, ...] = ()
+
+    @classmethod
+    def of(cls, signature: Signature, settings: Mapping[str, str], picture: tuple[int, int] | None) -> Profile:
+        """The profile of a model; `picture` is the width and height in pixels of the pictures it takes.
+
+        Without a setting the size of pictures is theirs, a batch is 1 to 8 and fast at 1, and what has no range takes
+        it from a dimension of the same name. ConfigError for a setting that is malformed or does not fit the model,
+        Unsuitable for an open dimension that nothing tells the range of.
+        """
+        given = {key[len(PREFIX) :]: _read_setting(key, settings[key]) for key in settings if key.startswith(PREFIX)}
+        _require_inputs(signature, given)
+        symbols: dict[str, tuple[str, Sizes]] = {}
+        for spec in signature.inputs:
+            if spec.name in given:
+                _fit(spec, given[spec.name], symbols)
+        _require_pictures(_one_picture(signature, picture), given)
+        known = {name: sizes for name, (_, sizes) in symbols.items()}
+        for spec in signature.inputs:
+            for axis, sizes in _defaults(spec, signature, picture):
+                known.setdefault(_symbol(spec, axis), sizes)
+        open_inputs = [spec for spec in signature.inputs if not spec.is_static]
+        return cls(tuple(given.get(spec.name) or _filled(spec, known) for spec in open_inputs))
+
+    @classmethod
+    def parse(cls, text: str) -> Profile:
+        """What `str` of a profile wrote; ConfigError for anything else."""
+        profile = cls(tuple(_read_range(word) for word in text.split(";")) if text else ())
+        if str(profile) != text or len({r.name for r in profile.ranges}) != len(profile.ranges):
+            raise ConfigError(f"{text[:80]!r} is no profile as edged writes it")
+        return profile
+
+    def __str__(self) -> str:
+        return ";".join(map(str, self.ranges))
+
+    def range(self, name: str) -> Range | None:
+        """The range of one input; None where it has one fixed shape."""
+        return next((r for r in self.ranges if r.name == name), None)
+
+    def contains(self, name: str, shape: Shape) -> bool:
+        """Whether an engine of this profile takes the shape; of inputs with a fixed one it knows nothing."""
+        found = self.range(name)
+        return found is None or found.contains(shape)
+
+    def takes(self, shapes: Mapping[str, Shape]) -> bool:
+        """Whether an engine of this profile takes inputs of these shapes together."""
+        return all(self.contains(name, shape) for name, shape in shapes.items())
+
+    def problem(self) -> str:
+        """Why no engine could be built for it; empty where one could."""
+        problems = ((each, _problem(each.minimum, each.optimum, each.maximum)) for each in self.ranges)
+        return next((f"input {_short(each.name)}: {problem}" for each, problem in problems if problem), "")
+
+
+def check(settings: Mapping[str, str]) -> None:
+    """ConfigError for a setting under `profile.` that no model could have."""
+    for key in settings:
+        if key.startswith(PREFIX):
+            _read_setting(key, settings[key])
+
+
+@functools.lru_cache(maxsize=256)
+def parsed(text: str) -> Profile:
+    """The profile of a recipe, which is asked for again and again; empty for an engine of any shape."""
+    return Profile.parse(text)
+
+
+def given(settings: Mapping[str, str], name: str) -> Range | None:
+    """What the settings say of one input; None where they say nothing."""
+    text = settings.get(PREFIX + name)
+    return None if text is None else _read_setting(PREFIX + name, text)
+
+
+# -- settings -------------------------------------------------------------------------------------------------------
+
+
+def _read_setting(key: str, text: str) -> Range:
+    if key == PREFIX:
+        raise ConfigError('setting "profile." names no input; write profile.INPUT, as in profile.images')
+    words = text.replace(",", " ").split()  # a list of TOML arrives with commas
+    if len(words) not in (1, 3) or not all(map(_SHAPE.fullmatch, words)):
+        example = f'{_short(key)} = "1x3x320x320 1x3x640x640 4x3x640x640"'
+        raise ConfigError(f"{_short(key)}={_short(text)} is not one shape or three; write {example}")
+    shapes = [_read_shape(word) for word in words]
+    shapes = shapes * 3 if len(shapes) == 1 else shapes
+    problem = _problem(*shapes)
+    if problem:
+        raise ConfigError(f"{_short(key)}={_short(text)}: {problem}")
+    return Range(key[len(PREFIX) :], *shapes)
+
+
+def _problem(minimum: Shape, optimum: Shape, maximum: Shape) -> str:
+    """Why three shapes are no range; empty when they are one."""
+    if not len(minimum) == len(optimum) == len(maximum):
+        return "the three shapes have unequal numbers of dimensions"
+    for axis, (low, middle, high) in enumerate(zip(minimum, optimum, maximum, strict=True)):
+        if not low <= middle <= high:
+            return f"dimension {axis} goes {low}, {middle}, {high}; give smallest, usual and largest in this order"
+    if 0 in optimum:
+        return "only the smallest shape may have a dimension of 0"
+    if math.prod(maximum) > _LARGEST:
+        return f"the largest shape has more than {_LARGEST} elements"
+    return ""
+
+
+def _require_inputs(signature: Signature, given: Mapping[str, Range]) -> None:
+    names = [spec.name for spec in signature.inputs]
+    for name in given:
+        if name not in names:
+            offered = ", ".join(_short(n) for n in names[:8])
+            raise ConfigError(f"{PREFIX}{_short(name)} is about no input of the model; it has {offered}")
+
+
+def _fit(spec: TensorSpec, range_: Range, symbols: dict[str, tuple[str, Sizes]]) -> None:
+    """Requires that a range fits what the model fixes; collects the sizes of its named dimensions."""
+    key = PREFIX + _short(spec.name)
+    if spec.shape != ANY_SHAPE and len(spec.shape) != len(range_.minimum):
+        raise ConfigError(f"{key} has {len(range_.minimum)} dimensions; the model's input has {len(spec.shape)}")
+    for axis, (dim, *found) in enumerate(
+        zip(_dims(spec), range_.minimum, range_.optimum, range_.maximum, strict=False)
+    ):
+        low, middle, high = found
+        sizes = (low, middle, high)
+        if isinstance(dim, int):
+            if sizes != (dim, dim, dim):
+                raise ConfigError(f"{key}: dimension {axis} is {dim} in the model and cannot be another")
+            continue
+        symbol = _symbol(spec, axis)
+        other, before = symbols.setdefault(symbol, (key, sizes))
+        if before != sizes:
+            raise ConfigError(f"{key} and {other} give the dimension {dim!r} different sizes; it is one in the model")
+
+
+def _require_pictures(one: tuple[str, Shape] | None, given: Mapping[str, Range]) -> None:
+    """Requires that an engine takes the pictures that it is made for, one at a time."""
+    if one is not None and one[0] in given and not given[one[0]].contains(one[1]):
+        name, shape = one
+        raise ConfigError(
+            f"{PREFIX}{_short(name)} leaves out {_write(shape)}, one picture of the size that the model is given;"
+            " widen it, or change preprocess.width and preprocess.height"
+        )
+
+
+# -- what needs no setting ------------------------------------------------------------------------------------------
+
+
+def _defaults(spec: TensorSpec, signature: Signature, picture: tuple[int, int] | None) -> Iterator[tuple[int, Sizes]]:
+    """The open dimensions of an input whose sizes need no setting, by axis."""
+    one = _one_picture(signature, picture)
+    takes_picture = one is not None and one[0] == spec.name
+    if one is not None and takes_picture:
+        for axis, size in list(enumerate(one[1]))[1:]:
+            if isinstance(spec.shape[axis], str):
+                yield axis, (size, size, size)
+    if spec.shape and spec.shape != ANY_SHAPE and isinstance(spec.shape[0], str):
+        name, is_nameless = spec.shape[0], _NAMELESS.fullmatch(spec.shape[0]) is not None
+        if takes_picture or _BATCH_NAME.fullmatch(name) or (is_nameless and len(spec.shape) > 1):
+            yield 0, _BATCH
+
+
+def _one_picture(signature: Signature, picture: tuple[int, int] | None) -> tuple[str, Shape] | None:
+    """The input that takes pictures, and the shape of one of them there; the batch as the model fixes it, or 1."""
+    found, _ = find_picture(signature.inputs)
+    if picture is None or found is None:
+        return None
+    width, height = picture
+    spec = next(spec for spec in signature.inputs if spec.name == found.name)
+    batch = spec.shape[0] if isinstance(spec.shape[0], int) else 1
+    sizes = (found.channels, height, width) if found.layout == "NCHW" else (height, width, found.channels)
+    return found.name, (batch, *sizes)
+
+
+def _filled(spec: TensorSpec, known: Mapping[str, Sizes]) -> Range:
+    if spec.shape == ANY_SHAPE:
+        raise Unsuitable(f"input {_short(spec.name)} may have any number of dimensions, an engine needs a fixed one")
+    if len(spec.shape) > _MOST_DIMENSIONS:
+        raise Unsuitable(f"input {_short(spec.name)} has {len(spec.shape)} dimensions, more than {_MOST_DIMENSIONS}")
+    found = [(d, d, d) if isinstance(d, int) else known.get(_symbol(spec, axis)) for axis, d in enumerate(spec.shape)]
+    range_ = Range(spec.name, *(tuple((sizes or _EXAMPLE)[i] for sizes in found) for i in range(3)))
+    if None in found:
+        axis = found.index(None)
+        shapes = " ".join(_write(shape) for shape in (range_.minimum, range_.optimum, range_.maximum))
+        raise Unsuitable(
+            f"input {_short(spec.name)} leaves dimension {axis} ({_short(str(spec.shape[axis]))}) open and an engine"
+            f' needs its range; set {_example_key(spec.name)} = "{shapes}" or as it should be'
+        )
+    problem = _problem(range_.minimum, range_.optimum, range_.maximum)
+    if problem:
+        raise Unsuitable(f"input {_short(spec.name)}: {problem}; set {_example_key(spec.name)}")
+    return range_
+
+
+def _symbol(spec: TensorSpec, axis: int) -> str:
+    """What dimensions of equal size have in common: their name, or the place of one that has none."""
+    dim = spec.shape[axis] if spec.shape != ANY_SHAPE else "?"
+    return f"={dim}" if isinstance(dim, str) and is_named(dim) else f"@{axis} of {spec.name}"
+
+
+def is_named(dim: str) -> bool:
+    """Whether the model's writer gave an open dimension this name; exporters make some up, which say nothing."""
+    return _NAMELESS.fullmatch(dim) is None
+
+
+def _dims(spec: TensorSpec) -> tuple[Dim, ...]:
+    return spec.shape if spec.shape != ANY_SHAPE else ()
+
+
+# -- text -----------------------------------------------------------------------------------------------------------
+
+
+def _write(shape: Shape) -> str:
+    return "x".join(map(str, shape))
+
+
+def _read_shape(word: str) -> Shape:
+    return tuple(int(size) for size in word.split("x"))
+
+
+def _read_range(word: str) -> Range:
+    name, equals, shapes = word.partition("=")
+    words = shapes.split(":")
+    if not equals or len(words) != 3 or not all(map(_SHAPE.fullmatch, words)):
+        raise ConfigError(f"{word[:80]!r} is no range of shapes as edged writes it")
+    minimum, optimum, maximum = map(_read_shape, words)
+    problem = _problem(minimum, optimum, maximum)
+    if problem:
+        raise ConfigError(f"{word[:80]!r}: {problem}")
+    return Range(unquote(name), minimum, optimum, maximum)
+
+
+def _example_key(name: str) -> str:
+    """The setting's name as TOML writes it: bare where it can be."""
+    return PREFIX + name if re.fullmatch(r"[A-Za-z0-9_.-]+", name) else f'"{PREFIX}{_short(name)}"'
+
+
+def _short(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,79 @@
+"""Which backends there are, and which can be used here. Nothing is imported until a backend is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from edged.backends.contract import Backend
+from edged.errors import Unsupported
+
+
+class _Entry(NamedTuple):
+    """`versions` are facts of which one tells the runtime's version, `needs` those that must be there beside it; both
+    empty where there is no runtime. `device` begins the facts of the devices that it is for, beside the CPU."""
+
+    module: str
+    versions: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    device: str = ""
+
+
+_BACKENDS: dict[str, _Entry] = {
+    "onnxruntime": _Entry("edged.backends.onnxruntime", ("runtime.onnxruntime", "runtime.onnxruntime_gpu")),
+    "openvino": _Entry("edged.backends.openvino", ("runtime.openvino",)),
+    # The library's own version decides; without the Python package it cannot be reached.
+    "tensorrt": _Entry("edged.backends.tensorrt", ("tensorrt.version",), ("runtime.tensorrt",), "gpu."),
+    "tensorrt_rtx": _Entry("edged.backends.tensorrt_rtx", ("runtime.tensorrt_rtx",), (), "gpu."),
+    "null": _Entry("edged.backends.null"),
+}
+NAMES = tuple(_BACKENDS)
+# How people call the runtimes.
+TITLES = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "tensorrt": "TensorRT",
+    "tensorrt_rtx": "TensorRT-RTX",
+}
+# How a key writes a fact that is not there.
+ABSENT = "absent"
+
+
+def load(name: str) -> Backend:
+    """Imports a backend and its runtime; Unsupported when the name is unknown or the runtime cannot be imported."""
+    try:
+        module = _BACKENDS[name].module
+    except KeyError:
+        raise Unsupported(f"there is no backend {name!r}; there are {', '.join(NAMES)}") from None
+    try:
+        backend: Backend = importlib.import_module(module).BACKEND
+    except ImportError as error:
+        raise Unsupported(f"backend {name} cannot be loaded: {error}; install edged[{name}]") from error
+    return backend
+
+
+def installed(facts: Mapping[str, str]) -> tuple[str, ...]:
+    """The backends whose runtime the device's facts show and a device for it, without importing any. `null` is never
+    offered."""
+    return tuple(name for name in present(facts) if any(fact.startswith(_BACKENDS[name].device) for fact in facts))
+
+
+def present(facts: Mapping[str, str]) -> tuple[str, ...]:
+    """The backends whose runtime the facts show, whether or not there is a device that it could use."""
+    return tuple(name for name in _BACKENDS if version(name, facts) is not None)
+
+
+def version(name: str, facts: Mapping[str, str]) -> str | None:
+    """The version of a backend's runtime as the device's facts show it; None where it is not installed or has none."""
+    entry = _BACKENDS[name]
+    if any(facts.get(fact, ABSENT) == ABSENT for fact in entry.needs):
+        return None
+    found = (facts.get(fact, ABSENT) for fact in entry.versions)
+    return next((version for version in found if version != ABSENT), None)
+
+
+def agree(loaded: str, expected: str) -> bool:
+    """Whether two version numbers are one as far as both go: a library may tell four numbers and its package three."""
+    one, other = loaded.split("."), expected.split(".")
+    return all(mine == theirs for mine, theirs in zip(one, other, strict=False))

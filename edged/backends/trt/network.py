@@ -1,0 +1,165 @@
+"""From an ONNX file to a network of the runtime, or every reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from edged.backends.contract import Signature
+from edged.backends.trt.api import DATATYPES, Builder, Network, ParserError, Tensor, Trt, find
+from edged.backends.trt.log import Log, listen
+from edged.errors import EdgedError, EngineUnusable, Unsuitable
+
+# How parsers put it that there is nothing to try again. Older ones have no code for an operator that nobody knows.
+_UNSUPPORTED = ("Plugin not found", "No importer registered", "convertDtype")
+_MOST_OPERATORS = 8
+_MOST_NODES = 3
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """One error of the parser. `node` is the name of a node, or its number; empty where it is about none."""
+
+    operator: str
+    node: str
+    reason: str
+    is_unsupported: bool
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """A network, and what has to live as long as it."""
+
+    network: Network
+    is_strongly_typed: bool
+    owners: tuple[object, ...]
+
+
+def create_builder(trt: Trt, log: Log, kind: str) -> Builder:
+    """A builder of the runtime with its logger; EngineUnusable where it cannot be had, for want of a GPU as a rule."""
+    logger = listen(trt, log)
+    plugins = find(trt, "init_libnvinfer_plugins")
+    if callable(plugins):
+        plugins(logger, "")  # operators that are made of the runtime's own plugins need them
+    try:
+        return trt.Builder(logger)
+    except MemoryError:  # the child's own limit, which has words of its own
+        raise
+    except Exception as error:  # the bindings answer a null pointer with an error of their own
+        raise EngineUnusable(f"{kind} cannot start here: {log.reason() or error}") from error
+
+
+def parse(trt: Trt, builder: Builder, log: Log, model: Path, kind: str) -> Parsed:
+    """Unsuitable where the model has what this runtime lacks, EngineUnusable where it cannot be read."""
+    strongly = find(trt, "NetworkDefinitionCreationFlag.STRONGLY_TYPED")
+    explicit = find(trt, "NetworkDefinitionCreationFlag.EXPLICIT_BATCH")
+    flags = sum(1 << _number(flag) for flag in (strongly, explicit) if flag is not None)
+    network = builder.create_network(flags)
+    logger = listen(trt, log)
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(model)):
+        raise _refusal(kind, model.name, [parser.get_error(i) for i in range(parser.num_errors)], log)
+    if not network.num_outputs:
+        raise EngineUnusable(f"{kind} finds no output in {model.name}; is it an ONNX model?")
+    # The parser owns the weights that the network points to.
+    return Parsed(network, strongly is not None, (parser, logger))
+
+
+def require_datatypes(signature: Signature, kind: str) -> None:
+    """Requires datatypes that the runtime has; Unsuitable names the first tensor that has another."""
+    for spec in (*signature.inputs, *signature.outputs):
+        if spec.datatype not in DATATYPES.values():
+            raise Unsuitable(f"{kind} has no {spec.datatype} tensors, and {spec.name} is one")
+
+
+def require_interface(network: Network, signature: Signature, kind: str) -> None:
+    """Requires the model's inputs and outputs in its own datatypes; Unsuitable where the runtime has narrowed one."""
+    tensors = {tensor.name: tensor for tensor in (*inputs(network), *outputs(network))}
+    for spec in (*signature.inputs, *signature.outputs):
+        tensor = tensors.get(spec.name)
+        if tensor is None:
+            raise Unsuitable(f"{kind} has no tensor {spec.name}, which the model declares")
+        found = DATATYPES.get(tensor.dtype.name, tensor.dtype.name)
+        if found != spec.datatype:
+            raise Unsuitable(f"{kind} would make {found} of the {spec.datatype} tensor {spec.name}")
+    for tensor in inputs(network):
+        if tensor.is_shape_tensor and any(size < 0 for size in tensor.shape):
+            raise Unsuitable(f"{kind} needs a range for the values of {tensor.name}, which decides shapes in the model")
+
+
+def inputs(network: Network) -> Iterator[Tensor]:
+    return (network.get_input(index) for index in range(network.num_inputs))
+
+
+def outputs(network: Network) -> Iterator[Tensor]:
+    return (network.get_output(index) for index in range(network.num_outputs))
+
+
+# -- why not --------------------------------------------------------------------------------------------------------
+
+
+def _refusal(kind: str, model: str, errors: Iterable[ParserError], log: Log) -> EdgedError:
+    failures = [_failure(error, log) for error in errors]
+    if not failures:
+        return EngineUnusable(f"{kind} cannot read {model}: {log.reason() or 'it does not say why'}")
+    refused = [failure for failure in failures if failure.is_unsupported]
+    others = [failure for failure in failures if not failure.is_unsupported]
+    told = _unsupported(refused) + [_told(failure) for failure in others[:_MOST_NODES]]
+    told += [f"{len(others) - _MOST_NODES} more errors"] if len(others) > _MOST_NODES else []
+    count = f"{len(refused)} node{'s' * (len(refused) > 1)} of " if any(f.operator for f in refused) else ""
+    verb = "does not take" if refused else "refuses"
+    line = f"{kind} {verb} {count}{model}: {'; '.join(told)}"
+    return Unsuitable(line) if refused else EngineUnusable(line)
+
+
+def _unsupported(failures: Iterable[_Failure]) -> list[str]:
+    """A word for every operator, with its count, some of its nodes, and the first reason."""
+    by_operator: dict[str, list[_Failure]] = {}
+    for failure in failures:
+        by_operator.setdefault(failure.operator, []).append(failure)
+    words = []
+    for operator, found in list(by_operator.items())[:_MOST_OPERATORS]:
+        if not operator:
+            words.append(found[0].reason)
+            continue
+        nodes = [failure.node for failure in found if failure.node][:_MOST_NODES]
+        more = ", …" if len(found) > len(nodes) and nodes else ""
+        times = f" {len(found)}x" if len(found) > 1 else ""
+        where = f" ({', '.join(nodes)}{more})" if nodes else ""
+        words.append(f"{operator}{times}{where}: {found[0].reason}")
+    left = len(by_operator) - _MOST_OPERATORS
+    return [*words, f"{left} more operators"] if left > 0 else words
+
+
+def _told(failure: _Failure) -> str:
+    where = " ".join(word for word in (failure.operator, failure.node and f"({failure.node})") if word)
+    return f"{where}: {failure.reason}" if where else failure.reason
+
+
+def _failure(error: ParserError, log: Log) -> _Failure:
+    number, reason = error.node(), error.desc()
+    operator = _said(error, "node_operator") or log.operators.get(number, "")
+    node = _said(error, "node_name") or (f"node {number}" if number >= 0 else "")
+    code = error.code().name
+    is_unsupported = code.startswith("UNSUPPORTED") or any(words in reason for words in _UNSUPPORTED)
+    return _Failure(operator, node[:60], _in_words(reason), is_unsupported)
+
+
+def _said(error: ParserError, what: str) -> str:
+    """What newer parsers tell of the node."""
+    ask = find(error, what)
+    return str(ask()) if callable(ask) else ""
+
+
+def _in_words(reason: str) -> str:
+    """The parser's reasons are conditions of its source with a sentence behind: the sentence, if there is one."""
+    if "Plugin not found" in reason or "No importer registered" in reason:
+        return "no such operator"
+    if "convertDtype" in reason:
+        return "a datatype that it does not have"
+    quoted = reason.rpartition(' && "')[2].removesuffix('"') if ' && "' in reason else reason
+    return " ".join(quoted.split())[:160]
+
+
+def _number(flag: object) -> int:
+    return int(flag)  # type: ignore[call-overload,no-any-return]  # the runtime's enumerations convert

@@ -1,0 +1,124 @@
+"""The inputs and outputs of a TensorRT engine, and whether they are the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from edged.backends.contract import Signature
+from edged.backends.trt.api import DATATYPES, Engine
+from edged.errors import EngineUnusable, InvalidInput, Unsuitable
+from edged.tensors import Array, TensorSpec, numpy_dtype
+
+Shape: TypeAlias = tuple[int, ...]
+# Smallest and largest shape of an input in one profile.
+Bounds: TypeAlias = tuple[Shape, Shape]
+
+
+class Input(msgspec.Struct, frozen=True):
+    """`bounds` has an entry for each profile."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    bounds: tuple[Bounds, ...]
+
+
+class Output(msgspec.Struct, frozen=True):
+    name: str
+    dtype: np.dtype[np.generic]
+
+
+class Tensors(msgspec.Struct, frozen=True):
+    """All of an engine's, in the order of the model."""
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+
+    def is_fixed(self, profile: int) -> bool:
+        """Whether a profile takes inputs of one shape only."""
+        return all(low == high for low, high in (i.bounds[profile] for i in self.inputs))
+
+    def profile_of(self, inputs: Mapping[str, Array]) -> int:
+        """The first profile that takes these inputs; InvalidInput when there is none, or a dtype is another."""
+        for tensor in self.inputs:
+            found = inputs[tensor.name].dtype
+            if found != tensor.dtype:
+                raise InvalidInput(f"input {tensor.name!r} is {found}; the engine takes {tensor.dtype}")
+        shapes = [inputs[tensor.name].shape for tensor in self.inputs]
+        for profile in range(len(self.inputs[0].bounds) if self.inputs else 1):
+            if all(_within(s, t.bounds[profile]) for s, t in zip(shapes, self.inputs, strict=True)):
+                return profile
+        raise InvalidInput(self._refusal(shapes))
+
+    def _refusal(self, shapes: Sequence[Shape]) -> str:
+        for shape, tensor in zip(shapes, self.inputs, strict=True):
+            if not any(_within(shape, bounds) for bounds in tensor.bounds):
+                allowed = " or ".join(dict.fromkeys(_range_text(bounds) for bounds in tensor.bounds))
+                return f"input {tensor.name!r} has the shape {_text(shape)}; the engine takes {allowed}"
+        given = ", ".join(f"{t.name!r} {_text(s)}" for t, s in zip(self.inputs, shapes, strict=True))
+        return f"no profile of the engine takes these shapes together: {given}"
+
+
+def read(engine: Engine, signature: Signature) -> Tensors:
+    """The engine's tensors, compared with the model's.
+
+    EngineUnusable for an engine of another model, Unsuitable where TensorRT made another thing of a tensor.
+    """
+    modes = {}
+    for index in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(index)
+        modes[name] = engine.get_tensor_mode(name).name
+    for kind, specs in (("INPUT", signature.inputs), ("OUTPUT", signature.outputs)):
+        wanted, found = {spec.name for spec in specs}, {name for name, mode in modes.items() if mode == kind}
+        if wanted != found:
+            raise EngineUnusable(
+                f"the engine's {kind.lower()}s are {_names(found)}, the model's {_names(wanted)}; build it again"
+            )
+    profiles = max(1, engine.num_optimization_profiles)
+    return Tensors(
+        tuple(
+            Input(spec.name, _dtype(engine, spec), tuple(_bounds(engine, spec.name, p) for p in range(profiles)))
+            for spec in signature.inputs
+        ),
+        tuple(Output(spec.name, _dtype(engine, spec)) for spec in signature.outputs),
+    )
+
+
+def _dtype(engine: Engine, spec: TensorSpec) -> np.dtype[np.generic]:
+    made = engine.get_tensor_dtype(spec.name).name
+    if DATATYPES.get(made) != spec.datatype:
+        raise Unsuitable(f"tensor {spec.name!r} is {made} in the engine and {spec.datatype} in the model")
+    # Such a tensor's values are wanted on the host while shapes are computed; edged's go to the device.
+    is_shape = getattr(engine, "is_shape_inference_io", None)
+    if is_shape is not None and is_shape(spec.name):
+        raise Unsuitable(f"tensor {spec.name!r} tells TensorRT the shape of another, which edged does not do")
+    return numpy_dtype(spec.datatype)
+
+
+def _bounds(engine: Engine, name: str, profile: int) -> Bounds:
+    shape = tuple(engine.get_tensor_shape(name))
+    if -1 not in shape:
+        return shape, shape
+    smallest, _, largest = engine.get_tensor_profile_shape(name, profile)
+    return tuple(smallest), tuple(largest)
+
+
+def _within(shape: Shape, bounds: Bounds) -> bool:
+    low, high = bounds
+    return len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
+
+
+def _range_text(bounds: Bounds) -> str:
+    low, high = bounds
+    return _text(low) if low == high else f"{_text(low)} to {_text(high)}"
+
+
+def _text(shape: Shape) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"

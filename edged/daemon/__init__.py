@@ -1,0 +1,1 @@
+"""The daemon's process: start, stop, reload, and what it owes to systemd."""

@@ -1,0 +1,187 @@
+"""What is wrong with a configuration on this box, as far as that can be told without starting anything.
+
+Each check gives the path of a key and a line of what is wrong and what to do. Everything is asked of the system as the
+user who asks: what a service may read and write is known to its own user.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path as File
+from typing import TypeAlias
+
+from edged import packages
+from edged.api.auth import doors, tls
+from edged.api.auth.tokens import TokenFile
+from edged.api.lanes.address import tcp_address, unix_path
+from edged.api.lanes.zmq_socket import place
+from edged.config import Config
+from edged.config.keys import Path
+from edged.daemon import locations as places
+from edged.errors import EdgedError
+from edged.models.repository import check_name
+
+Finding: TypeAlias = tuple[Path, str]
+# Where it listens: a host and a port, or a path and 0.
+_Place: TypeAlias = tuple[str, int]
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_DEFAULT: Path = ("listen",)  # the default socket, which is another for each user
+
+
+def preflight(config: Config) -> Iterator[Finding]:
+    """Everything that is wrong."""
+    yield from _folders(config)
+    yield from _models(config)
+    yield from _listeners(config)
+    yield from _access(config)
+    if config.http.listen and not packages.is_installed("uvicorn"):
+        yield ("http", "listen"), f"HTTP needs uvicorn, which is not installed: {packages.install_extra('http')}"
+
+
+def _folders(config: Config) -> Iterator[Finding]:
+    if config.state:
+        yield from ((("state",), why) for why in _unwritable(places.state_dir(config)))
+    if config.cache:
+        yield from ((("cache",), why) for why in _unwritable(places.cache_dir(config)))
+    if config.state and config.state == config.cache:
+        yield ("cache",), f"{config.cache} is the directory for models as well; name another"
+
+
+def _unwritable(folder: File) -> Iterator[str]:
+    """Why nothing can be put into a folder that is there, or is to be made; nothing where that is possible."""
+    there = next(each for each in (folder, *folder.parents) if os.path.lexists(each) or each == each.parent)
+    what = f"{folder}" if there == folder else f"{folder} is not there and cannot be made: {there}"
+    if not there.is_dir():
+        yield f"{what} is not a directory; name another"
+        return
+    try:
+        with tempfile.TemporaryFile(dir=there):  # without a name: only writing tells, and nothing stays behind
+            pass
+    except OSError as error:
+        why = f"cannot be written by user {os.geteuid()} ({error.strerror or error})"
+        yield f"{what} {why}; change its owner, or name another"
+
+
+def _models(config: Config) -> Iterator[Finding]:
+    for name, path in config.models.items():
+        try:
+            check_name(name)
+        except EdgedError as error:
+            yield ("models", name), str(error)
+        yield from ((("models", name), why) for why in _unreadable(File(path)))
+    for index, name in enumerate(config.startup_models):
+        if name == "*":
+            continue
+        try:
+            check_name(name.partition(":")[0])
+        except EdgedError as error:
+            yield (f"startup_models[{index}]",), str(error)
+
+
+def _unreadable(path: File) -> Iterator[str]:
+    """Why a file cannot be read; nothing where it can."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        yield f"{path} cannot be read: {error.strerror or error}; correct the path"
+        return
+    if not stat.S_ISREG(mode):
+        yield f"{path} is not a file; name the file"
+    elif not os.access(path, os.R_OK):
+        yield f"{path} cannot be read by user {os.geteuid()}; let it (chmod, chown), or name another"
+
+
+def _access(config: Config) -> Iterator[Finding]:
+    """What is wrong with certificates and grants; each message begins with its key."""
+    if config.tls.certificate:
+        yield from _told(lambda: tls.read(config.tls, time.time()))
+    guarded = [*places.addresses(config), *([config.http.listen] if config.http.listen else [])]
+    yield from _told(lambda: doors.require_known(config.access, config.tls, guarded))
+    if config.access.tokens_file:
+        yield from _told(TokenFile(File(config.access.tokens_file)).read, ("access", "tokens_file"))
+
+
+def _told(look: Callable[[], object], key: Path = ()) -> Iterator[Finding]:
+    try:
+        look()
+    except EdgedError as error:
+        yield key or tuple(str(error).partition(" ")[0].split(".")), str(error)
+
+
+def _listeners(config: Config) -> Iterator[Finding]:
+    """Addresses that are none, and those that two lanes would have to share."""
+    taken: list[tuple[Path, str, _Place]] = []
+    for path, address, meaning in _addresses(config):
+        try:
+            found = meaning(address)
+        except EdgedError as error:
+            yield path, str(error)
+            continue
+        if found[0].startswith("/") and path != _DEFAULT:
+            yield from ((path, why) for why in _no_socket(File(found[0])))
+        same = next((other for other, _, its in taken if _is_same(found, its)), None)
+        if same is not None:
+            yield path, f"{address} is {'.'.join(same)}'s as well; choose another"
+        taken.append((path, address, found))
+
+
+def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Place]]]:
+    """Every address with its key, and how it is read."""
+    for index, address in enumerate(places.addresses(config)):
+        yield (f"listen[{index}]",) if config.listen else _DEFAULT, address, lambda address: _door(address, config)
+    for path, address in ((("http", "listen"), config.http.listen), (("metrics", "listen"), config.metrics.listen)):
+        if address:
+            yield path, address, _socket
+    if config.frigate is not None:
+        remote = config.frigate.allow_remote
+        yield (
+            ("frigate", "endpoint"),
+            config.frigate.endpoint,
+            lambda address: _zmq(address, "frigate.endpoint", remote),
+        )
+    if config.zmq.frames:
+        yield ("zmq", "frames"), config.zmq.frames, lambda address: _zmq(address, "zmq.frames", None)
+    if config.zmq.publish:
+        yield ("zmq", "publish"), config.zmq.publish, lambda address: _zmq(address, "zmq.publish", None)
+
+
+def _door(address: str, config: Config) -> _Place:
+    """An address for gRPC may be one that other machines reach, where that is secured."""
+    doors.door(address, config.access, config.tls)
+    return _socket(address, allow_remote=True)
+
+
+def _socket(address: str, allow_remote: bool = False) -> _Place:
+    return (
+        (str(unix_path(address).absolute()), 0) if address.startswith("unix:") else tcp_address(address, allow_remote)
+    )
+
+
+def _zmq(address: str, key: str, allow_remote: bool | None) -> _Place:
+    target, path = place(address, key, allow_remote)
+    if path is not None:
+        return str(path), 0
+    host, _, port = target.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _no_socket(path: File) -> Iterator[str]:
+    """Why a socket cannot be made there; one that is there already is left to whoever listens on it."""
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        yield f"{path} exists and is not a socket; remove it or listen elsewhere"
+    elif not path.exists():
+        yield from _unwritable(path.parent)
+
+
+def _is_same(one: _Place, other: _Place) -> bool:
+    """Whether two cannot both be listened on. A free port of the system's choice is never another's."""
+    if one[1] != other[1] or (not one[1] and not one[0].startswith("/")):
+        return False
+    hosts = {one[0], other[0]}
+    everywhere = hosts & {"0.0.0.0", "::"}  # noqa: S104 - compared, not listened on
+    return len(hosts) == 1 or bool(everywhere) or ("localhost" in hosts and hosts <= set(_LOOPBACK))

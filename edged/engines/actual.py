@@ -1,0 +1,91 @@
+"""What there is: the engines as the store and the builds have left them, and what the slots serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from edged.engines import preference
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.reconcile import EngineView, ModelView
+from edged.engines.states import MAKING, EngineState
+from edged.store.record import EngineRecord
+from edged.store.store import Store
+
+
+def actual(store: Store, models: Iterable[PlannedModel]) -> list[ModelView]:
+    """One picture of the moment, for `reconcile`. Engines that others brought into the store are taken up first.
+
+    A model that is being read may be another one in a moment: nothing is made for it, and nothing is opened while it is
+    served. If its host was lost, the model before answers again, from files that have not changed.
+    """
+    stored = store.records()
+    views = []
+    for planned in models:
+        for key, engine in planned.engines.items():
+            record = stored.get(key)
+            if record is not None and record != engine.record:
+                _take_up(engine, record)
+        if not planned.is_being_read or planned.slot.current is None:
+            views.append(_model(planned))
+    return views
+
+
+def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
+    """What the store holds is news: models of one content share engines, and what was made or found out for one holds
+    for all.
+
+    A verdict by the standard of another model is nothing to one that has its own, or the two would have it made again
+    in turns for ever; but without its files it has to be made again. To one that is not tried any more only a good
+    engine is news, to one that waits for its next try also that its answers are wrong.
+    """
+    same_standard = record.standard == engine.standard or engine.recipe.is_reference
+    if engine.is_judged and not same_standard:
+        if engine.state is EngineState.READY and not record.files:
+            engine.lose()
+    elif (
+        engine.state in (EngineState.ABSENT, EngineState.READY)
+        or (engine.state not in MAKING and record.is_usable)
+        or (engine.state is EngineState.FAILED and same_standard and not record.evicted)
+    ):
+        engine.adopt(record)
+
+
+def _model(planned: PlannedModel) -> ModelView:
+    fits, current, is_read = planned.fits(), planned.slot.current, planned.is_being_read
+    return ModelView(
+        name=planned.entry.name,
+        engines=tuple(
+            _engine(planned, each) for each in planned.engines.values() if not is_read or _has_its_files(planned, each)
+        ),
+        serving=planned.serving if fits else None,
+        edition=current.edition if current is not None and fits else "",
+        apart=current.apart if current is not None and fits else "",
+        opening=planned.opening is not None,
+        reading=is_read,
+        outdated=fits and planned.serving not in planned.engines,
+    )
+
+
+def _has_its_files(planned: PlannedModel, engine: PlannedEngine) -> bool:
+    """Whether an engine can be opened although another model is being read: it is in the store, or what is read is
+    another version, in another file."""
+    return engine.is_usable or (planned.model is not None and planned.model.entry.path != planned.entry.path)
+
+
+def _engine(planned: PlannedModel, engine: PlannedEngine) -> EngineView:
+    return EngineView(
+        key=engine.digest,
+        recipe=engine.recipe,
+        state=engine.state,
+        lane=engine.lane,
+        usable=engine.is_usable,
+        edition=engine.edition,
+        apart=engine.apart,
+        is_doubted=preference.is_doubted(engine, planned.engines.values()),
+        cost=preference.cost(engine, planned.entry.settings),
+        retry_at=engine.retry_at,
+        open_at=engine.open_at,
+        wish=engine.wish.value,
+        trial=engine.trial,
+        failures=engine.failures,
+    )

@@ -1,0 +1,70 @@
+"""The children of admission: one reads the file, one tries a runtime. What they die of becomes a finding.
+
+Their own failures (no process to be had, a full disk, killed by somebody) are raised as errors: they say nothing about
+the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from edged.backends.registry import TITLES
+from edged.config.limits import AdmissionLimits
+from edged.engines.admission import judgement
+from edged.engines.admission.limits import patience
+from edged.engines.child import ChildLost, run
+from edged.ipc import job_messages as jobs
+from edged.models.finding import Stage
+from edged.models.inspection import Inspection
+from edged.verification.reach import Reach
+
+_UNKNOWN = Reach("", 0, 0, 0)  # of a runtime that did not live to tell
+
+
+class _Stages:
+    """Which stage a child is at, as it says."""
+
+    def __init__(self, first: Stage) -> None:
+        self.now = first
+
+    def __call__(self, progress: jobs.Progress) -> None:
+        self.now = judgement.stage_of(progress.phase) or self.now
+
+
+async def read(path: Path, limits: AdmissionLimits) -> Inspection:
+    """What a model file holds. ModelRefused, with its finding, where it is none or takes its reader along."""
+    stages, granted = _Stages(Stage.FILE), limits.of_reader(await asyncio.to_thread(_size_mb, path))
+    try:
+        job = jobs.Inspect(str(path))
+        return await run(job, Inspection, granted, tell=stages, patience=patience(granted))
+    except ChildLost as error:
+        if error.how == "killed":
+            raise
+        raise judgement.lost(error, stages.now, limits, granted.seconds, "").refusal() from error
+
+
+async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> jobs.Checked:
+    """What is found of a model on a runtime.
+
+    EdgedError for what is not the model's fault; Unsupported where the runtime cannot be loaded.
+    """
+    stages, granted = _Stages(Stage.OPSET), limits.of_runtime(size_mb)
+    backend = job.order.recipe.backend
+    try:
+        found = await run(job, jobs.Checked, granted, tell=stages, patience=patience(granted))
+    except ChildLost as error:
+        if error.how == "killed":
+            raise
+        finding = judgement.lost(error, stages.now, limits, granted.seconds, TITLES.get(backend, backend))
+        return jobs.Checked(job.reach or _UNKNOWN, finding)
+    return msgspec.structs.replace(found, finding=judgement.completed(found.finding, limits))
+
+
+def _size_mb(path: Path) -> float:
+    try:
+        return path.stat().st_size / (1 << 20)
+    except OSError:
+        return 0.0

@@ -1,0 +1,178 @@
+"""A model goes through all stages: what is asked of whom, in which order, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edged.backends.contract import Order, Recipe
+from edged.config.limits import Limits, box_mb
+from edged.engines.admission import judgement
+from edged.engines.child import run
+from edged.engines.reference import REFERENCE
+from edged.errors import InvalidInput
+from edged.ipc import job_messages as jobs
+from edged.models import samples as model_samples
+from edged.models import settings as model_settings
+from edged.models.finding import Category, Finding, Stage
+from edged.models.inspection import Inspection
+from edged.models.model import Model
+from edged.models.repository import plain_entry
+from edged.verification.extent import Extent
+
+if TYPE_CHECKING:
+    from edged.engines.builder import Builder
+
+_SAMPLES = Limits(seconds=120.0, memory_mb=4096)
+_EVERY_TIME = sys.maxsize  # an operator's command is carried out, however often a model went beyond the limits
+_AT_ONCE = 2  # children that try runtimes
+_SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after these, runtimes have nothing to add
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """What was found: the facts, the model where there can be one, for each backend why it does not take it (empty
+    when it does), why the model is refused, and what is to be told of one that is served."""
+
+    inspection: Inspection
+    model: Model | None
+    backends: dict[str, str]
+    finding: Finding | None = None
+    warnings: tuple[Finding, ...] = ()
+
+    @property
+    def refusal(self) -> str:
+        """Why the model cannot be served, in a line; empty when it can."""
+        return self.finding.line() if self.finding is not None else ""
+
+
+async def examine(
+    builder: Builder,
+    path: Path,
+    settings: Mapping[str, str],
+    installed: Iterable[str],
+    samples: Sequence[Path] = (),
+) -> Admission:
+    """Reads a model and tries it on every installed backend. Of the user's `samples` it is asked first.
+
+    ModelRefused, with its finding, when it cannot even be read; ConfigError when the settings do not fit it,
+    InvalidInput for samples that cannot be used with a model that can be served. Other errors of edged are nobody's
+    fault but its own or the box's.
+    """
+    model_settings.validate(settings)
+    inspection, names = await builder.inspect(path, _EVERY_TIME), tuple(installed)
+    held = inspection.finding
+    if held is not None and held.stage in _SETTLED:
+        return Admission(inspection, None, dict.fromkeys(names, held.line()), held)
+    size_mb = _size_mb(inspection)
+    held = judgement.first(held, judgement.memory(inspection.footprint, builder.admission, size_mb, box_mb()))
+    model = None
+    if inspection.finding is None:
+        own = tuple(str(sample.absolute()) for sample in samples)
+        plain = await asyncio.to_thread(plain_entry, path.stem, path, settings)
+        entry = msgspec.structs.replace(plain, samples=own)
+        model = await asyncio.to_thread(Model.of(entry, inspection).with_contents)
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(backend: str) -> jobs.Checked | str:
+        async with gate:
+            job = _job(path, inspection, model, backend, is_whole=held is None)
+            return await builder.check(job, size_mb, _EVERY_TIME)
+
+    answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+    admission = _judged(inspection, model, answers, held)
+    if samples and model is not None and admission.finding is None:
+        await _check_samples(model, samples)
+    return admission
+
+
+async def admit(
+    builder: Builder,
+    path: Path,
+    settings: Mapping[str, str],
+    installed: Iterable[str],
+    samples: Sequence[Path] = (),
+) -> Admission:
+    """As `examine`, by the reference alone, since that decides: what other backends make of it is seen when they build.
+
+    ModelRefused when the model cannot be served here, InvalidInput for samples that cannot be used.
+    """
+    backends = [name for name in installed if name == REFERENCE.backend]
+    admission = await examine(builder, path, settings, backends, samples)
+    if admission.finding is not None:
+        raise admission.finding.refusal(f"{path.name} cannot be served here: ")
+    return admission
+
+
+async def prove(builder: Builder, model: Model, tries: int = 1) -> tuple[Finding, ...]:
+    """Tries a model that was read on the reference, unless that was done before. Returns what is to be told of it. One
+    that goes beyond the limits is tried `tries` times in a row at most.
+
+    ModelRefused for a model that must not reach a host.
+    """
+    inspection = model.inspection
+    size_mb = _size_mb(inspection)
+    held = judgement.memory(inspection.footprint, builder.admission, size_mb, box_mb())
+    if held is None:
+        job = _job(Path(model.entry.path), inspection, model, REFERENCE.backend, is_whole=True)
+        answer = await builder.check(job, size_mb, tries)
+        admission = _judged(inspection, model, {REFERENCE.backend: answer}, None)
+        if admission.finding is None:
+            return admission.warnings
+        held = admission.finding
+    raise held.refusal()
+
+
+def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, *, is_whole: bool) -> jobs.Check:
+    recipe = msgspec.structs.replace(REFERENCE, threads=1) if backend == REFERENCE.backend else Recipe(backend)
+    through = Stage.OPERATORS if not is_whole or model is None else Stage.INFERENCE
+    external = tuple(file.path for file in inspection.external)
+    order = Order(str(path.absolute()), inspection.signature, recipe, None, external, inspection.digest)
+    return jobs.Check(
+        order,
+        inspection.opsets,
+        inspection.ir_version,
+        inspection.nodes,
+        model.recognition if model is not None else None,
+        Extent.of(model) if model is not None else Extent(),
+        through=through,
+        given=model_samples.by_content(model.samples, model.content) if model is not None else {},
+    )
+
+
+def _judged(
+    inspection: Inspection, model: Model | None, answers: Mapping[str, jobs.Checked | str], held: Finding | None
+) -> Admission:
+    """`held` is what was found of the file itself, after the stages that runtimes have the first word on."""
+    backends = {}
+    for name, answer in answers.items():
+        found = answer if isinstance(answer, str) else judgement.first(answer.finding, held)
+        backends[name] = found if isinstance(found, str) else found.line() if found is not None else ""
+    reference = answers.get(REFERENCE.backend)
+    if not isinstance(reference, jobs.Checked):
+        why = f": {reference}" if reference else ""
+        message = f"ONNX Runtime, which every engine is compared with, is missing{why}"
+        missing = Finding(Stage.OPSET, Category.NO_RUNTIME, message, "install onnxruntime")
+        return Admission(inspection, model, backends, judgement.first(held, missing))
+    finding, warnings = judgement.decided(reference, inspection.suspicion)
+    finding = judgement.first(finding, held)
+    if finding is not None:
+        backends[REFERENCE.backend] = finding.line()
+    return Admission(inspection, None if held is not None else model, backends, finding, warnings)
+
+
+def _size_mb(inspection: Inspection) -> float:
+    return (inspection.size + sum(file.size for file in inspection.external)) / (1 << 20)
+
+
+async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
+    """In a child, because decoders are made of C and whoever sends pictures may mean harm."""
+    recognition = model.recognition
+    if recognition.preprocess is None and not all(model_samples.is_tensors(sample.name) for sample in samples):
+        raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without them")
+    paths = tuple(str(sample.absolute()) for sample in samples)
+    await run(jobs.CheckSamples(paths, model.inspection.signature), jobs.Done, _SAMPLES)

@@ -1,0 +1,142 @@
+"""Engines that answer what the serving one was not built for. One that takes any shape is opened beside an engine with
+a range of shapes when a request outside it waits; the reference, when a request gives an input that has a default. It
+is closed when none has come for a while: on a small box the memory is worth more than the second that the next such
+request waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from edged.engines import preference
+from edged.engines.chores import Chores
+from edged.engines.opener import Opener
+from edged.engines.plan import PlannedEngine, PlannedModel, is_of
+from edged.engines.states import MAKING
+from edged.errors import EdgedError, HostLost, NotReady, Superseded
+from edged.models.model import Model
+from edged.serving.link import HostLink
+from edged.serving.slot import outside
+
+_LOG = logging.getLogger("edged.engines")
+_IDLE_SECONDS = 120.0  # without a request until it is closed
+_AGAIN_SECONDS = 1.0  # after it could not be opened for a reason that passes
+_REFUSED_SECONDS = 30.0  # after the runtime refused it
+
+
+@dataclass
+class _Place:
+    """What is beside one model's slot. Times in monotonic seconds."""
+
+    planned: PlannedModel
+    opening: asyncio.Task[None] | None = None
+    open_at: float = 0.0  # when opening may be tried again
+    why: str = ""  # it was refused the last time
+    answered: int = 0
+    busy: float = 0.0  # when it last had something to do
+
+
+class Beside:
+    """Keeps the second slot of every model as it should be. `wake` has the control loop look at once."""
+
+    def __init__(self, opener: Opener, chores: Chores, wake: Callable[[], None]) -> None:
+        self._opener, self._chores, self._wake = opener, chores, wake
+        self._places: dict[int, _Place] = {}
+
+    def look(self, models: Iterable[PlannedModel], now: float) -> None:
+        """After it was decided what serves."""
+        known, self._places = self._places, {}
+        for planned in models:
+            place = known.pop(id(planned), None) or _Place(planned)
+            self._places[id(planned)] = place
+            planned.beside.awaited = self._wake
+            self._see_to(place, now)
+        for place in known.values():  # of models that are gone; what is being opened is closed once it is open
+            self._opener.retire(place.planned.beside.refuse(NotReady(f"model {place.planned.entry.name!r} is gone")))
+
+    def host_lost(self, link: HostLink) -> None:
+        """What was in flight is tried once more, on a new one."""
+        for place in self._places.values():
+            place.planned.beside.vacate(link)
+
+    def _see_to(self, place: _Place, now: float) -> None:
+        planned, slot = place.planned, place.planned.beside
+        current = slot.current
+        if current is not None:
+            if slot.waiting or current.in_flight or slot.answered != place.answered:
+                place.answered, place.busy = slot.answered, now
+            is_stale = planned.served is None or not is_of(current.engine, planned.served)
+            if is_stale or now - place.busy >= _IDLE_SECONDS:
+                slot.current = None
+                self._opener.retire(current)
+        elif slot.waiting and place.opening is None:
+            self._open_or_refuse(place, now)
+
+    def _open_or_refuse(self, place: _Place, now: float) -> None:
+        planned = place.planned
+        serving = planned.slot.current
+        if planned.model is None or not planned.fits():
+            if planned.problem is not None:  # what serves is of a file that is not there any more
+                self._refuse(planned, f"the model on disk cannot be opened: {planned.problem}")
+            return  # until the change is through
+        if now < place.open_at:
+            if place.why:
+                self._refuse(planned, place.why)
+            return
+        engine = _choice(planned, now)
+        if engine is not None:
+            place.opening = self._chores.start(self._open(place, planned.model, engine))
+        elif not any(each.recipe.is_reference and each.open_at < math.inf for each in planned.engines.values()):
+            self._refuse(planned, outside(serving.engine) if serving is not None else "")
+
+    async def _open(self, place: _Place, model: Model, engine: PlannedEngine) -> None:
+        planned = place.planned
+        place.open_at = time.monotonic() + _REFUSED_SECONDS
+        place.why = "the engine for other shapes could not be opened"  # until it is known how this ends
+        try:
+            session = await self._opener.beside(planned, model, engine)
+        except (HostLost, NotReady, Superseded) as error:
+            place.open_at, place.why = time.monotonic() + _AGAIN_SECONDS, ""
+            _LOG.warning("model %s: engine %s for other shapes: %s", model.name, engine.digest[:12], error)
+        except EdgedError as error:
+            place.why = f"the engine for other shapes cannot be opened: {error}"
+            _LOG.warning("model %s: %s", model.name, place.why)
+        else:
+            place.open_at, place.why, place.busy = 0.0, "", time.monotonic()
+            if self._places.get(id(planned)) is not place or planned.model is not model:
+                await session.retire()
+                return
+            _LOG.info("model %s: engine %s opened for other shapes", model.name, engine.digest[:12])
+            self._opener.retire(planned.beside.install(session))
+        finally:
+            place.opening = None
+
+    @staticmethod
+    def _refuse(planned: PlannedModel, why: str) -> None:
+        """Those who wait; what comes later is looked at anew."""
+        builds = any(engine.recipe.profile and engine.state in MAKING for engine in planned.engines.values())
+        more = "; an engine of a wider range is being built, try again later" if builds else ""
+        planned.beside.refuse(NotReady(f"model {planned.entry.name!r}: {why}{more}"))
+        planned.beside.hold(None)
+
+
+def _choice(planned: PlannedModel, now: float) -> PlannedEngine | None:
+    """The fastest engine that takes any shape; the reference if there is no other, or if requests may give inputs that
+    other engines have built in."""
+    has_defaults = planned.model is not None and bool(planned.model.defaults)
+    able = [
+        engine
+        for engine in planned.engines.values()
+        if not engine.recipe.profile
+        and (engine.recipe.is_reference or not has_defaults)
+        and (engine.is_usable or engine.recipe.is_reference)
+        and engine.open_at <= now
+        and not preference.is_doubted(engine, planned.engines.values())
+    ]
+    costs = {id(e): preference.cost(e, planned.entry.settings) for e in able}
+    return min(able, key=lambda e: math.inf if costs[id(e)] is None else costs[id(e)] or 0.0, default=None)

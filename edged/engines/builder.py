@@ -1,0 +1,461 @@
+"""Makes, verifies and tries engines, each step in a child; then commits the outcome to the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from edged.backends import registry
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Composition, Effort, Recipe
+from edged.config.limits import AdmissionLimits, Limits
+from edged.engines import allowance
+from edged.engines.admission import children, judgement
+from edged.engines.admission.limits import USUAL
+from edged.engines.admission.memory import Outcomes, Unread
+from edged.engines.child import Patience, despite_cancelling, run
+from edged.engines.reference import REFERENCE as REFERENCE
+from edged.errors import (
+    BuildFailed,
+    EdgedError,
+    EngineUnusable,
+    ModelRefused,
+    OutOfSpace,
+    Refused,
+    Unsupported,
+    WrongAnswers,
+)
+from edged.files import disk_fault, unwritable
+from edged.ipc import job_messages as jobs
+from edged.models.finding import Finding
+from edged.models.identity import file_digest
+from edged.models.inspection import Inspection, too_large
+from edged.models.model import Model
+from edged.store import atomic, sealed
+from edged.store.background import Later, at_once
+from edged.store.key import EngineKey
+from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.store import Store
+from edged.verification.extent import Extent
+from edged.verification.golden import SUFFIX, Sample, is_whole, prune
+from edged.verification.golden import load as load_golden
+from edged.verification.standard import Standard, coarser
+from edged.version import __version__
+
+_LOG = logging.getLogger("edged.build")
+_T = TypeVar("_T")
+_LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
+_READ_FORMAT = 8  # of what is kept of a model that was read
+_KEPT = 1000  # of such; the oldest are of models that were refused and never came back
+
+Tell: TypeAlias = Callable[[jobs.Progress], None]
+# Makes room for so many bytes, or raises OutOfSpace; returns how many may be written at most, 0 for any number.
+MakeRoom: TypeAlias = Callable[[int], Awaitable[int]]
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One engine of one model, and how it is to be made."""
+
+    model: Model
+    recipe: Recipe
+    key: EngineKey
+    effort: Effort = "full"
+
+
+_MAKING = ".making-"  # folders of golden answers that are not whole yet
+
+
+class Builder:
+    """Runs children; keeps golden answers by model digest, what was read of models by file digest, and what was found
+    of them on runtimes. `admission` limits the children that look at models before they serve."""
+
+    def __init__(
+        self,
+        store: Store,
+        cache: Path,
+        limits: Limits,
+        admission: AdmissionLimits = USUAL,
+        later: Later = at_once,
+    ) -> None:
+        """`later` removes what is not needed any more."""
+        self._later = later
+        self._store, self._limits, self.admission = store, limits, admission
+        self._outcomes = Outcomes(cache.absolute())
+        self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
+        self._trials: dict[str, float] = {}  # seconds that the reference took for models when they were admitted
+        self._timings = cache.absolute() / "timings"  # what builders measured of this device, to build faster
+        for folder in (self._golden, self._inspections, self._timings):
+            with contextlib.suppress(OSError):  # a disk that cannot be written: reading models takes longer
+                folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+                atomic.sweep(folder)
+                for unfinished in folder.glob(f"{_MAKING}*"):
+                    shutil.rmtree(unfinished, ignore_errors=True)
+
+    def heed(self, limits: Limits, admission: AdmissionLimits | None = None) -> None:
+        """Other limits, for children that start from now on."""
+        self._limits, self.admission = limits, admission or self.admission
+
+    async def inspect(self, path: Path, tries: int = 1) -> Inspection:
+        """What a model file holds; `finding` says why it cannot be served.
+
+        ModelRefused, with its finding, when it is no model at all or its reader did not survive it. A file that took
+        its reader beyond the limits is read `tries` times in a row at most; what came of it is remembered.
+        """
+        path = path.absolute()
+        graph, known = await asyncio.to_thread(self._known, path)
+        if known is not None:
+            return known
+        unread = await asyncio.to_thread(self._outcomes.unread, graph, self.admission) if graph else None
+        if unread is not None and unread.tries >= tries:
+            raise unread.finding.refusal()
+        try:
+            inspection = await children.read(path, self.admission)
+        except ModelRefused as error:
+            finding = Finding.of(error)
+            if graph and finding is not None and judgement.is_of_reader(finding):
+                now = Unread(finding, 1 + (unread.tries if unread is not None else 0))
+                await asyncio.to_thread(self._outcomes.keep_unread, graph, self.admission, now)
+            raise
+        if not inspection.external:  # those are read each time, see `_known`
+            with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
+                await asyncio.to_thread(self._keep, inspection)
+        return inspection
+
+    async def check(self, job: jobs.Check, size_mb: float, tries: int = 1) -> jobs.Checked | str:
+        """What is found of a model on a runtime, unless that is known; where the runtime cannot be loaded, why not.
+
+        The model takes `size_mb` mebibytes. One that goes beyond the limits is tried `tries` times in a row at most.
+        EdgedError where nothing could be found out.
+        """
+        known = await asyncio.to_thread(self._outcomes.known, job, self.admission)
+        before = known.tries if known is not None and not judgement.is_lasting(known.finding) else 0
+        if known is not None and not 0 < before < tries:
+            return self._noted(job, known)
+        reach = await asyncio.to_thread(self._outcomes.reach, job.order.recipe.backend)
+        job = msgspec.structs.replace(job, reach=reach)
+        try:
+            found = await children.attempt(job, self.admission, size_mb)
+        except Unsupported as error:
+            return str(error)
+        found = msgspec.structs.replace(found, tries=before + 1)
+        await asyncio.to_thread(self._outcomes.keep, job, self.admission, found)
+        return self._noted(job, found)
+
+    def _noted(self, job: jobs.Check, found: jobs.Checked) -> jobs.Checked:
+        if job.order.recipe.is_reference and found.seconds:
+            self._trials[job.order.digest] = found.seconds
+        return found
+
+    async def make(self, task: Task, tell: Tell, room: MakeRoom) -> EngineRecord:
+        """Builds and verifies an engine and commits the outcome, accepted or rejected.
+
+        Where the store holds an accepted engine of this key already, it stays if the new one is rejected; the record
+        that is returned is the new one's. Raises the reason when there is no outcome; nothing is left behind.
+        """
+        async with self._storing(), _aside(self._store.stage) as out, self._storing():
+            started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
+            artefact, composition, seconds, peak = None, Composition(), 0.0, 0.0
+            golden, standard = await self._reference(model, recipe, tell)
+            if not recipe.is_reference:
+                built = await self._build(task, out, tell, room)
+                artefact, seconds, peak = built.artefact, built.seconds, built.peak_memory_mb
+                composition = built.composition
+            timed = await self._judge(task, artefact, golden, standard, tell)
+            facts = BuildFacts(started, seconds, peak, __version__, round(time.monotonic() - begun, 3), task.effort)
+            files = artefact.files if artefact is not None and timed.verdict.accepted else {}
+            record = EngineRecord(
+                task.key.parts, model.name, recipe, files, facts, timed.verdict, composition=composition
+            )
+            record = _measured(record, timed, standard)
+            await self._commit(out, record, room)
+            return record
+
+    async def make_ahead(self, task: Task, device: str, capability: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+        """Builds an engine for a device that this box does not have, of that compute capability, and commits it.
+
+        It may not serve: nobody can compare its answers here. Where it is found on its device it is tried first.
+        Refused where the store holds an accepted engine of that key, which is worth more.
+        """
+        async with self._storing(), _aside(self._store.stage) as out, self._storing():
+            await asyncio.to_thread(self._require_none, task.key.digest)
+            started, begun = time.time(), time.monotonic()
+            built = await self._build(task, out, tell, room, capability)
+            seconds = round(time.monotonic() - begun, 3)
+            facts = BuildFacts(started, built.seconds, built.peak_memory_mb, __version__, seconds, task.effort)
+            verdict = Verdict(False, f"built ahead for {device}; its answers are compared there before it serves", {})
+            record = EngineRecord(
+                *(task.key.parts, task.model.name, task.recipe, built.artefact.files, facts, verdict),
+                ahead=device,
+                composition=built.composition,
+            )
+            await room(record.size)
+            await asyncio.to_thread(self._require_none, task.key.digest)
+            await asyncio.to_thread(self._store.commit, out, record)
+            return record
+
+    async def verify(self, task: Task, tell: Tell) -> EngineRecord:
+        """Compares an engine of the store with the reference again and times it again; its record is amended.
+
+        One that is rejected now loses its files. KeyError when the store has no such engine.
+        """
+        async with self._storing():
+            digest = task.key.digest
+            record = self._store.records()[digest]
+            golden, standard = await self._reference(task.model, task.recipe, tell)
+            artefact = None if task.recipe.is_reference else self._store.artefact(digest)
+            timed = await self._judge(task, artefact, golden, standard, tell)
+            record = _measured(record, timed, standard)
+            write = self._store.amend if timed.verdict.accepted else self._store.strip
+            await asyncio.to_thread(write, record)  # it waits for the disk
+            return self._store.records()[digest]
+
+    async def adopt(self, task: Task, source: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+        """Tries the files of the engine `source`, built ahead or for another driver, as the engine of this task.
+
+        If its answers are right they are committed under the new key as well. Otherwise it has to be built, and an
+        error says why: WrongAnswers when that is it. KeyError when the store has no engine `source`.
+        """
+        async with self._storing(), _aside(self._store.stage) as out, self._storing():
+            old, artefact = self._store.records()[source], self._store.artefact(source)
+            golden, standard = await self._reference(task.model, task.recipe, tell)
+            timed = await self._judge(task, artefact, golden, standard, tell)
+            if not timed.verdict.accepted:
+                raise WrongAnswers(timed.verdict.reason)
+            await asyncio.to_thread(_share, artefact, out)
+            record = msgspec.structs.replace(
+                old,
+                parts=task.key.parts,
+                recipe=task.recipe,
+                model=task.model.name,
+                adopted_from=source,
+            )
+            record = _measured(record, timed, standard)
+            await self._commit(out, record, room)
+            return record
+
+    def forget(self, digest: str) -> None:
+        """Removes what was found out of a model that has gone: what it holds, its golden answers, that it may serve."""
+        self._later(partial(self._forget, digest))
+
+    def _forget(self, digest: str) -> None:
+        self._outcomes.forget(digest)
+        self._trials.pop(digest, None)
+        for place in (*self._golden.glob(f"{digest}*{SUFFIX}"), *self._inspections.glob(f"{digest}-*.json")):
+            with contextlib.suppress(OSError):
+                place.unlink()
+
+    def forget_others(self, needed: Set[str]) -> None:
+        """Removes the golden answers of models that went while no daemon ran, or right before it was killed: those that
+        are not `needed`, by digest, and have no engine in the store. What else is kept is small and bounded."""
+        self._later(partial(self._forget_others, frozenset(needed)))
+
+    def _forget_others(self, needed: Set[str]) -> None:
+        kept = {place.name.removesuffix(SUFFIX).partition("-")[0] for place in self._golden.glob(f"*{SUFFIX}")}
+        built = {record.parts.get("model", "") for record in self._store.records().values()}
+        for digest in filter(None, kept - needed - built):
+            self._forget(digest)
+
+    def recorded(self, model: Model) -> list[Sample]:
+        """What the reference was asked and answered when there were engines to be compared with it; none where it was
+        not, or that cannot be read. Reads the disk."""
+        place = self._golden / f"{Standard.of(model, REFERENCE.precision).golden}.golden"
+        try:
+            return load_golden(place).samples if place.exists() else []
+        except BuildFailed:  # they are made again when an engine is to be compared with them
+            return []
+
+    def expected_seconds(self, task: Task) -> float | None:
+        """How long making it took the last time: of this very model, otherwise of this backend on the average."""
+        kin = [
+            record
+            for record in self._store.records().values()
+            if record.recipe.backend == task.recipe.backend and record.build.total_s and not record.recipe.is_reference
+        ]
+        own = [record for record in kin if record.parts.get("model") == task.model.digest]
+        if own:
+            return max(own, key=lambda record: record.build.created_unix_s).build.total_s
+        return sum(record.build.total_s for record in kin) / len(kin) if kin else None
+
+    async def _build(self, task: Task, out: Path, tell: Tell, room: MakeRoom, capability: str = "") -> jobs.Built:
+        tell(jobs.Progress("building"))
+        model = task.model
+        limits = self._within(await room(self._estimate(model, task.recipe)))
+        order = model.order(task.recipe, effort=task.effort)
+        timings = self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
+        order = msgspec.structs.replace(order, capability=capability, timings=str(timings))
+        job = jobs.Build(order, str(out), model.recognition, model.samples, _version(task))
+        return await run(job, jobs.Built, limits, tell=tell, patience=self._patience(model, task.recipe.backend))
+
+    def _patience(self, model: Model, backend: str) -> Patience:
+        return allowance.patience(model, backend, self._trials.get(model.digest, 0.0), self._limits)
+
+    def _require_none(self, digest: str) -> None:
+        stored = self._store.read(digest)  # a daemon may have built it meanwhile
+        if stored is not None and stored.is_usable:
+            raise Refused(f"{self._store.root} holds engine {digest[:12]} already, proven; give another --cache")
+
+    async def _judge(
+        self, task: Task, artefact: Artefact | None, golden: Path, standard: Standard, tell: Tell
+    ) -> jobs.Timed:
+        tell(jobs.Progress("verifying"))
+        model = task.model
+        reference = model.order(msgspec.structs.replace(REFERENCE, threads=task.recipe.threads))
+        job = jobs.Verify(
+            model.order(task.recipe, artefact),
+            str(golden),
+            reference,
+            standard.tolerance,
+            model.recognition,
+            _version(task),
+            coarser(task.recipe.precision, model.inspection.arithmetic),
+        )
+        patience = self._patience(model, REFERENCE.backend)
+        return await run(job, jobs.Timed, self._limits, tell=tell, patience=patience)
+
+    async def _commit(self, out: Path, record: EngineRecord, room: MakeRoom) -> None:
+        """A rejected engine leaves its record, so that it is not built again, but never in the place of a good one."""
+        key = EngineKey(record.parts).digest
+        if not record.verdict.accepted:
+            stored = self._store.records().get(key)
+            if stored is None or not stored.is_usable:
+                await asyncio.to_thread(self._store.strip, record)
+            return
+        if not record.adopted_from:  # whose files are shared with the engine they come from
+            await room(record.size)
+        await asyncio.to_thread(self._store.commit, out, record)
+
+    async def _reference(self, model: Model, recipe: Recipe, tell: Tell) -> tuple[Path, Standard]:
+        """The file of golden answers, made first if this model has none, and what the engine is held to."""
+        now = await asyncio.to_thread(model.with_contents)  # its samples may have changed since it was planned
+        standard = Standard.of(now, recipe.precision)
+        place = self._golden / f"{standard.golden}.golden"
+        if not await asyncio.to_thread(is_whole, place):
+            tell(jobs.Progress("asking the reference"))
+            extent = Extent.of(model)
+            patience = self._patience(model, REFERENCE.backend)
+            # The child gets a folder of its own: the answers of other models are none of its business.
+            async with _aside(self._making) as folder:
+                out = Path(folder) / place.name
+                job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, extent)
+                made = await run(job, jobs.MadeGolden, self._limits, tell=tell, patience=patience)
+                await asyncio.to_thread(_take, out, place)
+            for reason in made.skipped:
+                _LOG.warning("model %s: %s", model.name, reason)
+        return place, standard
+
+    def _making(self) -> tempfile.TemporaryDirectory[str]:
+        """A folder for golden answers that are being made. When the daemon started there may have been no room for the
+        folders that it lies in."""
+        for folder in (self._golden, self._timings):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        return tempfile.TemporaryDirectory(prefix=_MAKING, dir=self._golden)
+
+    @contextlib.asynccontextmanager
+    async def _storing(self) -> AsyncIterator[None]:
+        """Tells a full disk from a build that failed: runtimes have many words for it, and most do not name it. Used
+        within a stage, too, which takes what fills the disk along."""
+        try:
+            yield
+        except OSError as error:
+            if (fault := disk_fault(self._store.root, error)) is not None:
+                raise fault from error
+            raise BuildFailed(f"the engine could not be stored: {error.strerror or error}") from error
+        except (BuildFailed, EngineUnusable) as error:
+            if await asyncio.to_thread(self._is_full):
+                raise OutOfSpace(f"{self._store.root} is full; free some space ({error})") from error
+            raise
+
+    def _is_full(self) -> bool:
+        try:
+            disk = os.statvfs(self._store.root)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize < _LEAST or bool(unwritable(self._store.root))
+
+    def _estimate(self, model: Model, recipe: Recipe) -> int:
+        """Bytes that the engine will probably take: what it took before, otherwise somewhat more than the model."""
+        kin = [
+            record.size
+            for record in self._store.records().values()
+            if record.recipe.backend == recipe.backend and record.parts.get("model") == model.digest
+        ]
+        weights = model.inspection.size + sum(file.size for file in model.inspection.external)
+        return max([*kin, weights + weights // 2])
+
+    def _within(self, most: int) -> Limits:
+        return msgspec.structs.replace(self._limits, disk_mb=max(1, most >> 20)) if most else self._limits
+
+    def _keep(self, inspection: Inspection) -> None:
+        sealed.write(self._read_place(inspection.graph_digest), inspection)
+        atomic.prune(self._inspections, _KEPT)
+
+    def _known(self, path: Path) -> tuple[str, Inspection | None]:
+        """The digest of a file, empty if there is none, and what was read of this very file before, if its external
+        data is as it was."""
+        try:
+            is_readable = path.is_file() and too_large(path.name, path.stat().st_size) is None
+            graph = file_digest(path) if is_readable else ""
+        except (OSError, EdgedError):
+            return "", None
+        known = sealed.read(self._read_place(graph), Inspection, "inspections")
+        # With external data the files beside the model decide, and they are read and checked by the child.
+        is_same = known is not None and not known.external and known.graph_digest == graph
+        return graph, known if is_same else None
+
+    def _read_place(self, graph_digest: str) -> Path:
+        """Where is kept what was read of a file; another edged may look for more."""
+        return self._inspections / f"{graph_digest}-{__version__}-{_READ_FORMAT}.json"
+
+
+def _version(task: Task) -> str:
+    """The version of the runtime that the engine's key names."""
+    return registry.version(task.recipe.backend, task.key.parts) or ""
+
+
+def _measured(record: EngineRecord, timed: jobs.Timed, standard: Standard) -> EngineRecord:
+    """The record with what a verification found."""
+    return msgspec.structs.replace(
+        record,
+        verdict=timed.verdict,
+        latency_ms=timed.latency_ms,
+        reference_ms=timed.reference_ms,
+        load=timed.load,
+        standard=standard.digest,
+    )
+
+
+def _share(artefact: Artefact, out: Path) -> None:
+    """The same files under another name; copied where the file system knows no links."""
+    for name in artefact.files:
+        try:
+            os.link(Path(artefact.root) / name, out / name)
+        except OSError:
+            (out / name).write_bytes(artefact.load(name))
+
+
+def _take(made: Path, place: Path) -> None:
+    """Puts golden answers in their place, and removes those that they replace."""
+    os.replace(made, place)
+    prune(place)
+
+
+@contextlib.asynccontextmanager
+async def _aside(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
+    """A context of the disk, such as a folder, entered and left by another thread, also if this is cancelled."""
+    entered, given = contextlib.ExitStack(), list[_T]()
+    try:
+        await despite_cancelling(asyncio.to_thread(lambda: given.append(entered.enter_context(make()))))
+        yield given[0]
+    finally:
+        await despite_cancelling(asyncio.to_thread(entered.close))

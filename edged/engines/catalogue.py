@@ -1,0 +1,327 @@
+"""The models: what the repository and the configuration name, read by children, and planned for the device."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias
+
+from edged.engines.builder import Builder
+from edged.engines.chores import Chores
+from edged.engines.plan import PlannedEngine, PlannedModel, external_files
+from edged.engines.planner import Planner
+from edged.engines.warmup import require_data
+from edged.errors import BuildFailed, EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady, OutOfSpace
+from edged.errors import ModelRefused as ModelRefusal
+from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
+from edged.models.finding import Finding, Reason
+from edged.models.model import Model
+from edged.models.repository import ModelEntry, plain_entry, split_name, stamp, versioned_name
+from edged.serving.session import ServingSession
+from edged.serving.slot import Slot
+
+_LOG = logging.getLogger("edged.engines")
+_DRAIN_SECONDS = 10.0  # for what waits for a model that is taken away
+_DRAIN_STEP = 0.02
+_READERS = 2  # children that inspect models at the same time
+# After these, what may have been the box's fault is tried again: a child that took too long or too much, or was killed.
+_AGAIN_SECONDS = (60.0, 600.0, 3600.0)
+_PASSING = ("timed_out", "too_much_memory", "missing")
+_BACK_SECONDS = 1.0  # a file that was not there is looked for again, which may be back before the disk is looked at
+
+
+# Tries a model, so often in a row at most as long as it goes beyond the limits.
+Prove: TypeAlias = Callable[[Model, int], Awaitable[tuple[Finding, ...]]]
+
+
+class Scan(NamedTuple):
+    """What the disk has: every version that there is to be, by name, and the stamps of models' external data."""
+
+    entries: dict[str, ModelEntry]
+    weights: dict[str, str]
+
+
+class Shelves(Protocol):
+    """Where models come from."""
+
+    def entries(self) -> dict[str, ModelEntry]:
+        """What there is to be, by name: a model's, or NAME:VERSION of one beside it."""
+
+
+class Catalogue:
+    """Keeps `models` equal to what there is to be. `retire` is given the session of a model that has gone.
+
+    A version that takes over from another is read and opened while the one before answers, in the same slot.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelves,
+        named: Mapping[str, Path],
+        builder: Builder,
+        planner: Planner,
+        events: EventLog,
+        chores: Chores,
+        retire: Callable[[ServingSession | None], None],
+        prove: Prove | None = None,
+    ) -> None:
+        """`prove` raises ModelRefused for a model that was read and must not reach a host."""
+        self.models: dict[str, PlannedModel] = {}
+        self._shelf, self._named, self._builder = shelf, dict(named), builder
+        self._planner, self._events, self._chores, self._retire = planner, events, chores, retire
+        self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
+        self._told: dict[str, tuple[str, ...]] = {}  # what was said of each configuration
+        self._prove = prove
+        self._late: dict[str, tuple[ModelEntry, int]] = {}  # what was tried again already, and how often
+        self._known: set[str] = set()  # digests of models that something was found out of
+        self._is_tidy = False  # whether nothing is kept any more of models that went before the daemon came
+
+    def name(self, named: Mapping[str, Path]) -> None:
+        """The configuration names these models now; the next look sees them."""
+        self._named = dict(named)
+
+    def is_configured(self, name: str) -> bool:
+        """Whether a model comes from the configuration instead of the repository."""
+        return name in self._named
+
+    def find(self, name: str, version: str = "") -> PlannedModel:
+        """The plan of a model, or of one version of it, which may also be named as NAME:VERSION.
+
+        What was put on disk is known at the next look, which is once a second: to look for every unknown name would
+        let anyone keep the daemon busy. NotFound, or NotReady for a version that is still being loaded.
+        """
+        planned = self.models.get(name)
+        if planned is None and not version:
+            model, version = split_name(name)
+            if version and model in self.models:
+                return self.find(model, version)
+        if planned is None:
+            known = ", ".join(sorted(self.models)) or "none"
+            raise NotFound(f"there is no model {name[:80]!r}; there are: {known}" if name else _which(known))
+        return self._of_version(name, planned, version) if version else planned
+
+    def versions(self, name: str) -> list[PlannedModel]:
+        """Every version of a model that is served or about to be, the one that answers for the model first."""
+        beside = (planned for planned in self.models.values() if planned.entry.model == name != planned.entry.name)
+        first = [self.models[name]] if name in self.models else []
+        return [*first, *sorted(beside, key=lambda planned: -int(planned.entry.version))]
+
+    def _of_version(self, name: str, planned: PlannedModel, version: str) -> PlannedModel:
+        if not (version.isascii() and version.isdecimal() and len(version) <= 18):
+            raise InvalidInput(f"{version[:40]!r} is not a version of a model; versions are whole numbers")
+        wanted = str(int(version))
+        if wanted == planned.version:
+            return planned
+        beside = self.models.get(versioned_name(name, wanted))
+        if beside is not None:
+            return beside
+        if wanted == planned.entry.version:
+            why = planned.problem or "it is being loaded"
+            raise NotReady(f"version {wanted} of model {name!r} does not answer yet: {why}")
+        there = ", ".join(each.version for each in self.versions(name))
+        raise NotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
+
+    async def look_aside(self) -> None:
+        """As `look`, with the disk read by another thread. Of two at once the second reads it again."""
+        async with self._looking:
+            self.take(await asyncio.to_thread(self.scan, self._weights()))
+
+    def look(self) -> None:
+        """Compares what there is to be with what is planned."""
+        self.take(self.scan(self._weights()))
+
+    def scan(self, weights: Mapping[str, tuple[Path, ...]]) -> Scan:
+        """Reads the disk. `weights` are the files that hold the weights of models, by name."""
+        shelved = {k: e for k, e in self._shelf.entries().items() if e.model not in self._named}
+        named = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
+        return Scan({**shelved, **named}, {name: stamp(files) for name, files in weights.items()})
+
+    def _weights(self) -> dict[str, tuple[Path, ...]]:
+        return {name: planned.weights for name, planned in self.models.items()}
+
+    def take(self, scan: Scan) -> None:
+        """Plans what the disk has."""
+        entries, weights = scan.entries, scan.weights
+        for name in [name for name in self.models if name not in entries]:
+            if not self._is_awaited(name, entries):
+                self._drop(name)
+        for name, entry in entries.items():
+            planned = self.models.get(name)
+            if planned is None:
+                planned = self.models[name] = PlannedModel(entry, Slot(name))
+                self._read(planned)
+            elif planned.entry != entry or (name in weights and planned.weights_changed(weights[name])):
+                planned.entry = entry
+                self._read(planned)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was found out of models that nothing is served by any more, and nothing is to be."""
+        needed = {
+            digest
+            for planned in self.models.values()
+            for digest in (planned.examined, *(model.digest for model in (planned.model, planned.served) if model))
+            if digest
+        }
+        for digest in self._known - needed:
+            self._builder.forget(digest)
+        self._known = needed
+        if not self._is_tidy and not any(planned.is_being_read for planned in self.models.values()):
+            self._is_tidy = True
+            self._builder.forget_others(needed)
+
+    def _is_awaited(self, name: str, entries: Mapping[str, ModelEntry]) -> bool:
+        """Whether it is the version beside a model that is to answer for the model, and the model has not come so far:
+        requests for that version are answered here until then."""
+        model, version = split_name(name)
+        planned, entry = self.models.get(model), entries.get(model)
+        if not version or planned is None or entry is None or entry.version != version:
+            return False
+        answers = planned.slot.current is not None and self.models[name].slot.current is not None
+        return answers and planned.version != version
+
+    def read_again(self, planned: PlannedModel) -> None:
+        """What is on disk is not what was read; a reading that is under way already will see it."""
+        if not planned.is_being_read:
+            self._read(planned)
+
+    def plan_all(self) -> None:
+        """The device is not what it was: every model is planned anew, and one that no runtime took is read again."""
+        for planned in self.models.values():
+            if planned.model is not None and planned.problem is None:
+                self._plan(planned, planned.model)
+            else:
+                self.read_again(planned)
+
+    def replan(self, planned: PlannedModel) -> None:
+        """What a model should have is not what it was."""
+        if planned.model is not None:
+            self._plan(planned, planned.model)
+
+    def refuse_hopeless(self) -> None:
+        """Models that nothing can serve: those who wait are told so."""
+        for planned in self.models.values():
+            reference = planned.reference
+            if planned.is_hopeless() and reference is not None:
+                self._refuse(planned, EngineUnusable(reference.reason))
+            elif planned.problem is not None and not planned.serving and planned.model is not None:
+                self._refuse(planned, planned.problem)  # its host is gone, and with it the last that could serve
+
+    def _read(self, planned: PlannedModel, tries: int = 1) -> None:
+        if planned.reading is not None:
+            planned.reading.cancel()
+        planned.reading = self._chores.start(self._inspect(planned, tries))
+
+    async def _inspect(self, planned: PlannedModel, tries: int) -> None:
+        entry = planned.entry
+        before = await asyncio.to_thread(stamp, planned.weights) if planned.weights else ""
+        external = planned.weights
+        try:
+            async with self._readers:
+                inspection = await self._builder.inspect(Path(entry.path), tries)
+                external = external_files(entry, inspection)
+                model = Model.of(entry, inspection)
+                if model.samples:
+                    model = await asyncio.to_thread(model.with_contents)
+                planned.examined = model.digest
+                warnings = await self._prove(model, tries) if self._prove is not None else ()
+            planned.warnings = tuple(warnings)
+            for warning in warnings:
+                _LOG.warning("model %s: %s", entry.name, warning.line())
+            if model.triton.warmups:
+                await asyncio.to_thread(require_data, model)
+            if not self._planner.book.is_open(model):
+                await asyncio.to_thread(self._planner.book.page, model)
+            weights = await asyncio.to_thread(stamp, external) if external else ""
+            self._plan(planned, model)
+            planned.weights = external
+            planned.weights_changed(weights)  # from here on, changes of the external data count
+            planned.hold()
+            _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
+            self._events.tell(ModelRead(inspection.digest), entry.name)
+            self._tell_notes(planned)
+        except EdgedError as error:
+            planned.weights = external
+            planned.weights_changed(before)  # what came since then may be what was missing
+            self._refuse(planned, error)
+            self._chores.start(self._once_more(planned, entry, error))
+        except Exception as error:  # a bug, or a box in trouble: told, not left to wait for ever
+            _LOG.exception("model %s could not be read", entry.name)
+            self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); the log tells more"))
+
+    async def _once_more(self, planned: PlannedModel, entry: ModelEntry, error: EdgedError) -> None:
+        """Reads a model again later, where another time may end better."""
+        before, times = self._late.get(entry.name, (entry, 0))
+        times = times if before == entry else 0
+        category = error.finding.get("category") if isinstance(error, ModelRefusal) else None
+        is_passing = isinstance(error, BuildFailed | OutOfSpace) or category in _PASSING
+        if not is_passing or times == len(_AGAIN_SECONDS):
+            return
+        self._late[entry.name] = entry, times + 1
+        await asyncio.sleep(_BACK_SECONDS if category == "missing" and not times else _AGAIN_SECONDS[times])
+        if planned.problem is error and self.models.get(entry.name) is planned and not planned.is_being_read:
+            self._read(planned, 1 + len(_AGAIN_SECONDS))  # how often it was tried is known across restarts
+
+    def _tell_notes(self, planned: PlannedModel) -> None:
+        """What its user said to no effect, once."""
+        notes, name = planned.model.notes if planned.model is not None else (), planned.entry.model
+        if notes and self._told.get(name) != notes:
+            self._told[name] = notes
+            for note in notes:
+                _LOG.warning("model %s: %s", name, note)
+
+    def _plan(self, planned: PlannedModel, model: Model) -> None:
+        self._planner.plan(planned, model, partial(self._moved, model.name))
+
+    def _moved(self, model: str, engine: PlannedEngine) -> None:
+        self._events.tell(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), model, engine.digest)
+
+    def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
+        """A model that cannot be served as it is on disk now. What serves from before its change goes on serving."""
+        # The alarm that this raises tells of it in the log, but not of another reason while it lasts.
+        level = logging.DEBUG if planned.problem is None else logging.WARNING
+        planned.problem, planned.engines = error, {}
+        name = planned.entry.name
+        found = Reason.of(error)
+        self._events.tell(ModelRefused(str(error), found.category, found.stage), name)
+        if planned.serving:
+            _LOG.log(level, "model %s was changed and cannot be served: %s; the one before it goes on", name, error)
+            return
+        _LOG.log(level, "model %s cannot be served: %s", name, error)
+        planned.model = planned.served = None
+        planned.hold()
+
+    def _drop(self, name: str) -> None:
+        """What waits for a model that has gone is still answered; what comes is refused."""
+        planned = self.models.pop(name)
+        if planned.reading is not None:
+            planned.reading.cancel()
+        planned.engines = {}
+        self._told.pop(name, None)
+        self._late.pop(name, None)
+        gone = NotFound(f"model {name!r} was removed")
+        if planned.slot.waiting and planned.slot.current is not None:
+            planned.slot.shut(gone)
+            self._chores.start(self._drain(planned, gone))
+        else:
+            self._retire(planned.slot.refuse(gone))
+        _LOG.info("model %s: removed", name)
+        self._events.tell(ModelRemoved(), name)
+
+    async def _drain(self, planned: PlannedModel, gone: NotFound) -> None:
+        """Until what waits is answered, or its host is lost, or it takes too long."""
+        end = time.monotonic() + _DRAIN_SECONDS
+        while planned.slot.waiting and planned.slot.current is not None and time.monotonic() < end:
+            if planned.slot.current.link.lost:
+                planned.slot.vacate(planned.slot.current.link)
+                break
+            await asyncio.sleep(_DRAIN_STEP)
+        self._retire(planned.slot.refuse(gone))
+
+
+def _which(known: str) -> str:
+    return f"the request names no model, and there is not exactly one; there are: {known}"

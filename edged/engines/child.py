@@ -1,0 +1,357 @@
+"""The parent's end of a one-shot child: starts it, hears it, watches over it, and tells how it ended.
+
+A child leads a session of its own: Ctrl-C in a terminal reaches only the parent, which then stops the child, and what
+the child started is found and killed with it, however it ended. Only this module waits for the child, and not before
+that, so that its number cannot have become another process's in the meantime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from edged import errors, process
+from edged.config.limits import Limits
+from edged.confinement.rules import Reach
+from edged.decoding import ready
+from edged.engines import child_watch as watch
+from edged.engines import job_files
+from edged.engines.ear import Ear
+from edged.errors import BuildFailed, EdgedError, ModelRefused
+from edged.ipc import job_channel as channel
+from edged.ipc import job_messages as jobs
+from edged.logs.overheard import Overheard
+
+_POLL_SECONDS = 0.25
+_LONGEST_PAUSE = 4 * _POLL_SECONDS
+_CLOSED_SECONDS = 2.0  # in which a child that closed its channel ends
+_GONE_SECONDS = 10.0  # in which one that was killed has given back its memory
+_REST_SECONDS = 1.0  # in which what a dead child left in its pipes is read, should somebody else hold them open
+_WORDS, _WORDS_A_SECOND = 500.0, 100.0  # of progress: at once, and in the long run; `channel.Teller` sends far fewer
+_NOISE_BYTES = 1 << 16  # of what a child prints; its end is what tells why it failed
+_CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for the log
+_WORKER = (sys.executable, "-m", "edged.jobs.main")
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+Tell = Callable[[jobs.Progress], None]
+# Crashed by itself; took too long; took too much memory; was killed by the box or by somebody on it.
+How: TypeAlias = Literal["crashed", "late", "too large", "killed"]
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """What is added to a child's time: at most `starved_seconds`, as far as it waited for a processor that others had,
+    and for each phase that it says to have begun the seconds that are granted for it.
+
+    `quiet_seconds` are the most that it may go without a word, even if it computes; `step_seconds` the same once it has
+    said how far it is. 0: no limit of their own. One that says how far it is may take `told_seconds` longer.
+    """
+
+    starved_seconds: float = 0.0
+    granted: dict[str, float] = {}
+    quiet_seconds: float = 0.0
+    step_seconds: float = 0.0
+    told_seconds: float = 0.0
+
+
+_NONE = Patience()
+
+
+async def run(
+    job: jobs.Job, answer: type[Answer], limits: Limits, *, tell: Tell | None = None, patience: Patience = _NONE
+) -> Answer:
+    """Does a job in a child of its own; `tell` is called in the loop with each progress that the child reports.
+
+    Raises the error that the child named, or BuildFailed when it crashed or went beyond a limit. Cancelling kills it.
+    """
+    return await _run(_WORKER, job, answer, limits, tell, patience)
+
+
+async def _run(
+    command: Sequence[str],
+    job: jobs.Job,
+    answer: type[Answer],
+    limits: Limits,
+    tell: Tell | None = None,
+    patience: Patience = _NONE,
+) -> Answer:
+    what = f"{type(job).__name__.lower()} child"
+    made: list[Reach] = []
+    try:
+        try:
+            await despite_cancelling(asyncio.to_thread(lambda: made.append(_reach(job))))
+            child = _Child(command, job, limits, tell, patience, made[0])
+        except BaseException:
+            for reach in made:
+                await despite_cancelling(asyncio.to_thread(shutil.rmtree, reach.scratch, ignore_errors=True))
+            raise
+    except OSError as error:
+        raise BuildFailed(f"{what} could not be started: {error.strerror or error}; is the box full?") from error
+    try:
+        last = await child.last_word()
+    except _Stopped as error:
+        raise ChildLost(f"{what} {error} and was stopped", error.how) from None
+    finally:
+        child.stop()
+        await despite_cancelling(child.gone())
+    if last is None:
+        raise ChildLost(f"{what} {child.how_it_ended()}", child.how())
+    try:
+        if last.kind == channel.ANSWER:
+            return msgspec.json.decode(last.payload, type=ready(answer))
+        failure = msgspec.json.decode(last.payload, type=ready(jobs.Failure))
+    except channel.UNREADABLE as error:
+        raise BuildFailed(f"{what} gave an answer that cannot be read: {error}") from error
+    raise _error(failure)
+
+
+def _reach(job: jobs.Job) -> Reach:
+    """What the child may reach, with a new folder for its temporary files. Looks beside the model. OSError."""
+    scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
+    try:
+        return job_files.reach_of(job, scratch)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def sweep_scratch() -> None:
+    """Removes folders for temporary files of children whose daemon was killed."""
+    for folder in Path(tempfile.gettempdir()).glob("edged-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdecimal() and not os.path.exists(f"/proc/{owner}") and folder.lstat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class ChildLost(BuildFailed):
+    """A child that ended without a word, or had to be ended; `how` tells programs which."""
+
+    def __init__(self, message: str, how: How) -> None:
+        super().__init__(message)
+        self.how = how
+
+
+class _Stopped(Exception):
+    """Why a child must not go on."""
+
+    def __init__(self, message: str, how: How) -> None:
+        super().__init__(message)
+        self.how = how
+
+
+class _Child:
+    """One started child. Made in the loop; OSError when the box has no process or descriptor left for it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        job: jobs.Job,
+        limits: Limits,
+        tell: Tell | None,
+        patience: Patience,
+        reach: Reach,
+    ) -> None:
+        """`reach` names its folder for temporary files, which goes with it."""
+        self._limits, self._tell, self._patience = limits, tell, patience
+        self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds, patience.quiet_seconds)
+        self._frames, self._noise = channel.Frames(), bytearray()
+        # No warnings: it is its end that tells whether anything was wrong.
+        self._overheard = Overheard(f"child {type(job).__name__.lower()}", logging.INFO)
+        self._last: channel.Frame | None = None
+        self._words, self._worded = _WORDS, time.monotonic()
+        self._family: set[int] = set()  # which was killed with it
+        self._starved = 0.0  # seconds without the processor that it wanted
+        self._granted = 0.0  # seconds, for phases that it began
+        self._told = 0.0  # seconds, for saying how far it is
+        self._scratch = reach.scratch
+        words = (str(os.getpid()), str(limits.memory_mb), str(limits.disk_mb), reach.argument())
+        self._process = _start([*command, *words], job)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._said = Ear(self._process.stdout, self._hear)
+        self._printed = Ear(self._process.stderr, self._collect)
+        self._watching = asyncio.create_task(self._watch_over())
+
+    async def last_word(self) -> channel.Frame | None:
+        """The child's answer or failure; None when it ended without one. _Stopped when it must not go on."""
+        ends = {self._said.ended, self._watching}
+        began = time.monotonic()
+        done: set[asyncio.Future[BaseException | None]] = set()
+        while not done:
+            left = began + self._seconds() - time.monotonic()
+            if left <= 0:
+                raise _Stopped(f"took longer than {self._limits.seconds:g} s", "late")
+            done, _ = await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if self._last is None:
+            for end in done:
+                if error := end.result():
+                    raise error
+            # As a rule the channel is closed because the child ended; then there is a status to tell.
+            if not await _happens(self._has_ended, _CLOSED_SECONDS):
+                raise _Stopped("closed its channel without an answer", "crashed")
+            self._family |= watch.kill(
+                self._process.pid
+            )  # whoever else holds the channel, so that the rest of it can be read
+            await asyncio.wait({self._said.ended}, timeout=_REST_SECONDS)
+        return self._last
+
+    def _seconds(self) -> float:
+        """How long it may take, by what is known of it so far."""
+        starved = min(self._starved, self._patience.starved_seconds)
+        return self._limits.seconds + starved + self._granted + self._told
+
+    def stop(self) -> None:
+        """Kills what is left of the child and its family.
+
+        An answer is the last word: a child that is still there after it, in its libraries' last throes, is not needed.
+        """
+        self._family |= watch.kill(self._process.pid)
+        self._watching.cancel()
+        self._said.close()
+
+    async def gone(self) -> None:
+        """Waits until a stopped child is gone with its family, and closes everything."""
+        try:
+            # One that hangs in a driver cannot be killed: it is left to the kernel, and who waits is not kept waiting.
+            await _happens(self._is_gone, _GONE_SECONDS)
+            await asyncio.wait({self._printed.ended}, timeout=_REST_SECONDS)
+            await asyncio.wait({self._watching})
+        finally:
+            self._printed.close()
+            self._overheard.close()
+            await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+
+    def how(self) -> How:
+        """A model makes a runtime crash; what kills without being asked to is the box, or somebody on it."""
+        return "killed" if self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM) else "crashed"
+
+    def how_it_ended(self) -> str:
+        said = self._noise.decode(errors="replace").partition(_CRASH)[0]
+        lines = [line for line in said.splitlines() if line.strip()]
+        return _ending(self._process.returncode) + (f": {lines[-1].strip()[:300]}" if lines else "")
+
+    def _hear(self, data: bytes) -> None:
+        try:
+            for frame in self._frames.feed(data):
+                self._watch.heard()
+                if frame.kind != channel.PROGRESS:
+                    self._last = frame
+                    self._said.close()
+                    return
+                self._count_word()
+                progress = channel.progress(frame)
+                self._granted = max(self._granted, self._patience.granted.get(progress.phase, 0.0))
+                if progress.fraction is not None:
+                    self._told = self._patience.told_seconds
+                    self._watch.quiet_seconds = self._patience.step_seconds
+                if self._tell is not None:
+                    self._tell(progress)
+        except channel.Garbled as error:
+            raise _Stopped(f"sent {error}", "crashed") from None
+
+    def _count_word(self) -> None:
+        """_Stopped if the child says so much that hearing it keeps the loop from other work."""
+        now = time.monotonic()
+        self._words = min(_WORDS, self._words + (now - self._worded) * _WORDS_A_SECOND) - 1
+        self._worded = now
+        if self._words < 0:
+            raise _Stopped(f"reported progress more than {_WORDS_A_SECOND:g} times a second", "crashed")
+
+    def _collect(self, data: bytes) -> None:
+        self._overheard.feed(data)
+        self._noise += data
+        del self._noise[:-_NOISE_BYTES]
+
+    async def _watch_over(self) -> BaseException | None:
+        """Returns why the child must not go on, or None when it has ended."""
+        family = watch.Family(self._process.pid, self._limits.memory_mb)
+        then, cpu_seconds = time.monotonic(), 0.0
+        while not self._has_ended():
+            await asyncio.sleep(_POLL_SECONDS)
+            usage = await asyncio.to_thread(family.measure)
+            now = time.monotonic()
+            if usage.wants:
+                self._starved += max(0.0, now - then - max(0.0, usage.cpu_seconds - cpu_seconds))
+            cpu_seconds = usage.cpu_seconds
+            # A long pause was this process's own, frozen or out of breath, and says nothing about the child.
+            if reason := self._watch.judge(usage, min(now - then, _LONGEST_PAUSE)):
+                return _Stopped(reason, "too large" if usage.memory_mb > self._limits.memory_mb else "late")
+            then = now
+        return None
+
+    def _has_ended(self) -> bool:
+        """Whether the child has ended. It is not waited for: until then its number stays its own."""
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _is_gone(self) -> bool:
+        """Waits for the child if it has ended; so this is not asked before it was stopped."""
+        return self._process.poll() is not None and not watch.any_lives(self._family)
+
+
+def _start(command: list[str], job: jobs.Job) -> subprocess.Popen[bytes]:
+    # A file in memory holds all of the job at once: there is no writing that the child could keep waiting.
+    with os.fdopen(os.memfd_create("edged-job", os.MFD_CLOEXEC), "w+b") as order:
+        order.write(msgspec.json.encode(job))
+        order.seek(0)
+        return subprocess.Popen(
+            command,
+            stdin=order,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            **process.ISOLATED,
+        )
+
+
+async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
+    """Waits for what no event tells; False when it did not happen in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.005)
+    return True
+
+
+async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
+    """Cancelled, even more than once, it still waits for work that is sure to end soon; only then is it cancelled."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _error(failure: jobs.Failure) -> EdgedError:
+    kind = getattr(errors, failure.error, None)
+    if isinstance(kind, type) and issubclass(kind, EdgedError):
+        return ModelRefused(failure.message, failure.finding) if kind is ModelRefused else kind(failure.message)
+    return BuildFailed(failure.message)
+
+
+def _ending(code: int | None) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL, perhaps by the kernel for want of memory"
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with status {code}"

@@ -1,0 +1,286 @@
+"""What operators command. Each command changes what is wished of engines; the control loop then sees to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import TypeAlias
+
+import msgspec
+
+from edged.engines.catalogue import Catalogue
+from edged.engines.maker import Maker
+from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.states import MAKING, EngineState
+from edged.errors import InvalidInput, NotFound, Refused
+from edged.events import Commanded, EventLog
+from edged.store.space import Standing as Worth
+from edged.store.store import Store
+
+_SHORTEST = 6  # characters of a key that are taken for it
+_FOLLOW_SECONDS = 0.5
+_TRIABLE = frozenset(
+    {EngineState.ABSENT, EngineState.FAILED, EngineState.QUARANTINED, EngineState.EVICTED, EngineState.UNSUITABLE}
+)
+
+
+_Planned: TypeAlias = tuple[PlannedModel, PlannedEngine]
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which engines a command is about: a model's, one by its key or the beginning of it, or all."""
+
+    model: str = ""
+    engine: str = ""
+    everything: bool = False
+
+
+class Ordered(msgspec.Struct, frozen=True):
+    """One engine of a model that a command is about. Models of one content share engines: `by` is the model in whose
+    plan the command has it made."""
+
+    model: str
+    key: str
+    by: str
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """One engine that a command is about, as it is now. `fraction` is 0 to 1 and None where it is not known."""
+
+    key: str
+    model: str
+    backend: str
+    precision: str
+    device: str
+    state: str
+    reason: str
+    phase: str = ""
+    fraction: float | None = None
+    elapsed_s: float = 0.0
+    estimate_s: float | None = None
+    done: bool = False
+    succeeded: bool = False
+
+
+class Commands:
+    """Carries out what operators command; every method raises NotFound or InvalidInput for a selection that fits
+    nothing."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        store: Store,
+        maker: Maker,
+        events: EventLog,
+        wake: Callable[[], None],
+        forgive: Callable[[str, str], None] = lambda model, engine: None,
+    ) -> None:
+        """`forgive` lets an engine of a model be opened again whose work killed its host."""
+        self._catalogue, self._store, self._maker = catalogue, store, maker
+        self._events, self._wake, self._forgive = events, wake, forgive
+
+    def rebuild(self, selection: Selection, force: bool) -> tuple[Ordered, ...]:
+        """Builds engines: with `force` all that are selected, otherwise those that are not there, whatever kept them;
+        those that are there and were quarantined for killing their hosts are opened again.
+
+        What serves goes on until its successor is verified. Returns the engines that will be built.
+        """
+        self._require_writable()
+        chosen = [
+            (planned, engine)
+            for planned, engine in self._planned(selection)
+            if force
+            or engine.barred
+            or engine.state in _TRIABLE | MAKING
+            or (engine.state is EngineState.REJECTED and selection.engine)
+        ]
+        hopeless = [engine for _, engine in chosen if engine.problem]
+        if hopeless and len(hopeless) == len(chosen):
+            raise Refused(f"engine {hopeless[0].digest[:12]} cannot be made: {hopeless[0].problem}")
+        chosen = [(planned, engine) for planned, engine in chosen if not engine.problem]
+        kept = {id(e) for _, e in chosen if e.barred and not force and (e.is_usable or e.recipe.is_reference)}
+        for planned, engine in chosen:
+            self._forgive(planned.entry.name, engine.digest)
+        made = _once(chosen)
+        for _, engine in made.values():
+            if engine.state not in MAKING and id(engine) not in kept:
+                self._maker.forgive(engine)
+                engine.wish, engine.trial, engine.setback = Wish.BUILD, "" if force else engine.trial, ""
+        return self._commanded("rebuild", chosen, made)
+
+    def verify(self, selection: Selection) -> tuple[Ordered, ...]:
+        """Compares engines with the reference again, and times them again. Returns them.
+
+        Refused when none of those that are selected is in the store.
+        """
+        chosen = [(p, e) for p, e in self._planned(selection) if e.is_usable]
+        if not chosen:
+            raise Refused("none of the selected engines is in the store to be verified; see: edged engines list")
+        made = _once(chosen)
+        for _, engine in made.values():
+            if engine.state not in MAKING:
+                engine.wish, engine.retry_at, engine.setback = Wish.VERIFY, 0.0, ""
+        return self._commanded("verify", chosen, made)
+
+    def cancel(self, selection: Selection) -> tuple[str, ...]:
+        """Ends what is being made or waits to be; only `rebuild` starts it again. Returns the keys."""
+        waiting = frozenset({EngineState.ABSENT, EngineState.FAILED}) | MAKING
+        chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.wish is not Wish.NONE]
+        for _, engine in chosen:
+            self._maker.cancel(engine, "cancelled by an operator; see: edged engines rebuild")
+        self._commanded("cancel", chosen, _once(chosen))
+        return tuple(dict.fromkeys(engine.digest for _, engine in chosen))
+
+    async def pin(self, selection: Selection) -> tuple[str, ...]:
+        """Keeps engines of the store from being evicted. Returns their keys."""
+        return await self._each("pin", selection, self._store.pin)
+
+    async def unpin(self, selection: Selection) -> tuple[str, ...]:
+        """They may be evicted again. Returns their keys."""
+        return await self._each("unpin", selection, self._store.unpin)
+
+    async def evict(self, selection: Selection) -> tuple[str, ...]:
+        """Removes the files of engines; of everything, those that nothing needs. Returns their keys.
+
+        Refused when one that is named serves or is pinned.
+        """
+        self._require_writable()
+        keys = [key for key in self._stored(selection) if self._store.records()[key].files]
+        needed = [key for key in keys if self._maker.room.standing(key) is Worth.NEEDED]
+        if needed and not selection.everything and len(needed) == len(keys):
+            why = "pinned; unpin it first" if self._store.is_pinned(needed[0]) else "needed: it serves or soon will"
+            raise Refused(f"engine {needed[0][:12]} is {why}; nothing was evicted")
+        chosen = [key for key in keys if key not in needed]
+        for key in chosen:
+            self._events.tell(Commanded("evict"), self._store.records()[key].model, key)
+            await self._maker.room.evict(key, "by command")
+        self._wake()
+        return tuple(chosen)
+
+    async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[Standing, None]:
+        """How engines that were commanded to be made get on: all at once, then every change until all are done."""
+        told: dict[tuple[str, str], Standing] = {}
+        while True:
+            for standing in self.standings(ordered):
+                if told.get((standing.model, standing.key)) != standing:
+                    told[standing.model, standing.key] = standing
+                    yield standing
+            if all(standing.done for standing in told.values()):
+                return
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    def standings(self, ordered: Iterable[Ordered]) -> list[Standing]:
+        """Engines as they are now. One that is not wanted any more has no more to come."""
+        models = self._catalogue.models
+        found = []
+        for each in ordered:
+            plans = [models[name] for name in (each.by, each.model, *models) if name in models]
+            engine = next((plan.engines[each.key] for plan in plans if each.key in plan.engines), None)
+            found.append(self._standing(each.model, engine) if engine is not None else _gone(each))
+        return found
+
+    def making(self) -> list[Standing]:
+        """What is being made now."""
+        engines = [(name, e) for name, p in self._catalogue.models.items() for e in p.engines.values()]
+        return [self._standing(name, engine) for name, engine in engines if self._maker.is_making(engine)]
+
+    def _standing(self, model: str, engine: PlannedEngine) -> Standing:
+        making, done = engine.making, engine.state not in MAKING and engine.wish not in (Wish.BUILD, Wish.VERIFY)
+        paused = "" if done or making is not None else self._maker.room.paused
+        return Standing(
+            key=engine.digest,
+            model=model,
+            backend=engine.recipe.backend,
+            precision=engine.recipe.precision,
+            device=engine.recipe.device,
+            state=engine.state.value,
+            reason=paused or (engine.setback if done else "") or engine.reason,
+            phase=making.phase if making is not None else "" if done else "waiting",
+            fraction=making.fraction if making is not None else None,
+            elapsed_s=round(making.elapsed_s, 1) if making is not None else 0.0,
+            estimate_s=making.estimate_s if making is not None else None,
+            done=done,
+            succeeded=done and engine.state is EngineState.READY and not engine.setback,
+        )
+
+    # -- which engines ----------------------------------------------------------------------------------------------
+
+    def _planned(self, selection: Selection) -> list[_Planned]:
+        """Engines that models should have. NotFound when the selection fits none."""
+        _check(selection)
+        models = [self._catalogue.find(selection.model)] if selection.model else self._catalogue.models.values()
+        found = [
+            (planned, engine)
+            for planned in models
+            for engine in planned.engines.values()
+            if engine.digest.startswith(selection.engine)
+        ]
+        self._require_one({engine.digest for _, engine in found}, selection)
+        return found
+
+    def _stored(self, selection: Selection) -> list[str]:
+        """Keys of engines in the store. NotFound when the selection fits none."""
+        _check(selection)
+        model = selection.model
+        wanted = set(self._catalogue.find(model).engines) if model else set[str]()
+        keys = [
+            key
+            for key, record in self._store.records().items()
+            if key.startswith(selection.engine) and (not model or key in wanted or record.model == model)
+        ]
+        if not selection.everything:
+            self._require_one(set(keys), selection)
+        return keys
+
+    async def _each(self, verb: str, selection: Selection, act: Callable[[str], None]) -> tuple[str, ...]:
+        self._require_writable()
+        keys = tuple(self._stored(selection))
+        for key in keys:
+            await asyncio.to_thread(act, key)
+            self._events.tell(Commanded(verb), self._store.records()[key].model, key)
+        return keys
+
+    def _require_writable(self) -> None:
+        if self._maker.room.problem:
+            raise Refused(f"nothing can be changed in the store: {self._maker.room.problem}")
+
+    @staticmethod
+    def _require_one(keys: set[str], selection: Selection) -> None:
+        what = f"whose key begins with {selection.engine!r}" if selection.engine else f"of model {selection.model!r}"
+        if not keys and not selection.everything:
+            raise NotFound(f"there is no engine {what}; see: edged engines list")
+        if selection.engine and len(keys) > 1:
+            raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more of it")
+
+    def _commanded(self, verb: str, chosen: list[_Planned], made: dict[str, _Planned]) -> tuple[Ordered, ...]:
+        for planned, engine in chosen:
+            self._events.tell(Commanded(verb), planned.entry.name, engine.digest)
+        self._wake()
+        ordered = (Ordered(p.entry.name, e.digest, made[e.digest][0].entry.name) for p, e in chosen)
+        return tuple(dict.fromkeys(ordered))
+
+
+def _once(engines: Iterable[_Planned]) -> dict[str, _Planned]:
+    """By key, one of the models that share an engine: the one that it is being made for, otherwise the first."""
+    chosen: dict[str, _Planned] = {}
+    for planned, engine in engines:
+        known = chosen.setdefault(engine.digest, (planned, engine))
+        if _is_under_way(engine) and not _is_under_way(known[1]):
+            chosen[engine.digest] = planned, engine
+    return chosen
+
+
+def _is_under_way(engine: PlannedEngine) -> bool:
+    return engine.state in MAKING or engine.wish in (Wish.BUILD, Wish.VERIFY)
+
+
+def _check(selection: Selection) -> None:
+    if selection.everything == bool(selection.model or selection.engine):
+        raise InvalidInput("name a model or an engine, or select all")
+    if selection.engine and len(selection.engine) < _SHORTEST:
+        raise InvalidInput(f"{selection.engine!r} is too short for the beginning of a key; give {_SHORTEST} characters")
+
+
+def _gone(ordered: Ordered) -> Standing:
+    reason = "the device or the model changed, and it is not wanted any more"
+    return Standing(ordered.key, ordered.model, "", "", "", "gone", reason, done=True)

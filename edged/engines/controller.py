@@ -1,0 +1,340 @@
+"""The control loop: sees what there is and what there should be, decides with `reconcile`, and has it done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from edged.backends import registry
+from edged.config import Engines, Health
+from edged.config.limits import HostLimits
+from edged.confinement import settings as confinement
+from edged.device.fingerprint import Change, Fingerprint
+from edged.engines import health, lowering
+from edged.engines.actual import actual
+from edged.engines.admission.examination import prove
+from edged.engines.alarms import Alarm, Alarms
+from edged.engines.beside import Beside
+from edged.engines.builder import REFERENCE, Builder
+from edged.engines.calm import Calm, was_loaded
+from edged.engines.catalogue import Catalogue
+from edged.engines.chores import Chores
+from edged.engines.commands import Commands
+from edged.engines.learning import Learning
+from edged.engines.loader import Loader
+from edged.engines.maker import Maker
+from edged.engines.opener import Opener
+from edged.engines.plan import PlannedModel, Wish
+from edged.engines.planner import Planner
+from edged.engines.prober import Prober
+from edged.engines.pulse import Pulse
+from edged.engines.questioning import Questioner
+from edged.engines.readiness import Readiness, readiness
+from edged.engines.reconcile import Open, reconcile
+from edged.engines.shelf import Shelf
+from edged.engines.surveyor import Surveyor
+from edged.engines.warden import Warden
+from edged.events import EventLog, HostLost
+from edged.files import NO_DESCRIPTORS, unwritable
+from edged.models.finding import Finding
+from edged.models.model import Model
+from edged.models.overrides import Overrides
+from edged.models.repository import Repository
+from edged.serving import memory
+from edged.serving.hosts import Hosts
+from edged.serving.link import HostLink
+from edged.serving.slot import Slot
+from edged.serving.tracking import Tracking
+from edged.store.attempts import AttemptLog
+from edged.store.background import Background
+from edged.store.store import Store
+from edged.tasks import keep, until_set
+
+_LOG = logging.getLogger("edged.engines")
+_LOOK_SECONDS = 1.0  # how often everything is looked at when nothing else happens
+_FLUSH_SECONDS = 5.0  # that a disk may be behind when the daemon ends
+_REVIEW_SECONDS = 600.0  # between two verifications of one engine of the daemon's own accord
+
+
+class Controller:
+    """Owns everything that is planned, made and opened. It runs on one event loop; nothing here blocks it."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        named: Mapping[str, Path],
+        store: Store,
+        builder: Builder,
+        fingerprint: Fingerprint,
+        limits: HostLimits,
+        settings: Engines,
+        shelf: Shelf | None = None,
+        health_settings: Health | None = None,
+        disk: Background | None = None,
+    ) -> None:
+        """`shelf` says which of the repository's models there are to be; all of them where there is none."""
+        self.repository, self.store, self.builder, self.settings = repository, store, builder, settings
+        self.events = EventLog()
+        self.alarms = Alarms(self.events)
+        self.calm = Calm()
+        self._wake = asyncio.Event()
+        self._disk = disk or Background()
+        self._chores = Chores(self.wake)
+        self._hosts = Hosts(limits, self._host_lost, reads=self._readable)
+        self.tracking = Tracking()
+        self._stopping = False
+        self.started = self._turned = time.monotonic()
+        attempts = AttemptLog(store.root, self._disk.put)
+        self._planner = Planner.of(store, fingerprint, settings, attempts)
+        self.health = health_settings or Health()
+        self.observers: list[Callable[[], None]] = []  # called after every look
+        self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # what others find wrong, asked at every look
+        questioner = Questioner(builder.recorded)
+        self.prober = Prober(questioner, self.health, self._chores)
+        self._warden = Warden(store.root, self._disk.put)
+        self.opener = Opener(
+            self._hosts,
+            store,
+            settings.attempts,
+            self.events,
+            self._chores,
+            self._read_again,
+            questioner,
+        )
+        self.shelf = shelf or Shelf(repository)
+        self.catalogue = Catalogue(
+            self.shelf, named, builder, self._planner, self.events, self._chores, self.opener.retire, self._prove
+        )
+        self.models = self.catalogue.models
+        self.maker = Maker(builder, store, self.models, settings, self.events, self._chores, attempts, self._read_again)
+        self.beside = Beside(self.opener, self._chores, self.wake)
+        self.learning = Learning(self._planner.book, self.catalogue.replan, self._chores)
+        self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
+        self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._warden.forgive)
+        self.overrides = Overrides(repository.root.parent / "overrides", repository)
+        self.loader = Loader(
+            self.shelf, self.catalogue, self.overrides, builder, self._installed, self.wake, self._readiness
+        )
+        self._reviewed: dict[str, float] = {}
+        self._state = ""  # why the state folder cannot be written
+
+    def _readable(self) -> tuple[str, ...]:
+        """Where models and engines are that a host may be asked to open. Reads the disk, in a thread."""
+        found = []
+        for root in (self.repository.root, self.overrides.root, self.store.engines):
+            with contextlib.suppress(OSError):  # what does not exist yet could not be opened later
+                root.mkdir(parents=True, exist_ok=True, mode=0o750)
+                found.append(str(root))
+        for planned in tuple(self.catalogue.models.values()):
+            found += confinement.around(planned.entry.path)
+        return tuple(found)
+
+    async def run(self) -> None:
+        """Reconciles until cancelled: at start, whenever something changed, and on a timer."""
+        seeing = keep("watch of models", self._see)
+        try:
+            await self._reconcile()
+        finally:
+            seeing.cancel()
+            await asyncio.gather(seeing, return_exceptions=True)
+
+    async def _see(self) -> None:
+        """Reads the disk again and again, however long that takes."""
+        while True:
+            try:
+                await self.catalogue.look_aside()
+                await asyncio.to_thread(self.maker.room.look)
+                self._state = await asyncio.to_thread(unwritable, self.repository.root.parent)
+                self.wake()
+            except OSError as error:  # nothing is lost by a look that is made again
+                _LOG.error("the models are looked at again later: %s", error.strerror)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _reconcile(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                self._act()
+                self._turned = time.monotonic()  # a turn that fails is none: the watchdog sees a loop that only fails
+            except OSError as error:  # nothing is lost by a turn that is made again
+                if error.errno not in NO_DESCRIPTORS:
+                    raise
+                _LOG.error("the control loop goes on later: %s; are there too many connections?", error.strerror)
+            await until_set(self._wake, self._pause(time.monotonic()))
+
+    def _pause(self, now: float) -> float:
+        """Seconds until the next look: less than usual if an engine that nothing replaces may be opened before."""
+        waiting = (planned for planned in self.models.values() if planned.slot.current is None)
+        due = (engine.open_at - now for planned in waiting for engine in planned.engines.values())
+        return min((_LOOK_SECONDS, *(seconds for seconds in due if seconds > 0)))
+
+    async def watch(self) -> None:
+        """Refreshes whenever drivers or libraries may have changed on disk; until cancelled."""
+        await self.surveyor.watch()
+
+    async def refresh(self) -> tuple[Change, ...]:
+        """Reads the device's facts again now; where they changed, engines are planned anew. Returns what changed."""
+        return await self.surveyor.refresh()
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The facts that engines are planned for."""
+        return self.surveyor.fingerprint
+
+    def wake(self) -> None:
+        """Something changed: look now instead of at the next tick."""
+        self._wake.set()
+
+    def links(self) -> list[HostLink]:
+        """The hosts that live now."""
+        return self._hosts.links()
+
+    @property
+    def misses(self) -> Mapping[str, int]:
+        """Engines that were not in the store when they were planned, by what differs from the nearest that is."""
+        return self._planner.misses
+
+    def pulse(self) -> Pulse:
+        """Signs of life, for whoever watches over the daemon."""
+        hosts: dict[str, float] = {}
+        for link in self._hosts.links():  # of one backend there may be several
+            hosts[link.backend] = max(link.overdue, hosts.get(link.backend, 0.0))
+        return Pulse(time.monotonic() - self._turned, hosts)
+
+    def heed(self, engines: Engines, hosts: HostLimits, health: Health) -> None:
+        """Other settings, from now on; hosts that run keep their limits."""
+        self.settings = engines
+        self._planner.heed(engines)
+        self.opener.heed(engines.attempts)
+        self.maker.heed(engines)
+        self._hosts.heed(hosts)
+        self.health = health
+        self.prober.heed(health)
+        self.wake()
+
+    def accept_foreign(self, accepted: bool) -> None:
+        """Whether models, and engines that come from now on, are used that others may have put there."""
+        self.repository.accepts_foreign = self.store.accepts_foreign = accepted
+        self.wake()
+
+    async def stop(self) -> None:
+        """Ends builds and hosts."""
+        self._stopping = True
+        await self.loader.stop()
+        await self.learning.stop()
+        await self._chores.stop()
+        await asyncio.gather(self._hosts.stop(), self.tracking.close())
+        await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
+
+    def find(self, name: str, version: str = "") -> PlannedModel:
+        """The plan of a model, or of one version of it; NotFound."""
+        return self.catalogue.find(name, version)
+
+    async def added(self, name: str) -> PlannedModel:
+        """The plan of a model that was just put into the repository by command, whatever the mode of control."""
+        await asyncio.to_thread(self.shelf.take, name)
+        await self.catalogue.look_aside()
+        return self.catalogue.find(name)
+
+    async def removed(self, name: str) -> None:
+        """A model was just taken out of the repository by command: from now on it is not planned, whatever a look at
+        the disk saw that began before."""
+        loaded = self.shelf.held(name)
+        self.shelf.drop(name)
+        self._disk.put(partial(self.overrides.discard, loaded))
+        self._warden.forgive(name)
+        with contextlib.suppress(OSError):  # the next look is made all the same
+            await self.catalogue.look_aside()
+
+    def is_configured(self, name: str) -> bool:
+        """Whether a model comes from the configuration instead of the repository."""
+        return self.catalogue.is_configured(name)
+
+    def slot(self, name: str) -> Slot:
+        """The slot of a model; with an empty name the only one there is. NotFound otherwise."""
+        if not name:
+            named = {planned.entry.model for planned in self.models.values()}
+            name = named.pop() if len(named) == 1 else name
+        return self.catalogue.find(name).slot
+
+    async def _prove(self, model: Model, tries: int) -> tuple[Finding, ...]:
+        """Tries a model in a child before a host has it, where there is a runtime that decides."""
+        return await prove(self.builder, model, tries) if REFERENCE.backend in self._installed() else ()
+
+    def _installed(self) -> tuple[str, ...]:
+        return registry.installed(self.fingerprint.facts)
+
+    def _act(self) -> None:
+        now = time.monotonic()
+        self.calm.look(now)
+        paused = self.maker.room.paused
+        is_reboot_pending = self.surveyor.is_reboot_pending
+        self.maker.abandon()
+        self._review(now)
+        self.learning.look(self.models.values(), now)
+        for planned in self.models.values():
+            if lowering.is_due(planned):
+                self.catalogue.replan(planned)
+        self._warden.look(self.models.values())
+        views = actual(self.store, self.models.values())
+        by_command, is_paused = self.settings.build == "command", bool(paused) or is_reboot_pending
+        busy, slow = self.maker.busy, self.maker.slow(memory.available_mb)
+        for action in reconcile(views, now, busy, slow=slow, paused=is_paused, by_command=by_command):
+            planned = self.models[action.model]
+            if isinstance(action, Open):
+                self.opener.start(planned, action.key)
+            else:
+                self.maker.start(planned, action)
+        self.beside.look(self.models.values(), now)
+        self.opener.tidy(self.models)
+        self.catalogue.refuse_hopeless()
+        models = self.models.values()
+        self.prober.look(models, now)
+        box = health.Box(self.calm.busy, paused, is_reboot_pending, self.tracking.problem, self._state)
+        wrong = health.wrong(models, self.settings, now, box, self.health)
+        self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
+        for told in self.observers:
+            told()
+
+    def _review(self, now: float) -> None:
+        """Engines whose figures may be off are verified and timed again: when the box is calm, those that were timed
+        under load; at once, one that has become slow, since another may be faster by now."""
+        has_lasted = self.calm.has_lasted(now) and not self.maker.busy
+        for planned in self.models.values():
+            slow = health.slow_engine(planned, self.settings, now) is not None
+            for key, engine in planned.engines.items():
+                record = engine.record
+                if record is None or not engine.is_usable or engine.wish is not Wish.NONE:
+                    continue
+                is_due = now - self._reviewed.get(key, -_REVIEW_SECONDS) >= _REVIEW_SECONDS
+                if is_due and ((slow and key == planned.serving) or (has_lasted and was_loaded(record.load))):
+                    self._reviewed[key] = now
+                    engine.wish = Wish.REVIEW
+
+    def _readiness(self, planned: PlannedModel) -> Readiness:
+        return readiness(planned, self.health)
+
+    def _read_again(self, planned: PlannedModel) -> None:
+        self.catalogue.read_again(planned)
+
+    def _device_changed(self, fingerprint: Fingerprint) -> None:
+        self._planner.fingerprint = fingerprint
+        self.catalogue.plan_all()
+        self.wake()
+
+    def _host_lost(self, link: HostLink, why: str) -> None:
+        self.beside.host_lost(link)
+        affected = [name for name, planned in self.models.items() if planned.slot.vacate(link)]
+        if not link.stopping:
+            self.events.tell(HostLost(link.backend, why))
+            self._warden.lost(link.loss)
+        if affected and not self._stopping:
+            told = "engine host %s (pid %d) %s; affected: %s"
+            about = {"event": "host_lost", "backend": link.backend}
+            _LOG.warning(told, link.backend, link.pid, why, ", ".join(affected), extra=about)
+        self.wake()

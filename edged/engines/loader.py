@@ -1,0 +1,247 @@
+"""Models that are loaded and unloaded by command, as the extension `model_repository` of the protocol has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from edged.engines.admission.examination import admit
+from edged.engines.builder import Builder
+from edged.engines.catalogue import Catalogue
+from edged.engines.plan import PlannedModel
+from edged.engines.readiness import Readiness, ReadyState, held_up
+from edged.engines.shelf import Shelf
+from edged.engines.warmup import require_data
+from edged.errors import EdgedError, NotFound, NotReady, Refused
+from edged.models.model import Model
+from edged.models.overrides import Overrides
+from edged.models.repository import ModelEntry, check_name
+
+_LOG = logging.getLogger("edged.engines")
+_LOOK_SECONDS = 0.02
+_LOAD_SECONDS = 900.0  # a box that is busy may take minutes to read and open a model
+_MOST_TOLD = 1000  # models that are not loaded, and why
+_PATIENCE = 2  # times that there was no room to open it
+_DRAIN_SECONDS = 30.0  # until a command to unload is answered, at most
+READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """One version of a model, and whether it answers, as it was last found to. `version` is empty of a model that is
+    not loaded."""
+
+    name: str
+    version: str
+    state: str
+    reason: str = ""
+
+
+_Rows: TypeAlias = tuple[Listed | None, Listed | None]  # the version that serves in a place, and the one to come
+
+
+class Loader:
+    """Carries out the commands, those about one model one after the other. `installed`: the backends of this box;
+    `readiness`: whether a model answers."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        catalogue: Catalogue,
+        overrides: Overrides,
+        builder: Builder,
+        installed: Callable[[], tuple[str, ...]],
+        wake: Callable[[], None],
+        readiness: Callable[[PlannedModel], Readiness],
+    ) -> None:
+        self._shelf, self._catalogue, self._overrides = shelf, catalogue, overrides
+        self._builder, self._installed, self._wake, self._readiness = builder, installed, wake, readiness
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._why: dict[str, str] = {}  # models are not loaded, as far as there is more to say
+
+    async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Loads a model, or loads it again as the disk has it now; returns once it answers.
+
+        `config` is a configuration in JSON instead of its config.pbtxt; with `files`, by path inside the model's
+        folder, it is made of these alone. What was loaded before answers until then, and goes on where this fails:
+        NotFound, InvalidInput for what cannot be served, Refused in another mode. A caller that goes away changes
+        nothing.
+        """
+        self._require_command(name)
+        await self._finish(self._load(name, config, dict(files or {})))
+
+    async def unload(self, name: str) -> None:
+        """Takes a model away; returns once what it had been asked before is answered. One that is not there is away
+        already. Refused if models are not loaded by command."""
+        self._require_command(name)
+        await self._finish(self._unload(name))
+
+    async def listed(self) -> list[Listed]:
+        """Every version of every model, by name, the one that answers for the model first."""
+        catalogue = self._catalogue
+        loaded = {planned.entry.model for planned in catalogue.models.values()}
+        found = {name: _once([self._rows(name, each) for each in catalogue.versions(name)]) for name in loaded}
+        if self._shelf.mode == "explicit":
+            there = await asyncio.to_thread(self._shelf.on_disk)
+            for name in (there.keys() | self._why.keys()) - loaded:
+                found[name] = [Listed(name, "", UNAVAILABLE, self._why.get(name, "it is not loaded"))]
+        return [row for _, rows in sorted(found.items()) for row in rows]
+
+    def _rows(self, name: str, planned: PlannedModel) -> _Rows:
+        found, why = self._readiness(planned), str(planned.problem or "")
+        if planned.slot.current is None:
+            if found.state is ReadyState.LOADING:
+                return None, Listed(name, planned.entry.version, LOADING, held_up(planned))
+            return None, Listed(name, planned.entry.version, UNAVAILABLE, why or found.reason)
+        there = Listed(name, planned.version, READY if found.is_ready else UNAVAILABLE, found.reason)
+        if planned.entry.version == planned.version:
+            return there, None
+        return there, Listed(name, planned.entry.version, UNAVAILABLE if why else LOADING, why)
+
+    async def stop(self) -> None:
+        """Gives up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
+
+    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does it to its end, also where nobody waits for that any more."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # it was told to whoever waited, or nobody did
+
+    async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+        async with self._turn(name):
+            before = await asyncio.to_thread(self._shelf.held, name)
+            entries: dict[str, ModelEntry] = {}
+            try:
+                entries = await asyncio.to_thread(self._overrides.entries, name, config, files)
+                if not entries:
+                    raise NotFound(f"there is no model {name!r} to be loaded; put it into the folder of models first")
+                for entry in entries.values():
+                    await self._admit(entry)
+                self._shelf.hold(name, entries)
+                await self._look()
+                self._try_again(entries)
+                await self._until_served(entries)
+            except BaseException as error:
+                await self._restore(name, before, entries, error)
+                raise
+            self._why.pop(name, None)
+            await self._discard(before, entries)
+            _LOG.info("model %s: loaded by command, version %s", name, ", ".join(e.version for e in entries.values()))
+
+    async def _admit(self, entry: ModelEntry) -> None:
+        """Whether it could be served, before anything changes."""
+        if entry.problem:
+            raise NotReady(f"model {entry.name!r} cannot be served: {entry.problem}")
+        admission = await admit(self._builder, Path(entry.path), entry.settings, self._installed())
+        await asyncio.to_thread(require_data, Model.of(entry, admission.inspection))
+
+    def _try_again(self, names: Iterable[str]) -> None:
+        """What could not be served before, although the disk has not changed, may be now: the box has."""
+        for name in names:
+            planned = self._catalogue.models.get(name)
+            if planned is not None and planned.problem is not None:
+                self._catalogue.read_again(planned)
+
+    async def _until_served(self, entries: Mapping[str, ModelEntry]) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _LOAD_SECONDS
+        for name, entry in entries.items():
+            while True:
+                planned = self._catalogue.models.get(name)
+                if planned is None or planned.entry != entry:
+                    raise NotReady(f"model {name!r} was changed while it was loaded; load it again")
+                if planned.is_up_to_date:
+                    break
+                if planned.problem is not None and not planned.is_being_read:
+                    raise NotReady(f"model {name!r} cannot be served: {planned.problem}")
+                if planned.reference is not None and planned.reference.refusals > _PATIENCE:
+                    raise NotReady(f"model {name!r} cannot be served: {held_up(planned)}")
+                if loop.time() > end:
+                    raise NotReady(f"model {name!r} did not answer within {_LOAD_SECONDS:g} s; the log tells more")
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _restore(
+        self, name: str, before: Mapping[str, ModelEntry], entries: Mapping[str, ModelEntry], error: BaseException
+    ) -> None:
+        """What was loaded before goes on, as if nothing had been asked for."""
+        if self._shelf.held(name) != before:
+            if before:
+                self._shelf.hold(name, before)
+            else:
+                self._shelf.drop(name)
+            await self._look()
+        if not before and isinstance(error, EdgedError) and not isinstance(error, NotFound):
+            self._tell(name, str(error))
+        await self._discard(entries, before)
+
+    async def _unload(self, name: str) -> None:
+        async with self._turn(name):
+            before = await asyncio.to_thread(self._shelf.held, name)
+            if not before:
+                return
+            leaving = self._catalogue.versions(name)
+            sessions = [planned.slot.current for planned in leaving if planned.slot.current is not None]
+            self._shelf.drop(name)
+            self._tell(name, "unloaded")
+            await self._look()
+            end = asyncio.get_running_loop().time() + _DRAIN_SECONDS
+            while asyncio.get_running_loop().time() < end:
+                is_lost = all(session.link.lost or session.idle.is_set() for session in sessions)
+                if is_lost and all(planned.slot.current is None for planned in leaving):
+                    break
+                await asyncio.sleep(_LOOK_SECONDS)
+            await self._discard(before, {})
+            _LOG.info("model %s: unloaded by command", name)
+
+    def _tell(self, name: str, why: str) -> None:
+        self._why[name] = why
+        if len(self._why) > _MOST_TOLD:
+            del self._why[next(iter(self._why))]
+
+    async def _discard(self, old: Mapping[str, ModelEntry], kept: Mapping[str, ModelEntry]) -> None:
+        folders = {entry.folder for entry in kept.values()}
+        gone = {name: entry for name, entry in old.items() if entry.folder not in folders}
+        await asyncio.to_thread(self._overrides.discard, gone)
+
+    async def _look(self) -> None:
+        await self._catalogue.look_aside()
+        self._wake()
+
+    def _require_command(self, name: str) -> None:
+        if self._shelf.mode != "explicit":
+            mode = self._shelf.mode
+            every = "every model on disk" if mode == "poll" else "every model that was there at the start"
+            raise Refused(f'models are loaded by command only with model_control = "explicit"; "{mode}" serves {every}')
+        check_name(name)
+        if self._catalogue.is_configured(name):
+            raise Refused(f"model {name!r} is named by the daemon's configuration and always served; remove it there")
+
+
+def _once(places: Sequence[_Rows]) -> list[Listed]:
+    """Without versions that are to come in one place where they are in another."""
+    versions = {there.version for there, _ in places if there is not None}
+    found: list[Listed] = []
+    for there, coming in places:
+        if there is not None:
+            found.append(there)
+        if coming is not None and coming.version not in versions:
+            found.append(coming)
+    return found

@@ -1,0 +1,302 @@
+"""Makes engines: builds, trials and verifications, one at a time in each lane, each in children of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from edged.backends.contract import Effort
+from edged.config import Engines
+from edged.engines import giving_up
+from edged.engines.builder import Builder, Task
+from edged.engines.chores import Chores
+from edged.engines.plan import Making, PlannedEngine, PlannedModel, Wish
+from edged.engines.reconcile import Action, Make, Open, Try
+from edged.engines.room import Room
+from edged.engines.states import EngineState
+from edged.errors import (
+    EdgedError,
+    EngineDamaged,
+    EngineUnusable,
+    OutOfSpace,
+    Superseded,
+    Unsuitable,
+    WrongAnswers,
+)
+from edged.events import EngineProgress, EventLog
+from edged.ipc.job_messages import Progress
+from edged.models.model import Model
+from edged.store.attempts import AttemptLog
+from edged.store.store import Store
+
+_LOG = logging.getLogger("edged.engines")
+_EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
+_AGAIN_SECONDS = 0.2  # after the disk turned out to hold something else
+_SPACE_SECONDS = 30.0  # space may have been freed by then
+_LONG_SECONDS = 60.0  # after which what is being made may be overtaken
+_SPARE_MB = 1024  # of memory that has to be free for a second child in a lane
+_TOLD_STEP = 0.1  # of a phase: what watchers of events are told of
+
+
+@dataclass
+class _Work:
+    """An engine that is being made in its lane (see `policy.lanes`)."""
+
+    engine: PlannedEngine
+    source: str
+    task: asyncio.Task[None]
+    is_cancelled: bool = False
+    why: str = "cancelled"
+
+
+class Maker:
+    """Carries out `Make`, `Try` and `Verify`."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        store: Store,
+        models: Mapping[str, PlannedModel],
+        settings: Engines,
+        events: EventLog,
+        chores: Chores,
+        attempts: AttemptLog,
+        read_again: Callable[[PlannedModel], None],
+    ) -> None:
+        self.room = Room(store, settings, models, events, self._keys)
+        self._builder, self._store, self._models, self._settings = builder, store, models, settings
+        self._events, self._chores = events, chores
+        self._attempts, self._read_again = attempts, read_again
+        self._work: list[_Work] = []
+
+    def heed(self, settings: Engines) -> None:
+        """Other settings, for what ends from now on."""
+        self._settings = settings
+        self.room.heed(settings)
+
+    @property
+    def busy(self) -> frozenset[str]:
+        """Lanes in which something is being made."""
+        return frozenset(work.engine.lane for work in self._work)
+
+    def slow(self, available_mb: Callable[[], int]) -> frozenset[str]:
+        """Lanes in which one engine alone is being made, takes long and may be overtaken, if so much memory is free."""
+        lanes = Counter(work.engine.lane for work in self._work)
+        alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1]
+        long = frozenset(e.lane for e in alone if e.making is not None and e.making.elapsed_s >= _LONG_SECONDS)
+        return long if long and available_mb() >= _SPARE_MB else frozenset()
+
+    def start(self, planned: PlannedModel, action: Action) -> None:
+        """Begins what was decided."""
+        assert not isinstance(action, Open)
+        assert planned.model is not None  # nothing is decided for a model that could not be read
+        engine = planned.engines[action.key]
+        engine.move(EngineState.QUEUED)
+        engine.making = Making(time.monotonic())
+        source = action.source if isinstance(action, Try) else ""
+        task = self._chores.start(self._run(planned, planned.model, engine, action))
+        self._work.append(_Work(engine, source, task))
+        task.add_done_callback(partial(self._over, engine))
+
+    def cancel(self, engine: PlannedEngine, reason: str) -> None:
+        """Ends what is being made or waits to be; only a command starts it again."""
+        work = self._work_on(engine)
+        if work is not None:
+            work.is_cancelled, work.why = True, reason
+            work.task.cancel()
+            if not engine.is_usable:
+                self._keep_cancelled(engine, reason)
+        elif engine.state in (EngineState.ABSENT, EngineState.FAILED):
+            engine.quarantine(reason, held=True)
+            self._keep_cancelled(engine, reason)
+        elif engine.wish is Wish.BUILD or engine.wish is Wish.VERIFY:
+            engine.setback = reason
+        engine.wish = Wish.NONE
+
+    def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
+        """Across restarts; off the loop, since it waits for the disk."""
+        self._chores.start(asyncio.to_thread(self._attempts.cancelled, engine.digest, reason))
+
+    def abandon(self) -> None:
+        """Ends what is being made for a model that was removed or changed: others wait for their turn."""
+        wanted = {id(engine) for planned in self._models.values() for engine in planned.engines.values()}
+        for work in self._work:
+            if id(work.engine) not in wanted and not work.is_cancelled:
+                work.is_cancelled = True  # once: its child is being ended
+                work.engine.told = None  # what becomes of it concerns nobody any more
+                work.task.cancel()
+
+    def is_making(self, engine: PlannedEngine) -> bool:
+        """Whether it is being made now."""
+        return self._work_on(engine) is not None
+
+    def forgive(self, engine: PlannedEngine) -> None:
+        """A new start, by command: what failed before counts no more."""
+        self._attempts.forget(engine.digest)
+        engine.failures, engine.failure, engine.retry_at = 0, "", 0.0
+
+    # -- one engine -------------------------------------------------------------------------------------------------
+
+    async def _run(self, planned: PlannedModel, model: Model, engine: PlannedEngine, action: Action) -> None:
+        task = Task(model, engine.recipe, engine.key, _EFFORTS[min(engine.failures, len(_EFFORTS) - 1)])
+        try:
+            await self._outcome(planned, engine, task, action)
+        except asyncio.CancelledError:
+            work = self._work_on(engine)
+            engine.cancel(work.why if work is not None else _Work.why)
+            raise
+        except Exception as error:  # nobody expected it: a failure like any other, and told by whoever sees tasks end
+            why = EngineUnusable(f"{type(error).__name__}; the log tells more")
+            self._attempts.failed(engine.digest, str(why))
+            engine.fail(why, self._settings.attempts)
+            raise
+        finally:
+            self._free(engine)
+
+    async def _outcome(self, planned: PlannedModel, engine: PlannedEngine, task: Task, action: Action) -> None:
+        name, short = planned.entry.name, engine.digest[:12]
+        try:
+            if isinstance(action, Make):
+                await self._make(planned, engine, task)
+            elif isinstance(action, Try):
+                await self._try(engine, task, action.source)
+            else:
+                await self._verify(engine, task)
+        except Superseded as error:
+            engine.postpone(str(error), _AGAIN_SECONDS)
+            _LOG.info("model %s: engine %s is void: %s", name, short, error)
+            self._read_again(planned)
+        except OutOfSpace as error:
+            engine.met_disk(error)
+            engine.postpone(str(error), _SPACE_SECONDS)
+            _LOG.warning("model %s: engine %s: %s", name, short, error)
+        except KeyError:  # it was evicted or found damaged meanwhile: the next look sees what there is
+            engine.lose()
+        else:
+            cost = engine.record.cost if engine.record else None
+            timed = f", {1 / cost:.2f} times as fast as the reference" if cost else ""
+            _LOG.info("model %s: engine %s is %s%s", name, short, engine.state.value, timed)
+
+    async def _make(self, planned: PlannedModel, engine: PlannedEngine, task: Task) -> None:
+        key = engine.digest
+        engine.making = Making(time.monotonic(), self._builder.expected_seconds(task))
+        try:
+            await asyncio.to_thread(self._attempts.begin, key)  # it waits for the disk
+            room = partial(self.room.make, replacing=key)
+            record = await self._builder.make(task, partial(self._told, task, engine), room)
+        except (Superseded, OutOfSpace, asyncio.CancelledError):
+            self._attempts.undone(key)
+            raise
+        except Unsuitable as error:
+            self._attempts.undone(key)
+            engine.unsuited(error)
+        except EdgedError as error:
+            hopeless = giving_up.why(error, engine.recipe.backend, engine.failure, _given_up(planned, engine))
+            self._attempts.failed(key, str(error), is_hopeless=bool(hopeless))
+            engine.fail(error, self._settings.attempts, hopeless)
+            _LOG.warning("model %s: engine %s failed: %s", task.model.name, key[:12], error)
+        else:
+            self._attempts.forget(key)
+            engine.finish(record, self._store.records().get(key))
+
+    async def _verify(self, engine: PlannedEngine, task: Task) -> None:
+        key, artefact = engine.digest, self._store.artefact(engine.digest)
+        try:
+            record = await self._builder.verify(task, partial(self._told, task, engine))
+        except (Superseded, OutOfSpace):
+            raise
+        except EngineDamaged as error:
+            await asyncio.to_thread(self._store.damaged, artefact)
+            engine.lose()
+            engine.reason = str(error)
+        except EdgedError as error:
+            engine.fail(error)
+            _LOG.warning("model %s: engine %s could not be verified: %s", task.model.name, key[:12], error)
+        else:
+            engine.finish(record, self._store.records().get(key))
+
+    async def _try(self, engine: PlannedEngine, task: Task, source: str) -> None:
+        found = self._store.records().get(source)
+        is_unproven = found is not None and found.is_unproven
+        try:
+            # One that takes the whole box down must not be tried at every start.
+            await asyncio.to_thread(self._attempts.begin, engine.digest)
+            tell = partial(self._told, task, engine)
+            record = await self._builder.adopt(task, source, tell, self.room.make)
+        except (Superseded, OutOfSpace):
+            raise
+        except EngineDamaged as error:
+            if found is not None:
+                await asyncio.to_thread(self._store.damaged, self._store.artefact(source))
+            self._give_up_trial(engine, task, f"{error}")
+        except (WrongAnswers, Unsuitable) as error:
+            if is_unproven:
+                await asyncio.to_thread(
+                    self._store.remove, source, keep_pin=True
+                )  # nothing else would ever find out that it is of no use
+            self._give_up_trial(engine, task, f"is not right with this device: {error}")
+        except EdgedError as error:
+            if is_unproven and engine.failures + 1 < self._settings.attempts:
+                engine.fail(error)  # that says nothing about the engine, which took somebody an hour
+            else:
+                self._give_up_trial(engine, task, f"could not be tried: {error}")
+        except KeyError:
+            self._give_up_trial(engine, task, "is not in the store any more")
+        else:
+            engine.trial = ""
+            engine.finish(record, record, f"taken over from {source[:12]} after a trial")
+        finally:
+            self._attempts.undone(engine.digest)
+
+    @staticmethod
+    def _give_up_trial(engine: PlannedEngine, task: Task, why: str) -> None:
+        """It is built, as if there had been nothing to try."""
+        reason = f"engine {engine.trial[:12]} {why}; it is built again"
+        _LOG.warning("model %s: %s", task.model.name, reason)
+        engine.trial, engine.failures = "", 0
+        engine.move(EngineState.ABSENT, reason)
+
+    def _over(self, engine: PlannedEngine, task: asyncio.Task[None]) -> None:
+        work = self._work_on(engine)
+        if work is not None and work.task is task:  # it was cancelled before it had begun
+            self._free(engine)
+            engine.cancel(work.why)
+
+    def _free(self, engine: PlannedEngine) -> None:
+        engine.making = None
+        self._work = [work for work in self._work if work.engine is not engine]
+
+    def _told(self, task: Task, engine: PlannedEngine, progress: Progress) -> None:
+        """A child or the builder says how far it is."""
+        making = engine.making
+        if making is None:
+            return
+        before = making.phase
+        making.take(progress)
+        state = EngineState.VERIFYING if making.phase in ("verifying", "timing") else EngineState.BUILDING
+        if engine.state is not state:
+            engine.move(state, engine.reason)
+        if making.phase != before or (making.said or 0.0) - making.told >= _TOLD_STEP:
+            making.told = making.said or 0.0
+            what = EngineProgress(making.phase, making.fraction, making.elapsed_s, making.estimate_s)
+            self._events.tell(what, task.model.name, engine.digest)
+
+    def _work_on(self, engine: PlannedEngine) -> _Work | None:
+        return next((work for work in self._work if work.engine is engine), None)
+
+    def _keys(self) -> set[str]:
+        """Engines of the store that work under way depends on."""
+        return {work.engine.digest for work in self._work} | {work.source for work in self._work}
+
+
+def _given_up(planned: PlannedModel, engine: PlannedEngine) -> Iterator[str]:
+    """The last failures of engines of a model that are given up and differ from this one in precision or threads."""
+    for other in planned.engines.values():
+        is_kin = (other.recipe.backend, other.recipe.device) == (engine.recipe.backend, engine.recipe.device)
+        if is_kin and other is not engine and other.state is EngineState.QUARANTINED and not other.is_held:
+            yield other.failure

@@ -1,0 +1,260 @@
+"""Opens engines in their hosts and installs them in the slots, and takes note of hosts that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from edged.backends import registry
+from edged.backends.artefact import Artefact
+from edged.backends.profile import parsed
+from edged.engines.batches import batching, rows
+from edged.engines.chores import Chores
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.questioning import Questioner, Unaskable
+from edged.engines.states import EngineState
+from edged.engines.warmup import warm_up
+from edged.errors import (
+    DeadlineExceeded,
+    EdgedError,
+    EngineDamaged,
+    EngineUnusable,
+    HostLost,
+    ModelRefused,
+    NotReady,
+    OutOfMemory,
+    OutOfSpace,
+    Overloaded,
+    Superseded,
+    WarmupFailed,
+)
+from edged.events import EngineServes, EventLog
+from edged.models.identity import require_same
+from edged.models.model import Model
+from edged.serving.blame import Suspect
+from edged.serving.hosts import HostKind, Hosts
+from edged.serving.link import Tenant
+from edged.serving.session import ServingSession
+from edged.serving.vitals import Vitals
+from edged.serving.work import EngineRef
+from edged.store.store import Store
+
+_LOG = logging.getLogger("edged.engines")
+_REOPEN_SECONDS = 0.2  # after its host was lost
+_REPLACED_SECONDS = 1.0  # after it could not be opened while the model is replaced
+_PATIENCE = 2  # refusals that an engine is forgiven; want of room is forgiven for ever
+_REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the runtime refused to open it once, twice, and from then on
+_RETRY_SECONDS = 10.0  # after an error that nobody expected
+
+
+class Opener:
+    """Carries out `Open`. `attempts` is how many failures in a row an engine is forgiven."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        store: Store,
+        attempts: int,
+        events: EventLog,
+        chores: Chores,
+        read_again: Callable[[PlannedModel], None],
+        questioner: Questioner | None = None,
+    ) -> None:
+        """`questioner` asks every engine one question before it serves; without one none is asked."""
+        self._hosts, self._store, self._attempts = hosts, store, attempts
+        self._proven: set[tuple[str, str]] = (
+            set()
+        )  # engines that answered a golden question rightly, by key and edition
+        self._events, self._chores, self._read_again = events, chores, read_again
+        self._questioner = questioner
+
+    def heed(self, attempts: int) -> None:
+        """Other patience, from now on."""
+        self._attempts = attempts
+
+    def start(self, planned: PlannedModel, key: str) -> None:
+        """Begins to open an engine of a model."""
+        planned.opening_key = key
+        assert planned.model is not None  # nothing is decided for a model that could not be read
+        planned.opening = self._chores.start(self._open(planned, planned.model, planned.engines[key]))
+
+    async def beside(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
+        """Opens an engine beside the one that serves, and leaves it to the caller."""
+        return await self._session(planned, model, engine)
+
+    def retire(self, session: ServingSession | None) -> None:
+        """Closes a session once it has finished what it has."""
+        if session is not None:
+            self._chores.start(session.retire())
+
+    def tidy(self, models: Mapping[str, PlannedModel]) -> None:
+        """Ends hosts that nothing of the device as it is now would be opened in."""
+        wanted = {_kind(engine) for planned in models.values() for engine in planned.engines.values()}
+        for link in self._hosts.empty(wanted):
+            self._chores.start(link.stop())
+
+    async def _open(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
+        try:
+            await self._install(planned, model, engine)
+        finally:
+            planned.opening, planned.opening_key = None, ""
+
+    async def _install(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
+        # Until it is known how this ends: an error that nobody expected must not be tried again at once.
+        engine.open_at = time.monotonic() + _RETRY_SECONDS
+        try:
+            session = await self._session(planned, model, engine)
+        except EngineDamaged as error:
+            _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
+            if engine.state is EngineState.READY:  # while it is being made anew, the outcome decides
+                engine.lose()
+                engine.reason, engine.open_at = str(error), 0.0
+        except (HostLost, NotReady, Superseded) as error:
+            engine.open_at = time.monotonic() + max(_REOPEN_SECONDS, self._hosts.retry_in(_kind(engine)))
+            if isinstance(error, Superseded):
+                engine.open_at = max(engine.open_at, time.monotonic() + _REPLACED_SECONDS)
+                self._read_again(planned)
+            _LOG.warning("engine %s of model %s cannot be opened now: %s", engine.digest[:12], model.name, error)
+        except EdgedError as error:
+            if planned.is_being_read:  # its file may be gone by now
+                engine.open_at = time.monotonic() + _REPLACED_SECONDS
+            else:
+                await self._cannot_open(model, engine, error)
+        else:
+            engine.opened()
+            # Meanwhile the model may have changed, or the engine been found to answer wrongly.
+            if planned.engines.get(engine.digest) is not engine or not _may_serve(engine):
+                await session.retire()
+                return
+            planned.serve(model)
+            previous = planned.slot.install(session)
+            self._store.touch(engine.digest)
+            told = "model %s: engine %s (%s) serves"
+            about = {"event": "engine_serves", "backend": engine.recipe.backend}
+            _LOG.info(told, model.name, engine.digest[:12], engine.recipe.backend, extra=about)
+            self._events.tell(EngineServes(engine.recipe.backend), model.name, engine.digest)
+            self.retire(previous)
+
+    async def _session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
+        apart, kind = engine.apart, _kind(engine)
+        link = await self._hosts.get(kind, Path(model.entry.path))
+        tenant = Tenant(Suspect(model.name, engine.digest), model.limits)
+        edition, artefact = engine.edition, self._artefact(engine)
+        order, batches = model.order(engine.recipe, artefact), batching(model, engine.recipe)
+        ref = EngineRef(
+            engine.digest,
+            link.backend,
+            model.digest,
+            model.recognition,
+            edition=edition,
+            is_static=model.is_static,
+            batching=batches,
+            rows=rows(engine.recipe),
+            profile=parsed(engine.recipe.profile),
+            limits=model.limits,
+            folded=frozenset() if engine.recipe.is_reference else model.defaults,
+            outputs={each.name: each.datatype for each in order.signature.outputs},
+        )
+        try:
+            number = await link.open(order, model.recognition, batches.limit, tenant)
+        except EngineDamaged:
+            if artefact is not None:
+                await asyncio.to_thread(self._store.damaged, artefact)
+            raise
+        except EdgedError:
+            if engine.recipe.is_reference:  # a runtime says nothing useful of a file that is gone or half there
+                with contextlib.suppress(ModelRefused):
+                    await asyncio.to_thread(require_same, order)
+            raise
+        session = ServingSession(link, number, ref, apart)
+        try:
+            if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
+                await asyncio.to_thread(require_same, order)
+            engine.placed(link.nodes.get(number, {}))
+            if engine.astray and planned.has_other(engine):
+                raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.astray)}")
+            await warm_up(model, link, number, ref.profile)
+            session.vitals = await self._prove(planned, model, engine, session)
+            if link.lost:  # after its last answer: who is told of a loss does not know of this session
+                raise HostLost(f"engine host {link.backend} {link.lost}")
+        except BaseException:  # whatever it is, nobody else knows of the session
+            self.retire(session)
+            raise
+        return session
+
+    async def _prove(
+        self, planned: PlannedModel, model: Model, engine: PlannedEngine, session: ServingSession
+    ) -> Vitals:
+        """Has it answer once. Where the reference refuses every question the model needs others than edged can make up:
+        its engines serve, and it is ready once one of them has answered a request."""
+        if self._questioner is None or planned.model is not model:  # another model is on disk by now
+            return Vitals()
+        known, is_reference = planned.acquainted(), engine.recipe.is_reference
+        try:
+            await self._questioner.ask(known, session.link, session.number, is_reference=is_reference)
+        except Unaskable as error:
+            before = planned.slot.current if planned.fits() else None
+            is_proven = bool(model.triton.warmups) or (before is not None and not before.vitals.unproven)
+            return Vitals("" if is_proven else str(error))
+        if not is_reference and (engine.digest, engine.edition) not in self._proven:
+            # A record may have been rewritten together with another model's files, which then match it.
+            wrong = await self._questioner.compare(model, engine.recipe.precision, session.link, session.number)
+            if wrong:
+                engine.mismatch = wrong
+                await asyncio.to_thread(self._store.damaged, self._store.artefact(engine.digest))
+                raise EngineDamaged(f"it does not answer as the reference did: {wrong}; it is built again")
+            self._proven.add((engine.digest, engine.edition))
+        return Vitals()
+
+    def _artefact(self, engine: PlannedEngine) -> Artefact | None:
+        if engine.recipe.is_reference:
+            return None
+        if not _may_serve(engine):
+            raise NotReady("it was evicted or rejected while its host was started")
+        try:
+            return self._store.artefact(engine.digest)
+        except KeyError:  # another model of the same content found it damaged
+            raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
+
+    async def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
+        """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again, but not the
+        first time: making it may take an hour. Want of room says nothing against either, and a warm-up that fails
+        would fail again whatever is made."""
+        _LOG.warning("engine %s of model %s cannot be opened: %s", engine.digest[:12], model.name, error)
+        engine.met_disk(error)
+        if _may_pass(engine, error):
+            engine.open_at = time.monotonic() + _REFUSED_SECONDS[min(engine.refusals, len(_REFUSED_SECONDS) - 1)]
+            engine.refusals += 1
+            engine.reason = f"it cannot be opened now: {error}"
+        elif engine.recipe.is_reference or isinstance(error, WarmupFailed):
+            engine.open_at, engine.reason = math.inf, str(error)
+        elif engine.state is EngineState.READY:
+            engine.record = None
+            await asyncio.to_thread(self._store.remove, engine.digest, keep_pin=True)
+            engine.fail(error, self._attempts)
+
+
+def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
+    """Whether opening it as it is makes sense once more, later. Room may come at any time, and a disk be replaced. What
+    took too long did so on a box that may have been busy; of an engine that was built a runtime's own word is not final
+    either."""
+    if isinstance(error, OutOfMemory | Overloaded | OutOfSpace):
+        return engine.recipe.is_reference or engine.state is EngineState.READY
+    if engine.recipe.is_reference:
+        return isinstance(error, DeadlineExceeded) and engine.refusals < _PATIENCE
+    is_final = isinstance(error, WarmupFailed)
+    return engine.state is EngineState.READY and not is_final and engine.refusals < _PATIENCE
+
+
+def _kind(engine: PlannedEngine) -> HostKind:
+    backend = engine.recipe.backend
+    return HostKind(backend, engine.key.generation, registry.version(backend, engine.key.parts) or "", engine.apart)
+
+
+def _may_serve(engine: PlannedEngine) -> bool:
+    return engine.recipe.is_reference or engine.is_usable

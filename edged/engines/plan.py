@@ -1,0 +1,398 @@
+"""What the controller knows of one model: the engines it should have, their states, and the slot that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edged.backends.contract import Nodes, Recipe
+from edged.engines import states
+from edged.engines.batches import tensor_batching
+from edged.engines.desired import DesiredEngine
+from edged.engines.placement import astray
+from edged.engines.questioning import Acquaintance
+from edged.engines.states import EngineState
+from edged.errors import DiskFailing, EdgedError, NotReady, Quarantined
+from edged.ipc.job_messages import Progress
+from edged.models.finding import Finding
+from edged.models.inspection import Inspection
+from edged.models.model import Model
+from edged.models.repository import ModelEntry
+from edged.serving.extents import Traffic
+from edged.serving.slot import Slot
+from edged.serving.work import EngineRef
+from edged.store.key import EngineKey
+from edged.store.record import EngineRecord
+
+_RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
+
+
+class Wish(str, enum.Enum):
+    """What is to be done with an engine beyond what it lacks."""
+
+    NONE = ""
+    BUILD = "build"  # an operator's command
+    VERIFY = "verify"  # an operator's command
+    REVIEW = "review"  # as VERIFY, of the daemon's own accord: it was judged by another standard, or timed under load
+
+
+@dataclass
+class Making:
+    """How far making an engine is. `started` in monotonic seconds, the estimate for all of it in seconds."""
+
+    started: float
+    estimate_s: float | None = None
+    phase: str = "queued"
+    said: float | None = None  # share of the phase that is done, as the runtime says
+    told: float = 0.0  # the last share that watchers were told of
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def fraction(self) -> float | None:
+        """Share that is done, 0 to 1: what the runtime says, otherwise by the estimate; None where neither tells."""
+        if self.said is not None or not self.estimate_s:
+            return self.said
+        return min(0.99, self.elapsed_s / self.estimate_s)
+
+    def take(self, progress: Progress) -> None:
+        """What the child says."""
+        self.phase, self.said = progress.phase, progress.fraction
+
+
+@dataclass
+class PlannedEngine:
+    """One engine a model should have, and how far it is. Times are monotonic seconds."""
+
+    key: EngineKey
+    recipe: Recipe
+    standard: str = ""
+    lane: str = "cpu"  # engines of one lane are made one after the other
+    problem: str = ""  # why it cannot be made with the settings that the model has
+    state: EngineState = EngineState.ABSENT
+    record: EngineRecord | None = None
+    reason: str = ""
+    is_held: bool = False  # quarantined by an operator's command, which is nothing to be alarmed at
+    setback: str = ""  # why the last attempt at it came to nothing, while what was there before stays
+    failures: int = 0
+    failure: str = ""  # what the last one said
+    retry_at: float = 0.0
+    open_at: float = 0.0
+    refusals: int = 0  # how often in a row its host would not open it
+    barred: str = ""  # why it is not opened any more although it could be: its work kept killing its host
+    apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
+    wish: Wish = Wish.NONE
+    trial: str = ""  # key of an engine for another driver whose files may do
+    nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
+    astray: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
+    mismatch: str = ""  # how its answers differed from the reference's when the stored one was opened; until it is made
+    disk: str = ""  # how its disk failed the last time it was made or opened
+    disk_failures: int = 0  # in a row
+    making: Making | None = None
+    served_ms: dict[str, float] = field(default_factory=dict)  # the lowest median of an inference, by edition
+    told: Callable[[PlannedEngine], None] | None = None  # called after every step
+
+    @property
+    def digest(self) -> str:
+        return self.key.digest
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the store holds it, accepted and whole."""
+        return self.record is not None and self.record.is_usable
+
+    @property
+    def edition(self) -> str:
+        """Tells one build of the same key from another."""
+        return self.record.edition if self.record is not None else ""
+
+    @property
+    def usual_ms(self) -> float | None:
+        """The lowest median of one inference while it served, since the daemon started; None before."""
+        return self.served_ms.get(self.edition)
+
+    def paced(self, milliseconds: float) -> None:
+        """The median of inference is that, while it serves."""
+        self.served_ms = {self.edition: min(milliseconds, self.served_ms.get(self.edition, milliseconds))}
+
+    def move(self, state: EngineState, reason: str = "") -> None:
+        """One step of the table of states."""
+        self.state = states.check(self.state, state)
+        self.reason = reason
+        if self.told is not None:
+            self.told(self)
+
+    def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
+        """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
+        good one before it."""
+        self.wish, self.setback, self.refusals, self.astray, self.mismatch = Wish.NONE, "", 0, (), ""
+        self.disk, self.disk_failures = "", 0
+        if self._is_outdated(record) and not record.verdict.accepted:
+            self.lose()  # by today's standard it may do: it is built again
+        elif record.verdict.accepted:
+            self.record = record
+            self.wish = Wish.REVIEW if self._is_outdated(record) else Wish.NONE
+            self.move(EngineState.READY, reason)
+        elif stored is not None and stored.is_usable and (not self._is_outdated(stored) or stored == self.record):
+            self.record = stored
+            self.wish = Wish.REVIEW if self._is_outdated(stored) else Wish.NONE
+            self._stay(f"built again and rejected: {record.verdict.reason}; the one before stays")
+        else:
+            self.record = record
+            self.move(EngineState.REJECTED, record.verdict.reason)
+
+    def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
+        """Making it had no outcome: it is tried again, later each time, up to `most` times in a row (0: for ever), or
+        not at all if it is `hopeless`, which says why."""
+        self.wish = Wish.NONE
+        self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
+        self.failures, self.failure = self.failures + 1, str(error)
+        if self.is_usable:
+            self._stay(f"making it again failed: {error}; the one before stays")
+        elif hopeless:
+            self.quarantine(f"failed {hopeless}, the last time: {error}")
+        elif most and self.failures >= most:
+            self.quarantine(f"failed {self.failures} times, the last time: {error}")
+        else:
+            self.move(EngineState.FAILED, str(error))
+
+    def unsuited(self, error: EdgedError) -> None:
+        """The backend cannot do what the model needs; another attempt would end the same."""
+        self.wish = Wish.NONE
+        if self.is_usable:
+            self._stay(str(error))
+        else:
+            self.move(EngineState.UNSUITABLE, str(error))
+
+    def cancel(self, reason: str) -> None:
+        """An operator wants it made no more. What was there before stays, and nothing is wrong with that."""
+        if self.is_usable:
+            self._stay(reason)
+            self.reason = ""
+        else:
+            # A reference serves all the same.
+            self.quarantine(f"not timed: {reason}" if self.recipe.is_reference else reason, held=True)
+
+    def _stay(self, reason: str) -> None:
+        """The attempt came to nothing."""
+        self.setback = reason
+        self.move(EngineState.READY, reason)
+
+    def postpone(self, reason: str, seconds: float) -> None:
+        """Making it could not even be tried; that counts for nothing."""
+        self.retry_at = time.monotonic() + seconds
+        self.move(EngineState.READY if self.is_usable else EngineState.FAILED, reason)
+
+    def quarantine(self, reason: str, *, held: bool = False) -> None:
+        """Only a command tries it again."""
+        self.wish, self.is_held = Wish.NONE, held
+        self.move(EngineState.QUARANTINED, reason)
+
+    def adopt(self, record: EngineRecord) -> None:
+        """The store holds it already."""
+        if record.is_unproven:
+            return  # it is tried as one of another driver is
+        self.record = record
+        if record.evicted:
+            self._settle(EngineState.EVICTED, "its files gave way to others")
+        elif record.is_usable:
+            self._settle(EngineState.READY)
+            if self.wish is Wish.NONE and self._is_outdated(record):
+                self.wish = Wish.REVIEW
+        elif self._is_outdated(record):
+            self.record = None  # by today's standard it may do: it is built again
+            self._settle(EngineState.ABSENT)
+        else:
+            self._settle(EngineState.REJECTED, record.verdict.reason)
+
+    def placed(self, nodes: Nodes) -> None:
+        """It was opened, and its nodes run there."""
+        recorded = self.record.composition.nodes if self.record is not None else {}
+        self.nodes, self.astray = nodes, astray(self.recipe, recorded, nodes)
+
+    def opened(self) -> None:
+        """It serves: what went wrong before is forgiven."""
+        if self.refusals:
+            self.reason = ""
+        self.failures, self.refusals, self.open_at = 0, 0, 0.0
+        self.disk, self.disk_failures = "", 0
+
+    def met_disk(self, error: EdgedError) -> None:
+        """Making or opening it failed; counts what the disk is to blame for."""
+        failing = isinstance(error, DiskFailing)
+        self.disk, self.disk_failures = (str(error), self.disk_failures + 1) if failing else ("", 0)
+
+    def _settle(self, state: EngineState, reason: str = "") -> None:
+        """As `move`, where it may be so already."""
+        if self.state is not state:
+            self.move(state, reason)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its verdict is by today's standard."""
+        return self.record is not None and not self._is_outdated(self.record)
+
+    def _is_outdated(self, record: EngineRecord) -> bool:
+        """Whether a verdict was reached by another standard than today's."""
+        return record.standard != self.standard and not self.recipe.is_reference
+
+    def lose(self) -> None:
+        """Its files are gone or damaged: it has to be made again."""
+        self.record, self.nodes, self.astray = None, {}, ()
+        self.move(EngineState.ABSENT)
+
+
+@dataclass
+class PlannedModel:
+    """One model of the repository: `model` is what the disk has now, `served` what was last put into the slot."""
+
+    entry: ModelEntry
+    slot: Slot
+    model: Model | None = None
+    served: Model | None = None
+    problem: EdgedError | None = None
+    warnings: tuple[Finding, ...] = ()  # what is told of the model although it serves
+    quarantine: str = ""  # why none of its engines is opened any more
+    engines: dict[str, PlannedEngine] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    beside: Slot = field(init=False)  # what answers requests outside the range of the engine in the slot
+    opening: asyncio.Task[None] | None = None
+    opening_key: str = ""
+    reading: asyncio.Task[None] | None = None
+    examined: str = ""  # digest of what was read last, whatever came of it
+    weights: tuple[Path, ...] = ()  # the files beside it that it names, as it was last read
+    _weights: str = ""
+    _known: Acquaintance | None = None
+
+    def acquainted(self) -> Acquaintance:
+        """What is known of the answers of the model that the disk has now, which was read."""
+        assert self.model is not None
+        if self._known is None or not self._known.is_of(self.model):
+            self._known = Acquaintance(self.model)
+        self._known.model = self.model
+        return self._known
+
+    def __post_init__(self) -> None:
+        self.beside = self.slot.beside = Slot(self.entry.name)
+        self.beside.count_with(self.slot)
+
+    @property
+    def serving(self) -> str | None:
+        return self.slot.current.engine.key if self.slot.current else None
+
+    @property
+    def answering(self) -> Model | None:
+        """The model that requests are answered by, or will be: while it is changed, the one before."""
+        return self.served if self.served is not None and self.slot.current is not None else self.model
+
+    @property
+    def version(self) -> str:
+        """The version of what answers."""
+        answering = self.answering
+        return answering.entry.version if answering is not None else self.entry.version
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether what answers is what the disk has, as far as that was looked at."""
+        return self.slot.current is not None and self.served is not None and self.served.entry == self.entry
+
+    @property
+    def is_being_read(self) -> bool:
+        return self.reading is not None and not self.reading.done()
+
+    @property
+    def reference(self) -> PlannedEngine | None:
+        """The engine that needs no build; None while nothing is planned."""
+        return next((engine for engine in self.engines.values() if engine.recipe.is_reference), None)
+
+    def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
+        """Takes up a model and what it should have. Returns the engines that are new in the plan, all still absent."""
+        self.model, self.problem = model, None
+        engines = {
+            each.key.digest: self.engines.get(each.key.digest)
+            or PlannedEngine(each.key, each.recipe, each.standard, each.lane, each.problem)
+            for each in wanted
+        }
+        added = [engine for key, engine in engines.items() if key not in self.engines]
+        for each in wanted:
+            self._hold_to(engines[each.key.digest], each.standard)
+        self.engines = engines
+        if self.slot.current is None or self.fits():
+            self.serve(model)
+        return added
+
+    def serve(self, model: Model) -> None:
+        """From now on this model is what the slot answers with, or waits for."""
+        if self.served is not None and self.served.entry != model.entry:
+            self.slot.count_anew()
+        self.served = model
+        self.slot.batching_policy = self.beside.batching_policy = tensor_batching(model)
+        self.beside.count_with(self.slot)
+
+    @staticmethod
+    def _hold_to(engine: PlannedEngine, standard: str) -> None:
+        """What an engine is held to may change while its key stays."""
+        if engine.standard == standard or engine.recipe.is_reference:
+            return
+        engine.standard = standard
+        if engine.is_usable and engine.wish is Wish.NONE:
+            engine.wish = Wish.REVIEW
+        elif engine.state is EngineState.REJECTED:
+            engine.lose()
+
+    def weights_changed(self, now: str) -> bool:
+        """Whether the model's external data, by its stamp, is other files than when this was last asked."""
+        before, self._weights = self._weights, now
+        return now != before
+
+    def hold(self) -> None:
+        """Has the slots refuse what comes if nothing can answer it; to be called whenever that may have changed."""
+        refusal: EdgedError | None = None
+        name = self.entry.name
+        if self.problem is not None and not self.serving:
+            refusal = NotReady(f"model {name!r} cannot be served: {self.problem}")
+        elif self.quarantine:
+            refusal = Quarantined(
+                f"model {name!r} is quarantined: {self.quarantine}; mend the model or what is sent to it, then:"
+                f" edged engines rebuild {name}"
+            )
+        for slot in (self.slot, self.beside):
+            slot.hold(refusal)
+
+    def fits(self) -> bool:
+        """Whether what serves is this model with these settings; after a change it is the one before."""
+        current = self.slot.current
+        return current is not None and self.model is not None and is_of(current.engine, self.model)
+
+    def has_other(self, engine: PlannedEngine) -> bool:
+        """Whether the model can be served without this engine, by one that is as it was verified."""
+        others = (other for other in self.engines.values() if other is not engine and not other.astray)
+        return any((other.is_usable or other.recipe.is_reference) and other.open_at < math.inf for other in others)
+
+    def is_hopeless(self) -> bool:
+        """Nothing that could be opened may ever be: the reference itself was refused, and no engine is there."""
+        reference = self.reference
+        if self.serving in self.engines or self.opening is not None or reference is None:
+            return False
+        if any(engine.barred for engine in self.engines.values()):
+            return False
+        ready = any(engine.is_usable and engine.open_at < math.inf for engine in self.engines.values())
+        return reference.open_at == math.inf and not ready
+
+
+def external_files(entry: ModelEntry, inspection: Inspection) -> tuple[Path, ...]:
+    """The files beside a model that hold weights of it, also those that are missing."""
+    folder = Path(entry.path).parent
+    return tuple(folder / file.path for file in inspection.external)
+
+
+def is_of(engine: EngineRef, model: Model) -> bool:
+    """Whether an engine was opened for this model with these settings."""
+    return (engine.model, engine.recognition, engine.limits) == (model.digest, model.recognition, model.limits)

@@ -1,0 +1,214 @@
+"""Asks an opened engine one question of the kind that engines are verified with, and looks at what it answers.
+
+Questions are made here, in the daemon, which needs no runtime for that. The shapes that a model takes are found by
+asking: the first engine that answers says them, and from then on one question is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from edged.backends.contract import Signature
+from edged.engines.asking import asked
+from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotReady, Overloaded, WrongAnswers
+from edged.ipc import messages as m
+from edged.ipc.arena import Arena
+from edged.models.model import Model
+from edged.raw_contents import to_array, to_bytes
+from edged.serving.link import HostLink
+from edged.serving.work import InputTensor
+from edged.store.record import Verdict
+from edged.tensors import Array
+from edged.verification import given
+from edged.verification.boxes import matcher_for
+from edged.verification.extent import Extent
+from edged.verification.golden import Sample, deciding
+from edged.verification.questions import PICTURE, WIDE, Question, one_by_one
+from edged.verification.standard import Tolerance, coarser, tolerance
+from edged.verification.verify import Pair, judge
+
+_COMPARED = 3  # golden questions: one of them suffices
+_MOST_BYTES = 64 << 20  # of one question: it takes room from requests
+
+
+class Form(msgspec.Struct, frozen=True):
+    """What one output looks like."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    is_finite: bool
+
+    @classmethod
+    def of(cls, datatype: str, array: Array) -> Form:
+        return cls(datatype, array.shape, _is_finite(datatype, array))
+
+
+Forms = Mapping[str, Form]
+
+
+class Unaskable(EngineUnusable):
+    """An engine that refused every question, as far as is known like the reference: the model needs others."""
+
+
+@dataclass
+class Acquaintance:
+    """What is known of a model's answers: which question it takes, and what the reference's look like, once it was
+    asked. Of one content and one reading of it only."""
+
+    model: Model
+    place: int | None = None  # of the question that was answered among those there are
+    reference: Forms = field(default_factory=dict)
+
+    def is_of(self, model: Model) -> bool:
+        same = self.model.digest == model.digest and self.model.recognition == model.recognition
+        same = same and self.model.learnt == model.learnt  # other shapes are asked first then
+        return same and (not model.samples or self.model.entry.stamp == model.entry.stamp)
+
+
+class Questioner:
+    """`recorded` reads from disk what the reference was asked and answered when engines were verified."""
+
+    def __init__(self, recorded: Callable[[Model], Sequence[Sample]]) -> None:
+        self._recorded = recorded
+
+    async def ask(self, known: Acquaintance, link: HostLink, session: int, *, is_reference: bool) -> None:
+        """Asks an engine that serves nobody yet, or has nothing to do.
+
+        WrongAnswers where an answer is not of the declared form, nor of the reference's; EngineUnusable where it
+        refuses what the reference answers, Unaskable where that refuses it, too; HostLost; NotReady where there is no
+        room for a question now.
+        """
+        first: EdgedError | None = None
+        for place, question in await asyncio.to_thread(_questions, known):
+            try:
+                forms = await _infer(known.model, await asyncio.to_thread(question), link, session)
+            except (EngineUnusable, InvalidInput) as error:
+                first = first or error
+                continue
+            except Overloaded as error:
+                raise NotReady(f"it could not be asked anything: {error}") from error
+            if is_reference:
+                known.reference = forms
+            elif (fault := await self._fault(known, question, forms)) != "":
+                raise WrongAnswers(fault)
+            known.place = place
+            return
+        why = first or "a question would be too large"
+        if first is not None and not is_reference and await self._is_answered(known):
+            raise EngineUnusable(f"it refuses what the reference answers: {first}")
+        raise Unaskable(f"no question that edged can make up is answered: {why}")
+
+    async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
+        """Why an engine cannot be one of this model; empty if it answers any of a few golden questions as the reference
+        did, within what its precision is held to, or if nothing was recorded."""
+        recorded = await asyncio.to_thread(self._recorded, model)
+        signature = model.inspection.signature
+        held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
+        samples = [each for each in deciding(recorded, coarser(precision, model.inspection.arithmetic)) if _fits(each)]
+        first = ""
+        for sample in samples[:_COMPARED]:
+            try:
+                async with asked(tuple(_inputs(signature, sample)), link, session) as reply:
+                    verdict = await asyncio.to_thread(_verdict, sample, reply, link.arena, model, held)
+            except (EngineUnusable, InvalidInput):  # it was asked before whether it answers
+                continue
+            except Overloaded as error:
+                raise NotReady(f"it could not be asked anything: {error}") from error
+            if verdict.accepted:
+                return ""
+            first = first or verdict.reason
+        return first
+
+    async def _fault(self, known: Acquaintance, question: Callable[[], Question], forms: Forms) -> str:
+        """What is wrong with an answer; empty where nothing is. The reference's is looked up only where it matters."""
+        signature = known.model.inspection.signature
+        found = fault(signature, forms, known.reference)
+        if not found or known.reference:
+            return found
+        asked, samples = await asyncio.to_thread(lambda: (question(), self._recorded(known.model)))
+        answers = next((sample.outputs for sample in samples if _is_same(sample, asked)), {})
+        datatypes = {spec.name: spec.datatype for spec in signature.outputs}
+        recorded = {name: Form.of(datatypes[name], array) for name, array in answers.items()}
+        return fault(signature, forms, recorded)
+
+    async def _is_answered(self, known: Acquaintance) -> bool:
+        """Whether the reference answers any question of those that are asked here."""
+        if known.reference:
+            return True
+        samples = await asyncio.to_thread(self._recorded, known.model)
+        return any(sample.kind not in (PICTURE, WIDE) for sample in samples)
+
+
+def fault(signature: Signature, forms: Forms, reference: Forms) -> str:
+    """What of an answer is neither as the model declares it nor as the reference has it; empty where nothing is.
+
+    Shapes that a file declares are often wrong, and what is no number may be right: the reference decides.
+    """
+    for spec in signature.outputs:
+        form, right = forms.get(spec.name), reference.get(spec.name)
+        if form is None:
+            return f"it answers without output {spec.name!r}"
+        if form.datatype != spec.datatype:
+            return f"its output {spec.name!r} is {form.datatype}, the model declares {spec.datatype}"
+        if not spec.admits(form.shape) and not (right is not None and right.shape == form.shape):
+            return f"its output {spec.name!r} is {list(form.shape)}, the model declares {list(spec.dims)}"
+        if not form.is_finite and (right is None or right.is_finite):
+            return f"its output {spec.name!r} holds values that are no numbers or infinite"
+    return ""
+
+
+def _questions(known: Acquaintance) -> list[tuple[int, Callable[[], Question]]]:
+    """Questions to try, each to be made when its turn comes: the one that was answered before, or all."""
+    model = known.model
+    signature = model.inspection.signature
+    made_up = one_by_one(signature, model.recognition, Extent.of(model), _MOST_BYTES)
+    every = enumerate([*given.questions(signature, model.samples), *made_up])
+    return [each for each in every if known.place in (None, each[0])]
+
+
+async def _infer(model: Model, question: Question, link: HostLink, session: int) -> Forms:
+    async with asked(tuple(_inputs(model.inspection.signature, question)), link, session) as reply:
+        return await asyncio.to_thread(_forms, reply, link.arena)
+
+
+def _is_same(sample: Sample, question: Question) -> bool:
+    shapes = {name: array.shape for name, array in question.inputs.items()}
+    named = (sample.kind, sample.name) == (question.kind, question.name)
+    return named and shapes == {name: array.shape for name, array in sample.inputs.items()}
+
+
+def _inputs(signature: Signature, question: Question | Sample) -> Iterator[InputTensor]:
+    for spec in signature.inputs:
+        array = question.inputs[spec.name]
+        yield InputTensor(spec.name, spec.datatype, array.shape, memoryview(to_bytes(array)))
+
+
+def _fits(sample: Sample) -> bool:
+    return sum(array.nbytes for array in sample.inputs.values()) <= _MOST_BYTES
+
+
+def _verdict(sample: Sample, reply: m.Answer, arena: Arena, model: Model, held: Tolerance) -> Verdict:
+    answer = {}
+    for ref in reply.outputs:
+        data = ref.data if ref.span is None else arena.read(ref.span)
+        answer[ref.name] = to_array(ref.name, ref.datatype, ref.shape, data)
+    return judge([Pair.of(sample, answer)], held, matcher_for(model.recognition, held.box_score))
+
+
+def _forms(reply: m.Answer, arena: Arena) -> Forms:
+    forms = {}
+    for ref in reply.outputs:
+        data = ref.data if ref.span is None else arena.read(ref.span)
+        forms[ref.name] = Form.of(ref.datatype, to_array(ref.name, ref.datatype, ref.shape, data))
+    return forms
+
+
+def _is_finite(datatype: str, array: Array) -> bool:
+    if datatype == "BF16":  # the exponent is all ones where a value is none
+        return not bool(np.any((array.view(np.uint16) & 0x7F80) == 0x7F80)) if array.size else True
+    return bool(np.isfinite(array).all()) if array.dtype.kind == "f" else True

@@ -1,0 +1,97 @@
+"""Whether a model answers, found by asking and not by what is installed. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+import msgspec
+
+from edged.config import Health
+from edged.engines.plan import PlannedModel
+
+_SUSPECT_SECONDS = 2.0  # between two probes of an engine that may be at fault
+
+
+class ReadyState(str, enum.Enum):
+    """What a model is to whoever wants to send it requests."""
+
+    READY = "ready"
+    LOADING = "loading"  # requests wait until an engine answers
+    UNPROVEN = "unproven"  # an engine is there, and no question that edged can make up is answered; a request may be
+    FAILING = "failing"  # an engine is there and does not answer any more
+    REFUSED = "refused"  # it cannot be served
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """`reason` is one line where it is not ready, and otherwise empty."""
+
+    state: ReadyState
+    reason: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is ReadyState.READY
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether sending requests makes sense: they are answered, or wait until they are."""
+        return self.state in (ReadyState.READY, ReadyState.LOADING, ReadyState.UNPROVEN)
+
+
+_READY = Readiness(ReadyState.READY)
+
+
+def readiness(planned: PlannedModel, settings: Health) -> Readiness:
+    """Of one model. A model that was changed into one that cannot be served is ready while the one before answers."""
+    current = planned.slot.current
+    if current is None:
+        if planned.problem is not None:
+            return Readiness(ReadyState.REFUSED, f"it cannot be served: {planned.problem}")
+        if planned.quarantine:
+            return Readiness(ReadyState.REFUSED, f"it is quarantined: {planned.quarantine}")
+        what = "no engine is open yet" if planned.model is not None else "it is being read"
+        return Readiness(ReadyState.LOADING, held_up(planned) or what)
+    if current.vitals.is_failing(settings.probe_failures):
+        return Readiness(ReadyState.FAILING, f"its engine does not answer any more: {current.vitals.reason}")
+    if current.vitals.unproven:
+        return Readiness(ReadyState.UNPROVEN, current.vitals.unproven)
+    return _READY
+
+
+def held_up(planned: PlannedModel) -> str:
+    """Why the engine that needs no build cannot be opened now and is tried again; empty where nothing is in its way."""
+    reference = planned.reference
+    return reference.reason if reference is not None and reference.refusals else ""
+
+
+def all_ready(models: Iterable[PlannedModel], settings: Health) -> bool:
+    """Whether every model that can be served is ready; one that is refused holds nobody back."""
+    found = (readiness(planned, settings) for planned in models)
+    return not settings.strict_readiness or all(each.is_ready or each.state is ReadyState.REFUSED for each in found)
+
+
+def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> PlannedModel | None:
+    """The model whose engine is to be probed now: that which was not heard of for longest. `now` in monotonic seconds.
+
+    Only one that has nothing to do: requests prove more, and nobody is to wait for a probe. An engine of the device as
+    it was is on its way out, as is one whose successor is being opened; what its host has paged out stays there.
+    """
+    due = [planned for planned in models if _is_due(planned, settings, now)]
+    return min(due, key=_last, default=None)
+
+
+def _is_due(planned: PlannedModel, settings: Health, now: float) -> bool:
+    current = planned.slot.current
+    if current is None or current.in_flight or planned.slot.waiting or planned.opening is not None:
+        return False
+    if current.link.lost or current.link.stopping or planned.serving not in planned.engines:
+        return False
+    if current.vitals.is_suspect:
+        return now - current.vitals.asked >= min(_SUSPECT_SECONDS, settings.probe_seconds or _SUSPECT_SECONDS)
+    return 0 < settings.probe_seconds <= now - _last(planned)
+
+
+def _last(planned: PlannedModel) -> float:
+    current = planned.slot.current
+    return max(current.vitals.heard, current.vitals.asked) if current is not None else 0.0

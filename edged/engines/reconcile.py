@@ -1,0 +1,250 @@
+"""What to do next, from what is. Pure and level-triggered: the same question gets the same answer, and a lost event
+costs nothing, since everything is looked at again each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Set
+
+import msgspec
+
+from edged.backends.contract import Recipe
+from edged.engines.states import MAKING, EngineState
+
+# A running engine is replaced only by one that is faster by more than the noise of measuring.
+_GAIN = 0.95
+_MEASURING = ("tensorrt", "tensorrt_rtx")
+
+
+class EngineView(msgspec.Struct, frozen=True):
+    """One engine that a model should have. Times are monotonic seconds.
+
+    `cost` is the time of one inference as a share of the reference's, measured in turns with it: whatever else the box
+    was doing then slowed both, so costs of engines that were timed at different moments can be compared. One of fewer
+    digits than asked for counts for more (`preference.cost`), and one that is doubted does not serve.
+    """
+
+    key: str
+    recipe: Recipe
+    state: EngineState
+    lane: str = "cpu"  # engines of one lane are made one after the other
+    usable: bool = False  # in the store, accepted and whole, also while it is being made anew
+    is_doubted: bool = False
+    edition: str = ""  # which build of it
+    apart: str = ""  # the host for suspects that it is to be opened in
+    cost: float | None = None
+    retry_at: float = 0.0  # of a failed build
+    open_at: float = 0.0  # when opening it may be tried (again)
+    wish: str = ""  # "build", "verify": commands; "review": the daemon's own wish to verify it again
+    trial: str = ""  # key of an engine for another driver whose files may do
+    failures: int = 0  # in a row, of making it
+
+
+class ModelView(msgspec.Struct, frozen=True):
+    """One model: its engines in order of preference, and what its slot does."""
+
+    name: str
+    engines: tuple[EngineView, ...]
+    serving: str | None = None  # key
+    edition: str = ""  # of what serves
+    apart: str = ""  # the host for suspects that it is in
+    opening: bool = False
+    reading: bool = False  # it may be another model in a moment
+    outdated: bool = False  # what serves is the right model, but was built for the device as it was
+
+
+class Open(msgspec.Struct, frozen=True):
+    """Open an engine and install it in the model's slot."""
+
+    model: str
+    key: str
+
+
+class Make(msgspec.Struct, frozen=True):
+    """Build, verify and time an engine."""
+
+    model: str
+    key: str
+
+
+class Try(msgspec.Struct, frozen=True):
+    """Verify the files of an engine for another driver, and take them over if they answer rightly."""
+
+    model: str
+    key: str
+    source: str
+
+
+class Verify(msgspec.Struct, frozen=True):
+    """Verify and time an engine of the store again."""
+
+    model: str
+    key: str
+
+
+Action = Open | Make | Try | Verify
+
+
+def reconcile(
+    models: Iterable[ModelView],
+    now: float,
+    busy: Set[str],
+    *,
+    slow: Set[str] = frozenset(),
+    paused: bool = False,
+    by_command: bool = False,
+) -> list[Action]:
+    """The actions that bring the box nearer to what it should be.
+
+    One engine is made at a time in each lane; `busy` are the lanes in which one is. In those of them that are `slow`
+    one takes long and may be overtaken: another is made beside it. While `paused` nothing can be stored, so nothing is
+    made. `by_command`: nothing is built that nobody commanded; what takes seconds is done.
+    """
+    models = list(models)
+    actions: list[Action] = [action for model in models if (action := _open(model, now)) is not None]
+    if not paused:
+        actions += _make(models, now, busy, slow, by_command)
+    return actions
+
+
+# -- what serves ----------------------------------------------------------------------------------------------------
+
+
+def _open(model: ModelView, now: float) -> Open | None:
+    """What should serve, if it does not already."""
+    if model.opening:
+        return None
+    able = [e for e in model.engines if _can_open(e) and e.open_at <= now]
+    if not able:
+        return None
+    serving = next((e for e in model.engines if e.key == model.serving), None)
+    if model.outdated and serving is None:
+        return _replace_outdated(model, able)
+    if serving is None or (serving not in able and _is_wrong(serving)):  # wrong answers end at once
+        return Open(model.name, _first_choice(able).key)
+    best = min(able, key=lambda e: math.inf if e.cost is None else e.cost)
+    if best.key != serving.key and _is_better(best, serving):
+        return Open(model.name, best.key)
+    rebuilt = serving in able and serving.usable and serving.edition != model.edition
+    moves = serving in able and serving.apart != model.apart
+    return Open(model.name, serving.key) if rebuilt or moves else None
+
+
+def _first_choice(able: list[EngineView]) -> EngineView:
+    """Where nothing serves: by the same rule as while running, so that a restart ends at the same engine."""
+    chosen = able[0]
+    for engine in able[1:]:
+        if _is_better(engine, chosen):
+            chosen = engine
+    return chosen
+
+
+def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
+    """An engine of the device as it was goes on serving until everything that could take over has had its chance."""
+    if any(e.state is EngineState.ABSENT or (e.state in MAKING and not e.usable) for e in model.engines):
+        return None
+    return Open(model.name, _first_choice(able).key)
+
+
+def _can_open(engine: EngineView) -> bool:
+    # A reference needs no build. Whether it can be opened at all is found by trying; `open_at` says when to try again.
+    # Its verdict does not matter: what it answers is what is right, also where its answers differ from run to run.
+    return (engine.usable and not engine.is_doubted) or engine.recipe.is_reference
+
+
+def _is_wrong(engine: EngineView) -> bool:
+    return engine.state is EngineState.REJECTED or engine.is_doubted
+
+
+def _is_better(candidate: EngineView, serving: EngineView) -> bool:
+    if candidate.cost is None:
+        return False
+    return serving.cost is None or candidate.cost < serving.cost * _GAIN
+
+
+# -- what is made ---------------------------------------------------------------------------------------------------
+
+
+def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], by_command: bool) -> list[Action]:
+    """The next engine to make in every lane that is free, or in which one may be overtaken.
+
+    Commands come first, and what failed before comes last. Then models that nothing serves: what is made for one may be
+    the first that answers. Verifying and trying take seconds where building takes minutes, so they come before; then
+    the model with the fewest engines.
+    """
+    wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Action]] = []
+    for model in models:
+        for engine in () if model.reading else model.engines:
+            action = _next(model, engine, now)
+            commanded = engine.wish in ("build", "verify")
+            if by_command and not commanded and _is_build(engine, action):
+                continue
+            is_free = engine.lane not in busy or (engine.lane in slow and _may_overtake(engine, action))
+            if action is not None and is_free:
+                rank = (
+                    not commanded,
+                    engine.failures > 0,
+                    model.serving is not None,
+                    _slowness(action),
+                    _finished(model),
+                )
+                wanted.append((rank, engine.lane, action))
+    chosen: dict[str, Action] = {}
+    for _, lane, action in sorted(wanted, key=lambda item: item[0]):
+        chosen.setdefault(lane, action)
+    return list(chosen.values())
+
+
+def _next(model: ModelView, engine: EngineView, now: float) -> Action | None:
+    """What an engine lacks, or what is wished of it."""
+    if engine.state in MAKING:
+        return None
+    if engine.wish == "build" or (engine.wish and engine.usable):
+        if engine.retry_at > now:  # a disk that is full stays full for a while
+            return None
+        return _obtain(model, engine) if engine.wish == "build" else Verify(model.name, engine.key)
+    if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):
+        return _obtain(model, engine)
+    if engine.state is EngineState.EVICTED and _is_missed(model, engine):
+        return Make(model.name, engine.key)
+    return None
+
+
+def _obtain(model: ModelView, engine: EngineView) -> Action:
+    """Trying takes seconds, making perhaps an hour."""
+    if engine.trial and not engine.usable:
+        return Try(model.name, engine.key, engine.trial)
+    return Make(model.name, engine.key)
+
+
+def _is_build(engine: EngineView, action: Action | None) -> bool:
+    """The reference is only asked and timed."""
+    return isinstance(action, Make) and not engine.recipe.is_reference
+
+
+def _may_overtake(engine: EngineView, action: Action | None) -> bool:
+    """A builder that takes long and measures the device as it builds would disturb the other, and be disturbed."""
+    return not isinstance(action, Make) or engine.recipe.backend not in _MEASURING
+
+
+def _is_missed(model: ModelView, engine: EngineView) -> bool:
+    """Whether an engine that gave way is now the best the model could have: nothing else is there or may still come.
+
+    One that is no better than the reference would be the first to give way again.
+    """
+    if engine.cost is not None and engine.cost >= _GAIN:
+        return False
+    rivals = [e for e in model.engines if not e.recipe.is_reference and e.key != engine.key]
+    if any(e.usable or e.state in MAKING or e.state in (EngineState.ABSENT, EngineState.FAILED) for e in rivals):
+        return False
+    evicted = [e for e in rivals if e.state is EngineState.EVICTED]
+    return all((engine.cost or math.inf, engine.key) < (e.cost or math.inf, e.key) for e in evicted)
+
+
+def _slowness(action: Action) -> int:
+    return 1 if isinstance(action, Make) else 0
+
+
+def _finished(model: ModelView) -> int:
+    return sum(e.state in (EngineState.READY, EngineState.REJECTED) for e in model.engines)

@@ -1,0 +1,328 @@
+"""Repairs a model step by step, each in a child and each proven before the next. Nothing of it runs in this process.
+
+The model lies in a folder of the caller's own, with its external data; every step writes a new graph beside it, and the
+last one takes its name. What goes wrong leaves the folder for the caller to remove.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from edged.backends.contract import Order
+from edged.config.limits import Limits
+from edged.engines.child import run
+from edged.engines.reference import REFERENCE
+from edged.errors import BuildFailed, ConfigError, EdgedError, EngineUnusable, ModelRefused, Unsuitable, Unsupported
+from edged.ipc import job_messages as jobs
+from edged.ipc.repair_messages import Freed, FreeDims, Lower, Lowered, Prove, Proven, Simplified, Simplify
+from edged.models.inspection import Inspection
+from edged.models.repair import Done, Proof, Record, Step, Wish
+from edged.verification.extent import Extent
+from edged.version import __version__
+from edged.vision.family import Recognition, recognise
+
+_READ = Limits(seconds=120.0, memory_mb=4096)
+_WORK = Limits(seconds=300.0, memory_mb=8192)
+_EVALUATE_SECONDS = 45.0  # for the reference implementation to answer in, beyond its first answer
+_DEFINITIONS = "definitions"
+_SIZE = ("preprocess.width", "preprocess.height")
+
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+class Repaired(msgspec.Struct, frozen=True):
+    """A model after its repairs: its file, the files beside it that hold its weights, by relative path, and what was
+    done. Without steps in the record nothing was needed, and the model is as it was given."""
+
+    path: Path
+    external: tuple[str, ...]
+    record: Record
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """By the relative path that the model knows them by, the model first."""
+        return {self.path.name: self.path, **{name: self.path.parent / name for name in self.external}}
+
+
+async def repair(
+    path: Path,
+    wish: Wish,
+    settings: Mapping[str, str],
+    installed: Iterable[str],
+    *,
+    source: str,
+    samples: Sequence[Path] = (),
+) -> Repaired:
+    """Repairs the model in the file `path`, in its place. `source` is what the user calls it.
+
+    ModelRefused where it cannot be repaired or not be proven to answer as it did.
+    """
+    inspection = await _inspect(path)
+    if inspection.finding is not None:
+        raise inspection.finding.refusal()
+    work = _Work(path, inspection, wish, settings, tuple(installed), tuple(map(str, samples)))
+    try:
+        await work.versions()
+        await work.dims()
+        await work.simplify()
+    except ModelRefused:
+        raise
+    except EdgedError as error:
+        raise ModelRefused(f"{Path(source).name} cannot be repaired: {error}") from error
+    record = Record(
+        digest=work.inspection.digest,
+        original=inspection.digest,
+        source=source,
+        made=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        steps=tuple(work.done),
+        left_out=tuple(work.left_out),
+        edged=__version__,
+    )
+    return Repaired(work.settle(), tuple(file.path for file in work.inspection.external), record)
+
+
+class _Work:
+    """The model as far as it was repaired: `path` is the newest graph, `inspection` what it holds."""
+
+    def __init__(
+        self,
+        path: Path,
+        inspection: Inspection,
+        wish: Wish,
+        settings: Mapping[str, str],
+        installed: tuple[str, ...],
+        samples: tuple[str, ...],
+    ) -> None:
+        self.path, self.inspection = path, inspection
+        self.done: list[Done] = []
+        self.left_out: list[str] = []
+        self._given, self._wish, self._settings = path, wish, settings
+        self._installed, self._samples = installed, samples
+        self._scratch: list[Path] = []
+
+    def settle(self) -> Path:
+        """The newest graph takes the name of the one that was given; what the steps left behind goes."""
+        if self.path != self._given:
+            os.replace(self.path, self._given)
+        for place in self._scratch:
+            place.unlink(missing_ok=True)
+        return self._given
+
+    # -- opset and IR version ----------------------------------------------------------------------------------------
+
+    async def versions(self) -> None:
+        """The versions that the runtimes here take; first those that all of them do."""
+        if not (self._wish.wants(Step.OPSET) or self._wish.wants(Step.IR)):
+            return
+        opset, ir = self.inspection.opsets.get("ai.onnx", 0), self.inspection.ir_version
+        takes = await self._newest(REFERENCE.backend)
+        if takes is None:
+            missing = "ONNX Runtime, which every repair is compared with, is missing or broken; see: edged doctor"
+            raise Unsupported(missing)
+        newest, named = [takes], self._wish.insists(Step.OPSET) or self._wish.insists(Step.IR)
+        if named or opset > takes.opset or ir > takes.ir_version:  # otherwise it is served, and others are no matter
+            others = [await self._newest(name) for name in self._installed if name != REFERENCE.backend]
+            newest += [told for told in others if told is not None]
+        opsets = self._targets(Step.OPSET, opset, takes.opset, [each.opset for each in newest])
+        irs = self._targets(Step.IR, ir, takes.ir_version, [each.ir_version for each in newest])
+        self._note_named(opsets, irs, opset, ir)
+        if opsets == [0] and irs == [0]:
+            return
+        is_run_here = opset <= takes.opset and ir <= takes.ir_version
+        attempts = list(dict.fromkeys((o, i) for i in irs for o in opsets))
+        for place, (to_opset, to_ir) in enumerate(attempts):
+            try:
+                await self._lower(to_opset, to_ir, is_run_here)
+            except (Unsuitable, EngineUnusable, BuildFailed) as error:
+                if place == len(attempts) - 1:
+                    raise
+                self.left_out.append(f"{_versions(to_opset, to_ir)}, which every runtime here takes: {error}")
+            else:
+                return
+
+    async def _newest(self, backend: str) -> jobs.LoadedRuntime | None:
+        """What a runtime takes; None of one that does not work."""
+        try:
+            told = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _READ)
+        except EdgedError:
+            return None
+        return told if told.opset and told.ir_version else None
+
+    def _targets(self, step: Step, version: int, reference: int, all_newest: Sequence[int]) -> list[int]:
+        """The versions to try, in order; 0 for none. Where it has to be older, first what every runtime takes; a step
+        that is named goes to that also where ONNX Runtime, the reference, takes the model as it is.
+
+        Unsuitable for a newer version than the model's.
+        """
+        if not self._wish.wants(step):
+            return [0]
+        if wished := self._wish.version(step):
+            if wished > version:
+                raise Unsuitable(f"{step.value}={wished}: it is {version}, and repairs lead to older versions only")
+            return [wished] if wished < version else [0]
+        older = sorted({newest for newest in (*all_newest, reference) if newest <= reference and newest < version})
+        return older if older and (version > reference or self._wish.insists(step)) else [0]
+
+    def _note_named(self, opsets: list[int], irs: list[int], opset: int, ir: int) -> None:
+        for step, targets, is_at in ((Step.OPSET, opsets, opset), (Step.IR, irs, ir)):
+            if self._wish.insists(step) and targets == [0]:
+                taken = "" if self._wish.version(step) else ", which every runtime here takes"
+                self.left_out.append(f"{step.value}: it is {is_at} already{taken}")
+
+    async def _lower(self, opset: int, ir: int, is_run_here: bool) -> None:
+        before, out = self.inspection, self._beside("lowered")
+        lowered = await run(Lower(str(self.path), str(out), opset, ir), Lowered, _WORK)
+        after = await _inspect(out)
+        proof = await self._proof(out, after, evaluate=not is_run_here, lowered=lowered)
+        if opset:
+            was, became = before.opsets.get("ai.onnx", 0), after.opsets.get("ai.onnx", 0)
+            details = lowered.details or ("every operator that it uses is the same in both",)
+            self.done.append(Done(Step.OPSET.value, str(was), str(became), proof, details))
+        if ir:
+            self.done.append(Done(Step.IR.value, str(before.ir_version), str(after.ir_version), proof))
+        self.path, self.inspection = out, after
+
+    async def _proof(self, out: Path, after: Inspection, *, evaluate: bool, lowered: Lowered | None = None) -> Proof:
+        """That the graph in `out` answers as the newest one. Unsuitable where it does not, or nobody can tell."""
+        job = Prove(
+            self._order(self.path, self.inspection),
+            self._order(out, after),
+            self._recognition(self.inspection),
+            self._samples,
+            self._extent(self.inspection),
+            evaluate,
+            _EVALUATE_SECONDS,
+        )
+        try:
+            proven = await run(job, Proven, _WORK)
+        except (Unsuitable, EngineUnusable, BuildFailed) as error:
+            if lowered is not None and lowered.by_definition:
+                detail = f"every operator means the same in both by ONNX's definitions; comparing failed: {error}"
+                return Proof(_DEFINITIONS, detail)
+            raise Unsuitable(f"nothing here can tell whether it answers as before: {error}") from error
+        if not proven.verdict.accepted:
+            raise Unsuitable(f"what came out does not answer as the original does: {proven.verdict.reason}")
+        asked = f"{proven.questions} question{'s' if proven.questions != 1 else ''}"
+        detail = f"answers {asked} as the original does, by {proven.by}"
+        return Proof(proven.by, detail, proven.questions, proven.verdict.figures)
+
+    # -- dimensions ---------------------------------------------------------------------------------------------------
+
+    async def dims(self) -> None:
+        """Inputs declared as what they take."""
+        wants_dims = self._wish.wants(Step.DIMS)
+        wants_sizes = self._wish.wants(Step.SIZES) or (self._wish.needed and self._asks_for_another_size())
+        if not (wants_dims or wants_sizes):
+            return
+        out = self._beside("freed")
+        job = FreeDims(
+            self._order(self.path, self.inspection),
+            self._recognition(self.inspection),
+            str(out),
+            wants_dims,
+            wants_sizes,
+        )
+        self._scratch.append(Path(f"{out}.trial"))
+        freed = await self._optional(Step.DIMS, lambda: run(job, Freed, _WORK))
+        if freed is None:
+            return
+        if freed.refused:
+            if self._wish.insists(Step.SIZES):
+                raise Unsuitable(freed.refused)
+            self.left_out.append(freed.refused)
+        elif self._wish.insists(Step.DIMS) and not freed.details:
+            self.left_out.append("dims: its inputs take what they are declared as, as far as was tried")
+        if freed.details:
+            proof = Proof("onnxruntime", "; ".join(freed.details), freed.questions, freed.figures)
+            step = Step.SIZES if freed.sized and len(freed.details) == 1 else Step.DIMS
+            self.done.append(Done(step.value, freed.before, freed.after, proof))
+            self.path, self.inspection = out, await _inspect(out)
+
+    def _asks_for_another_size(self) -> bool:
+        """Whether settings name a size of pictures that the file does not declare."""
+        said = [self._settings.get(name, "") for name in _SIZE]
+        sizes = {str(size) for spec in self.inspection.signature.inputs for size in spec.shape[1:]}
+        return any(text and text not in sizes for text in said)
+
+    # -- simplification -----------------------------------------------------------------------------------------------
+
+    async def simplify(self) -> None:
+        """Constants folded. Never needed, so one that cannot be made is left out, and told."""
+        if not self._wish.wants(Step.SIMPLIFY):
+            return
+        out = self._beside("simplified")
+        weights = out.with_name(self._unused("weights.bin"))
+        try:
+            job = Simplify(str(self.path), str(out), str(weights))
+            made = await run(job, Simplified, _WORK)
+            if made.after == made.before:
+                raise Unsuitable(f"{made.by} finds nothing to leave out of its {made.before} nodes")
+            after = await _inspect(out)
+            proof = await self._proof(out, after, evaluate=False)
+        except EdgedError as error:
+            weights.unlink(missing_ok=True)
+            self.left_out.append(f"simplify: {str(error).removeprefix('simplify is left out: ')}")
+            return
+        before, became = f"{made.before} nodes", f"{made.after} nodes"
+        self.done.append(Done(Step.SIMPLIFY.value, before, became, proof, (f"by {made.by}",)))
+        kept = {file.path for file in after.external}
+        self._scratch.extend(self._given.parent / f.path for f in self.inspection.external if f.path not in kept)
+        self.path, self.inspection = out, after
+
+    # -- what the steps share -----------------------------------------------------------------------------------------
+
+    async def _optional(self, step: Step, work: Callable[[], Awaitable[Answer]]) -> Answer | None:
+        """A step that a model can be served without is left out where it fails, unless it was asked for by name."""
+        try:
+            return await work()
+        except (Unsuitable, EngineUnusable, BuildFailed) as error:
+            if self._wish.insists(step):
+                raise
+            self.left_out.append(f"{step.value}: {error}")
+            return None
+
+    def _beside(self, what: str) -> Path:
+        place = self._given.with_name(self._unused(f"{self._given.stem}.{what}.onnx"))
+        self._scratch.append(place)
+        return place
+
+    def _unused(self, wish: str) -> str:
+        """A name that no file of the model has."""
+        names = {file.path for file in self.inspection.external} | {self._given.name}
+        while wish in names or (self._given.parent / wish).exists():
+            wish = f"_{wish}"
+        return wish
+
+    def _order(self, path: Path, inspection: Inspection) -> Order:
+        external = tuple(file.path for file in inspection.external)
+        return Order(str(path.absolute()), inspection.signature, REFERENCE, external=external)
+
+    def _extent(self, inspection: Inspection) -> Extent:
+        return Extent.read(inspection.signature, self._settings, None)
+
+    def _recognition(self, inspection: Inspection) -> Recognition:
+        """What its pictures are. Settings may fit only what will come out."""
+        signature = inspection.signature
+        for settings in (self._settings, {}):
+            try:
+                return recognise(
+                    signature.inputs, signature.outputs, inspection.metadata, settings, inspection.operators
+                )
+            except ConfigError:
+                continue
+        raise Unsuitable("nothing is known of its inputs")
+
+
+def _versions(opset: int, ir: int) -> str:
+    return " and ".join(filter(None, (f"opset {opset}" if opset else "", f"IR version {ir}" if ir else "")))
+
+
+async def _inspect(path: Path) -> Inspection:
+    """Not through the builder's cache: what lies between is of no use later."""
+    return await run(jobs.Inspect(str(path.absolute())), Inspection, _READ)

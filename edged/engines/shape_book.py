@@ -1,0 +1,141 @@
+"""What is known of the shapes of each model's requests, kept on disk beside the engines: what came, and the range that
+was learnt from it once an engine of that range had proved itself. A range that is only aimed at is in memory alone, so
+that a daemon starts with the engines that it has.
+
+A file that is damaged, or does not fit its model, is counted, removed, and as if it had never been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+
+import msgspec
+
+from edged.backends.profile import Profile
+from edged.engines.widening import size
+from edged.errors import ConfigError, Unsuitable
+from edged.models.model import Model
+from edged.serving.extents import MOST_KINDS, Seen
+from edged.store import atomic, sealed
+
+_FORMAT = 1
+_KEPT = 1000  # models; those that were written longest ago are forgotten
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One model's: `told` is the range that its settings and pictures gave when `learnt` was learnt, both as text;
+    `widened` are the times, seconds since the epoch, at which wider ranges were begun."""
+
+    format: int = _FORMAT
+    seen: Seen = Seen()
+    told: str = ""
+    learnt: str = ""
+    widened: tuple[float, ...] = ()
+
+
+class ShapeBook:
+    """One small file for each model and content. A disk that cannot be written only makes it forget."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute() / "shapes"
+        self._aims: dict[Path, Profile] = {}
+        self._pages: dict[Path, Page] = {}
+        self._writing = threading.Lock()
+
+    def applied(self, model: Model) -> Model:
+        """The model with the range that it is to have: the one that is aimed at, or the one that was proved."""
+        learnt = Profile()
+        if model.shape_policy.kind == "learn" and not model.is_static:
+            learnt = self._aims.get(self._place(model)) or self._proved(model)
+        return model if learnt == model.learnt else msgspec.structs.replace(model, learnt=learnt)
+
+    def aim(self, model: Model, profile: Profile) -> None:
+        """From now on engines are to be of this range."""
+        self._aims[self._place(model)] = profile
+
+    def unaim(self, model: Model) -> None:
+        """Back to what was proved."""
+        self._aims.pop(self._place(model), None)
+
+    def page(self, model: Model) -> Page:
+        """What is known of a model; nothing where there is no file, or a damaged one."""
+        place = self._place(model)
+        if place not in self._pages:
+            self._pages[place] = self._read(place, model)
+        return self._pages[place]
+
+    def is_open(self, model: Model) -> bool:
+        """Whether `page` does not read the disk any more."""
+        return model.is_static or self._place(model) in self._pages
+
+    def change(self, model: Model, page: Page) -> None:
+        """Takes a page in, to be written by `write`."""
+        self._pages[self._place(model)] = page
+
+    def write(self, model: Model) -> None:
+        """Waits for the disk. One at a time, so that the last page that was taken in is the one that stays."""
+        place = self._place(model)
+        with self._writing, contextlib.suppress(OSError):
+            page = self._pages.get(place)
+            if page is not None:
+                self._make_room()
+                sealed.write(place, page)
+
+    def _make_room(self) -> None:
+        if not self._root.is_dir():
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o750)
+        atomic.prune(self._root, _KEPT)
+
+    def _proved(self, model: Model) -> Profile:
+        page = self.page(model)
+        return Profile.parse(page.learnt) if page.learnt and page.told == told(model) else Profile()
+
+    def _read(self, place: Path, model: Model) -> Page:
+        page = sealed.read(place, Page, "shapes")
+        if page is None:
+            return Page()
+        try:
+            _require_sound(page, model)
+        except (ValueError, ConfigError) as error:
+            sealed.discard(place, "shapes", str(error))
+            return Page()
+        return page
+
+    def _place(self, model: Model) -> Path:
+        return self._root / f"{model.name}-{model.digest[:16]}.json"
+
+
+def told(model: Model) -> str:
+    """The range that settings and pictures tell, as text; empty where they tell none."""
+    try:
+        return str(model.told_profile)
+    except Unsuitable:
+        return ""
+
+
+def _require_sound(page: Page, model: Model) -> None:
+    """ValueError or ConfigError for a page that this model's traffic cannot have left."""
+    if page.format != _FORMAT:
+        raise ValueError(f"its format is {page.format}")
+    seen, inputs = page.seen, {spec.name: spec for spec in model.inspection.signature.inputs}
+    named = [seen.smallest, seen.largest, *(kind.shapes for kind in seen.kinds)]
+    shapes = [(name, shape) for each in named for name, shape in each.items()]
+    if len(seen.kinds) > MOST_KINDS or any(kind.count < 1 for kind in seen.kinds) or seen.requests < 0:
+        raise ValueError("its counts make no sense")
+    if any(name not in inputs or not inputs[name].admits(shape) or min(shape, default=0) < 0 for name, shape in shapes):
+        raise ValueError("it has shapes that the model does not take")
+    learnt = Profile.parse(page.learnt)
+    for each in learnt.ranges:
+        fits = each.name in inputs and all(
+            inputs[each.name].admits(shape) for shape in (each.minimum, each.optimum, each.maximum)
+        )
+        if not fits:
+            raise ValueError("its range does not fit the model")
+    if learnt.ranges:
+        open_inputs = {spec.name for spec in inputs.values() if not spec.is_static}
+        if {each.name for each in learnt.ranges} != open_inputs:
+            raise ValueError("its range is not of the model's inputs")
+        if size(learnt, model.inspection.signature) > 1 << 40:
+            raise ValueError("its range is beyond all bounds")

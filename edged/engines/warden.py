@@ -1,0 +1,136 @@
+"""Which engines are not opened because their work kept killing its host, and which only apart from others.
+
+`serving/blame.py` decides; here it is remembered over a restart, and told to the plans. A model whose file changes has
+engines of other keys, and starts anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.serving import blame, memory
+from edged.serving.blame import Death, Record, Suspect
+from edged.serving.link import Loss
+from edged.store import atomic, sealed
+from edged.store.background import Later, at_once
+
+_LOG = logging.getLogger("edged.engines")
+_KEPT = 1000  # engines that something is held against; of more, the oldest are forgotten
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    suspect: Suspect
+    record: Record
+
+
+class _File(msgspec.Struct, frozen=True):
+    entries: tuple[_Entry, ...]
+
+
+class Warden:
+    """Keeps the records in one small file; a disk that cannot be written only makes it forget."""
+
+    def __init__(self, folder: Path, later: Later = at_once) -> None:
+        """`later` has the file written."""
+        self._place, self._later = folder.absolute() / "blame.json", later
+        self._records = blame.live(_read(self._place), time.time())
+
+    def lost(self, loss: Loss) -> None:
+        """A host died, hung, or took too much memory."""
+        if not loss.suspects:
+            return
+        death = Death(time.time(), loss.why, is_alone=len(loss.suspects) == 1, is_outside=loss.end.is_outside)
+        before, most = self._records, memory.hosts_for(memory.available_mb())
+        self._records = blame.died(before, loss.suspects, death, most)
+        for suspect, record in self._records.items():
+            known = before.get(suspect, Record())
+            if record.is_quarantined and not known.is_quarantined:
+                _LOG.warning("model %s: engine %s is quarantined: %s", *_named(suspect), self._reason(suspect))
+            elif record.host and record.host != known.host:
+                _LOG.info("model %s: engine %s moves to host %d for suspects", *_named(suspect), record.host)
+        self._write()
+
+    def apart(self, suspect: Suspect) -> str:
+        """The host for suspects that an engine is to be opened in; empty for the one that all share."""
+        return str(blame.host_of(self._records, suspect, time.time()) or "")
+
+    def forgive(self, model: str, engine: str = "") -> None:
+        """What is held against a model, or against one engine of it, counts no more."""
+        kept = blame.forgiven(self._records, model, engine)
+        if kept != self._records:
+            self._records = kept
+            self._write()
+
+    def look(self, models: Iterable[PlannedModel]) -> None:
+        """Bars and unbars engines; a model without any that may be opened is refused until that changes."""
+        for planned in models:
+            for engine in planned.engines.values():
+                self._bar(planned, engine)
+            self._see_to(planned)
+
+    def _bar(self, planned: PlannedModel, engine: PlannedEngine) -> None:
+        suspect = Suspect(planned.entry.name, engine.digest)
+        apart, current = self.apart(suspect), planned.slot.current
+        is_here = current is not None and current.engine.key == engine.digest
+        if apart != engine.apart and (apart or not is_here or current is None or _has_room_for(current.link.pid)):
+            engine.apart = apart
+        reason = self._reason(suspect)
+        if reason:
+            engine.open_at = math.inf
+        elif engine.barred:
+            engine.open_at = 0.0
+        engine.barred = reason
+
+    def _see_to(self, planned: PlannedModel) -> None:
+        barred = [engine for engine in planned.engines.values() if engine.barred]
+        is_out = planned.slot.current is None and planned.opening is None
+        if barred and is_out and not any(_can_open(engine) for engine in planned.engines.values()):
+            if not planned.quarantine:
+                planned.quarantine = barred[-1].barred
+        else:
+            planned.quarantine = ""
+        planned.hold()
+
+    def _reason(self, suspect: Suspect) -> str:
+        record = self._records.get(suspect)
+        if record is None or not record.is_quarantined:
+            return ""
+        return f"its work ended its engine host {len(record.deaths)} times, which at last {record.deaths[-1].why}"
+
+    def _write(self) -> None:
+        self._records = blame.live(self._records, time.time())
+        newest = sorted(self._records.items(), key=lambda item: item[1].deaths[-1].unix_s)[-_KEPT:]
+        self._later(partial(_keep, self._place, _File(tuple(_Entry(*item) for item in newest))))
+
+
+def _has_room_for(pid: int) -> bool:
+    """Whether the memory of a host is there twice: an engine that moves is open in two hosts for a moment."""
+    return memory.available_mb() > memory.used_mb(pid)
+
+
+def _can_open(engine: PlannedEngine) -> bool:
+    return (engine.is_usable or engine.recipe.is_reference) and engine.open_at < math.inf
+
+
+def _named(suspect: Suspect) -> tuple[str, str]:
+    return suspect.model, suspect.engine[:12]
+
+
+def _keep(place: Path, file: _File) -> None:
+    with contextlib.suppress(OSError):
+        sealed.write(place, file)
+
+
+def _read(place: Path) -> blame.Records:
+    atomic.sweep(place.parent)
+    file = sealed.read(place, _File, "quarantine") or _File(())
+    return {entry.suspect: entry.record for entry in file.entries if entry.record.deaths}

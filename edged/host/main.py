@@ -1,0 +1,286 @@
+"""The engine host: a process that imports one backend, owns sessions, and does what the daemon's link tells it.
+
+Each session has two threads: one prepares (decodes pictures, fits them into the input tensor), one infers. So the
+next picture is decoded while the current one runs; and a slow model never holds up another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import math
+import os
+import queue
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from edged import errors, process
+from edged.backends import registry
+from edged.backends.contract import Backend, Placed, one_line
+from edged.confinement import confine
+from edged.confinement.rules import Reach
+from edged.decoding import ready
+from edged.errors import EdgedError, NotFinite, TooLarge
+from edged.files import disk_fault, disk_fault_behind, read_through
+from edged.host.pipeline import Inputs, Outcome, Pipeline, Prepared, Shot
+from edged.host.stopping import Runs
+from edged.ipc import messages as m
+from edged.ipc.arena import SharedView, Span
+from edged.ipc.frames import Bulk, HostEnd
+from edged.models.limits import OUTPUT_MB
+from edged.raw_contents import to_array, to_bytes
+from edged.tensors import Array
+
+_LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
+
+
+class Say(Protocol):
+    """Sends a message to the daemon, and the bulk bytes that follow it."""
+
+    def __call__(self, message: m.FromHost, pieces: Sequence[bytes | memoryview] = (), /) -> None: ...
+
+
+# How CUDA, TensorRT, ONNX Runtime and OpenVINO say that a device has no memory left; none has a type for it.
+_NO_MEMORY = re.compile(
+    r"out of (device )?memory|OUT_OF_MEMORY|failed to allocate memory|bad_alloc|smaller than requested bytes",
+    re.IGNORECASE,
+)
+
+
+class _SessionThreads:
+    """One session, its two threads and the queues between them. The daemon bounds what is queued."""
+
+    def __init__(self, order: m.Open, backend: Backend, shared: SharedView, say: Say) -> None:
+        self._open, self._backend, self._shared, self._say = order, backend, shared, say
+        self._todo: queue.SimpleQueue[m.Infer | m.Detect | None] = queue.SimpleQueue()
+        self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs, float] | None]
+        self._prepared = queue.SimpleQueue()
+        self._pipeline: Pipeline | None = None
+        self._runs: Runs | None = None
+        self.is_over = False  # it could not be opened
+        threading.Thread(target=self._prepare_loop, name=f"prepare-{order.session}", daemon=True).start()
+
+    def submit(self, job: m.Infer | m.Detect | None) -> None:
+        """Takes a job, once the session is open; None ends the session after what was taken before."""
+        if job is not None and self._runs is not None:
+            self._runs.take(job.job)
+        self._todo.put(job)
+
+    def stop(self, job: int) -> None:
+        """The job is not to run, or no longer."""
+        if self._runs is not None:
+            self._runs.stop(job)
+
+    def _prepare_loop(self) -> None:
+        order, session = self._open, None
+        try:
+            session = self._backend.open(order.order)
+            nodes = session.nodes() if isinstance(session, Placed) else {}
+            self._runs = runs = Runs(session)
+            self._pipeline = Pipeline(session, order.order.signature, order.recognition, order.batch, order.bounds)
+        except Exception as error:
+            self.is_over = True
+            if session is not None:
+                with contextlib.suppress(Exception):  # why it cannot be opened says more
+                    session.close()
+            self._say(m.OpenFailed(order.session, *_named(_behind(Path(order.order.model), error))))
+            return
+        threading.Thread(target=self._infer_loop, name=f"infer-{self._open.session}", daemon=True).start()
+        self._say(m.Opened(self._open.session, nodes))
+        while (job := self._todo.get()) is not None:
+            began = time.perf_counter()
+            try:
+                prepared = self._prepare(self._pipeline, job)
+                self._prepared.put((job, prepared, (time.perf_counter() - began) * 1e3))
+                del prepared  # it is the other thread's now
+            except Exception as error:
+                runs.leave(job.job)
+                self._say(m.JobFailed(job.job, *_named(error)))
+        self._prepared.put(None)
+
+    def _infer_loop(self) -> None:
+        assert self._pipeline is not None
+        assert self._runs is not None
+        while (item := self._prepared.get()) is not None:
+            job, prepared, took = item
+            said: m.FromHost
+            bulk = Bulk()
+            try:
+                said = self._run(self._pipeline, self._runs, job, prepared, took, bulk)
+                self._say(said, bulk.pieces)
+            except Exception as error:
+                said = m.JobFailed(job.job, *_named(error), error.outputs if isinstance(error, NotFinite) else ())
+                self._say(said)
+            del item, prepared, said, bulk  # a view into the arena must not outlive its job
+        try:
+            self._pipeline.close()
+        except Exception:
+            traceback.print_exc()  # into the daemon's log
+        self._say(m.Closed(self._open.session))
+
+    def _prepare(self, pipeline: Pipeline, job: m.Infer | m.Detect) -> Prepared | Inputs:
+        if isinstance(job, m.Detect):
+            return pipeline.prepare([self._shot(picture) for picture in job.pictures])
+        inputs = {
+            ref.name: to_array(ref.name, ref.datatype, ref.shape, self._shared.at(ref.span) if ref.span else ref.data)
+            for ref in job.inputs
+        }
+        return pipeline.stage(inputs)
+
+    def _run(
+        self,
+        pipeline: Pipeline,
+        runs: Runs,
+        job: m.Infer | m.Detect,
+        prepared: Prepared | Inputs,
+        prepare_ms: float,
+        bulk: Bulk,
+    ) -> m.Answer | m.Detected:
+        datatypes = {spec.name: spec.datatype for spec in self._open.order.signature.outputs}
+        if isinstance(job, m.Infer):
+            assert not isinstance(prepared, Prepared)
+            outputs, times = runs.run(job.job, partial(pipeline.run, prepared, job.outputs))
+            began = time.perf_counter()
+            bad = pipeline.finite.bad(outputs)
+            pipeline.finite.require(bad)
+            refs = self._place(outputs, datatypes, job.reply, bulk, job.parts)
+            after_ms = (time.perf_counter() - began) * 1e3
+            times = msgspec.structs.replace(times, prepare_ms=prepare_ms, postprocess_ms=after_ms)
+            return m.Answer(job.job, refs, times, bad)
+        assert isinstance(prepared, Prepared)
+        outcomes = runs.run(job.job, partial(pipeline.infer, prepared))
+        return m.Detected(job.job, tuple(self._seen(outcome, datatypes, job.reply, bulk) for outcome in outcomes))
+
+    def _shot(self, picture: m.Picture) -> Shot:
+        p, data = picture, self._shared.at(picture.span)
+        return Shot(data, p.pixel_format, p.width, p.height, p.stride, p.view, p.thresholds)
+
+    def _seen(self, outcome: Outcome | Exception, datatypes: dict[str, str], reply: Span | None, bulk: Bulk) -> m.Seen:
+        if isinstance(outcome, Exception):
+            return _unanswered(outcome)
+        found, following = (None, 0) if outcome.detections is None else bulk.put(outcome.detections.pack())
+        classes = None if outcome.classes is None else outcome.classes.pack()
+        try:
+            refs = self._place(
+                outcome.outputs, datatypes, reply, bulk
+            )  # of a model without a family: it gets one at a time
+        except EdgedError as error:
+            return _unanswered(error)
+        about = (outcome.width, outcome.height, outcome.times)
+        return m.Seen(*about, found, classes, refs, not_finite=outcome.not_finite, following=following)
+
+    def _place(
+        self, outputs: dict[str, Array], datatypes: dict[str, str], reply: Span | None, bulk: Bulk, parts: int = 1
+    ) -> tuple[m.TensorRef, ...]:
+        """Writes outputs one after the other into the reply's span; what does not fit goes with the message.
+
+        TooLarge where they are more than so many requests of the model may have.
+        """
+        bounds, position, refs = self._open.bounds, 0, []
+        room = (bounds.output_mb << 20) * parts if bounds.output_mb else math.inf
+        for name, array in outputs.items():
+            data = to_bytes(array) if array.nbytes <= room else b""  # text is longer than its references
+            room -= max(array.nbytes, len(data))
+            if room < 0:
+                raise TooLarge(
+                    f"the outputs of model {bounds.model!r} are larger than {bounds.output_mb} MiB at {name!r}"
+                    f" {list(array.shape)}; ask for less, or raise {OUTPUT_MB} of the model"
+                )
+            if reply is not None and position + len(data) <= reply.size:
+                span = Span(reply.offset + position, len(data))
+                self._shared.at(span)[:] = data
+                position += -(-len(data) // 64) * 64
+                refs.append(m.TensorRef(name, datatypes[name], array.shape, span))
+            else:
+                refs.append(m.TensorRef(name, datatypes[name], array.shape, None, *bulk.put(data)))
+        return tuple(refs)
+
+
+def _behind(model: Path, error: Exception) -> Exception:
+    """What kept a model from being opened: runtimes blame the model for what its disk did not give them."""
+    found = disk_fault_behind(model.parent, error)
+    if found is None and isinstance(error, EdgedError):
+        try:
+            read_through(model)
+        except OSError as unread:
+            found = disk_fault(model.parent, unread)
+    return found or error
+
+
+def _unanswered(error: Exception) -> m.Seen:
+    name, message = _named(error)
+    return m.Seen(error=name, message=message, not_finite=error.outputs if isinstance(error, NotFinite) else ())
+
+
+def _named(error: Exception) -> tuple[str, str]:
+    """The class of `edged.errors` and the one line that stand for an exception on the link. Names of files and texts of
+    runtimes may hold what cannot be encoded."""
+    name, message = _class_and_message(error)
+    return name, message[:_LONGEST_REASON].encode(errors="backslashreplace").decode()
+
+
+def _class_and_message(error: Exception) -> tuple[str, str]:
+    if type(error) is errors.EngineUnusable and _NO_MEMORY.search(str(error)):
+        return errors.OutOfMemory.__name__, str(error)
+    if isinstance(error, MemoryError):
+        return errors.OutOfMemory.__name__, f"the engine host has no memory for this: {one_line(error) or 'no details'}"
+    if isinstance(error, errors.EdgedError):
+        return type(error).__name__, str(error)
+    return "EngineUnusable", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
+    """Runs until the daemon closes the link or goes."""
+    confine.refuse_calls(reach)
+    say = daemon.send
+    try:
+        backend = registry.load(backend_name)
+    except errors.EdgedError as error:
+        say(m.Unfit(str(error)))
+        return
+    shared = SharedView(arena)
+    decoder = msgspec.msgpack.Decoder(ready(m.ToHost))
+    sessions: dict[int, _SessionThreads] = {}
+    say(m.Ready(os.getpid(), backend.version()))
+    while (data := daemon.receive()) is not None:
+        order = decoder.decode(data)
+        if isinstance(order, m.Open):
+            sessions = {number: session for number, session in sessions.items() if not session.is_over}
+            sessions[order.session] = _SessionThreads(order, backend, shared, say)
+        elif isinstance(order, m.Close):
+            sessions.pop(order.session).submit(None)
+        elif isinstance(order, m.Ping):
+            say(m.Pong())
+        elif isinstance(order, m.Stop):
+            if (asked := sessions.get(order.session)) is not None:
+                asked.stop(order.job)
+        else:
+            sessions[order.session].submit(order)
+
+
+def main() -> None:
+    """`python -m edged.host.main PARENT_PID BACKEND SOCKET_FD ARENA_FD MEMORY_MB REACH`"""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which stops its hosts
+    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
+    parent, backend, daemon, arena, memory_mb, reached = sys.argv[1:]
+    if not process.die_with_parent(int(parent)):
+        sys.exit(1)
+    process.go_before_the_daemon(int(memory_mb))
+    reach = Reach.parsed(reached)
+    confine.confine_files(reach)
+    serve(backend, HostEnd(socket.socket(fileno=int(daemon))), int(arena), reach)
+
+
+if __name__ == "__main__":
+    main()

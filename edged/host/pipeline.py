@@ -1,0 +1,269 @@
+"""One opened engine with everything around it: pictures in, detections or tensors out. Runs in the host, or in-process.
+
+Two steps, so that two threads can overlap them: `prepare` (decode, fit into the input tensor, take it to the device
+where the session can do that ahead) and `infer` (run, decode boxes). Each step has one owner at a time. Pictures that
+go together fail one by one: a damaged one is none of the others' business.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from edged.backends.contract import Session, Signature, Staging
+from edged.errors import InvalidInput, NotFinite
+from edged.ipc.finite import FiniteCheck
+from edged.ipc.messages import Times
+from edged.models.limits import Bounds
+from edged.tensors import Array, numpy_dtype
+from edged.vision import image as pictures
+from edged.vision.classifications import Classes
+from edged.vision.detections import Detections
+from edged.vision.family import Classifier, Recognition, Thresholds, open_family
+from edged.vision.image import Decoded, Image
+from edged.vision.placement import Placement
+from edged.vision.prepare import Preparer
+from edged.vision.view import View
+
+_BUFFERS = 3  # one being prepared, one being inferred, one waiting between the two
+_UNWATCHED = Bounds(finite="ignore")
+_DECODERS = 4  # threads that decode the pictures of a batch; OpenCV lets go of the interpreter meanwhile
+
+
+class Shot(msgspec.Struct, frozen=True):
+    """A picture as it comes: encoded where `pixel_format` is empty, else raw pixels with their geometry."""
+
+    data: bytes | memoryview
+    pixel_format: str = ""
+    width: int = 0
+    height: int = 0
+    stride: int = 0
+    view: View | None = None
+    thresholds: Thresholds | None = None
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """Inputs that the session has taken to its device ahead of their turn. They must be inferred."""
+
+    handle: object
+
+
+# Inputs by name, or what the session has made of them.
+Inputs: TypeAlias = Mapping[str, Array] | Staged
+
+
+class _Fitted(msgspec.Struct, frozen=True):
+    """A picture in its row of the input tensor."""
+
+    row: int
+    placement: Placement
+    thresholds: Thresholds
+    decode_ms: float
+    prepare_ms: float
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """Pictures as the model wants them, or why not, in their order. The tensor is the pipeline's and is reused two
+    calls later. `inputs` is None where no picture was any good."""
+
+    inputs: Inputs | None
+    pictures: tuple[_Fitted | Exception, ...]
+    rows: int = 0  # of the tensor
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came out of a picture: detections, or classes, or the raw outputs of a model without a family. `not_finite`
+    names the outputs that held NaN or infinity."""
+
+    width: int
+    height: int
+    detections: Detections | None
+    classes: Classes | None
+    outputs: dict[str, Array]
+    times: Times
+    not_finite: tuple[str, ...] = ()
+
+
+class Pipeline:
+    """Owns a session, from the start, and the buffers in front of it. `batch` is the most pictures at a time. `bounds`
+    says what is done about outputs that are not finite."""
+
+    def __init__(
+        self,
+        session: Session,
+        signature: Signature,
+        recognition: Recognition,
+        batch: int = 1,
+        bounds: Bounds = _UNWATCHED,
+    ) -> None:
+        self._session = session
+        self._staging = session if isinstance(session, Staging) else None
+        self.recognition = recognition
+        self._turn = 0
+        self.finite = FiniteCheck(bounds, signature.outputs)
+        self._decoders: ThreadPoolExecutor | None = None
+        try:
+            opened = open_family(recognition) if recognition.family else None
+            self._classifier = opened if isinstance(opened, Classifier) else None  # asked once: it takes a while
+            self._detector = None if isinstance(opened, Classifier) else opened
+            self._preparer = Preparer(recognition.preprocess) if recognition.preprocess else None
+            self._fixed, self._buffers = _input_buffers(signature, recognition, self._staging, batch)
+            self._datatypes = {spec.name: numpy_dtype(spec.datatype) for spec in signature.inputs}
+        except BaseException:
+            session.close()
+            raise
+
+    def prepare(self, shots: Sequence[Shot]) -> Prepared:
+        """Decodes pictures, at most `batch` of them, and fits them into an input tensor."""
+        if self._preparer is None:
+            raise InvalidInput(f"this model takes no picture ({self.recognition.picture}); send tensors instead")
+        self._turn = (self._turn + 1) % _BUFFERS
+        tensor, rows = self._buffers[self._turn], 0
+        fitted: list[_Fitted | Exception] = []
+        for shot, decoded in zip(shots, self._decode(self._preparer, shots), strict=True):
+            if isinstance(decoded, Exception):
+                fitted.append(decoded)
+                continue
+            try:
+                fitted.append(self._fit(self._preparer, shot, *decoded, tensor, rows))
+            except Exception as error:
+                fitted.append(error)
+            else:
+                rows += 1
+        if not rows:
+            return Prepared(None, tuple(fitted))
+        filled = tensor if self._fixed else tensor[:rows]
+        inputs = {self.recognition.input: filled, **self._companions(fitted, len(filled))}
+        return Prepared(self.stage(inputs), tuple(fitted), len(filled))
+
+    def stage(self, inputs: Mapping[str, Array]) -> Inputs:
+        """Has inputs taken to the device where the session does that beside inferring; may wait for an inference."""
+        return inputs if self._staging is None else Staged(self._staging.stage(inputs))
+
+    def infer(self, prepared: Prepared) -> list[Outcome | Exception]:
+        """Runs the engine on prepared pictures and decodes what it says; what became of each, in their order.
+
+        Raises what keeps it from decoding one of several: outputs that are not one row for each picture say nothing of
+        the others either.
+        """
+        if prepared.inputs is None:
+            return [each for each in prepared.pictures if isinstance(each, Exception)]
+        started = time.perf_counter()
+        outputs = self._infer(prepared.inputs, None)
+        took = (time.perf_counter() - started) * 1e3
+        bad = self.finite.bad(outputs)
+        try:
+            return [
+                each if isinstance(each, Exception) else self._checked(outputs, each, took, bad, prepared.rows)
+                for each in prepared.pictures
+            ]
+        except Exception as error:
+            if len(prepared.pictures) > 1:
+                raise
+            return [error]
+
+    def run(self, inputs: Inputs, outputs: Sequence[str] | None) -> tuple[dict[str, Array], Times]:
+        """A tensor request as it is."""
+        started = time.perf_counter()
+        answer = self._infer(inputs, outputs)
+        return answer, Times(infer_ms=(time.perf_counter() - started) * 1e3)
+
+    def close(self) -> None:
+        if self._decoders is not None:
+            self._decoders.shutdown()
+        self._session.close()
+
+    def _decode(self, preparer: Preparer, shots: Sequence[Shot]) -> list[tuple[Image | Decoded, float] | Exception]:
+        if len(shots) == 1:
+            return [_decode(preparer, shots[0])]
+        if self._decoders is None:
+            self._decoders = ThreadPoolExecutor(min(_DECODERS, os.cpu_count() or 1), "decode")
+        return list(self._decoders.map(partial(_decode, preparer), shots))
+
+    def _companions(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
+        """What the model wants to know of the pictures besides; rows that no picture fills repeat the last."""
+        family = self._detector or self._classifier
+        if family is None:
+            return {}
+        placements = [each.placement for each in pictures if isinstance(each, _Fitted)]
+        placements += [placements[-1]] * (rows - len(placements))
+        found = family.companions(placements)
+        return {name: np.ascontiguousarray(array, self._datatypes[name]) for name, array in found.items()}
+
+    def _fit(
+        self, preparer: Preparer, shot: Shot, pixels: Image | Decoded, decode_ms: float, tensor: Array, row: int
+    ) -> _Fitted:
+        started = time.perf_counter()
+        placement = preparer.prepare(pixels, tensor[row], shot.view)
+        thresholds = shot.thresholds or self.recognition.thresholds
+        return _Fitted(row, placement, thresholds, decode_ms, (time.perf_counter() - started) * 1e3)
+
+    def _checked(
+        self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float, bad: tuple[str, ...], rows: int
+    ) -> Outcome | Exception:
+        """The outcome of one of several, of whose outputs those in `bad` are not finite in some row."""
+        if not bad:
+            return self._outcome(outputs, picture, infer_ms)
+        own = self.finite.bad({name: outputs[name] for name in bad}, picture.row, rows)
+        try:
+            self.finite.require(own)
+        except NotFinite as error:
+            return error
+        return msgspec.structs.replace(self._outcome(outputs, picture, infer_ms), not_finite=own)
+
+    def _outcome(self, outputs: dict[str, Array], picture: _Fitted, infer_ms: float) -> Outcome:
+        started = time.perf_counter()
+        detections = classes = None
+        if self._detector is not None:
+            detections = self._detector.decode(outputs, picture.row, picture.placement, picture.thresholds)
+        elif self._classifier is not None:
+            classes = self._classifier.classify(outputs, picture.row, picture.thresholds)
+        ended = (time.perf_counter() - started) * 1e3
+        times = Times(picture.decode_ms, picture.prepare_ms, infer_ms, ended)
+        width, height = picture.placement.width, picture.placement.height
+        raw = outputs if detections is None and classes is None else {}  # of a model without a family
+        return Outcome(width, height, detections, classes, raw, times)
+
+    def _infer(self, inputs: Inputs, outputs: Sequence[str] | None) -> dict[str, Array]:
+        if isinstance(inputs, Staged):
+            assert self._staging is not None
+            return self._staging.infer_staged(inputs.handle, outputs)
+        return self._session.infer(inputs, outputs)
+
+
+def _decode(preparer: Preparer, shot: Shot) -> tuple[Image | Decoded, float] | Exception:
+    """BGR pixels and the milliseconds that they took. Of the preparer only its knowledge of sizes is used, which
+    several threads may ask for."""
+    started = time.perf_counter()
+    pixels: Image | Decoded
+    try:
+        if shot.pixel_format:
+            kind = pictures.PixelFormat(shot.pixel_format)
+            pixels = pictures.from_raw(shot.data, kind, shot.width, shot.height, shot.stride)
+        else:
+            pixels = pictures.decode_reduced(shot.data, partial(preparer.reduction, view=shot.view))
+    except Exception as error:
+        return error
+    return pixels, (time.perf_counter() - started) * 1e3
+
+
+def _input_buffers(
+    signature: Signature, recognition: Recognition, staging: Staging | None, batch: int
+) -> tuple[bool, list[Array]]:
+    """Input tensors to alternate between, and whether they go as they are: with a fixed batch what no picture fills
+    stays as it was, else only the rows that are filled are given to the engine."""
+    if recognition.preprocess is None:
+        return True, []
+    spec = next(s for s in signature.inputs if s.name == recognition.input)
+    fixed = isinstance(spec.shape[0], int)
+    rows = spec.shape[0] if isinstance(spec.shape[0], int) else batch
+    dtype = np.dtype({"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}[recognition.preprocess.datatype])
+    zeros = np.zeros if staging is None else staging.array
+    return fixed, [zeros((rows, *recognition.preprocess.shape), dtype) for _ in range(_BUFFERS)]

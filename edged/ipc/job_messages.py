@@ -1,0 +1,209 @@
+"""What a one-shot child is asked and what it answers, as messages."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Composition, Order, Signature
+from edged.ipc.repair_messages import FreeDims, Lower, Prove, Simplify
+from edged.models.finding import Finding, Stage
+from edged.store.record import Verdict
+from edged.verification.extent import Extent
+from edged.verification.reach import Reach
+from edged.verification.standard import Tolerance
+from edged.vision.family import Recognition
+
+
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `edged.jobs.inspect.Inspection`."""
+
+    path: str
+
+
+class Check(msgspec.Struct, frozen=True, tag=True):
+    """Whether a backend takes a model as it was written; the last of its stages is `through`. Answered by `Checked`.
+
+    `reach` is what is known of some version of the runtime already; `given` are the user's samples, paths by the
+    digests of their contents.
+    """
+
+    order: Order
+    opsets: dict[str, int]
+    ir_version: int
+    nodes: dict[str, str]  # the first node by operator
+    recognition: Recognition | None  # None where it is not to be run
+    extent: Extent = Extent()
+    reach: Reach | None = None
+    through: Stage = Stage.INFERENCE
+    given: dict[str, str] = {}
+
+
+class CheckSamples(msgspec.Struct, frozen=True, tag=True):
+    """Whether pictures can be read, and tensors of a model of this signature, by their paths. Answered by `Done`, or by
+    the first reason why not."""
+
+    samples: tuple[str, ...]
+    signature: Signature
+
+
+class MakeGolden(msgspec.Struct, frozen=True, tag=True):
+    """Runs the reference on golden inputs and keeps both in the file `out`. Answered by `MadeGolden`."""
+
+    order: Order
+    out: str
+    recognition: Recognition
+    samples: tuple[str, ...] = ()  # paths of what the user gave
+    extent: Extent = Extent()  # of the shapes to ask with
+
+
+class Build(msgspec.Struct, frozen=True, tag=True):
+    """Builds into the empty directory `out`. Answered by `Built`.
+
+    `expects` is the version of the runtime that the engine's key names; with another one loaded the job is void.
+    """
+
+    order: Order
+    out: str
+    recognition: Recognition
+    samples: tuple[str, ...] = ()  # paths of the user's pictures, which an int8 engine is calibrated on
+    expects: str = ""
+
+
+class Verify(msgspec.Struct, frozen=True, tag=True):
+    """Opens a built engine, compares it with the golden outputs in the file `golden`, times it. Answered by `Timed`."""
+
+    order: Order
+    golden: str
+    reference: Order
+    tolerance: Tolerance
+    recognition: Recognition  # how boxes are read from the outputs, so that they can be compared
+    expects: str = ""
+    arithmetic: str = "fp32"  # the precision of fewest digits that is computed in, by the model or by the engine
+
+
+class CompareLevels(msgspec.Struct, frozen=True, tag=True):
+    """Compares a model at each level of ONNX Runtime's optimisation with the model as it was written, which `order` is
+    for. Answered by `ComparedLevels`."""
+
+    order: Order
+    recognition: Recognition
+    tolerance: Tolerance
+    samples: tuple[str, ...] = ()  # paths of what the user gave
+    extent: Extent = Extent()
+
+
+class LoadRuntime(msgspec.Struct, frozen=True, tag=True):
+    """Imports a backend's runtime and finds out what it takes. Answered by `LoadedRuntime`."""
+
+    backend: str
+
+
+class TryProvider(msgspec.Struct, frozen=True, tag=True):
+    """Computes with one of ONNX Runtime's execution providers. Answered by `Done`."""
+
+    provider: str
+
+
+class ImportPackage(msgspec.Struct, frozen=True, tag=True):
+    """Imports modules of an optional package. Answered by `Done`."""
+
+    modules: tuple[str, ...]
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """Told while a job is being done: the phase, and how much of it is done where the runtime says so, 0 to 1."""
+
+    phase: str
+    fraction: float | None = None
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What was found of a model on a runtime that reaches so far: why it is not taken, or what is to be told."""
+
+    reach: Reach
+    finding: Finding | None = None
+    warnings: tuple[Finding, ...] = ()
+    tries: int = 1  # how often in a row it ended so
+    seconds: float = 0.0  # from opening it to its first answer; 0 if it gave none
+
+
+class Done(msgspec.Struct, frozen=True):
+    """Nothing more to say."""
+
+
+class MadeGolden(msgspec.Struct, frozen=True):
+    """A line for each of the user's pictures that was left out, with the reason."""
+
+    skipped: tuple[str, ...] = ()
+
+
+class Built(msgspec.Struct, frozen=True):
+    artefact: Artefact
+    seconds: float
+    peak_memory_mb: float
+    composition: Composition = Composition()
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """Medians of one inference, of the engine and of the reference in turns with it; None for a rejected engine."""
+
+    verdict: Verdict
+    latency_ms: float | None
+    reference_ms: float | None = None
+    load: float | None = None  # share of the box's processors, 0 to 1, that others used meanwhile
+
+
+class LevelVerdict(msgspec.Struct, frozen=True):
+    """What one level of optimisation does to the answers."""
+
+    level: str
+    verdict: Verdict
+
+
+class ComparedLevels(msgspec.Struct, frozen=True):
+    """In the order of the levels, each of which does all that the one before does, and more."""
+
+    levels: tuple[LevelVerdict, ...]
+
+
+class LoadedRuntime(msgspec.Struct, frozen=True):
+    """`opset` and `ir_version` are the highest that it takes, 0 where it takes not even an old one, `ANY` where it does
+    not look; `providers` are ONNX Runtime's; `talks` says how it could send something home, empty where it cannot."""
+
+    ANY: ClassVar[int] = 64  # ONNX has come near this with neither number
+
+    version: str
+    opset: int
+    ir_version: int
+    providers: tuple[str, ...] = ()
+    talks: str = ""
+
+
+Job = (
+    Inspect
+    | Check
+    | CheckSamples
+    | MakeGolden
+    | Build
+    | Verify
+    | CompareLevels
+    | LoadRuntime
+    | TryProvider
+    | ImportPackage
+    | Lower
+    | Prove
+    | FreeDims
+    | Simplify
+)
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a child ends that could not do its job: a class of `edged.errors` and its message, and where the model is at
+    fault the fields of the finding."""
+
+    error: str
+    message: str
+    finding: dict[str, str] = {}

@@ -1,0 +1,187 @@
+"""The files beside a model that hold some of its weights: whether they are there, whole, and inside the model's folder.
+
+Everything is looked at before a runtime sees the model: some follow an absolute path or a link to wherever it leads.
+Format: onnx/docs/ExternalData.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+import onnx
+
+from edged.jobs import onnx_walk
+from edged.jobs.weights import byte_size
+from edged.models.finding import Category, Finding, Stage
+from edged.models.inspection import ExternalFile
+
+_SHA_1 = re.compile(r"[0-9a-f]{40}")
+_CHUNK = 1 << 20
+_LARGEST = 1 << 62  # beyond it offset and length together do not fit into the 64 bits that runtimes have for them
+
+
+class _Reference(msgspec.Struct, frozen=True):
+    """What one tensor says of its place: bytes `offset` to `end` of a file by that relative path."""
+
+    tensor: str
+    location: str
+    offset: int
+    end: int
+
+
+def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[ExternalFile, ...], Finding | None]:
+    """Every external file that tensors name, once, by its path, with what is wrong with it; and the first thing that is
+    wrong."""
+    first: Finding | None = None
+    needed: dict[str, _Reference] = {}
+    damaged: dict[str, Finding] = {}
+    for tensor in tensors:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        reference = _reference(tensor)
+        if isinstance(reference, Finding):
+            location = _entries(tensor).get("location", "")
+            damaged.setdefault(location, reference)
+            needed.setdefault(location, _Reference(reference.node, location, 0, 0))
+        elif reference.location not in needed or reference.end > needed[reference.location].end:
+            needed[reference.location] = reference
+    found = []
+    for location, reference in sorted(needed.items()):
+        # A file that is not named lies nowhere; of the others, where they lie comes first.
+        size, finding = _look(folder, reference) if location else (0, None)
+        finding = finding or damaged.get(location)
+        first = first or finding
+        found.append(ExternalFile(location, size, finding.line() if finding is not None else ""))
+    return tuple(found), first
+
+
+def altered(
+    tensors: Iterable[onnx.TensorProto], folder: Path, found: Sequence[ExternalFile]
+) -> tuple[tuple[ExternalFile, ...], Finding | None]:
+    """`found`, which are whole, with those that are not what a model says of them by their checksum; and the first that
+    is not. Reads those that have one; such as vanish meanwhile are for whoever reads them next."""
+    said: dict[str, dict[str, str]] = {}  # tensors by checksum by file
+    for tensor in tensors:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and (entries := _entries(tensor)).get("checksum"):
+            name = onnx_walk.text(tensor.name)
+            said.setdefault(entries["location"], {}).setdefault(entries["checksum"].lower(), name)
+    first: Finding | None = None
+    judged = []
+    for file in found:
+        finding = _compared(folder, file.path, said.get(file.path, {}))
+        first = first or finding
+        judged.append(msgspec.structs.replace(file, problem=finding.line()) if finding is not None else file)
+    return tuple(judged), first
+
+
+def _compared(folder: Path, location: str, said: Mapping[str, str]) -> Finding | None:
+    """`said` are names of tensors by the checksum, a SHA-1 of the whole file, that they give."""
+    if not said:
+        return None
+    for checksum, tensor in said.items():
+        if not _SHA_1.fullmatch(checksum):
+            what = f"tensor {tensor!r} has a damaged reference to external data: checksum {checksum[:50]!r} is no SHA-1"
+            return _finding(Category.EXTERNAL_DAMAGED, what, "export the model again", tensor)
+    try:
+        held = _sha_1(folder / location)
+    except OSError:
+        return None
+    for checksum, tensor in said.items():
+        if checksum != held:
+            what = f"external data {location[:200]!r} was altered: its SHA-1 is {held[:12]}..., the model says"
+            return _finding(Category.EXTERNAL_DAMAGED, f"{what} {checksum[:12]}...", "copy it again", tensor)
+    return None
+
+
+def _sha_1(path: Path) -> str:
+    digest = hashlib.sha1(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
+    return {onnx_walk.text(entry.key): onnx_walk.text(entry.value) for entry in tensor.external_data}
+
+
+def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
+    """Where a tensor says that its values are; or why they cannot be there."""
+    name, entries = onnx_walk.text(tensor.name), _entries(tensor)
+    location = entries.get("location", "")
+    if not location:
+        message = f"the weights of {name!r} are said to be in a file that is not named"
+        return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
+    numbers = []
+    for key in ("offset", "length"):
+        number = _number(entries.get(key, ""))
+        if number is None:
+            message = f"tensor {name!r} has a damaged reference to external data: {key} is {entries[key][:40]!r}"
+            return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
+        numbers.append(number)
+    offset, length = numbers
+    takes = byte_size(tensor)
+    if takes is not None and "length" in entries and length != takes:
+        message = f"tensor {name!r} takes {takes} bytes, but its reference to external data says {length}"
+        return _finding(Category.EXTERNAL_DAMAGED, message, "export the model again", name)
+    return _Reference(name, location, offset, offset + (takes if takes is not None else length))
+
+
+def _number(told: str) -> int | None:
+    """A number of bytes; nothing is 0, None is what cannot be one."""
+    if not told:
+        return 0
+    if not (told.isascii() and told.isdecimal() and len(told) <= 20):
+        return None
+    number = int(told)
+    return number if number <= _LARGEST else None
+
+
+def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
+    """Bytes of an external file, 0 where they cannot be known, and why it cannot be used."""
+    location, tensor = reference.location, reference.tensor
+    named = f"external data {location[:200]!r}"
+    path = PurePosixPath(location)
+    if "\0" in location or path.is_absolute() or ".." in path.parts:
+        outside = f"{named} lies outside the model's folder"
+        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "export it beside the model", tensor)
+    try:
+        status = (folder / location).lstat()
+        linked = _linked(folder, path)
+    except OSError as error:
+        what = "is missing" if isinstance(error, (FileNotFoundError, NotADirectoryError)) else "cannot be read"
+        missing = f"{named} {what}" + ("" if what == "is missing" else f": {error.strerror}")
+        return 0, _finding(Category.EXTERNAL_MISSING, missing, "put it beside the model", tensor)
+    if linked:
+        outside = f"{named} is reached by a link, {linked[:100]!r}, which may lead outside the model's folder"
+        return 0, _finding(Category.EXTERNAL_OUTSIDE, outside, "copy the file itself beside the model", tensor)
+    if not stat.S_ISREG(status.st_mode):
+        message = f"{named} is not a regular file"
+        return 0, _finding(Category.EXTERNAL_NOT_A_FILE, message, "copy the file itself beside the model", tensor)
+    if not os.access(folder / location, os.R_OK):
+        unreadable = f"{named} cannot be read: permission denied"
+        return status.st_size, _finding(Category.EXTERNAL_MISSING, unreadable, "make it readable", tensor)
+    if status.st_size < reference.end:
+        message = f"{named} is truncated: {status.st_size} bytes of at least {reference.end}"
+        return status.st_size, _finding(Category.EXTERNAL_TRUNCATED, message, "copy it again", tensor)
+    return status.st_size, None
+
+
+def _linked(folder: Path, path: PurePosixPath) -> str:
+    """The first part of a path below the folder that is a symbolic link; empty where none is."""
+    return next((str(part) for part in _parts(path) if (folder / part).is_symlink()), "")
+
+
+def _parts(path: PurePosixPath) -> Iterator[PurePosixPath]:
+    """`a`, `a/b`, `a/b/c` of `a/b/c`."""
+    yield from reversed([path, *list(path.parents)[:-1]])
+
+
+def _finding(category: Category, message: str, remedy: str, tensor: str) -> Finding:
+    return Finding(Stage.EXTERNAL_DATA, category, message, remedy, tensor)

@@ -1,0 +1,147 @@
+"""What the onnx package finds wrong with operators, types and shapes, and what shapes it works out.
+
+A suspicion, not a verdict: it may know another version of an operator than the runtime does, and files whose declared
+shapes went stale are served all the same. So what it says counts where the runtime refuses the model as well, which
+knows less well how to tell it; otherwise it is a warning. Its C++ may crash or never end, and runs in a child.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import onnx
+import onnx.checker
+import onnx.defs
+import onnx.shape_inference
+
+from edged.jobs import onnx_walk
+from edged.jobs.onnx_walk import Walk, called, label, text
+from edged.models.finding import Category, Finding, Stage
+
+_MOST = 1024  # of versions; none has come near
+_KEPT = 4096  # bytes of a tensor that shapes may be worked out from; larger ones are weights
+# What it cannot work out because of how it is asked here (values beside the model, or taken away), what it has no
+# rules for, and what runtimes are asked about.
+_NOT_SAID = re.compile(
+    r"external|Data size mismatch|Cannot parse data|sparse_tensor|No Op registered|TensorProto \(tensor name",
+    re.IGNORECASE,
+)
+_AT = re.compile(r"\(op_type: ?(?P<operator>[^,)]+)(?:, node name: ?(?P<node>[^)]*))?\):? ?(?P<why>.*)")
+_TYPE = re.compile(r"elem(ent)? ?type|typestr|\btype\b|tensor\(", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"\battribute\b", re.IGNORECASE)
+_SHAPE = re.compile(r"shape|dim|rank|size|axis|broadcast", re.IGNORECASE)
+
+
+def take_weights_out(walk: Walk) -> None:
+    """Changes the model: large values go, and with them what protobuf could not hand on."""
+    for tensor in walk.tensors:
+        if len(tensor.raw_data) > _KEPT or max(len(tensor.float_data), len(tensor.int32_data)) * 4 > _KEPT:
+            for field in ("raw_data", "float_data", "int32_data"):
+                tensor.ClearField(field)
+
+
+def infer(walk: Walk) -> tuple[onnx.ModelProto, Finding | None]:
+    """The model with every shape worked out that follows from it, as it is where that fails; and the first thing that
+    the package finds wrong, None as well where it cannot cope with what it is given."""
+    versions = [walk.proto.ir_version, *(entry.version for entry in walk.proto.opset_import)]
+    finding = None
+    if all(0 <= version <= _MOST for version in versions):  # it counts them in 32 bits; runtimes are asked in any case
+        finding = next(_nodes(walk), None)
+        if finding is None:
+            try:  # where nothing is wrong, what is worked out is the same as below
+                return _inferred(walk.proto, is_strict=True), None
+            except Exception as error:  # of several kinds without a base of their own
+                finding = _told(" ".join(str(error).split()), walk)
+    try:
+        return _inferred(walk.proto, is_strict=False), finding
+    except Exception:  # an aid only: whatever stops it says nothing about the model
+        return walk.proto, finding
+
+
+def _inferred(proto: onnx.ModelProto, *, is_strict: bool) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(proto, check_type=is_strict, strict_mode=is_strict, data_prop=True)
+
+
+def _nodes(walk: Walk) -> Iterator[Finding]:
+    """Attributes and numbers of inputs and outputs, node by node: so it is known which, and in any order of nodes.
+
+    Nodes of functions may leave attributes to their callers, so these are left out."""
+    context, proto = type(onnx.checker.DEFAULT_CONTEXT)(), walk.proto
+    context.ir_version = proto.ir_version
+    local = {(function.domain, function.name) for function in proto.functions}
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
+    opset = opsets.get("", opsets.get("ai.onnx", 0))
+    # Both names are of ONNX's own domain, whichever of them file and node use.
+    context.opset_imports = {**opsets, **dict.fromkeys(onnx_walk.ONNX_DOMAINS, opset)}
+    is_looked_at: dict[tuple[str, str], bool] = {}
+    for graph in walk.graphs:
+        for node in graph.node:
+            kind = (node.domain, node.op_type)
+            if kind not in is_looked_at:
+                is_plain = node.domain in onnx_walk.ONNX_DOMAINS and kind not in local
+                is_looked_at[kind] = is_plain and _is_known(node.op_type, opset)
+            if not is_looked_at[kind]:
+                continue
+            try:
+                onnx.checker.check_node(_alone(node), context)
+            except Exception as error:  # of the package's own kind, which is no error's base elsewhere
+                why = " ".join(str(error).split()).partition("==> Context:")[0].strip()
+                if _NOT_SAID.search(why):
+                    continue
+                yield _finding(Category.INVALID_NODE, f"{called(node)}: {why[:300]}", label(node))
+
+
+def _is_known(operator: str, opset: int) -> bool:
+    """Operators that ONNX has not got are for the runtimes to know."""
+    try:
+        return bool(onnx.defs.has(operator, opset, ""))
+    except Exception:  # a name that is no text
+        return False
+
+
+def _alone(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node with empty graphs in place of its own: those are looked at by themselves, and read what is around them."""
+    if not node.attribute or not any(True for _ in onnx_walk.bodies(node)):
+        return node
+    alone = onnx.NodeProto()
+    alone.CopyFrom(node)
+    for body in onnx_walk.bodies(alone):
+        name = body.name or "body"
+        body.Clear()
+        body.name = name
+    return alone
+
+
+def _told(said: str, walk: Walk) -> Finding | None:
+    if _NOT_SAID.search(said):
+        return None
+    at = _AT.search(said)
+    if at is None:
+        return None  # it could not even begin, which says nothing
+    operator, why = at["operator"], re.sub(r"\[(Type|Shape)InferenceError\] ?", "", at["why"]).strip()
+    node = _found(operator, at["node"] or "", walk)
+    what = called(node) if node is not None else f"a node ({operator})"
+    return _finding(_category(why), f"{what}: {why[:300]}", label(node) if node is not None else "")
+
+
+def _category(why: str) -> Category:
+    if not _ATTRIBUTE.search(why):
+        if _TYPE.search(why):
+            return Category.TYPE_MISMATCH
+        if _SHAPE.search(why):
+            return Category.SHAPE_MISMATCH
+    return Category.INVALID_NODE
+
+
+def _found(operator: str, name: str, walk: Walk) -> onnx.NodeProto | None:
+    """The node that is meant, where it has a name or is the only one of its operator."""
+    kin = [node for node in walk.nodes if text(node.op_type) == operator]
+    if name:
+        return next((node for node in kin if text(node.name) == name), None)
+    nameless = [node for node in kin if not node.name]
+    return nameless[0] if len(nameless) == 1 else None
+
+
+def _finding(category: Category, message: str, node: str) -> Finding:
+    return Finding(Stage.GRAPH, category, message, "export the model again", node)

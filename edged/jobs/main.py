@@ -1,0 +1,117 @@
+"""The one-shot child: reads one job from standard input, does it, tells its parent about it, ends.
+
+Runtimes print what they like; so the real standard output is kept aside as the channel to the parent alone, and file
+descriptor 1 is pointed at standard error before any runtime is imported.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
+
+from edged import process
+from edged.confinement import confine
+from edged.confinement.rules import Reach
+
+if TYPE_CHECKING:
+    from edged.ipc import job_messages as jobs
+
+
+_ANSWERED, _FAILED = 0, 3
+_LINGER_SECONDS = 10.0  # after the last word; a parent that is alive needs an instant
+
+
+def main() -> int:
+    """`python -m edged.jobs.main PARENT_PID MEMORY_MB DISK_MB REACH`, the job on standard input.
+
+    Exit status 0 after an answer on the channel, 3 after a failure; anything else is a crash."""
+    channel = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
+    *numbers, reach = sys.argv[1:]
+    parent, memory_mb, disk_mb = map(int, numbers)
+    if not process.die_with_parent(parent):
+        return 1
+    process.restrain(memory_mb, disk_mb)
+    confine.everything(Reach.parsed(reach))
+    return _work(channel, disk_mb)
+
+
+def run() -> NoReturn:
+    """Runtimes may crash or hang while their libraries unload; all is said, so nothing is lost by leaving at once.
+
+    Or almost: whoever has heard the last word ends this process with all that it started, and finds these by their
+    parent, which is why it is still there.
+    """
+    status = 1
+    try:
+        status = main()
+        if status in (_ANSWERED, _FAILED):
+            time.sleep(_LINGER_SECONDS)
+    except BaseException:
+        traceback.print_exc()  # its last line is what the parent tells
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _work(pipe: BinaryIO, disk_mb: int) -> int:
+    # Not before the restraint: libraries start threads while they are imported, and a thread keeps what it began with.
+    import msgspec
+
+    from edged.decoding import ready
+    from edged.errors import EdgedError
+    from edged.ipc import job_messages as jobs
+    from edged.ipc.job_channel import Teller
+    from edged.jobs import disk, tasks
+
+    teller = Teller(pipe)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=ready(jobs.Job))
+    try:
+        answer = tasks.do(job, teller)
+        if _was_cut_off(job, disk_mb):
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        if getattr(answer, "finding", None) is not None:
+            disk.require(job)
+        teller.answer(answer)
+        return _ANSWERED
+    except MemoryError:
+        teller.fail("BuildFailed", "the child ran out of its memory limit; raise build.memory_mb")
+    except Exception as error:
+        if _is_too_large(error) or _was_cut_off(job, disk_mb):
+            reason = f"the child wrote a file beyond its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
+            teller.fail("BuildFailed", reason)
+        elif (fault := disk.fault(job, error)) is not None:
+            teller.fail(type(fault).__name__, str(fault))
+        elif isinstance(error, EdgedError):
+            teller.fail(type(error).__name__, str(error), getattr(error, "finding", None))
+        else:
+            raise
+    return _FAILED
+
+
+def _is_too_large(error: BaseException | None) -> bool:
+    """Whether the kernel refused to let a file grow, whatever was made of that afterwards."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _was_cut_off(job: jobs.Job, disk_mb: int) -> bool:
+    """Whether a file of the engine is as large as it may be: runtimes name another reason then, or none at all."""
+    folder = Path(getattr(job, "out", ""))
+    if not disk_mb or not folder.is_dir():
+        return False
+    return any(path.stat().st_size >= disk_mb << 20 for path in folder.rglob("*") if path.is_file())
+
+
+if __name__ == "__main__":
+    run()

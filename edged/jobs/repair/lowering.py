@@ -1,0 +1,272 @@
+"""Writes a model in an older version of ONNX's operators, one version after the other. Runs in the child.
+
+A node whose definition did not change stays. One that did is, in this order: kept, where only the types that it takes
+became more; rewritten here, where the converter of the onnx package keeps quiet about a change of meaning or knows no
+way; converted by that; kept, where it does not use what is new; written out as what it is defined to be made of. Which
+of these it was decides how the result has to be proven: see `Lowered.by_definition`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator
+
+import onnx
+import onnx.defs
+import onnx.inliner
+import onnx.shape_inference
+import onnx.version_converter
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from edged import packages
+from edged.backends.onnx_graph import bodies, replace_nodes
+from edged.errors import Unsuitable
+from edged.jobs.repair.alone import Scope, changed, small_constants
+from edged.jobs.repair.definitions import Likeness, likeness, schema
+from edged.jobs.repair.rewrites import REWRITES
+
+_OWN = ("", "ai.onnx")
+_LARGE = 1 << 16  # bytes of a constant
+_DEEPEST = 50  # graphs inside graphs
+_MOST_NODES = 1_000_000  # an operator that is written out may become many
+
+
+class Lowered:
+    """What became of a model. `details` says in a line each what was changed; `by_definition` is whether nothing was
+    but what means the same by ONNX's own definitions."""
+
+    def __init__(self) -> None:
+        self.by_definition = True
+        self.how: collections.Counter[str] = collections.Counter()
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        return tuple(f"{count} {how}" for how, count in sorted(self.how.items()))
+
+
+def opset_of(model: ModelProto) -> int:
+    """The version of ONNX's own operators that a model is written in; 0 where it names none."""
+    return max((entry.version for entry in model.opset_import if entry.domain in _OWN), default=0)
+
+
+def newest_known() -> int:
+    """The newest version that this box's onnx package has definitions of."""
+    return int(onnx.defs.onnx_opset_version())
+
+
+def lower(model: ModelProto, target: int) -> Lowered:
+    """Writes a model, which has no functions of its own, in version `target`; Unsuitable, with the operator and its
+    version, where there is no way. The model is of no use then."""
+    source, lowered = opset_of(model), Lowered()
+    if source > newest_known():
+        raise Unsuitable(
+            f"opset {source} is newer than the onnx package here knows ({newest_known()}): nobody can tell what "
+            f"changed; update it: {packages.install('onnx', option='-U')}"
+        )
+    used = _used(model.graph)
+    with _without_weights(model.graph):
+        for version in range(source, target, -1):
+            _Floor(model, version, lowered).lower()
+            _stamp(model, version - 1)
+    _drop_unused(model.graph, used)
+    return lowered
+
+
+@contextlib.contextmanager
+def _without_weights(graph: GraphProto) -> Iterator[None]:
+    """Meanwhile large constants are said to lie elsewhere: types are worked out of a copy, in every version."""
+    large = [tensor for tensor in graph.initializer if len(tensor.raw_data) > _LARGE]
+    values = [tensor.raw_data for tensor in large]
+    for tensor in large:
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+    yield
+    for tensor, value in zip(large, values, strict=True):
+        tensor.raw_data = value
+        tensor.ClearField("data_location")
+
+
+def _stamp(model: ModelProto, version: int) -> None:
+    for entry in model.opset_import:
+        if entry.domain in _OWN:
+            entry.version = version
+
+
+class _Floor:
+    """One step down: from `version` to the one before."""
+
+    def __init__(self, model: ModelProto, version: int, lowered: Lowered) -> None:
+        self._graph, self._version, self._lowered = model.graph, version, lowered
+        self._model = model
+        self._names = set(_names(model.graph))
+
+    def lower(self) -> None:
+        if not any(self._is_concerned(node) for node in _nodes(self._graph, 0)):
+            return
+        self._graph_down(self._graph, Scope({}, {}), _typed(self._model).graph, 0)
+
+    def _is_concerned(self, node: NodeProto) -> bool:
+        if node.domain not in _OWN:
+            return False
+        found = schema(node.op_type, self._version)
+        return found is not None and found.since_version == self._version
+
+    def _graph_down(self, graph: GraphProto, outer: Scope, typed: GraphProto, depth: int) -> None:
+        if depth > _DEEPEST:
+            raise Unsuitable(f"its graphs are nested deeper than {_DEEPEST}")
+        scope = _scope(graph, typed, outer)
+        made: list[NodeProto] = []
+        for node, twin in zip(graph.node, typed.node, strict=True):
+            for body, typed_body in zip(bodies(node), bodies(twin), strict=True):
+                self._graph_down(body, scope, typed_body, depth + 1)
+            made.extend(self._node_down(node, scope))
+            if len(made) > _MOST_NODES:
+                raise Unsuitable(f"written out it has more than {_MOST_NODES} nodes")
+        replace_nodes(graph, made)
+
+    def _node_down(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
+        if not self._is_concerned(node):
+            return [node]
+        new, old = schema(node.op_type, self._version), schema(node.op_type, self._version - 1)
+        assert new is not None
+        if old is None or old.deprecated:
+            return self._written_out(node, scope)
+        like, why = likeness(node, scope, new, old)
+        if like is Likeness.SAME:
+            return [node]
+        self._lowered.by_definition = False
+        rewrite = REWRITES.get((node.op_type, self._version))
+        if rewrite is not None:
+            self._tell(node, "rewritten")
+            return rewrite(node, scope, self._new_name)
+        said = ""
+        if not any(True for _ in bodies(node)):  # the converter does not see what a graph inside takes from outside
+            try:
+                made = self._converted(node, scope)
+            except Exception as error:  # of C++, without a type
+                said = _reason(error)
+            else:
+                self._tell(node, "converted")
+                return made
+        if like is Likeness.ALIKE:
+            self._tell(node, "kept as they are")
+            return [node]
+        raise Unsuitable(f"{self._called(node)} has no way down to opset {self._version - 1}: {why or said}")
+
+    def _converted(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
+        def convert(alone: ModelProto) -> ModelProto:
+            return onnx.version_converter.convert_version(alone, self._version - 1)
+
+        made = changed(node, scope, self._version, convert, self._new_name)
+        for each in made:  # it leaves attributes where they are that are not there before
+            old = schema(each.op_type, self._version - 1)
+            like, why = likeness(each, scope, old, old) if old is not None else (Likeness.OTHER, "it is not there")
+            if like is Likeness.OTHER:
+                raise ValueError(why)
+        return made
+
+    def _written_out(self, node: NodeProto, scope: Scope) -> list[NodeProto]:
+        """An operator that is not there before, as the function that ONNX defines it by."""
+        self._lowered.by_definition = False
+        came = f"{self._called(node)} came with opset {self._version}, and there is no way down"
+
+        def write_out(alone: ModelProto) -> ModelProto:
+            return onnx.inliner.inline_selected_functions(
+                alone, [("", node.op_type)], exclude=False, inline_schema_functions=True
+            )
+
+        try:
+            made = changed(node, scope, self._version, write_out, self._new_name)
+        except Exception as error:  # of C++, without a type
+            raise Unsuitable(f"{came}: {_reason(error)}") from error
+        if any(each.op_type == node.op_type for each in made):
+            raise Unsuitable(f"{came}; export it with opset {self._version - 1} or update the runtime")
+        self._tell(node, "written out")
+        typed = _part_types(made, scope, self._version)
+        return [each for inner in made for each in self._node_down(inner, typed)]
+
+    def _called(self, node: NodeProto) -> str:
+        name = f" (node {node.name[:80]!r})" if node.name else ""
+        return f"operator {node.op_type}{name}"
+
+    def _tell(self, node: NodeProto, how: str) -> None:
+        self._lowered.how[f"{node.op_type} {how} for opset {self._version - 1}"] += 1
+
+    def _new_name(self, wish: str) -> str:
+        name, number = wish, 1
+        while name in self._names:
+            name, number = f"{wish}.{number}", number + 1
+        self._names.add(name)
+        return name
+
+
+def _typed(model: ModelProto) -> ModelProto:
+    """The model with the types of its values, as far as they can be worked out."""
+    try:
+        return onnx.shape_inference.infer_shapes(model)
+    except Exception:  # an aid: where types are not known, answers decide
+        return model
+
+
+def _part_types(nodes: list[NodeProto], scope: Scope, opset: int) -> Scope:
+    """The scope with the types of the values between nodes that stand for one."""
+    outside = {name for node in nodes for name in node.input} - {name for node in nodes for name in node.output}
+    inputs = [scope.types[name] for name in sorted(outside) if name in scope.types]
+    tensors = [scope.constants[name] for name in sorted(outside) if name in scope.constants]
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in nodes[-1].output if name]
+    graph = onnx.helper.make_graph(nodes, "part", inputs, outputs, tensors)
+    typed = _typed(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])).graph
+    return scope.inner({value.name: value for value in typed.value_info}, small_constants(nodes))
+
+
+def _scope(graph: GraphProto, typed: GraphProto, outer: Scope) -> Scope:
+    values = (*typed.value_info, *typed.input, *typed.output)
+    types = {value.name: value for value in values if value.HasField("type")}
+    constants = {tensor.name: tensor for tensor in graph.initializer} | small_constants(graph.node)
+    return outer.inner(types, constants)
+
+
+def _reason(error: Exception) -> str:
+    """The converter's own words without the place in its sources: `...: Assertion `x` failed: WORDS`."""
+    text = " ".join(str(error).split())
+    return text.rpartition("failed: ")[2][:200] or type(error).__name__
+
+
+def _nodes(graph: GraphProto, depth: int) -> Iterator[NodeProto]:
+    if depth > _DEEPEST:
+        raise Unsuitable(f"its graphs are nested deeper than {_DEEPEST}")
+    for node in graph.node:
+        yield node
+        for body in bodies(node):
+            yield from _nodes(body, depth + 1)
+
+
+def _names(graph: GraphProto) -> Iterator[str]:
+    for part in (graph, *_bodies(graph)):
+        yield from (value.name for value in (*part.input, *part.output))
+        yield from (tensor.name for tensor in part.initializer)
+    for node in _nodes(graph, 0):
+        yield from (*node.input, *node.output)
+
+
+def _used(graph: GraphProto) -> set[str]:
+    return {name for node in _nodes(graph, 0) for name in node.input} | {value.name for value in graph.output}
+
+
+def _drop_unused(graph: GraphProto, before: set[str]) -> None:
+    """Constants that were used and are not any more, such as axes that became an attribute."""
+    gone = before - _used(graph) - {value.name for body in _bodies(graph) for value in body.output}
+    dropped = {tensor.name for tensor in graph.initializer} & gone
+    for values in (graph.initializer, graph.input):  # an old model declares its constants as inputs too
+        for place in reversed(range(len(values))):
+            if values[place].name in dropped:
+                del values[place]
+    kept = [node for node in graph.node if node.op_type != "Constant" or not set(node.output) <= gone]
+    if len(kept) < len(graph.node):
+        replace_nodes(graph, kept)
+
+
+def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
+    for node in _nodes(graph, 0):
+        yield from bodies(node)

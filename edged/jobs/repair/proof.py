@@ -1,0 +1,93 @@
+"""Whether a repaired model answers as the original does. Runs in the child."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+
+from edged.backends import registry
+from edged.backends.contract import Session
+from edged.errors import EdgedError, EngineUnusable, InvalidInput, Unsuitable
+from edged.ipc.repair_messages import Prove, Proven
+from edged.jobs.repair.evaluator import NAME, Evaluator
+from edged.models.inspection import arithmetic
+from edged.store.record import Verdict
+from edged.verification import given, golden
+from edged.verification.boxes import matcher_for
+from edged.verification.golden import Sample
+from edged.verification.questions import Pictures, Question, tensors
+from edged.verification.standard import TOLERANCES, Tolerance
+from edged.verification.verify import Pair, judge
+
+_PICTURES = 2  # of those that edged draws, which the reference implementation is asked; it takes seconds for each
+
+
+def prove(job: Prove) -> Proven:
+    """The verdict on a repaired model; Unsuitable where nothing here answers for the original."""
+    asked, by = _evaluated(job) if job.evaluate else _inferred(job)
+    backend = registry.load(job.repaired.recipe.backend)
+    repaired = backend.open(job.repaired)
+    tolerance = tolerance_for(Path(job.original.model))
+    compared = matcher_for(job.recognition, tolerance.box_score)
+    try:
+        verdict = judge(_pairs(asked, repaired), tolerance, compared)
+    except (EngineUnusable, InvalidInput) as error:
+        verdict = Verdict(False, f"it refuses what the original answers: {error}", {})
+    return Proven(verdict, by, len(asked))
+
+
+def tolerance_for(path: Path) -> Tolerance:
+    """How far two runs of one model may be apart: what computes with few digits rounds differently everywhere."""
+    graph = onnx.load(str(path), load_external_data=False).graph
+    halves = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    elements = {tensor.data_type for tensor in graph.initializer}
+    elements |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    return TOLERANCES[arithmetic((node.op_type for node in graph.node), not elements.isdisjoint(halves))]
+
+
+def _pairs(asked: Iterable[Sample], repaired: Session) -> Iterator[Pair]:
+    for sample in asked:
+        yield Pair.of(sample, repaired.infer(sample.inputs))
+
+
+def _inferred(job: Prove) -> tuple[list[Sample], str]:
+    backend = registry.load(job.original.recipe.backend)
+    session = backend.open(job.original)
+    made = golden.make(session, job.original.signature, job.recognition, job.samples, job.extent)
+    return made.samples, f"{backend.name} {backend.version()}"
+
+
+def _evaluated(job: Prove) -> tuple[list[Sample], str]:
+    """As many as fit into the time, one at least. A model that is too slow even for that meets the child's limit."""
+    session = Evaluator(Path(job.original.model), job.original.signature)
+    end, asked, why = time.monotonic() + job.seconds, list[Sample](), ""
+    for question in _questions(job, asked):
+        if asked and time.monotonic() > end:
+            break
+        try:
+            outputs = session.infer(question.inputs)
+        except EdgedError as error:
+            why = why or str(error)
+            continue
+        asked.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement))
+    if not asked:
+        raise Unsuitable(why or "no question fits its declared shapes")
+    return golden.with_least_noise(asked), NAME
+
+
+def _questions(job: Prove, asked: list[Sample]) -> Iterator[Question]:
+    signature = job.original.signature
+    for questions in tensors(signature, job.recognition, job.extent):
+        yield from questions
+        if asked:  # one way to fill dynamic dimensions in is enough
+            break
+    for make in given.questions(signature, job.samples):
+        with contextlib.suppress(InvalidInput):  # which was told when it was to be added
+            yield make()
+    if job.recognition.preprocess is not None:
+        for _, question in zip(range(_PICTURES), Pictures(signature, job.recognition).drawn(), strict=False):
+            yield question

@@ -1,0 +1,57 @@
+"""Simplifies a model with onnxslim: constants folded, nodes that do nothing left out. Runs in the child.
+
+Of the libraries that do this it is the one that is pure Python: it has no code of its own for each processor and Python
+version, and brings only sympy along. The extra `edged[convert]` installs it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import onnx
+
+from edged import packages
+from edged.backends.contract import one_line
+from edged.errors import Unsuitable, Unsupported
+from edged.ipc.repair_messages import Simplified, Simplify
+
+# The library holds the model in one message of protobuf, which cannot be of 2 GiB, several times over.
+_LARGEST = 1 << 30
+_INLINE = 256 << 20  # bytes of weights above which they are written beside the graph
+
+
+def simplify(job: Simplify) -> Simplified:
+    """Unsupported without the library, Unsuitable where it fails."""
+    path, out = Path(job.path), Path(job.out)
+    try:
+        import onnxslim
+    except ImportError as error:
+        remedy = packages.install_extra("convert")
+        raise Unsupported(f"simplify is left out: {error}; install it: {remedy}") from error
+    original = _load(path)
+    before = len(original.graph.node)
+    try:
+        slim = onnxslim.slim(original)
+    except Exception as error:  # whatever it raises
+        raise Unsuitable(f"onnxslim cannot simplify it: {one_line(error)}") from error
+    if slim is None or not slim.graph.node:
+        raise Unsuitable("onnxslim cannot simplify it: nothing is left of the graph")
+    header = onnx.load(str(path), load_external_data=False)
+    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string", "ir_version"):
+        setattr(slim, field, getattr(header, field))
+    del slim.metadata_props[:]
+    slim.metadata_props.extend(header.metadata_props)
+    after = len(slim.graph.node)
+    is_large = slim.ByteSize() > _INLINE
+    onnx.save(slim, str(out), save_as_external_data=is_large, location=Path(job.weights).name)
+    return Simplified(before, after, f"onnxslim {importlib.metadata.version('onnxslim')}")
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    graph = onnx.load(str(path), load_external_data=False)
+    outside = {e.value for t in graph.graph.initializer for e in t.external_data if e.key == "location"}
+    size = path.stat().st_size + sum((path.parent / name).stat().st_size for name in outside)
+    if size > _LARGEST:
+        raise Unsuitable(f"a model of {size >> 20} MiB is too large to simplify; {_LARGEST >> 20} MiB are the most")
+    return onnx.load(str(path))

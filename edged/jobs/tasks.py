@@ -1,0 +1,160 @@
+"""What a one-shot child does for each kind of job. Runs in the child; `tell` reports progress to the parent."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from edged.backends import registry
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Backend, Composition, Order, Session, Signature
+from edged.backends.profile import PREFIX
+from edged.errors import InvalidInput, Superseded, Unsuitable
+from edged.ipc import job_messages as jobs
+from edged.ipc.repair_messages import FreeDims, Lower, Prove, Simplify
+from edged.jobs import runtimes, trial
+from edged.jobs.conversion import converted
+from edged.jobs.timing import in_turns
+from edged.models.identity import require_same
+from edged.models.samples import is_tensors
+from edged.verification import given, golden
+from edged.verification.boxes import matcher_for
+from edged.verification.questions import GIVEN, PICTURE, read_sample
+from edged.verification.verify import Pair, judge
+
+Tell: TypeAlias = Callable[[jobs.Progress], None]
+
+
+def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
+    """Does one job in this process."""
+    if isinstance(job, jobs.Inspect):
+        from edged.jobs.inspect import inspect  # brings the onnx package, which the other jobs do without
+
+        return inspect(Path(job.path), lambda stage: tell(jobs.Progress(stage.value)))
+    if isinstance(job, jobs.Check):
+        require_same(job.order)
+        return trial.attempt(job, registry.load(job.order.recipe.backend), tell)
+    if isinstance(job, jobs.CheckSamples):
+        for sample in map(Path, job.samples):
+            if is_tensors(sample.name):
+                given.read(sample, job.signature)
+            else:
+                read_sample(sample)
+        return jobs.Done()
+    if isinstance(job, jobs.LoadRuntime):
+        return runtimes.load(job)
+    if isinstance(job, jobs.TryProvider):
+        return runtimes.try_provider(job)
+    if isinstance(job, jobs.ImportPackage):
+        return runtimes.import_package(job)
+    if isinstance(job, Lower | Prove | FreeDims | Simplify):
+        from edged.jobs.repair import tasks as repairing  # brings the onnx package
+
+        return repairing.do(job)
+    # The file is read by its path, now; a key says which content it must have had, before and after.
+    require_same(job.order)
+    answer = _on_model(job, tell)
+    try:
+        require_same(job.order)
+    except Superseded:
+        if isinstance(job, jobs.MakeGolden):
+            Path(job.out).unlink(missing_ok=True)
+        raise
+    return answer
+
+
+def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Verify, tell: Tell) -> msgspec.Struct:
+    if isinstance(job, jobs.MakeGolden):
+        return _make_golden(job, tell)
+    if isinstance(job, jobs.CompareLevels):
+        from edged.jobs import levels  # brings ONNX Runtime
+
+        return levels.compare(job, registry.load(job.order.recipe.backend).open(job.order), tell)
+    return _build(job, tell) if isinstance(job, jobs.Build) else _verify(job, tell)
+
+
+def _build(job: jobs.Build, tell: Tell) -> jobs.Built:
+    started = time.monotonic()
+    backend, out = _load(job), Path(job.out)
+    if job.order.recipe.precision in backend.in_graph:
+        # Within the stage, so that it goes with it when this process is killed.
+        with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
+            tell(jobs.Progress("converting"))
+            order, said = converted(job, Path(folder))
+            made = _run(backend, order, out, tell)
+        made = msgspec.structs.replace(made, kept=said.kept + made.kept, notes=said.notes + made.notes)
+    else:
+        made = _run(backend, job.order, out, tell)
+    seconds = time.monotonic() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return jobs.Built(Artefact.seal(out), round(seconds, 3), round(peak, 1), made)
+
+
+def _run(backend: Backend, order: Order, out: Path, tell: Tell) -> Composition:
+    tell(jobs.Progress("building"))
+    return backend.build(order, out, lambda fraction: tell(jobs.Progress("building", fraction)))
+
+
+def _make_golden(job: jobs.MakeGolden, tell: Tell) -> jobs.MadeGolden:
+    session, out = registry.load(job.order.recipe.backend).open(job.order), Path(job.out)
+    asking = partial(tell, jobs.Progress("asking the reference"))
+    made = golden.make(session, job.order.signature, job.recognition, job.samples, job.extent, asking)
+    golden.save(out, made.samples, made.skipped)
+    return jobs.MadeGolden(made.skipped)
+
+
+def _verify(job: jobs.Verify, tell: Tell) -> jobs.Timed:
+    asked = golden.load(Path(job.golden))
+    session = _load(job).open(job.order)
+    pairs = (
+        _pair(sample, session, job.order.signature, tell) for sample in golden.deciding(asked.samples, job.arithmetic)
+    )
+    verdict = judge(pairs, job.tolerance, matcher_for(job.recognition, job.tolerance.box_score))
+    if asked.skipped:
+        figures = verdict.figures | {"skipped_samples": float(len(asked.skipped))}
+        verdict = msgspec.structs.replace(verdict, figures=figures)
+    if not verdict.accepted:
+        return jobs.Timed(verdict, None)
+    tell(jobs.Progress("timing"))
+    inputs = _typical(asked.samples).inputs
+    if job.order.recipe.is_reference:
+        timing = in_turns([session], inputs)
+        (own,) = timing.medians_ms
+        return jobs.Timed(verdict, own, own, timing.load)
+    reference = registry.load(job.reference.recipe.backend).open(job.reference)
+    timing = in_turns([session, reference], inputs)
+    own, other = timing.medians_ms
+    return jobs.Timed(verdict, own, other, timing.load)
+
+
+def _pair(sample: golden.Sample, session: Session, signature: Signature, tell: Tell) -> Pair:
+    tell(jobs.Progress("verifying"))
+    try:
+        answer = session.infer(sample.inputs)
+    except InvalidInput as error:  # built again it would be the same
+        asked = ", ".join(f"{name} {'x'.join(map(str, array.shape))}" for name, array in sample.inputs.items())
+        where = " and ".join(PREFIX + spec.name for spec in signature.inputs if not spec.is_static)
+        advice = f"; set {where} so that it takes them" if where else ""
+        raise Unsuitable(f"the engine refuses shapes that the reference takes, {asked}: {error}{advice}") from error
+    return Pair.of(sample, answer)
+
+
+def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
+    """What to time with: what the user gave if there is something, otherwise a picture, since some models take longer
+    for some contents."""
+    return next((sample for sample in samples if sample.kind in (GIVEN, PICTURE)), samples[0])
+
+
+def _load(job: jobs.Build | jobs.Verify) -> Backend:
+    """The backend, in the version that the engine's key is about."""
+    backend = registry.load(job.order.recipe.backend)
+    if job.expects and not registry.agree(backend.version(), job.expects):
+        raise Superseded(f"{backend.name} is {backend.version()} now, not {job.expects}: the libraries changed")
+    return backend

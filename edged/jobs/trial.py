@@ -1,0 +1,275 @@
+"""A model on one runtime, stage by stage, as the child does it that may crash or never end instead of a host.
+
+    opset -> operators -> session -> inference
+
+What it is asked is what the user gave; if that is nothing, the golden inputs (`questions.py`) except those that no
+camera gives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from edged.backends import registry
+from edged.backends.contract import Backend, Session
+from edged.errors import EngineUnusable, InvalidInput, NotTaken
+from edged.ipc import job_messages as jobs
+from edged.models.finding import Category, Finding, Stage
+from edged.models.samples import is_tensors
+from edged.tensors import Array
+from edged.verification import given, plausibility, reach
+from edged.verification.questions import GIVEN, Pictures, Question, one_by_one
+from edged.verification.reach import Reach
+from edged.vision.family import Recognition
+
+Tell: TypeAlias = Callable[[jobs.Progress], None]
+
+_CONVERT = "or have it changed: edged models add NAME FILE --convert"
+_EXTENSIONS = (
+    "export it without what onnxruntime-extensions puts before and after it: edged loads no libraries of operators"
+)
+_REMEDIES = {"ai.onnx.contrib": _EXTENSIONS, "com.microsoft.extensions": _EXTENSIONS}  # by domain
+_PLUGIN = "_TRT"  # with which names of TensorRT's plugins end; ONNX Runtime knows some of them
+# To one who has a model that answers only some values or sizes.
+_GIVE = (
+    "if it takes only certain values, give it some: --samples INPUTS.npz, where numpy.savez put an array for each input"
+    " by its name; if certain sizes, set preprocess.* or profile.INPUT"
+)
+_MOST_BYTES = 256 << 20  # of one question
+_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory", "Available memory of")
+
+
+def attempt(job: jobs.Check, backend: Backend, tell: Tell) -> jobs.Checked:
+    """Up to the first stage that the model does not pass."""
+    known = job.reach if job.reach is not None and job.reach.version == backend.version() else reach.find(backend)
+    title = f"{registry.TITLES.get(backend.name, backend.name)} {known.version}"
+    tell(jobs.Progress(Stage.OPSET.value))
+    finding = opset(job, backend, known, title)
+    if finding is None:
+        tell(jobs.Progress(Stage.OPERATORS.value))
+        finding = operators(job, backend, title)
+    if finding is not None or job.through is Stage.OPERATORS:
+        return jobs.Checked(known, finding)
+    tell(jobs.Progress(Stage.SESSION.value))
+    began = time.monotonic()
+    try:
+        session = backend.trial(job.order)
+    except MemoryError:
+        return jobs.Checked(known, _no_memory(Stage.SESSION, f"{title} found no memory to open the model"))
+    except EngineUnusable as error:
+        return jobs.Checked(known, refused(job, error, title))
+    if session is None or job.through is Stage.SESSION or job.recognition is None:
+        return jobs.Checked(known)
+    tell(jobs.Progress(Stage.INFERENCE.value))
+    answered: list[float] = []
+    finding, warnings = inference(job, job.recognition, session, lambda: answered.append(time.monotonic()))
+    return jobs.Checked(known, finding, warnings, seconds=round(answered[0] - began, 3) if answered else 0.0)
+
+
+# -- opset ----------------------------------------------------------------------------------------------------------
+
+
+def opset(job: jobs.Check, backend: Backend, known: Reach, title: str) -> Finding | None:
+    """Versions, against what the runtime takes."""
+    if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > reach.MOST:
+        message = f"IR version {job.ir_version} is newer than {title} here takes ({known.newest_ir or 'any real one'})"
+        remedy = f"write it with ir_version {known.newest_ir or 10} or older, {_CONVERT}"
+        return Finding(Stage.OPSET, Category.IR_TOO_NEW, message, remedy)
+    for domain, version in job.opsets.items():
+        own = domain == "ai.onnx"
+        newest = known.newest if own else _newest_of(backend, domain, version)
+        named = f"opset {version}" if own else f"opset {version} of domain {domain[:100]!r}"
+        if (newest and version > newest) or version > reach.MOST:
+            message = f"{named} is newer than {title} here takes ({newest or 'any real one'})"
+            remedy = f"export it with opset {newest or 20} or older, {_CONVERT}"
+            return Finding(Stage.OPSET, Category.OPSET_TOO_NEW, message, remedy)
+        if version < (known.oldest if own else 1):
+            least = known.oldest if own else 1
+            message = f"{named} is older than {title} here takes ({least})"
+            return Finding(Stage.OPSET, Category.OPSET_TOO_OLD, message, "export it with a newer opset")
+    return None
+
+
+def _newest_of(backend: Backend, domain: str, version: int) -> int:
+    """0 where the version is taken."""
+    if not 1 <= version <= reach.MOST:
+        return 0
+    return reach.newest_of(backend, domain)
+
+
+# -- operators ------------------------------------------------------------------------------------------------------
+
+
+def operators(job: jobs.Check, backend: Backend, title: str) -> Finding | None:
+    """Operators and domains, where the runtime has a list of its own."""
+    known = backend.operators()
+    if known is None:
+        return None
+    for operator, node in job.nodes.items():
+        domain, _, name = operator.rpartition(".")
+        domain = domain or "ai.onnx"
+        if domain not in known:
+            return _unknown_domain(domain, name, node, title)
+        since = known[domain].get(name)
+        if since is None:
+            return _unknown_operator(operator, node, title)
+        version = job.opsets.get(domain)
+        if version is not None and domain == "ai.onnx" and since > version:
+            message = f"node {node[:100]!r} uses {name}, which ONNX has from opset {since} on; the model says {version}"
+            remedy = f"export it with opset {since} or newer"
+            return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
+    return None
+
+
+def _called(node: str) -> str:
+    """A runtime may not say which node it was, and calls of the model's own functions are not kept."""
+    return f"node {node[:100]!r}" if node else "the model"
+
+
+def _unknown_domain(domain: str, name: str, node: str, title: str) -> Finding:
+    message = f"{_called(node)} uses {name[:100]} of domain {domain[:100]!r}, which {title} does not have"
+    remedy = _REMEDIES.get(domain, "export it with operators of ONNX's own")
+    return Finding(Stage.OPERATORS, Category.UNKNOWN_DOMAIN, message, remedy, node)
+
+
+def _unknown_operator(operator: str, node: str, title: str) -> Finding:
+    message = f"{_called(node)} uses {operator[:100]}, an operator that {title} does not have"
+    remedy = "export it with operators of ONNX's own"
+    return Finding(Stage.OPERATORS, Category.UNKNOWN_OPERATOR, message, remedy, node)
+
+
+# -- session --------------------------------------------------------------------------------------------------------
+
+
+def refused(job: jobs.Check, error: EngineUnusable, title: str) -> Finding:
+    """What a runtime said when it was to open the model, told by what it is about."""
+    if not isinstance(error, NotTaken):
+        return Finding(Stage.SESSION, Category.REFUSED, str(error))
+    node = error.node or job.nodes.get(error.operator, "")
+    domain, _, name = error.operator.rpartition(".")
+    if error.why == "unknown_domain" or (error.why == "unknown_operator" and domain):
+        return _unknown_domain(domain, name, node, title)
+    if error.why == "unknown_operator":
+        return _unknown_operator(error.operator, node, title)
+    if error.why == "not_implemented":
+        where = f"{_called(node)}: " if node else ""
+        message = f"{where}{title} has no {error.operator[:100]} for these types or this opset"
+        remedy = "cast to FP32 around it, or export it with another opset"
+        if error.operator.endswith(_PLUGIN):
+            remedy = "it is a plugin of TensorRT's: export it without, as edged does what comes after a detector itself"
+        return Finding(Stage.OPERATORS, Category.NOT_IMPLEMENTED, message, remedy, node)
+    if error.why == "too_much_memory":
+        return _no_memory(Stage.SESSION, str(error), node)
+    if error.why == "shape_outside":
+        remedy = "save it again with small tensors in the model's file, as onnx.save does without size_threshold=0"
+        return Finding(Stage.SESSION, Category.REFUSED, str(error), remedy, node)
+    return Finding(Stage.SESSION, Category.REFUSED, str(error), "", node)
+
+
+def _no_memory(stage: Stage, message: str, node: str = "") -> Finding:
+    return Finding(stage, Category.TOO_MUCH_MEMORY, message, "", node)
+
+
+# -- inference ------------------------------------------------------------------------------------------------------
+
+
+def inference(
+    job: jobs.Check, recognition: Recognition, session: Session, answers: Callable[[], None]
+) -> tuple[Finding | None, tuple[Finding, ...]]:
+    """Asks what the user gave. If nothing of that is answered, asks until every ordinary kind of input was answered
+    once, in whichever shapes the model takes: what edged makes up may keep a model busy for ever that is right.
+
+    `answers` is called after each answer."""
+    answered: set[str] = set()
+    warnings: list[Finding] = []
+    first: Exception | None = None
+    has_given = False  # whether the user gave something that is answered
+    for name, make in _questions(job, recognition):
+        if has_given and not name:
+            break
+        try:
+            question = make()
+            if question.kind in answered - {GIVEN}:
+                break  # the next shapes, where these would do; one picture tells as much as another
+            answer = session.infer(question.inputs)
+            answers()
+        except (EngineUnusable, InvalidInput, MemoryError) as error:
+            first = first or error
+            if name:
+                warnings.append(_not_answered(name, error))
+            continue
+        warnings += _not_finite(answer) if not any(each.category is Category.NOT_FINITE for each in warnings) else ()
+        if question.placement is not None and not any(each.category is Category.IMPLAUSIBLE for each in warnings):
+            warnings += _implausible(recognition, answer)
+        answered.add(question.kind)
+        has_given = has_given or bool(name)
+    if answered:
+        return None, tuple(warnings)
+    if first is None:
+        message = "no golden input fits the model's declared shapes"
+        remedy = "export it with smaller fixed dimensions, or set preprocess.* or profile.INPUT"
+        return Finding(Stage.INFERENCE, Category.FAILED, message, remedy), ()
+    said = " ".join(str(first).split()) or type(first).__name__
+    whole = str(first.__cause__ or first)  # the runtime's own words, of which the error has the beginning
+    if isinstance(first, MemoryError) or any(words in whole for words in _MEMORY):
+        return _no_memory(Stage.INFERENCE, f"running it takes more memory than it may: {said[:300]}"), ()
+    return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {said[:300]}", _GIVE), ()
+
+
+def _questions(job: jobs.Check, recognition: Recognition) -> Iterator[tuple[str, Callable[[], Question]]]:
+    """Each to be made when its turn comes, with the name of the sample where it is one of the user's."""
+    signature = job.order.signature
+    pictures = Pictures(signature, recognition) if recognition.preprocess is not None else None
+    for content, path in sorted(job.given.items(), key=lambda item: not is_tensors(item[1])):
+        if is_tensors(path):
+            yield Path(path).name, partial(given.read, Path(path), signature, content)
+        elif pictures is not None:
+            yield Path(path).name, partial(pictures.sample, Path(path), content)
+    for make in one_by_one(signature, recognition, job.extent, _MOST_BYTES):
+        yield "", make
+    if pictures is not None:
+        for question in pictures.drawn():
+            yield "", partial(_as_it_is, question)
+
+
+def _as_it_is(question: Question) -> Question:
+    return question
+
+
+def _not_answered(sample: str, error: Exception) -> Finding:
+    """Told of a model that answers something else: the sample is of no use when its engines are verified."""
+    said = " ".join(str(error).split())
+    message = said if said.startswith("sample ") else f"sample {sample[:80]} is not answered: {said[:300]}"
+    return Finding(Stage.INFERENCE, Category.FAILED, message, "give another one, or none")
+
+
+def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Finding, ...]:
+    """Told of a family that was set by hand: those that edged recognises are known by more than their shapes."""
+    if not recognition.is_set:
+        return ()
+    try:
+        why = plausibility.doubt(recognition, answer)
+    except EngineUnusable as error:
+        why = str(error)
+    if not why:
+        return ()
+    message = f"family={recognition.family} does not fit what the model answers to a picture: {why}"
+    return (Finding(Stage.INFERENCE, Category.IMPLAUSIBLE, message, "set another family, or family=raw"),)
+
+
+def _not_finite(answer: dict[str, Array]) -> tuple[Finding, ...]:
+    for name, array in answer.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            count = int(array.size - np.isfinite(array).sum())
+            message = (
+                f"output {name[:100]!r} has {count} values of {array.size} that are not finite for ordinary inputs"
+            )
+            remedy = "see whether it is meant to: divisions by zero, logarithms, overflow in FP16"
+            return (Finding(Stage.INFERENCE, Category.NOT_FINITE, message, remedy, name),)
+    return ()

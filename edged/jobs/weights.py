@@ -1,0 +1,79 @@
+"""Whether a tensor in a file is whole: a type that exists, sizes that can be, and as many bytes as these take.
+
+A runtime that trusts what a tensor says of itself reads beyond its end, or allocates what nobody has.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+from onnx import TensorProto
+
+from edged.jobs import onnx_walk
+from edged.models.finding import Category, Finding, Stage
+
+# Bits of one element, by onnx.TensorProto.DataType (onnx.proto).
+BITS = {
+    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),  # 8-bit integers, booleans, 8-bit floats
+    **dict.fromkeys((4, 5, 10, 16), 16),
+    **dict.fromkeys((1, 6, 12), 32),
+    **dict.fromkeys((7, 11, 13, 14), 64),
+    15: 128,
+    **dict.fromkeys((21, 22, 23), 4),
+    **dict.fromkeys((25, 26), 2),
+}
+# Where values are that are not in raw_data, and how many fields one value takes; smaller types are packed in between.
+_FIELDS = {1: "float_data", 14: "float_data", 7: "int64_data", 11: "double_data", 15: "double_data", 8: "string_data"}
+_FIELDS |= dict.fromkeys((12, 13), "uint64_data") | dict.fromkeys((2, 3, 4, 5, 6, 9, 10, 16), "int32_data")
+_PAIRS = (14, 15)  # complex numbers
+
+
+def element_count(tensor: TensorProto) -> int:
+    """Of the sizes that it says it has."""
+    return math.prod(tensor.dims)
+
+
+def byte_size(tensor: TensorProto) -> int | None:
+    """Bytes of its values; None where its type or its sizes do not tell."""
+    bits = BITS.get(tensor.data_type)
+    if bits is None or any(size < 0 for size in tensor.dims):
+        return None
+    return -(-element_count(tensor) * bits // 8)
+
+
+def check(tensor: TensorProto) -> Finding | None:
+    """What is wrong with one tensor; values beside the model are looked at elsewhere."""
+    name = onnx_walk.text(tensor.name)
+    if tensor.data_type not in BITS and tensor.data_type != TensorProto.STRING:
+        told = "no type" if not tensor.data_type else f"type {tensor.data_type}, which ONNX does not have"
+        return _finding(Category.UNSERVABLE_TYPE, f"the values of tensor {name!r} have {told}", name)
+    negative = next((size for size in tensor.dims if size < 0), None)
+    if negative is not None:
+        return _finding(Category.SHAPE_MISMATCH, f"tensor {name!r} has a dimension of {negative}", name)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return None
+    if tensor.HasField("raw_data"):
+        takes, holds = byte_size(tensor), len(tensor.raw_data)
+        if takes is None or takes != holds:
+            shape = f"{onnx.TensorProto.DataType.Name(tensor.data_type)}{list(tensor.dims)}"
+            what = f"tensor {name!r} holds {holds} bytes, where {shape[:100]} takes {takes if takes is not None else 0}"
+            return _finding(Category.SHAPE_MISMATCH, what, name)
+        return None
+    return _check_fields(tensor, name)
+
+
+def _check_fields(tensor: TensorProto, name: str) -> Finding | None:
+    field = _FIELDS.get(tensor.data_type)
+    if field is None:
+        return None
+    count, held = element_count(tensor), len(getattr(tensor, field))
+    count *= 2 if tensor.data_type in _PAIRS else 1
+    if count == held:
+        return None
+    what = f"tensor {name!r} holds {held} values, where its shape {str(list(tensor.dims))[:100]} takes {count}"
+    return _finding(Category.SHAPE_MISMATCH, what, name)
+
+
+def _finding(category: Category, message: str, name: str) -> Finding:
+    return Finding(Stage.GRAPH, category, message, "export the model again", name)

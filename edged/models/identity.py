@@ -1,0 +1,59 @@
+"""A model's identity: sha256 over the ONNX file and its external data, so that equal digests mean equal answers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from edged.backends.contract import Order
+from edged.errors import ModelRefused, Superseded
+
+_CHUNK = 1 << 20
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of one file, hexadecimal."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise ModelRefused(f"{path.name} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """A FIFO in the place of a file would keep its reader for ever."""
+    return os.open(name, flags | os.O_NONBLOCK)
+
+
+def require_same(order: Order) -> None:
+    """Superseded when what an order's model is on disk now is not what the order is about, or is not there."""
+    if not order.digest:
+        return
+    try:
+        digest = model_digest(Path(order.model), order.external)
+    except ModelRefused as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise Superseded(f"{Path(order.model).name} was taken away while it was used") from error
+        raise
+    if digest != order.digest:
+        raise Superseded(f"{Path(order.model).name} was replaced on disk while it was used")
+
+
+def model_digest(model: Path, external: Iterable[str], *, graph_digest: str | None = None) -> str:
+    """sha256 over the model file and each external file by its relative path; hexadecimal.
+
+    A model without external data has the digest of its file, which `sha256sum` shows as well.
+    """
+    graph = graph_digest or file_digest(model)
+    names = sorted(set(external))
+    if not names:
+        return graph
+    digest = hashlib.sha256(f"model\0{graph}\0".encode())
+    for name in names:
+        digest.update(f"external\0{name}\0{file_digest(model.parent / name)}\0".encode())
+    return digest.hexdigest()

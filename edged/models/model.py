@@ -1,0 +1,164 @@
+"""A model that was read and can be served: what the disk has, what the file holds, what its pictures mean."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edged.backends.artefact import Artefact
+from edged.backends.contract import Effort, Order, Recipe, Signature
+from edged.backends.profile import Profile
+from edged.errors import ConfigError, ModelRefused, Unsuitable
+from edged.models import limits, sequencing, shapes, triton_check, triton_config
+from edged.models.batching import most_rows
+from edged.models.inspection import Inspection
+from edged.models.repair import Record
+from edged.models.repository import ModelEntry
+from edged.models.samples import content, is_tensors
+from edged.models.triton_config import TritonConfig
+from edged.vision.family import Recognition, recognise
+
+
+class Model(msgspec.Struct, frozen=True):
+    """An inspected model with its settings applied. `learnt` is the range of shapes that its traffic calls for, wider
+    than what settings and pictures tell; empty where none was learnt. `contents` are digests of its samples by path,
+    for planning without the disk; without it they are read when they are needed."""
+
+    entry: ModelEntry
+    inspection: Inspection
+    recognition: Recognition
+    learnt: Profile = Profile()
+    contents: dict[str, str] | None = None
+
+    @classmethod
+    def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
+        """ConfigError when the settings or config.pbtxt do not fit the model, ModelRefused when nothing could be asked
+        of it."""
+        if entry.problem:
+            raise ConfigError(entry.problem)
+        if inspection.finding is not None:
+            raise inspection.finding.refusal()
+        signature = inspection.signature
+        if not signature.outputs:
+            raise ModelRefused(f"model {entry.name} has no outputs")
+        if entry.triton is not None:
+            triton_check.check(entry.triton, signature, inspection.optional)
+        recognition = recognise(
+            signature.inputs,
+            signature.outputs,
+            inspection.metadata,
+            entry.settings,
+            inspection.operators,
+            inspection.heads,
+        )
+        model = cls(entry, inspection, recognition)
+        _ = model.sequencing  # which raises where its tensors do not fit
+        try:
+            Profile.of(signature, entry.settings, model.picture)
+        except Unsuitable as error:  # only some engines need a range of shapes; it is for them to say
+            if model.shape_policy.kind == "refuse":
+                raise ConfigError(f"{shapes.POLICY} = refuse needs a range to go by: {error}") from error
+        return model
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def digest(self) -> str:
+        return self.inspection.digest
+
+    @property
+    def triton(self) -> TritonConfig:
+        """What its config.pbtxt says; nothing where there is none."""
+        return self.entry.triton or TritonConfig()
+
+    @property
+    def declared(self) -> Signature:
+        """Inputs and outputs as clients are told of them: config.pbtxt may fix what the file leaves open."""
+        return triton_check.declared(self.triton, self.inspection.signature)
+
+    @property
+    def defaults(self) -> frozenset[str]:
+        """Names of the inputs that a request may leave out."""
+        return frozenset(spec.name for spec in self.inspection.optional)
+
+    @property
+    def max_batch_size(self) -> int:
+        """The most rows of a tensor request, where the first dimension of every tensor is a batch's; otherwise 0."""
+        return most_rows(self.inspection.signature, self.entry.settings, self.triton)
+
+    @property
+    def sequencing(self) -> sequencing.Sequencing | None:
+        """What it keeps between the requests of a sequence; None where it keeps nothing."""
+        return sequencing.sequencing(self.declared, self.entry.settings, self.triton.sequence)
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Whether each row of a request's outputs is a response of its own."""
+        return sequencing.is_decoupled(self.entry.settings, self.triton.decoupled)
+
+    @property
+    def repair(self) -> Record | None:
+        """What was done to it before it was taken in; None where it is as it was given, or was replaced since."""
+        record = self.entry.repair
+        return record if record is not None and record.digest == self.digest else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its user said to no effect, a line each: in config.pbtxt, or in files that are not read."""
+        return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread)
+
+    @property
+    def picture(self) -> tuple[int, int] | None:
+        """Width and height of the pictures it takes, in pixels; None when it takes none."""
+        preprocess = self.recognition.preprocess
+        return (preprocess.width, preprocess.height) if preprocess else None
+
+    @property
+    def shape_policy(self) -> shapes.ShapePolicy:
+        """What becomes of requests outside the range that engines are built for."""
+        return shapes.policy(self.entry.settings)
+
+    @property
+    def told_profile(self) -> Profile:
+        """The range of shapes that settings and pictures tell; Unsuitable where they tell none."""
+        return Profile.of(self.inspection.signature, self.entry.settings, self.picture)
+
+    @property
+    def profile(self) -> Profile:
+        """The range of shapes that engines are built for; Unsuitable where nothing tells it."""
+        return self.learnt if self.learnt.ranges else self.told_profile
+
+    @property
+    def bounds(self) -> Profile:
+        """The range that requests must keep to, whatever engine serves; empty where the model alone decides."""
+        return self.profile if self.shape_policy.kind == "refuse" else Profile()
+
+    @property
+    def limits(self) -> limits.Bounds:
+        """What a request of it may take."""
+        return limits.bounds(self.name, self.entry.settings)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every input has one size only."""
+        return all(spec.is_static for spec in self.inspection.signature.inputs)
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """Paths of what its user gave for verifying engines with: tensors, and pictures where it takes them."""
+        given = self.entry.samples
+        return given if self.recognition.preprocess else tuple(path for path in given if is_tensors(path))
+
+    def content(self, sample: str) -> str:
+        """The digest of a sample's content. Reads the disk if `contents` does not have it."""
+        return (self.contents or {}).get(sample) or content(sample)
+
+    def with_contents(self) -> Model:
+        """This model with the contents of its samples as they are now. Reads the disk."""
+        return msgspec.structs.replace(self, contents={path: content(path) for path in self.samples})
+
+    def order(self, recipe: Recipe, artefact: Artefact | None = None, effort: Effort = "full") -> Order:
+        """An order for one of its engines; without an artefact it is not built yet, or a reference."""
+        external = tuple(file.path for file in self.inspection.external)
+        return Order(self.entry.path, self.inspection.signature, recipe, artefact, external, self.digest, effort)

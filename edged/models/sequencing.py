@@ -1,0 +1,175 @@
+"""What a model keeps between the requests of a sequence, and which of its inputs edged fills in. Pure.
+
+A model's configuration says so, or its settings:
+
+    sequence.state.h = "hn"          the input `h` is what the output `hn` was in the request before
+    sequence.control.BEGIN = "start" the input BEGIN is 1 in the first request of a sequence, else 0
+    sequence.idle_ms = "5000"        how long a sequence may say nothing
+
+What nobody says is seen where inputs and outputs are named as recurrent models have them: `state` and `stateN`, `h` and
+`hn`, of one datatype and with shapes that agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+import msgspec
+
+from edged.backends.contract import Signature
+from edged.errors import ConfigError
+from edged.models.triton_config import Control, ControlKind, SequenceBatching, State
+from edged.tensors import ANY_SHAPE, TensorSpec
+
+PREFIX = "sequence."
+DECOUPLED = "decoupled"
+_STATE, _CONTROL, _IDLE = "sequence.state.", "sequence.control.", "sequence.idle_ms"
+_KINDS = get_args(ControlKind)
+_LONGEST_IDLE_MS = 86_400_000
+# How an output is named that is the next request's input.
+_NEXT = ("{}N", "{}n", "{}_n", "{}_out", "{}_next", "next_{}", "new_{}")
+
+
+class Sequencing(msgspec.Struct, frozen=True):
+    """States and controls by their inputs. `idle` in seconds. `declared`: somebody said so, and it was not guessed."""
+
+    states: tuple[State, ...] = ()
+    controls: tuple[Control, ...] = ()
+    idle: float = 1.0
+    declared: bool = True
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The inputs that edged fills in."""
+        return frozenset((*(state.input for state in self.states), *(control.input for control in self.controls)))
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """The outputs that go back into an input."""
+        return frozenset(state.output for state in self.states)
+
+
+def check(settings: Mapping[str, str]) -> None:
+    """ConfigError for settings of sequences that no model could have."""
+    for key, value in settings.items():
+        if key.startswith(PREFIX):
+            _check(key, value)
+    _truth(settings)
+
+
+def sequencing(
+    signature: Signature, settings: Mapping[str, str], configured: SequenceBatching | None = None
+) -> Sequencing | None:
+    """None for a model whose requests have nothing to do with each other. ConfigError where its tensors do not fit."""
+    inputs = {spec.name: spec for spec in signature.inputs}
+    outputs = {spec.name: spec for spec in signature.outputs}
+    declared = configured or SequenceBatching()
+    states = {state.input: state for state in declared.states}
+    states |= {state.input: state for state in _states(settings, inputs)}
+    controls = {control.input: control for control in declared.controls}
+    controls |= {control.input: control for control in _controls(settings, inputs)}
+    idle = int(settings[_IDLE]) / 1e3 if _IDLE in settings else declared.idle
+    is_declared = configured is not None or bool(states or controls)
+    if not states:
+        states = {state.input: state for state in _recognised(signature, controls)}
+    if not is_declared and not states:
+        return None
+    for state in states.values():
+        _fit_state(state, inputs, outputs)
+    for control in controls.values():
+        _fit_control(control, inputs)
+    return Sequencing(tuple(states.values()), tuple(controls.values()), idle, is_declared)
+
+
+def is_decoupled(settings: Mapping[str, str], configured: bool = False) -> bool:
+    """Whether each row of a request's outputs is a response of its own."""
+    return _truth(settings) if DECOUPLED in settings else configured
+
+
+def _truth(settings: Mapping[str, str]) -> bool:
+    value = settings.get(DECOUPLED, "false")
+    if value not in ("true", "false"):
+        raise ConfigError(f"setting {DECOUPLED}={value[:40]!r}: choose true or false")
+    return value == "true"
+
+
+def _check(key: str, value: str) -> None:
+    if key == _IDLE:
+        if not (value.isdecimal() and 1 <= int(value[:12]) <= _LONGEST_IDLE_MS):
+            raise ConfigError(f"setting {_IDLE}={value[:40]!r}: give milliseconds from 1 to {_LONGEST_IDLE_MS}")
+    elif key.startswith(_CONTROL) and key != _CONTROL:
+        if value not in _KINDS:
+            raise ConfigError(f"setting {key[:80]}={value[:40]!r}: choose from {', '.join(_KINDS)}")
+    elif not key.startswith(_STATE) or key == _STATE or not value:
+        raise ConfigError(
+            f"setting {key[:80]!r}: write {_STATE}INPUT = OUTPUT, {_CONTROL}INPUT = {'|'.join(_KINDS)} or {_IDLE}"
+        )
+
+
+def _states(settings: Mapping[str, str], inputs: Mapping[str, TensorSpec]) -> Iterator[State]:
+    for key, output in settings.items():
+        if key.startswith(_STATE):
+            spec = _known(key.removeprefix(_STATE), inputs, key)
+            yield State(spec.name, output, spec.datatype, spec.dims)
+
+
+def _controls(settings: Mapping[str, str], inputs: Mapping[str, TensorSpec]) -> Iterator[Control]:
+    kinds: dict[str, ControlKind] = {"start": "start", "ready": "ready", "end": "end", "corrid": "corrid"}
+    for key, kind in settings.items():
+        if key.startswith(_CONTROL):
+            spec = _known(key.removeprefix(_CONTROL), inputs, key)
+            yield Control(spec.name, kinds[kind], spec.datatype)
+
+
+def _known(name: str, inputs: Mapping[str, TensorSpec], what: str) -> TensorSpec:
+    if name not in inputs:
+        raise ConfigError(f"{what[:80]} is about no input of the model; it has {', '.join(list(inputs)[:8]) or 'none'}")
+    return inputs[name]
+
+
+def _fit_state(state: State, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]) -> None:
+    what = f"the state {state.input[:60]!r}"
+    given = _known(state.input, inputs, what)
+    kept = outputs.get(state.output)
+    if kept is None:
+        raise ConfigError(
+            f"{what} is to be kept from {state.output[:60]!r}, which is no output of the model; it has"
+            f" {', '.join(list(outputs)[:8])}"
+        )
+    if kept.datatype != given.datatype or (state.datatype and state.datatype != given.datatype):
+        raise ConfigError(
+            f"{what} is {given.datatype} in the model, {state.output[:60]!r} is {kept.datatype}"
+            f" and the configuration says {state.datatype or 'nothing'}; they have to be one"
+        )
+    if not _agree(given, kept):
+        raise ConfigError(
+            f"{what} is {list(given.dims)}, {state.output[:60]!r} is {list(kept.dims)}; it cannot go back in"
+        )
+
+
+def _fit_control(control: Control, inputs: Mapping[str, TensorSpec]) -> None:
+    what = f"the control {control.input[:60]!r}"
+    spec = _known(control.input, inputs, what)
+    if control.datatype and control.datatype != spec.datatype:
+        raise ConfigError(f"{what} is {spec.datatype} in the model, the configuration says {control.datatype}")
+    if spec.datatype == "BF16" or (spec.datatype == "BYTES" and control.kind != "corrid"):
+        raise ConfigError(f"{what} is {spec.datatype} in the model, which cannot tell {control.kind}; choose another")
+
+
+def _recognised(signature: Signature, controls: Mapping[str, Control]) -> Iterator[State]:
+    outputs = {spec.name: spec for spec in signature.outputs}
+    for spec in signature.inputs:
+        names = (pattern.format(spec.name) for pattern in _NEXT)
+        fitting = (outputs[name] for name in names if name in outputs)
+        kept = next((each for each in fitting if each.datatype == spec.datatype and _agree(spec, each)), None)
+        if kept is not None and spec.name not in controls:
+            yield State(spec.name, kept.name, spec.datatype, spec.dims)
+
+
+def _agree(one: TensorSpec, other: TensorSpec) -> bool:
+    """Whether a tensor can be of both shapes."""
+    if ANY_SHAPE in (one.shape, other.shape):
+        return True
+    pairs = list(zip(one.dims, other.dims, strict=False))
+    return len(one.dims) == len(other.dims) and all(a == b or -1 in (a, b) for a, b in pairs)

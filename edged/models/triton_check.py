@@ -1,0 +1,144 @@
+"""Whether a Triton configuration agrees with the ONNX file beside it, and what the two say together. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from edged.backends.contract import Signature
+from edged.errors import ConfigError
+from edged.models.triton_config import TensorConfig, TritonConfig, Warmup
+from edged.tensors import ANY_SHAPE, TensorSpec, byte_size
+
+_MOST_WARMUP_BYTES = 256 << 20
+
+
+def check(config: TritonConfig, signature: Signature, optional: Sequence[TensorSpec] = ()) -> None:
+    """ConfigError, naming the tensor, for what the file contradicts. `optional` are inputs that have a default."""
+    defaults = {spec.name for spec in optional}
+    rows = config.max_batch_size
+    if rows:
+        for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
+            _require_batch(kind, specs, rows)
+    for kind, tensors, specs in (
+        ("input", config.inputs, (*signature.inputs, *optional)),
+        ("output", config.outputs, signature.outputs),
+    ):
+        names = [tensor.name for tensor in tensors]
+        if len(set(names)) != len(names):
+            raise ConfigError(f"config.pbtxt names {kind} {max(names, key=names.count)!r} twice")
+        for tensor in tensors:
+            spec = _spec(kind, tensor.name, specs)
+            _require_datatype(f"{kind} {tensor.name!r}", tensor.datatype, spec)
+            if tensor.dims or tensor.reshape is not None:
+                _require_dims(
+                    f"{kind} {tensor.name!r}", tensor.model_dims, spec, 0 if tensor.name in defaults else rows
+                )
+    _check_sequence(config, signature)
+    for warmup in config.warmups:
+        _check_warmup(warmup, config, signature)
+
+
+def declared(config: TritonConfig, signature: Signature) -> Signature:
+    """The signature with those of its open dimensions fixed that the configuration fixes."""
+    return Signature(
+        tuple(_declared(spec, config.inputs, config.max_batch_size) for spec in signature.inputs),
+        tuple(_declared(spec, config.outputs, config.max_batch_size) for spec in signature.outputs),
+    )
+
+
+def is_batchable(signature: Signature) -> bool:
+    """Whether the first dimension of every input and output is open, so that it may be a batch's."""
+    specs = (*signature.inputs, *signature.outputs)
+    return bool(signature.inputs) and all(
+        spec.shape and spec.shape != ANY_SHAPE and isinstance(spec.shape[0], str) for spec in specs
+    )
+
+
+def made_up_inputs(config: TritonConfig) -> frozenset[str]:
+    """The inputs that no client sends: what a sequence's requests are told of it, and what it keeps between them."""
+    if config.sequence is None:
+        return frozenset()
+    controls = (control.input for control in config.sequence.controls)
+    return frozenset((*controls, *(state.input for state in config.sequence.states)))
+
+
+def _declared(spec: TensorSpec, tensors: Iterable[TensorConfig], rows: int) -> TensorSpec:
+    tensor = next((tensor for tensor in tensors if tensor.name == spec.name), None)
+    if tensor is None or not tensor.model_dims:
+        return spec
+    dims = [-1, *tensor.model_dims] if rows else list(tensor.model_dims)
+    if spec.shape == ANY_SHAPE:
+        return TensorSpec(spec.name, spec.datatype, tuple("?" if dim < 0 else dim for dim in dims))
+    return TensorSpec(
+        spec.name, spec.datatype, tuple(have if said < 0 else said for have, said in zip(spec.shape, dims, strict=True))
+    )
+
+
+def _spec(kind: str, name: str, specs: Sequence[TensorSpec]) -> TensorSpec:
+    found = next((spec for spec in specs if spec.name == name), None)
+    if found is None:
+        there = ", ".join(spec.name for spec in specs[:8])
+        raise ConfigError(f"config.pbtxt names {kind} {name[:80]!r}, which the model does not have; it has {there}")
+    return found
+
+
+def _require_batch(kind: str, specs: Iterable[TensorSpec], rows: int) -> None:
+    for spec in specs:
+        if spec.shape == ANY_SHAPE or (spec.shape and isinstance(spec.shape[0], str)):
+            continue
+        raise ConfigError(
+            f"config.pbtxt has max_batch_size {rows}, but the first dimension of {kind} {spec.name!r} "
+            f"{list(spec.dims)} is not open; set it to 0, or export the model with an open one"
+        )
+
+
+def _require_datatype(what: str, datatype: str, spec: TensorSpec) -> None:
+    if datatype and datatype != spec.datatype:
+        raise ConfigError(f"config.pbtxt says that {what} is {datatype}; in the model it is {spec.datatype}")
+
+
+def _require_dims(what: str, dims: Sequence[int], spec: TensorSpec, rows: int) -> None:
+    if spec.shape == ANY_SHAPE:
+        return
+    have = spec.dims[1:] if rows else spec.dims
+    if len(dims) != len(have) or any(there not in (-1, said) for there, said in zip(have, dims, strict=True)):
+        without = " without its batch dimension" if rows else ""
+        raise ConfigError(f"config.pbtxt says that {what} has dims {list(dims)}; in the model{without}: {list(have)}")
+
+
+def _check_sequence(config: TritonConfig, signature: Signature) -> None:
+    if config.sequence is None:
+        return
+    for control in config.sequence.controls:
+        _require_datatype(
+            f"control input {control.input!r}", control.datatype, _spec("input", control.input, signature.inputs)
+        )
+    for state in config.sequence.states:
+        for kind, name, specs in (
+            ("input", state.input, signature.inputs),
+            ("output", state.output, signature.outputs),
+        ):
+            spec = _spec(kind, name, specs)
+            _require_datatype(f"state {name!r}", state.datatype, spec)
+            if state.dims:
+                _require_dims(f"state {name!r}", state.dims, spec, config.max_batch_size)
+
+
+def _check_warmup(warmup: Warmup, config: TritonConfig, signature: Signature) -> None:
+    what = f"model_warmup {warmup.name!r}"
+    given = {each.name for each in warmup.inputs}
+    made_up = made_up_inputs(config)
+    for spec in signature.inputs:
+        if spec.name not in given and spec.name not in made_up:
+            raise ConfigError(f"{what} has no input {spec.name!r}, which the model needs")
+    total = 0
+    for each in warmup.inputs:
+        spec = _spec("input", each.name, signature.inputs)
+        _require_datatype(f"{what}: input {each.name!r}", each.datatype, spec)
+        shape = (warmup.batch_size, *each.dims) if warmup.batch_size else each.dims
+        if not spec.admits(shape):
+            raise ConfigError(f"{what}: input {each.name!r} is {list(spec.dims)}, not {list(shape)}")
+        total += math.prod(shape) * 4 if spec.datatype == "BYTES" else byte_size(spec.datatype, shape)
+    if total > _MOST_WARMUP_BYTES:
+        raise ConfigError(f"{what} takes {total >> 20} MiB; give it smaller dims")

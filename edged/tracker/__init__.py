@@ -1,0 +1,1 @@
+"""The tracker's process: the only one that imports the tracking library."""

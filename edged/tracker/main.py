@@ -1,0 +1,112 @@
+"""The tracker's process: one tracker for each camera, told frame by frame what was found.
+
+A process of its own, so that the daemon neither pays for the library nor goes down with it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, BinaryIO
+
+from edged import packages, process
+from edged.confinement import confine
+from edged.confinement.rules import Reach
+
+if TYPE_CHECKING:
+    from edged.ipc.track_messages import Follow, Followed, FromTracker, NotFollowed, ToTracker
+    from edged.tracker.tracks import Tracker
+
+_OURS = ("trackers", "supervision", "scipy")
+
+
+def main() -> int:
+    """`python -m edged.tracker.main PARENT_PID REACH`: questions on standard input, answers on standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon, which ends its children
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries print what they like
+    faulthandler.enable()  # a crash leaves a traceback in the daemon's log
+    if not process.die_with_parent(int(sys.argv[1])):
+        return 1
+    confine.everything(Reach.parsed(sys.argv[2]))
+    # Matrices of 8x8 are slower with several threads, which wait by spinning.
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"
+    serve(sys.stdin.buffer, answers)
+    return 0
+
+
+def serve(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Runs until the daemon closes the pipe. Raises what is wrong with bytes that are no question."""
+    # Not before the environment is set: libraries read it while they are imported.
+    import msgspec
+
+    from edged.decoding import ready
+    from edged.ipc import track_messages as m
+
+    def say(message: FromTracker) -> None:
+        answers.write(m.pack(message))
+        answers.flush()
+
+    try:
+        from edged.tracker.tracks import ByteTracker
+    except ImportError as error:
+        say(m.Unfit(_missing(error)))
+        return
+    say(m.Ready())
+    decoder = msgspec.msgpack.Decoder(ready(m.ToTracker))
+    cameras: dict[int, Tracker] = {}
+    while (payload := _read(questions)) is not None:
+        question: ToTracker = decoder.decode(payload)
+        if isinstance(question, m.Forget):
+            cameras.pop(question.camera, None)
+            continue
+        tracker = cameras.get(question.camera)
+        if tracker is None:
+            tracker = cameras[question.camera] = ByteTracker(question.after)
+        answer = follow(tracker, question)
+        if isinstance(answer, m.NotFollowed):
+            cameras[question.camera] = ByteTracker(tracker.last)  # whatever state it is in now, it is of no use
+        say(answer)
+
+
+def follow(tracker: Tracker, question: Follow) -> Followed | NotFollowed:
+    """What a camera's tracker makes of a frame."""
+    from edged.ipc import track_messages as m
+    from edged.vision.detections import Detections
+
+    try:
+        found = Detections.unpack(question.found)
+        ids = tracker.update(found.boxes, found.scores, found.class_ids, question.captured)
+    except Exception as error:
+        return m.NotFollowed(question.number, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return m.Followed(question.number, tuple(ids.tolist()))
+
+
+def _read(pipe: BinaryIO) -> bytes | None:
+    """The next message's bytes; None when the daemon has closed the pipe."""
+    from edged.ipc import track_messages as m
+
+    header = pipe.read(m.HEADER.size)
+    if len(header) < m.HEADER.size:
+        return None
+    (size,) = m.HEADER.unpack(header)
+    if size > m.LARGEST:
+        raise ValueError(f"a question of {size} bytes, where {m.LARGEST} are the most")
+    payload = pipe.read(size)
+    return payload if len(payload) == size else None
+
+
+def _missing(error: ImportError) -> str:
+    from edged.ipc import track_messages as m
+
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OURS:
+        return m.not_installed(str(error.name))
+    said = " ".join(str(error).split())[:300]
+    return f"tracking's library cannot be imported ({said}): {packages.install_extra('tracking')}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Which shapes an engine of a model is asked with: those that an engine for a range of shapes takes as well. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AnySet
+from typing import TypeAlias
+
+import msgspec
+
+from edged.backends.contract import Signature
+from edged.backends.profile import PREFIX, Profile, Range
+from edged.errors import Unsuitable
+from edged.models.model import Model
+from edged.tensors import ANY_SHAPE, Dim, TensorSpec, numpy_dtype
+
+_LARGEST_BATCH = 32 << 20  # bytes of one input that is asked with as a whole batch
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """A model's range of shapes, whatever devices there are; without one where nothing tells it. `given` are the
+    inputs that a setting `profile.INPUT` is about, or whose range was learnt from traffic.
+    """
+
+    profile: Profile = Profile()
+    given: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: Model) -> Extent:
+        """The extent of a model with its settings, and what its traffic has taught."""
+        if model.learnt.ranges:
+            return cls(model.learnt, tuple(sorted(each.name for each in model.learnt.ranges)))
+        return cls.read(model.inspection.signature, model.entry.settings, model.picture)
+
+    @classmethod
+    def read(cls, signature: Signature, settings: Mapping[str, str], picture: tuple[int, int] | None) -> Extent:
+        """As `Profile.of`, but for a model whose range nothing tells it is empty."""
+        try:
+            profile = Profile.of(signature, settings, picture)
+        except Unsuitable:
+            return cls()
+        return cls(profile, tuple(sorted(key[len(PREFIX) :] for key in settings if key.startswith(PREFIX))))
+
+    def contains(self, shapes: Shapes) -> bool:
+        return all(self.profile.contains(name, shape) for name, shape in shapes.items())
+
+    def usual(self, signature: Signature) -> Shapes | None:
+        """The shapes to be fast at; None where there is no range."""
+        return {s.name: self._shape(s) for s in signature.inputs} if self.profile.ranges else None
+
+    def batch(self, signature: Signature) -> Shapes | None:
+        """The usual shapes with the largest batch, where a setting tells it and asking with it costs little."""
+        grows = {r.name for r in self.profile.ranges if r.name in self.given and r.maximum[:1] > r.optimum[:1]}
+        if not grows:
+            return None
+        leading = {spec.shape[0] for spec in signature.inputs if spec.name in grows} - {"?", *ANY_SHAPE}
+        shapes = {spec.name: self._shape(spec, leading) for spec in signature.inputs}
+        return shapes if _is_cheap(signature, shapes) else None
+
+    def edges(self, signature: Signature) -> list[Shapes]:
+        """The largest batch, and the smallest and the largest shapes, of ranges that somebody asked for: each once, and
+        none that would cost much to ask with."""
+        batch = self.batch(signature)
+        found = [] if batch is None else [batch]
+        if not self.given:
+            return found
+        for side in (_minimum, _maximum):
+            shapes = {spec.name: self._at(spec, side) for spec in signature.inputs}
+            if shapes not in (*found, self.usual(signature)) and 0 not in map(math.prod, shapes.values()):
+                found.append(shapes)
+        return [shapes for shapes in found if _is_cheap(signature, shapes)]
+
+    def _at(self, spec: TensorSpec, side: Callable[[Range], tuple[int, ...]]) -> tuple[int, ...]:
+        found = self.profile.range(spec.name)
+        return side(found) if found is not None else tuple(dim for dim in spec.shape if isinstance(dim, int))
+
+    def _shape(self, spec: TensorSpec, leading: AnySet[Dim] | None = None) -> tuple[int, ...]:
+        """The usual shape of an input; with `leading`, these dimensions and the first are as large as they get."""
+        found = self.profile.range(spec.name)
+        if found is None:
+            return tuple(dim for dim in spec.shape if isinstance(dim, int))
+        shape = list(found.optimum)
+        for axis, dim in enumerate(spec.shape if leading is not None else ()):
+            if axis == 0 or dim in (leading or ()):
+                shape[axis] = found.maximum[axis]
+        return tuple(shape)
+
+
+def _is_cheap(signature: Signature, shapes: Shapes) -> bool:
+    sizes = (math.prod(shapes[spec.name]) * numpy_dtype(spec.datatype).itemsize for spec in signature.inputs)
+    return all(size <= _LARGEST_BATCH for size in sizes)
+
+
+def _minimum(found: Range) -> tuple[int, ...]:
+    return found.minimum
+
+
+def _maximum(found: Range) -> tuple[int, ...]:
+    return found.maximum

@@ -1,0 +1,332 @@
+"""Golden answers: what the reference answers to every question, kept in a file to compare engines with.
+
+A question that the reference itself cannot answer (indices out of range, say) is left out; at least one must remain. A
+sample of the user's that cannot be read is left out as well, and told: the engines of a model that serves should not
+depend on a file that may be half copied. A model is only taken in with samples that can be read (`admission/`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edged.backends.contract import Session, Signature, Stoppable
+from edged.decoding import ready
+from edged.errors import BuildFailed, EngineUnusable, InvalidInput
+from edged.files import read_regular
+from edged.models.samples import is_tensors
+from edged.store import atomic, sealed
+from edged.tensors import Array
+from edged.verification import given, noise
+from edged.verification.extent import Extent
+from edged.verification.noise import Noise
+from edged.verification.questions import GIVEN, PICTURE, WIDE, Pictures, Question, edges, tensors
+from edged.vision.family import Recognition
+from edged.vision.placement import Placement
+
+SUFFIX = ".golden"
+_DIGEST_BYTES = 32  # of SHA-256, before the content
+_MOST_BYTES = 256 << 20  # of all samples and pictures with their answers; what the user gave comes first
+# How long an answer to wide values may take, as a multiple of the others and at least: a number that means how often
+# would have the reference count to 2^62.
+_PATIENCE, _LEAST_SECONDS = 20.0, 5.0
+_ANY = Extent()
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One golden question (see `questions.Question`) with the reference's answer."""
+
+    inputs: dict[str, Array]
+    outputs: dict[str, Array]
+    kind: str = ""
+    name: str = ""
+    placement: Placement | None = None
+    noise: dict[str, Noise] = {}  # of outputs of floats
+
+    @property
+    def size(self) -> int:
+        return sum(array.nbytes for side in (self.inputs, self.outputs) for array in side.values())
+
+
+class Golden(msgspec.Struct, frozen=True):
+    """All samples, tensors first. `skipped` says in a line each which of the user's were left out, and why."""
+
+    samples: list[Sample]
+    skipped: tuple[str, ...] = ()
+
+
+def deciding(samples: Sequence[Sample], arithmetic: str) -> list[Sample]:
+    """The samples that an engine is judged by which computes in a precision, or whose model does.
+
+    One of fewer digits than float32 is made for what the model is used with: values that no camera
+    gives exceed its range, and int8 is calibrated on pictures, beyond which it cuts off.
+    """
+    if arithmetic == "fp32":
+        return list(samples)
+    used = [sample for sample in samples if sample.kind in (GIVEN, PICTURE)]
+    return used or [sample for sample in samples if sample.kind != WIDE] or list(samples)
+
+
+def make(
+    session: Session,
+    signature: Signature,
+    recognition: Recognition,
+    samples: Sequence[str] = (),
+    extent: Extent = _ANY,
+    told: Callable[[], None] = lambda: None,
+) -> Golden:
+    """Asks the reference everything. `samples` are paths of what the user gave; pictures are used where the model takes
+    them. `told` is called before each question.
+
+    EngineUnusable, with its first reason, when the reference answers nothing.
+    """
+    reference = _Reference(session, told)
+    own = Pictures(signature, recognition) if recognition.preprocess is not None else None
+    pictures = [partial(own.sample, Path(path)) for path in samples if not is_tensors(path)] if own is not None else []
+    reference.time([*given.questions(signature, samples), *pictures])
+    for questions in tensors(signature, recognition, extent):
+        refusals = [reference.ask(question, twice=True) for question in questions]
+        if "" in refusals:
+            break
+    for edge in edges(signature, recognition, extent):  # what the reference refuses is left out
+        reference.ask(edge, twice=True)
+    skipped = _ask_given(reference, given.questions(signature, samples))
+    skipped += _ask_given(reference, pictures)
+    if own is not None:
+        for drawn in own.drawn():
+            reference.ask_within_limits(drawn)
+    if not reference.samples:
+        raise reference.first_error or EngineUnusable("no golden input fits the model's declared shapes")
+    return Golden(with_least_noise(reference.samples), tuple(skipped))
+
+
+def with_least_noise(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples, with the noise that each output has at least by the values that it has in any of them. Those for
+    wide values count for themselves only."""
+    usual = noise.least(sample.outputs for sample in samples if sample.kind != WIDE)
+    own = [noise.least([sample.outputs]) if sample.kind == WIDE else usual for sample in samples]
+    return [
+        msgspec.structs.replace(each, noise=_at_least(each, least)) for each, least in zip(samples, own, strict=True)
+    ]
+
+
+def _at_least(sample: Sample, least: Mapping[str, float]) -> dict[str, Noise]:
+    names = sample.outputs.keys() & least.keys()
+    return {n: msgspec.structs.replace(sample.noise.get(n, noise.UNMEASURED), least=least[n]) for n in names}
+
+
+def _ask_given(reference: _Reference, questions: Iterable[Callable[[], Question]]) -> list[str]:
+    """Which of the user's samples were left out, and why."""
+    skipped = []
+    for question in questions:
+        try:
+            reason = reference.ask_within_limits(question())
+        except InvalidInput as error:
+            reason = str(error)
+        if reason:
+            skipped.append(reason)
+    return skipped
+
+
+class _Reference:
+    """The reference, with what it was asked and answered so far."""
+
+    def __init__(self, session: Session, told: Callable[[], None]) -> None:
+        self.samples: list[Sample] = []
+        self.first_error: EngineUnusable | None = None
+        self._session, self._told = session, told
+        self._bytes = 0  # of samples and pictures, with their answers
+        self._random: set[str] = set()  # outputs that differ from run to run
+        self._longest = 0.0  # seconds of an answer
+        self._is_timed = False  # whether it is known how long an answer takes to what the user gave
+
+    def time(self, samples: Iterable[Callable[[], Question]]) -> None:
+        """Asks the first of the user's samples that is answered how long that takes: what is made up may then be
+        ended that keeps the model busy for ever."""
+        for sample in samples:
+            with contextlib.suppress(EngineUnusable, InvalidInput):
+                inputs, began = sample().inputs, time.monotonic()
+                self._session.infer(inputs)
+                self._longest, self._is_timed = time.monotonic() - began, True
+                return
+
+    def ask(self, question: Question, twice: bool) -> str:
+        """Why there is no answer; empty when there is. Outputs that differ from run to run are left out of it."""
+        self._told()
+        try:
+            is_wide, is_own = question.kind == WIDE, question.kind in (GIVEN, PICTURE)
+            with self._patience(is_bounded=is_wide or (self._is_timed and not is_own)):
+                answer = _copy(self._session.infer(question.inputs))
+                again = _copy(self._session.infer(question.inputs)) if twice else answer
+            with self._patience(is_bounded=is_wide or self._is_timed):
+                moved = self._moved(question)
+        except (EngineUnusable, InvalidInput) as error:
+            self.first_error = self.first_error or EngineUnusable(str(error))
+            return str(error)
+        differing = {name for name, array in answer.items() if not _same(array, again[name])}
+        self._random |= differing
+        left_out = self._random if question.kind in (GIVEN, PICTURE) else differing
+        outputs = {name: array for name, array in answer.items() if name not in left_out}
+        own = noise.measured(outputs, moved)
+        self.samples.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement, own))
+        return ""
+
+    def _moved(self, question: Question) -> dict[str, Array]:
+        """The answer to inputs that are moved by one step; nothing if that step is one too many."""
+        try:
+            return _copy(self._session.infer(noise.nudged(question.inputs)))
+        except (EngineUnusable, InvalidInput):
+            return {}
+
+    @contextlib.contextmanager
+    def _patience(self, *, is_bounded: bool) -> Iterator[None]:
+        """Ends a bounded inference that takes too long, as a refusal, if the runtime lets itself be ended."""
+        session, began = self._session, time.monotonic()
+        if not is_bounded or not isinstance(session, Stoppable):
+            yield
+            self._longest = max(self._longest, time.monotonic() - began)
+            return
+        timer = threading.Timer(max(_LEAST_SECONDS, _PATIENCE * self._longest), session.stop)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            session.go_on()  # it may have come too late to end this one
+
+    def ask_within_limits(self, question: Question) -> str:
+        """Why a sample or picture was left out; empty when it was not."""
+        last = self.samples[-1] if self._bytes else None
+        if last is not None and self._bytes + last.size > _MOST_BYTES:
+            return f"sample {question.name} is one too many: golden answers take at most {_MOST_BYTES >> 20} MiB"
+        # Asking each of them twice would double the time for little: randomness is seen in the others.
+        refusal = self.ask(question, twice=not self._bytes)
+        if refusal:
+            return f"sample {question.name} is refused by the reference: {refusal}"
+        self._bytes += self.samples[-1].size
+        return ""
+
+
+# -- the file -------------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> None:
+    """Keeps them in one file, atomically: per array a name, dtype, shape and bytes."""
+    packed = _File([_Packed.of(sample) for sample in samples], tuple(skipped))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.sweep(path.parent)
+    body = msgspec.msgpack.encode(packed)
+    atomic.write_file(path, hashlib.sha256(body).digest() + body)
+
+
+def load(path: Path) -> Golden:
+    """Reads what `save` wrote. BuildFailed when it is missing or damaged, and it is removed so as to be made anew."""
+    try:
+        packed = msgspec.msgpack.decode(_proven(path), type=ready(_File))
+        return Golden([sample.unpack() for sample in packed.samples], packed.skipped)
+    except (OSError, ValueError, TypeError) as error:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise BuildFailed(f"golden answers {path.name} cannot be read and will be made again: {error}") from error
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is there and proves itself; a damaged one is counted and removed."""
+    try:
+        _proven(path)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        sealed.discard(path, "golden answers", str(error))
+        return False
+    return True
+
+
+def _proven(path: Path) -> memoryview:
+    content = memoryview(read_regular(path))
+    body = content[_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
+        raise ValueError("it was altered on disk")
+    return body
+
+
+def prune(path: Path) -> None:
+    """Removes the other files of the model that this one is about, since its questions have changed.
+
+    A file is named by the model's digest, a dash and a digest of the rest (`standard.py`). Two models of one content
+    with different samples take turns, which costs time only when one of them gets an engine.
+    """
+    model, dash, _ = path.name.partition("-")
+    if not dash:
+        return
+    for other in path.parent.glob(f"{model}*{SUFFIX}"):
+        if other != path:
+            with contextlib.suppress(OSError):
+                other.unlink()
+
+
+class _Array(msgspec.Struct, frozen=True, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview  # golden answers can be large: the fewer copies the better
+    texts: list[bytes]
+
+    @classmethod
+    def of(cls, array: Array) -> _Array:
+        if array.dtype == np.object_:
+            return cls("object", array.shape, memoryview(b""), array.ravel().tolist())
+        return cls(array.dtype.str, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, [])
+
+    def unpack(self) -> Array:
+        if self.dtype == "object":
+            return np.array(self.texts, dtype=np.object_).reshape(self.shape)
+        # Copied, because in the file an array begins anywhere, and runtimes want it aligned.
+        array: Array = np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape).copy()
+        return array
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    inputs: dict[str, _Array]
+    outputs: dict[str, _Array]
+    kind: str
+    name: str
+    placement: Placement | None
+    noise: dict[str, tuple[_Array, _Array, float]]
+
+    @classmethod
+    def of(cls, sample: Sample) -> _Packed:
+        inputs, outputs = ({n: _Array.of(a) for n, a in side.items()} for side in (sample.inputs, sample.outputs))
+        noise = {n: (_Array.of(own.rows), _Array.of(own.columns), own.least) for n, own in sample.noise.items()}
+        return cls(inputs, outputs, sample.kind, sample.name, sample.placement, noise)
+
+    def unpack(self) -> Sample:
+        inputs, outputs = ({n: a.unpack() for n, a in side.items()} for side in (self.inputs, self.outputs))
+        noise = {n: Noise(rows.unpack(), columns.unpack(), least) for n, (rows, columns, least) in self.noise.items()}
+        return Sample(inputs, outputs, self.kind, self.name, self.placement, noise)
+
+
+class _File(msgspec.Struct, frozen=True):
+    samples: list[_Packed]
+    skipped: tuple[str, ...]
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Whether two runs of the reference agree; an output that is random by design cannot be compared with anything."""
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    return bool(np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True))
+
+
+def _copy(arrays: dict[str, Array]) -> dict[str, Array]:
+    return {name: array.copy() for name, array in arrays.items()}

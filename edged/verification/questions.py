@@ -1,0 +1,243 @@
+"""What an engine is asked before it may serve: seeded tensors of several kinds; what the user gave, pictures or tensors
+(`given.py`); drawn pictures.
+
+Pictures go through the very preparation that they meet while serving, because engines go wrong where their values are:
+noise hardly ever makes a detector see anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edged.backends.contract import Signature
+from edged.errors import EdgedError, InvalidInput, Superseded
+from edged.files import read_regular
+from edged.models.samples import check_size
+from edged.tensors import Array, TensorSpec, numpy_dtype
+from edged.verification import pictures
+from edged.verification.extent import Extent, Shapes
+from edged.vision import image
+from edged.vision.family import Recognition, open_family
+from edged.vision.placement import Fit, Placement, place
+from edged.vision.prepare import Preparer
+
+_SEED = 20240229
+# Sizes tried for dynamic dimensions other than the first, in this order, until the reference takes one.
+_SIZES = (64, 224, 32, 16, 8, 4, 2, 1, 512, 1024, 48, 96, 112, 128, 256, 320, 384, 416, 640, 16384)
+_KINDS = ("unit", "normal", "wide")
+_CONSTANTS = ("zeros", "ones")  # for models that answer certain values only: tried where nothing else is answered
+_LARGEST = 1 << 28  # elements of one golden input
+WIDE = "wide"  # the kind whose values are far beyond what a model is made for
+PICTURE = "picture"
+GIVEN = "given"  # tensors of the user's
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Inputs by name. A sample of the user's and a picture have a name; a picture also has a placement: where it lies
+    in the input, as the first of the batch."""
+
+    inputs: dict[str, Array]
+    kind: str
+    name: str = ""
+    placement: Placement | None = None
+
+
+def tensors(signature: Signature, recognition: Recognition, extent: Extent) -> Iterator[list[Question]]:
+    """Seeded tensors of every kind, for one way after the other to fill dynamic dimensions in: some model takes one.
+    Afterwards the same with constants. Those of the first list that is answered, be it in part, are enough.
+
+    What lies in the extent comes first, its usual shapes before all: an engine for a range of shapes refuses others.
+    """
+    for kinds in (_KINDS, _CONSTANTS):
+        for shapes in _candidates(signature, recognition, extent):
+            yield [_tensors(signature, recognition, shapes, kind) for kind in kinds]
+
+
+def one_by_one(
+    signature: Signature, recognition: Recognition, extent: Extent, most_bytes: int
+) -> Iterator[Callable[[], Question]]:
+    """The same questions as those of `tensors`, in that order, each made when it is called: for a host that serves.
+
+    Left out are those whose inputs take more than `most_bytes`, and wide ones: a number that means how often or how
+    much would keep the host busy for ever, or take its memory.
+    """
+    for kinds in (_KINDS, _CONSTANTS):
+        for shapes in _candidates(signature, recognition, extent):
+            if _bytes(signature, shapes) <= most_bytes:
+                yield from (partial(_tensors, signature, recognition, shapes, kind) for kind in kinds if kind != WIDE)
+
+
+def _bytes(signature: Signature, shapes: Shapes) -> float:
+    sizes = (np.prod(shapes[s.name], dtype=np.float64) * numpy_dtype(s.datatype).itemsize for s in signature.inputs)
+    return sum(sizes)
+
+
+def edges(signature: Signature, recognition: Recognition, extent: Extent) -> list[Question]:
+    """Seeded tensors at the edges of a range of shapes that settings or traffic gave: none where they gave none."""
+    return [_tensors(signature, recognition, shapes, _KINDS[0]) for shapes in extent.edges(signature)]
+
+
+class Pictures:
+    """Makes questions of pictures for a model that takes them (`recognition.preprocess`)."""
+
+    def __init__(self, signature: Signature, recognition: Recognition) -> None:
+        if recognition.preprocess is None:
+            raise InvalidInput(f"this model takes no picture: {recognition.picture}")
+        self._preparer = Preparer(recognition.preprocess)
+        self._companions = _Companions(recognition)
+        self._input = recognition.input
+        (first, *_) = next(spec.shape for spec in signature.inputs if spec.name == self._input)
+        self._shape = (first if isinstance(first, int) else 1, *recognition.preprocess.shape)
+        self._dtype = numpy_dtype(recognition.preprocess.datatype)
+
+    def drawn(self, seed: int = pictures.TO_JUDGE) -> Iterator[Question]:
+        """The pictures that edged draws itself."""
+        for number, pixels in enumerate(pictures.draw(seed), 1):
+            yield self._question(f"drawn picture {number}", pixels)
+
+    def sample(self, path: Path, content: str = "") -> Question:
+        """A picture of the user's. InvalidInput, with the file's name, when it cannot be read. Superseded when it is
+        not the `content`, a SHA-256, that it is said to be."""
+        return self._question(path.name, read_sample(path, content))
+
+    def _question(self, name: str, pixels: image.Image) -> Question:
+        # As in serving: with a fixed batch the picture is the first and the rest stay zero.
+        tensor = np.zeros(self._shape, self._dtype)
+        placement = self._preparer.prepare(pixels, tensor[0])
+        inputs = {self._input: tensor, **self._companions.of([placement] * len(tensor))}
+        return Question(inputs, PICTURE, name, placement)
+
+
+class _Companions:
+    """The inputs besides the picture that a model's family fills (`Opened.companions`): sizes of pictures, say, that
+    nothing random can stand for."""
+
+    def __init__(self, recognition: Recognition) -> None:
+        self._family = open_family(recognition) if recognition.family else None
+
+    def of(self, placements: Sequence[Placement]) -> dict[str, Array]:
+        return dict(self._family.companions(placements)) if self._family is not None else {}
+
+
+def read_sample(path: Path, content: str = "") -> image.Image:
+    """A user's picture, BGR uint8 [height, width, 3]. InvalidInput, with the file's name, when it cannot be used;
+    Superseded when it is not the `content`, a SHA-256, that it is said to be."""
+    encoded = sample_content(path, content)
+    try:
+        return image.decode(encoded)
+    except EdgedError as error:
+        raise InvalidInput(f"sample {path.name} cannot be used: {error}") from error
+
+
+def sample_content(path: Path, content: str = "") -> bytes:
+    """The bytes of a user's sample, of a bearable size; errors as those of `read_sample`."""
+    try:
+        encoded = read_regular(path)
+    except OSError as error:
+        if content:
+            raise Superseded(f"sample {path.name} went while it was read: {error.strerror or error}") from error
+        raise InvalidInput(f"sample {path.name} cannot be read: {error.strerror or error}") from error
+    if content and hashlib.sha256(encoded).hexdigest() != content:
+        raise Superseded(f"sample {path.name} was changed while it was read")
+    check_size(path.name, len(encoded))
+    return encoded
+
+
+def _candidates(signature: Signature, recognition: Recognition, extent: Extent) -> Iterator[Shapes]:
+    """Concrete shapes to try, each once; what the extent leaves out comes last, for models that take nothing else."""
+    usual, tried = extent.usual(signature), list(_shapes(signature, recognition))
+    first = [usual] if usual is not None and _are_small(usual) else []
+    ordered = [*first, *filter(extent.contains, tried), *(s for s in tried if not extent.contains(s))]
+    yield from (shapes for place, shapes in enumerate(ordered) if shapes not in ordered[:place])
+
+
+def _are_small(shapes: Shapes) -> bool:
+    return all(np.prod(shape, dtype=np.float64) <= _LARGEST for shape in shapes.values())
+
+
+def _tensors(signature: Signature, recognition: Recognition, shapes: Shapes, kind: str) -> Question:
+    inputs = {s.name: _values(s.datatype, shapes[s.name], kind) for s in signature.inputs}
+    if recognition.preprocess is not None:
+        size = recognition.preprocess.width, recognition.preprocess.height
+        filled = place(*size, *size, Fit.STRETCH)
+        inputs |= _Companions(recognition).of([filled] * len(inputs[recognition.input]))
+    return Question(inputs, kind)
+
+
+def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:
+    """Concrete shapes to try: a leading dynamic dimension is a batch of one; equal names get equal sizes.
+
+    Dimensions without names may have to agree all the same, such as those of a sound and of a state for each row of it:
+    afterwards those of one input alone are tried, where the others' are 1.
+    """
+    preprocess = recognition.preprocess
+    own = [(preprocess.width, preprocess.height)] if preprocess else []
+    sizes = [*own, *((size, size) for size in _SIZES)]
+    if all(spec.is_static for spec in signature.inputs):
+        sizes = sizes[:1]
+    unsaid = [spec.name for spec in signature.inputs if "?" in spec.shape]
+    for only in ("", *(unsaid if len(unsaid) > 1 else ())):
+        for width, height in sizes:
+            named: dict[str, int] = {}
+            one = {name for name in unsaid if only and name != only}
+            shapes = {
+                s.name: _shape(s, *((1, 1) if s.name in one else (width, height)), named) for s in signature.inputs
+            }
+            if _are_small(shapes):
+                yield shapes
+
+
+def _shape(spec: TensorSpec, width: int, height: int, named: dict[str, int]) -> tuple[int, ...]:
+    """Sizes for one input. `named` remembers what a dimension's name stands for, over all inputs."""
+    rank = len(spec.shape)
+    rows = None if rank != 4 else 1 if spec.shape[-1] in (1, 3) else 2  # where a picture's height is
+    sizes = []
+    for axis, dim in enumerate(spec.shape):
+        if isinstance(dim, int):
+            sizes.append(dim)
+            continue
+        size = 1 if axis == 0 else height if axis == rows else width
+        sizes.append(size if dim == "?" else named.setdefault(dim, size))
+    return tuple(sizes)
+
+
+def _values(datatype: str, shape: tuple[int, ...], kind: str) -> Array:
+    if kind in _CONSTANTS:
+        return _constant(datatype, shape, _CONSTANTS.index(kind))
+    random = np.random.default_rng([_SEED, _KINDS.index(kind)])
+    dtype = numpy_dtype(datatype)
+    if datatype == "BYTES":
+        # Models read numbers from their texts as often as words.
+        words = [b"0", b"1", b"2"] if kind == "unit" else [b"edged", b"", "Größe".encode(), b"0", b"a b"]
+        return np.array(random.choice(np.array(words, np.object_), size=shape), dtype=np.object_).reshape(shape)
+    if datatype == "BF16":  # the upper half of a float32
+        return np.asarray(_floats(random, shape, kind).view(np.uint32) >> 16, dtype=np.uint16).reshape(shape)
+    if dtype.kind == "b":
+        return np.asarray(random.integers(0, 2, size=shape), dtype=dtype)
+    if dtype.kind in "iu":
+        bounds = np.iinfo(datatype.lower())
+        low, high = {"unit": (0, 1), "normal": (0, 8), "wide": (bounds.min, bounds.max)}[kind]
+        if datatype == "UINT8" and kind != "normal":
+            low, high = 0, 255  # a picture
+        return np.asarray(random.integers(low, high, size=shape, dtype=dtype, endpoint=True))
+    return np.asarray(_floats(random, shape, kind), dtype=dtype).reshape(shape)
+
+
+def _constant(datatype: str, shape: tuple[int, ...], value: int) -> Array:
+    if datatype == "BYTES":
+        return np.full(shape, str(value).encode(), np.object_)
+    if datatype == "BF16":
+        return np.full(shape, np.float32(value).view(np.uint32) >> 16, np.uint16)
+    return np.full(shape, value, numpy_dtype(datatype))
+
+
+def _floats(random: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.typing.NDArray[np.float32]:
+    if kind == "unit":
+        return np.asarray(random.random(shape), dtype=np.float32)
+    return np.asarray(random.standard_normal(shape) * (1 if kind == "normal" else 64), dtype=np.float32)

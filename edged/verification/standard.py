@@ -1,0 +1,159 @@
+"""What an engine of a model is held to: what it is asked, and how far its answers may be from the reference's.
+
+Asked on the daemon's event loop for every engine that is planned, so nothing here decodes a picture, and a model that
+comes with the `contents` of its samples is not looked up on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from edged.models import settings as model_settings
+from edged.models import verification
+from edged.models.model import Model
+from edged.verification.extent import Extent
+from edged.vision.family import Recognition
+
+# Part of the name of every file of golden answers. To be raised with every change of what is asked (golden.py,
+# questions.py, extent.py, pictures.py) or of how it is kept.
+_QUESTIONS = 6
+# To be raised with every change of which answers count (`golden.deciding`).
+_RULE = 3
+
+
+class Tolerance(msgspec.Struct, frozen=True):
+    """How far an engine may be from the reference. A figure is the worst over outputs and samples; two shares are of
+    all samples together: `top1` of the rows of classifiers, [N, classes], and `boxes` of the detections in pictures,
+    where the model's family is known (see `edged.verification.boxes`).
+    """
+
+    cosine: float  # at least: cosine of the angle between the flattened outputs
+    relative_l2: float  # at most: norm of the difference over norm of the reference
+    element: float  # of its row's or column's largest value: an element farther off than this is an outlier
+    outliers: float  # at most: share of elements that are outliers
+    unequal: float  # at most: share of elements that differ, for integers, booleans and strings
+    top1: float  # at least: share of the rows with a clear winner that keep it
+    boxes: float  # at least: share of detections that the other finds as well, in the worse of both directions
+    box_score: float  # at most: largest difference between the scores of a detection
+    class_score: float  # at most: largest difference between the probabilities of a class, of pictures and samples
+    finite: float = 1.0  # at least: share of elements that are finite, infinite or no number as in the reference
+
+
+# Reassociated sums move float32 answers by about 1e-6; halves by about 1e-3. Far above that something is wrong.
+TOLERANCES = {
+    "fp32": Tolerance(
+        cosine=0.99999,
+        relative_l2=2e-3,
+        element=5e-3,
+        outliers=0.002,
+        unequal=0.001,
+        top1=0.999,
+        boxes=0.999,
+        box_score=0.01,
+        class_score=0.01,
+    ),
+    # The factors of products are rounded to ten bits, sums are not.
+    "tf32": Tolerance(
+        cosine=0.9999,
+        relative_l2=1e-2,
+        element=2e-2,
+        outliers=0.005,
+        unequal=0.005,
+        top1=0.99,
+        boxes=0.98,
+        box_score=0.03,
+        class_score=0.03,
+    ),
+    "fp16": Tolerance(
+        cosine=0.999,
+        relative_l2=3e-2,
+        element=5e-2,
+        outliers=0.01,
+        unequal=0.01,
+        top1=0.98,
+        boxes=0.95,
+        box_score=0.05,
+        class_score=0.05,
+    ),
+    "bf16": Tolerance(
+        cosine=0.995,
+        relative_l2=1e-1,
+        element=1e-1,
+        outliers=0.02,
+        unequal=0.02,
+        top1=0.95,
+        boxes=0.9,
+        box_score=0.1,
+        class_score=0.1,
+    ),
+    "int8": Tolerance(
+        cosine=0.98,
+        relative_l2=2e-1,
+        element=2e-1,
+        outliers=0.05,
+        unequal=0.05,
+        top1=0.9,
+        boxes=0.85,
+        box_score=0.3,
+        class_score=0.3,
+    ),
+}
+
+
+class Standard(msgspec.Struct, frozen=True):
+    """What one engine of a model is held to. A verdict that was reached by another standard is out of date."""
+
+    tolerance: Tolerance
+    golden: str  # names the golden questions: the model and everything else they are made from
+    detections: str = ""  # how boxes are read from answers; empty for a model of no family
+    rule: int = _RULE
+
+    @classmethod
+    def of(cls, model: Model, precision: str) -> Standard:
+        """The standard for engines of a model in a precision."""
+        held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
+        return cls(held, _golden(model), _detections(model.recognition))
+
+    @property
+    def digest(self) -> str:
+        """12 hexadecimal digits over all of it."""
+        return _short(self)
+
+
+def coarser(precision: str, arithmetic: str) -> str:
+    """The one of fewer digits, which says how far two right answers may be apart."""
+    return max(precision, arithmetic, key=list(TOLERANCES).index)
+
+
+def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp32") -> Tolerance:
+    """How far an engine may be from the reference. The model computes in `arithmetic` as it was written.
+
+    What is told of a picture has one bound for all precisions, unless the model's settings ask for this one.
+    """
+    found = TOLERANCES[coarser(precision, arithmetic)]
+    if precision not in (model_settings.precisions(settings) or ()):
+        exact = TOLERANCES[arithmetic]
+        told = {figure: getattr(exact, figure) for figure in ("top1", "boxes", "box_score", "class_score")}
+        found = msgspec.structs.replace(found, **told)
+    return msgspec.structs.replace(found, **verification.bounds(settings, precision))
+
+
+def _golden(model: Model) -> str:
+    """The model's digest, a dash, and 12 hexadecimal digits over whatever else the questions are made from."""
+    samples = sorted(map(model.content, model.samples))  # whatever the files are called
+    extent = Extent.of(model)
+    shapes = [str(extent.profile), extent.given]
+    return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples, shapes])}"
+
+
+def _detections(recognition: Recognition) -> str:
+    if recognition.family is None:
+        return ""
+    return _short([recognition.family, recognition.reading, recognition.thresholds])
+
+
+def _short(content: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:12]

@@ -1,0 +1,233 @@
+"""Compares an engine's answers with the reference's. Pure: arrays in, figures and a verdict out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edged.store.record import Verdict
+from edged.tensors import Array
+from edged.verification.boxes import Agreement, ClassMatcher, Matcher
+from edged.verification.golden import Sample
+from edged.verification.noise import Noise, without
+from edged.verification.questions import WIDE
+from edged.verification.standard import Tolerance
+from edged.vision.placement import Placement
+
+_Floats = npt.NDArray[np.float64]
+_TINY = 1e-12  # a column of zeros has no scale
+
+# Figures of which more is better; of the others less is.
+FLOORS = frozenset(("finite", "cosine", "top1", "boxes"))
+# What is decided on, in the order of telling. p99_abs is for people to read.
+_DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "boxes", "box_score", "class_score")
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """What the reference and an engine answered to one question.
+
+    `picture` is the question's name where it was one, `placement` where the picture lay in the input. `extreme` marks
+    inputs that a model is not made for: who wins there says nothing. `noise` is what of a difference means nothing.
+    """
+
+    expected: Mapping[str, Array]
+    answer: Mapping[str, Array]
+    picture: str = ""
+    placement: Placement | None = None
+    extreme: bool = False
+    noise: Mapping[str, Noise] = {}
+
+    @classmethod
+    def of(cls, sample: Sample, answer: Mapping[str, Array]) -> Pair:
+        """What was answered to a golden question."""
+        extreme = sample.kind == WIDE
+        return cls(sample.outputs, answer, sample.name, sample.placement, extreme, sample.noise)
+
+
+def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ClassMatcher | None = None) -> Verdict:
+    """The verdict over the answers to every question. `matcher` compares what is told of pictures."""
+    tally = _Tally(tolerance, matcher)
+    for pair in pairs:
+        reason = tally.add(pair)
+        if reason:
+            return Verdict(False, reason, {})
+    return tally.verdict()
+
+
+class _Tally:
+    """The figures over all questions so far."""
+
+    def __init__(self, tolerance: Tolerance, matcher: Matcher | ClassMatcher | None) -> None:
+        self._tolerance = tolerance
+        self._classes = matcher if isinstance(matcher, ClassMatcher) else None
+        self._matcher = matcher if isinstance(matcher, Matcher) else None
+        self._worst = dict.fromkeys(("cosine", "finite", "top1"), 1.0)
+        self._worst |= dict.fromkeys(("relative_l2", "p99_abs", "outliers", "unequal"), 0.0)
+        self._where: dict[str, str] = {}  # the picture that a figure is worst on
+        self._compared = 0
+        self._winners: dict[str, tuple[int, int]] = {}  # by output: rows with a clear winner, those that keep it
+        self._boxes, self._least_share = Agreement(), 1.0
+
+    def add(self, pair: Pair) -> str:
+        """Why the answer cannot be compared at all; empty when it was."""
+        for name, reference in pair.expected.items():
+            found = pair.answer.get(name)
+            is_list = self._matcher is not None and name in self._matcher.lists
+            if is_list and found is not None and _is_alike(reference, found):
+                self._compared += 1
+                self._take("finite", _finite_share(reference, found), pair.picture)
+                continue
+            if found is None or found.shape != reference.shape or found.dtype != reference.dtype:
+                got = "nothing" if found is None else f"{found.dtype}{list(found.shape)}"
+                return f"output {name!r}: {got} instead of {reference.dtype}{list(reference.shape)}"
+            self._compared += 1
+            for figure, value in _figures(reference, found, self._tolerance.element, pair.noise.get(name)).items():
+                self._take(figure, value, pair.picture)
+            if not pair.extreme and _is_classifier(reference):
+                clear, kept = _winners(reference, found, self._tolerance.element)
+                rows, same = self._winners.get(name, (0, 0))
+                self._winners[name] = rows + clear, same + kept
+        if self._classes is not None and pair.picture:
+            self._worst.setdefault("class_score", 0.0)
+            self._take("class_score", self._classes.difference(pair.expected, pair.answer), pair.picture)
+        if self._matcher is not None and self._matcher.lists:
+            self._add_scores(self._matcher, pair)
+        if self._matcher is not None and pair.placement is not None:
+            self._add_boxes(self._matcher.compare(pair.expected, pair.answer, pair.placement), pair.picture)
+        return ""
+
+    def verdict(self) -> Verdict:
+        if not self._compared:
+            return Verdict(False, "nothing to compare: the reference's outputs differ from run to run", {})
+        figures, deciding = dict(self._worst), set(self._worst)
+        shares = [same / rows for rows, same in self._winners.values() if rows]
+        if shares:
+            figures["top1"] = min(shares)
+            self._where.pop("top1", None)
+        else:
+            deciding.discard("top1")  # no classifier, or nowhere a clear winner
+        if self._boxes.share is not None:
+            figures |= {"boxes": self._boxes.share, "box_score": self._boxes.score}
+            deciding |= {"boxes", "box_score"}
+        reasons = [self._reason(figure, figures[figure]) for figure in _DECIDING if figure in deciding]
+        reason = "; ".join(filter(None, reasons))
+        rounded = {name: float(f"{value:.6g}") for name, value in figures.items()}
+        return Verdict(not reason, f"{reason}, against the reference" if reason else "", rounded)
+
+    def _take(self, figure: str, value: float, picture: str) -> None:
+        before = self._worst[figure]
+        if math.isnan(value) or (value < before if figure in FLOORS else value > before):
+            self._worst[figure], self._where[figure] = value, picture
+
+    def _add_scores(self, matcher: Matcher, pair: Pair) -> None:
+        expected, found = matcher.scores(pair.expected), matcher.scores(pair.answer)
+        if expected is None or found is None:
+            return
+        for figure, value in _figures(expected, found, self._tolerance.element).items():
+            self._take(figure, value, pair.picture)
+
+    def _add_boxes(self, agreement: Agreement, picture: str) -> None:
+        if agreement.share is not None and agreement.share < self._least_share:
+            self._least_share, self._where["boxes"] = agreement.share, picture
+        if agreement.score > self._boxes.score:
+            self._where["box_score"] = picture
+        self._boxes += agreement
+
+    def _reason(self, figure: str, value: float) -> str:
+        bound: float = getattr(self._tolerance, figure)
+        is_floor = figure in FLOORS
+        if value >= bound if is_floor else value <= bound:  # false for NaN, which fails as well
+            return ""
+        picture = self._where.get(figure)
+        where = f" (worst on {picture})" if picture else ""
+        return f"{figure} {value:.6g} is {'below' if is_floor else 'above'} {bound:g}{where}"
+
+
+def _is_alike(one: Array, other: Array) -> bool:
+    """Whether two lists are of one kind; they may differ in how many rows they have."""
+    return one.dtype == other.dtype and one.ndim == other.ndim
+
+
+def _finite_share(reference: Array, answer: Array) -> float:
+    """What is no number in the answer, and is one in the reference: one minus the difference of their shares."""
+    if reference.dtype.kind != "f" or not reference.size or not answer.size:
+        return 1.0
+    return 1 - max(0.0, float(np.mean(np.isfinite(reference)) - np.mean(np.isfinite(answer))))
+
+
+def _is_classifier(output: Array) -> bool:
+    """Whether an output may be scores of classes, [N, classes]."""
+    return output.dtype.kind == "f" and output.ndim == 2 and output.shape[0] > 0 and output.shape[1] > 1
+
+
+def _winners(reference: Array, answer: Array, element: float) -> tuple[int, int]:
+    """How many rows have a clear winner in the reference, and in how many of them the answer has the same.
+
+    A winner is clear when it leads by more than two elements may move without being outliers, so that a tie, or a row
+    of noise, rejects no engine whose other figures are good.
+    """
+    expected = reference.astype(np.float64)
+    sound = np.isfinite(expected).all(axis=1)
+    expected, found = expected[sound], answer[sound]
+    best = np.partition(expected, -2, axis=1)[:, -2:]
+    clear = best[:, 1] - best[:, 0] > 2 * element * np.abs(expected).max(axis=1)
+    same = np.argmax(expected, axis=1) == np.argmax(found, axis=1)
+    return int(np.count_nonzero(clear)), int(np.count_nonzero(clear & same))
+
+
+def _figures(reference: Array, answer: Array, element: float, noise: Noise | None = None) -> dict[str, float]:
+    if reference.size == 0:
+        return {}
+    if reference.dtype.kind != "f":
+        return {"unequal": float(np.count_nonzero(reference != answer)) / reference.size}
+    expected, found = reference.astype(np.float64), answer.astype(np.float64)
+    sound = np.isfinite(expected)
+    alike = np.where(sound, np.isfinite(found), (expected == found) | (np.isnan(expected) & np.isnan(found)))
+    finite = float(np.count_nonzero(alike)) / alike.size
+    both = sound & np.isfinite(found)
+    if not both.any():
+        return {"finite": finite}
+    p99 = float(np.quantile(np.abs(expected[both] - found[both]), 0.99))
+    expected, found = np.where(both, expected, 0.0), np.where(both, found, 0.0)
+    with np.errstate(over="ignore"):
+        found = expected + without(found - expected, noise)
+    figures = {"finite": finite, "top1": _top1(reference, answer), **_distances(expected[both], found[both])}
+    return {**figures, "p99_abs": p99, "outliers": _outliers(expected, found, element)}
+
+
+def _outliers(expected: _Floats, found: _Floats, element: float) -> float:
+    """Share of elements that are off by more than `element` of the largest value beside them.
+
+    Beside them means in their row or in their column, whichever is smaller: where one tensor holds boxes in pixels and
+    scores below one, a wrong score must not hide behind the boxes. Axes of one element are no rows or columns: there
+    each element would be its own measure, and the small ones of a classifier's scores would count as wrong.
+    """
+    expected, found = expected.squeeze(), found.squeeze()
+    size = np.abs(expected)
+    scale = size.max(axis=-1, keepdims=True) if size.ndim else size
+    if size.ndim >= 2:
+        scale = np.minimum(scale, size.max(axis=-2, keepdims=True))
+    return float(np.mean(np.abs(expected - found) > element * scale + _TINY))
+
+
+def _distances(expected: _Floats, found: _Floats) -> dict[str, float]:
+    # Scaled to about one, so that squares of huge values do not overflow.
+    scale = max(float(np.abs(expected).max()), float(np.abs(found).max())) or 1.0
+    one, other = expected / scale, found / scale
+    norm, length = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    distance = float(np.linalg.norm(one - other))
+    # Two outputs of zeros point nowhere; they are equal or they are not.
+    cosine = float(one @ other) / (norm * length) if norm and length else float(norm == length)
+    relative = distance / norm if norm else (0.0 if distance == 0 else 1.0)
+    return {"cosine": cosine, "relative_l2": relative}
+
+
+def _top1(reference: Array, answer: Array) -> float:
+    """Share of rows whose largest element is the same; rows are the last axis."""
+    if reference.ndim < 2:
+        return 1.0
+    return float(np.mean(np.argmax(reference, axis=-1) == np.argmax(answer, axis=-1)))
