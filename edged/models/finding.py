@@ -1,5 +1,5 @@
 """What may be wrong with a model: the stages it goes through before it is taken in, and the closed set of reasons why
-it goes no further. Plain data; who finds what is in `edged.models` (the file) and `edged.build` (on the runtimes).
+it goes no further. Plain data; who finds what is in `edged.jobs`.
 
 The names are for programs: they stay as they are once published (docs/admission.md explains each).
 """

@@ -227,11 +227,11 @@ def test_grpc_context_is_known_to_the_call_guard_alone() -> None:
         if (isinstance(node, ast.Attribute) and node.attr in _OF_GRPC)
         or (isinstance(node, ast.Constant) and isinstance(node.value, str) and "ServicerContext" in node.value)
     }
-    assert found == {"call_guard.py", "ending.py"}
+    assert found == {"grpc/call_guard.py", "grpc/ending.py"}
 
 
 def test_call_guard_has_no_generator_and_cleans_up_without_the_call() -> None:
-    (tree,) = (tree for name, tree in modules() if name == "call_guard.py")
+    (tree,) = (tree for name, tree in modules() if name == "grpc/call_guard.py")
     assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Yield, ast.YieldFrom))]
     final = [each for node in ast.walk(tree) if isinstance(node, ast.Try) for each in node.finalbody]
     assert final

@@ -50,7 +50,7 @@ SLOW = 60_000  # the null backend takes its threads as milliseconds
 _PARENT = """
 import asyncio, sys
 import msgspec
-from edged.build import jobs
+from edged.ipc import job_messages as jobs
 from edged.config.limits import Limits
 from edged.engines.child import run
 job = msgspec.json.decode(sys.argv[1], type=jobs.Job)

@@ -30,7 +30,8 @@ ENOUGH = Limits(seconds=30, memory_mb=4096)
 ORDER = Order("/none", Signature((), ()), Recipe("null"))
 _BEGIN = """
 import os, signal, subprocess, sys, threading, time
-from edged.build import jobs, tasks, worker
+from edged.ipc import job_messages as jobs
+from edged.jobs import main as worker, tasks
 from edged.errors import EngineUnusable
 PYTHON = [sys.executable, "-c"]
 NAP = [*PYTHON, "import time; time.sleep(60)"]
