@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_BEST_EFFORT_LOWEST = 2 << 13 | 7  # the idle class would wait for ever beside a camera that is being recorded
-_NICENESS = 10
+BUILD, EXAMINE = 10, 5  # niceness of children that build, and of those that a model waits for before it can answer
 
 # How children are started: not in the caller's folder, since Python would import modules from there before its own.
 ISOLATED: dict[str, Any] = {"cwd": "/"}
@@ -34,20 +34,24 @@ def die_with_parent(parent: int) -> bool:
     return os.getppid() == parent
 
 
-def restrain(memory_mb: int = 0, disk_mb: int = 0) -> None:
-    """For children that build: last for processor and disk, first to go when memory runs out, and limited (0: not).
+def restrain(memory_mb: int = 0, disk_mb: int = 0, niceness: int = BUILD) -> None:
+    """Give way to all other processes on the box: last for the disk, first to be killed when memory runs out.
 
-    memory_mb: mebibytes of data. It counts what the process may write to (RLIMIT_DATA), not the address space, which
-    runtimes reserve freely. disk_mb: mebibytes of one file; writing more is an OSError, EFBIG.
+    niceness: BUILD takes only processor time that no other process wants. EXAMINE gets a small share of a busy box.
+
+    memory_mb: mebibytes of data, 0 for no limit. It counts what the process may write to (RLIMIT_DATA), not the address
+    space, which runtimes reserve freely.
+    disk_mb: mebibytes of one file, 0 for no limit; writing more is an OSError, EFBIG.
 
     Priorities are those of a thread, and of the threads and processes that it starts from then on: call this before
     anything is imported that starts any. What the kernel or a container does not permit is left as it is.
     """
     with contextlib.suppress(OSError):
-        os.nice(_NICENESS)
-    _yield_as_a_session()
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.nice(niceness)
+    _yield_as_a_session(niceness)
+    if niceness == BUILD:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     _yield_the_disk()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("900")
@@ -77,7 +81,7 @@ def end_within(seconds: float, last_words: Callable[[], None]) -> None:
     timer.start()
 
 
-def _yield_as_a_session() -> None:
+def _yield_as_a_session(niceness: int) -> None:
     """With autogroups (sched(7)) niceness counts only within a session; sessions compete by a niceness of their own.
 
     Only a session that this process leads is made to yield: any other is its parent's, which serves.
@@ -87,7 +91,7 @@ def _yield_as_a_session() -> None:
     for _ in range(5):
         try:
             with open("/proc/self/autogroup", "w") as file:
-                file.write(str(_NICENESS))
+                file.write(str(niceness))
             return
         except BlockingIOError:  # the kernel takes one such change in a tenth of a second, on the whole box
             time.sleep(0.1)

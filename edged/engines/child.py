@@ -176,8 +176,9 @@ class _Child:
         self._granted = 0.0  # seconds, for phases that it began
         self._told = 0.0  # seconds, for saying how far it is
         self._scratch = reach.scratch
-        words = (str(os.getpid()), str(limits.memory_mb), str(limits.disk_mb), reach.argument())
-        self._process = _start([*command, *words], job)
+        niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check)) else process.BUILD
+        numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
+        self._process = _start([*command, *map(str, numbers), reach.argument()], job)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._said = Ear(self._process.stdout, self._hear)

@@ -28,17 +28,17 @@ _LINGER_SECONDS = 10.0  # after the last word; a parent that is alive needs an i
 
 
 def main() -> int:
-    """`python -m edged.jobs.main PARENT_PID MEMORY_MB DISK_MB REACH`, the job on standard input.
+    """`python -m edged.jobs.main PARENT_PID MEMORY_MB DISK_MB NICENESS REACH`, the job on standard input.
 
     Exit status 0 after an answer on the channel, 3 after a failure; anything else is a crash."""
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable()  # a crash leaves a traceback in the daemon's log
     *numbers, reach = sys.argv[1:]
-    parent, memory_mb, disk_mb = map(int, numbers)
+    parent, memory_mb, disk_mb, niceness = map(int, numbers)
     if not process.die_with_parent(parent):
         return 1
-    process.restrain(memory_mb, disk_mb)
+    process.restrain(memory_mb, disk_mb, niceness)
     confine.everything(Reach.parsed(reach))
     return _work(channel, disk_mb)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import uvloop
 
+from edged import process
 from edged.backends import registry
 from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import Order, Recipe, Signature
@@ -200,6 +201,24 @@ def test_a_child_that_dies_of_a_signal_is_reported_by_its_name(tmp_path: Path, n
         with pytest.raises(BuildFailed, match=f"verify child was killed by {number.name}{perhaps}$"):
             await task
         assert children() == before
+
+    run(work())
+
+
+@pytest.mark.parametrize(("examines", "niceness"), [(True, process.EXAMINE), (False, process.BUILD)])
+def test_run_child_yields_as_its_job_asks(tmp_path: Path, examines: bool, niceness: int) -> None:
+    slow = order(tmp_path, milliseconds=SLOW)
+    job = jobs.Check(slow, {"": 17}, 8, {}, TENSORS) if examines else verification(tmp_path, milliseconds=SLOW)
+
+    async def work() -> None:
+        before = children()
+        task = asyncio.create_task(do(job, jobs.Checked if examines else jobs.Timed, ENOUGH))
+        await until(lambda: len(children() - before) == 1, "the child")
+        (pid,) = children() - before
+        await until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == niceness, "a child that yields")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     run(work())
 

@@ -78,6 +78,14 @@ def test_a_restrained_process_yields_in_everything() -> None:
         assert [line.split()[3] for line in limits if "Max file size" in line] == ["unlimited"]
 
 
+def test_restrain_examination_yields_less_than_a_build() -> None:
+    with restrained(0, 0, process.EXAMINE) as pid:
+        assert os.getpriority(os.PRIO_PROCESS, pid) < process.BUILD
+        assert os.sched_getscheduler(pid) == os.SCHED_OTHER
+        assert autogroup(pid) in (str(process.EXAMINE), None)
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "900"
+
+
 def test_a_session_that_is_the_parents_is_not_made_to_yield() -> None:
     before = autogroup(os.getpid())
     with restrained(session=False) as pid:
