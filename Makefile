@@ -2,7 +2,7 @@
 #   make demo    starts a daemon, streams cameras through it, shows what happens, ends by itself
 #   make test    lint, types, architecture rules and all tests
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-newest test-oldest lock live-1 live-2 lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
+.PHONY: help demo test test-long test-newest test-oldest lock short lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
   test-perf-analyzer test-onnx-backend test-zoo fuzz soak attack kills \
   resolve-arm64 bench deb-trigger install uninstall test-systemd format clean
 
@@ -55,16 +55,16 @@ $(VENV)/.dev: $(BIN)/python $(SOURCES)
 demo: $(VENV)/.run  ## Start a daemon in a scratch folder, stream cameras through it and show what happens (ARGS="--seconds 40").
 	$(BIN)/edged demo --json .demo/demo.json --snapshot .demo/demo.jpg $(ARGS)
 
-# Much of a test is waiting for what was started: side by side they take half of the time. The suites of real processes
-# are cut in two parts that take about as long as the pure tests.
+# Much of a test is waiting for what was started: side by side they take half of the time. The tests of a file share a
+# daemon and run in one worker. Files of real processes take longest: they come first.
+WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: lint architecture  ## Everything that must hold before a change lands.
-	@$(MAKE) --no-print-directory --output-sync=line -j4 types unit live-1 live-2
+	@$(MAKE) --no-print-directory --output-sync=line -j2 types short
 
-live-1: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/integration/test_[a-m]*.py -m 'not long' $(ARGS)
-
-live-2: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/system tests/integration/test_[n-z]*.py -m 'not long' $(ARGS)
+short: $(VENV)/.dev
+	$(PYTEST) tests/system tests/integration tests/unit -m 'not long' $(ARGS)
 
 lint: $(VENV)/.dev  ## Style and likely bugs (ruff).
 	$(BIN)/ruff check .
@@ -77,31 +77,30 @@ architecture: $(VENV)/.dev  ## Which room may import which (import-linter).
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev  ## Pure tests, no daemon.
-	$(BIN)/python -m pytest tests/unit -m 'not long' $(ARGS)
+	$(PYTEST) tests/unit -m 'not long' $(ARGS)
 
 integration: $(VENV)/.dev  ## A real daemon, real sockets, real runtimes.
-	$(BIN)/python -m pytest tests/integration -m 'not long' $(ARGS)
+	$(PYTEST) tests/integration -m 'not long' $(ARGS)
 
 system: $(VENV)/.dev  ## The command line as a user meets it, the demo included.
-	$(BIN)/python -m pytest tests/system -m 'not long' $(ARGS)
+	$(PYTEST) tests/system -m 'not long' $(ARGS)
 
+test-long: WORKERS = 2
 test-long: $(VENV)/.dev  ## The tests that take minutes.
-	$(BIN)/python -m pytest tests -m long $(ARGS)
+	$(PYTEST) tests/system tests/integration tests/unit -m long $(ARGS)
 
 # Not part of the two commands above: these find out early what a release of tomorrow breaks, and whether the lowest
 # versions that pyproject.toml allows still work. Each has a virtual environment of its own.
-SUITES := --no-print-directory --output-sync=line -j3 unit live-1 live-2
-
 test-newest:  ## All tests with the newest release of every dependency.
 	@rm -rf .venv-newest
-	@$(MAKE) VENV=.venv-newest CONSTRAINTS=/dev/null $(SUITES)
+	@$(MAKE) VENV=.venv-newest CONSTRAINTS=/dev/null --no-print-directory short
 
 test-oldest: $(VENV)/.dev  ## All tests with the oldest releases that edged allows.
 	@rm -rf .venv-oldest && mkdir .venv-oldest
 	@$(PIP) uv
 	@$(UV_COMPILE) --python $(BIN)/python --resolution lowest-direct --extra dev pyproject.toml constraints.in \
 	  -o .venv-oldest.txt
-	@$(MAKE) VENV=.venv-oldest CONSTRAINTS=.venv-oldest.txt $(SUITES)
+	@$(MAKE) VENV=.venv-oldest CONSTRAINTS=.venv-oldest.txt --no-print-directory short
 
 # The second half asks whether each Python and processor has a wheel of everything that is named for it.
 UV_COMPILE := $(BIN)/uv pip compile --quiet --no-header --no-annotate --only-binary :all:

@@ -79,7 +79,7 @@ def failure(command: list[str], limits: Limits = ENOUGH, path: Path = Path("/non
         return str(raised.value)
 
     message = run(fail())
-    assert descriptors() == before[0]
+    assert descriptors() <= before[0]  # fewer, if an earlier test left some to the garbage collector
     return message
 
 

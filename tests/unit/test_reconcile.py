@@ -254,7 +254,7 @@ def test_a_command_has_an_engine_built_whatever_its_state(state: EngineState) ->
     assert made(model(engine, serving="ref")) == [Make("m", "a")]
 
 
-@pytest.mark.parametrize("state", MAKING)
+@pytest.mark.parametrize("state", sorted(MAKING))
 def test_what_is_being_made_is_not_begun_again_by_a_command(state: EngineState) -> None:
     assert made(model(view("a", state, wish="build"))) == []
 
@@ -297,7 +297,7 @@ def test_an_engine_that_gave_way_is_built_again_only_when_it_is_missed() -> None
     assert made(model(ready("ref", 1.0), gone("a"), ready("b", 0.7), serving="b")) == []
 
 
-@pytest.mark.parametrize("state", [S.ABSENT, S.FAILED, *MAKING])
+@pytest.mark.parametrize("state", [S.ABSENT, S.FAILED, *sorted(MAKING)])
 def test_an_engine_that_gave_way_is_not_missed_while_another_may_still_come(state: EngineState) -> None:
     rival = view("b", state, retry_at=NOW + 1, lane="cuda:0")
     assert Make("m", "a") not in made(model(ready("ref", 1.0), gone("a"), rival, serving="ref"))

@@ -58,7 +58,7 @@ def test_making_is_entered_through_the_queue_alone() -> None:
     assert into == {S.QUEUED}
 
 
-@pytest.mark.parametrize("state", MAKING)
+@pytest.mark.parametrize("state", sorted(MAKING))
 def test_what_is_being_made_may_fail_be_cancelled_or_void_at_any_moment(state: EngineState) -> None:
     assert {S.READY, S.FAILED, S.QUARANTINED, S.ABSENT} <= TRANSITIONS[state]
 
