@@ -60,3 +60,31 @@ async def _kept(name: str, work: Work) -> None:
         pause = _FIRST_PAUSE if loop.time() - began > _PROVEN_SECONDS else pause
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+class TaskGroup:
+    """One-shot tasks, referenced while they run. An unexpected exception is logged and counted; `ended` is called after
+    each task."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` in a task of its own."""
+        task = asyncio.get_running_loop().create_task(work, name=getattr(work, "__qualname__", None))
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return task
+
+    async def stop(self) -> None:
+        """Cancel every task and wait until all have ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failed(task.get_name(), error)
+        self._ended()

@@ -199,3 +199,7 @@ def one_line(error: BaseException, limit: int = 400) -> str:
     """A runtime's message without line breaks and paths of its own sources, short enough to read."""
     text = " ".join(str(error).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+# ONNX Runtime with the model as it was written: it needs no build.
+REFERENCE = Recipe("onnxruntime", optimization=UNOPTIMISED)

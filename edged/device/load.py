@@ -1,13 +1,17 @@
-"""How busy the processors are (format: proc_stat(5))."""
+"""How busy the processors are, and whether they have been idle for a while (format: proc_stat(5))."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 _STAT = Path("/proc/stat")
 _IDLE = (3, 4)  # columns after the name: idle, iowait
+_LOW = 0.3  # share of the processors in use below which the load is low
+_LOW_SECONDS = 20.0
+_LOADED = 0.3  # share that others used while an engine was timed: its figures may be off
 
 
 class Ticks(msgspec.Struct, frozen=True):
@@ -33,3 +37,36 @@ def read(stat: Path = _STAT) -> Ticks:
         return Ticks()
     idle = sum(columns[i] for i in _IDLE if i < len(columns))
     return Ticks(sum(columns) - idle, sum(columns))
+
+
+class LoadMonitor:
+    """Samples the processors' load, at most once a second, with `read_ticks`."""
+
+    def __init__(self, read_ticks: Callable[[], Ticks] = read) -> None:
+        self._read = read_ticks
+        self.busy = 0.0  # share of the processors in use lately
+        self._ticks: Ticks | None = None
+        self._at = 0.0
+        self._since: float | None = None
+
+    def sample(self, now: float) -> None:
+        """Take a reading; `now` in monotonic seconds."""
+        if self._ticks is not None and now - self._at < 1.0:
+            return
+        ticks = self._read()
+        if self._ticks is not None:
+            self.busy = ticks.share_since(self._ticks)
+            if self.busy >= _LOW:
+                self._since = None
+            elif self._since is None:
+                self._since = now
+        self._ticks, self._at = ticks, now
+
+    def is_low(self, now: float) -> bool:
+        """Whether the load has been low long enough for measurements to be worth repeating."""
+        return self._since is not None and now - self._since >= _LOW_SECONDS
+
+
+def was_loaded(load: float | None) -> bool:
+    """Whether an engine's figures may be off: other work used much of the box while it was timed."""
+    return load is not None and load > _LOADED

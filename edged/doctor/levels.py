@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edged.backends.contract import REFERENCE
 from edged.config.limits import Limits
 from edged.doctor.check import Check, Name, ok, warning
-from edged.engines.builder import REFERENCE
 from edged.engines.child import run
 from edged.ipc import job_messages as jobs
 from edged.models.model import Model

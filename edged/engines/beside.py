@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edged.engines import preference
-from edged.engines.chores import Chores
 from edged.engines.opener import Opener
 from edged.engines.plan import PlannedEngine, PlannedModel, is_of
 from edged.engines.states import MAKING
@@ -22,6 +21,7 @@ from edged.errors import EdgedError, HostLost, NotReady, Superseded
 from edged.models.model import Model
 from edged.serving.link import HostLink
 from edged.serving.slot import outside
+from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 _IDLE_SECONDS = 120.0  # without a request until it is closed
@@ -44,8 +44,8 @@ class _Place:
 class Beside:
     """Keeps the second slot of every model as it should be. `wake` has the control loop look at once."""
 
-    def __init__(self, opener: Opener, chores: Chores, wake: Callable[[], None]) -> None:
-        self._opener, self._chores, self._wake = opener, chores, wake
+    def __init__(self, opener: Opener, tasks: TaskGroup, wake: Callable[[], None]) -> None:
+        self._opener, self._tasks, self._wake = opener, tasks, wake
         self._places: dict[int, _Place] = {}
 
     def look(self, models: Iterable[PlannedModel], now: float) -> None:
@@ -90,7 +90,7 @@ class Beside:
             return
         engine = _choice(planned, now)
         if engine is not None:
-            place.opening = self._chores.start(self._open(place, planned.model, engine))
+            place.opening = self._tasks.start(self._open(place, planned.model, engine))
         elif not any(each.recipe.is_reference and each.open_at < math.inf for each in planned.engines.values()):
             self._refuse(planned, outside(serving.engine) if serving is not None else "")
 

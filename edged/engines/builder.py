@@ -18,14 +18,13 @@ import msgspec
 
 from edged.backends import registry
 from edged.backends.artefact import Artefact
-from edged.backends.contract import Composition, Effort, Recipe
+from edged.backends.contract import REFERENCE, Composition, Effort, Recipe
 from edged.config.limits import AdmissionLimits, Limits
 from edged.engines import allowance
 from edged.engines.admission import children, judgement
 from edged.engines.admission.limits import USUAL
 from edged.engines.admission.memory import Outcomes, Unread
 from edged.engines.child import Patience, despite_cancelling, run
-from edged.engines.reference import REFERENCE as REFERENCE
 from edged.errors import (
     BuildFailed,
     EdgedError,
@@ -53,7 +52,7 @@ from edged.verification.golden import load as load_golden
 from edged.verification.standard import Standard, coarser
 from edged.version import __version__
 
-_LOG = logging.getLogger("edged.build")
+_LOG = logging.getLogger("edged.engines")
 _T = TypeVar("_T")
 _LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
 _READ_FORMAT = 8  # of what is kept of a model that was read

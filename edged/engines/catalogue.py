@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 from edged.engines.builder import Builder
-from edged.engines.chores import Chores
 from edged.engines.plan import PlannedEngine, PlannedModel, external_files
 from edged.engines.planner import Planner
 from edged.engines.warmup import require_data
@@ -23,6 +22,7 @@ from edged.models.model import Model
 from edged.models.repository import ModelEntry, plain_entry, split_name, stamp, versioned_name
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
+from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 _DRAIN_SECONDS = 10.0  # for what waits for a model that is taken away
@@ -65,14 +65,14 @@ class Catalogue:
         builder: Builder,
         planner: Planner,
         events: EventLog,
-        chores: Chores,
+        tasks: TaskGroup,
         retire: Callable[[ServingSession | None], None],
         prove: Prove | None = None,
     ) -> None:
         """`prove` raises ModelRefused for a model that was read and must not reach a host."""
         self.models: dict[str, PlannedModel] = {}
         self._shelf, self._named, self._builder = shelf, dict(named), builder
-        self._planner, self._events, self._chores, self._retire = planner, events, chores, retire
+        self._planner, self._events, self._tasks, self._retire = planner, events, tasks, retire
         self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
         self._told: dict[str, tuple[str, ...]] = {}  # what was said of each configuration
         self._prove = prove
@@ -214,7 +214,7 @@ class Catalogue:
     def _read(self, planned: PlannedModel, tries: int = 1) -> None:
         if planned.reading is not None:
             planned.reading.cancel()
-        planned.reading = self._chores.start(self._inspect(planned, tries))
+        planned.reading = self._tasks.start(self._inspect(planned, tries))
 
     async def _inspect(self, planned: PlannedModel, tries: int) -> None:
         entry = planned.entry
@@ -248,7 +248,7 @@ class Catalogue:
             planned.weights = external
             planned.weights_changed(before)  # what came since then may be what was missing
             self._refuse(planned, error)
-            self._chores.start(self._once_more(planned, entry, error))
+            self._tasks.start(self._once_more(planned, entry, error))
         except Exception as error:  # a bug, or a box in trouble: told, not left to wait for ever
             _LOG.exception("model %s could not be read", entry.name)
             self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); the log tells more"))
@@ -306,7 +306,7 @@ class Catalogue:
         gone = NotFound(f"model {name!r} was removed")
         if planned.slot.waiting and planned.slot.current is not None:
             planned.slot.shut(gone)
-            self._chores.start(self._drain(planned, gone))
+            self._tasks.start(self._drain(planned, gone))
         else:
             self._retire(planned.slot.refuse(gone))
         _LOG.info("model %s: removed", name)

@@ -17,23 +17,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import IO, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from edged import errors, process
+from edged.backends.contract import Order
 from edged.config.limits import Limits
+from edged.confinement import settings
 from edged.confinement.rules import Reach
 from edged.decoding import ready
 from edged.engines import child_watch as watch
-from edged.engines import job_files
-from edged.engines.ear import Ear
 from edged.errors import BuildFailed, EdgedError, ModelRefused
 from edged.ipc import job_channel as channel
 from edged.ipc import job_messages as jobs
-from edged.logs.overheard import Overheard
+from edged.ipc.repair_messages import FreeDims, Lower, Prove, Simplify
+from edged.logs.overheard import ChildLogForwarder
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
@@ -121,7 +122,7 @@ def _reach(job: jobs.Job) -> Reach:
     """What the child may reach, with a new folder for its temporary files. Looks beside the model. OSError."""
     scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
     try:
-        return job_files.reach_of(job, scratch)
+        return reach_of(job, scratch)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -168,7 +169,7 @@ class _Child:
         self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds, patience.quiet_seconds)
         self._frames, self._noise = channel.Frames(), bytearray()
         # No warnings: it is its end that tells whether anything was wrong.
-        self._overheard = Overheard(f"child {type(job).__name__.lower()}", logging.INFO)
+        self._overheard = ChildLogForwarder(f"child {type(job).__name__.lower()}", logging.INFO)
         self._last: channel.Frame | None = None
         self._words, self._worded = _WORDS, time.monotonic()
         self._family: set[int] = set()  # which was killed with it
@@ -181,8 +182,8 @@ class _Child:
         self._process = _start([*command, *map(str, numbers), reach.argument()], job)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._said = Ear(self._process.stdout, self._hear)
-        self._printed = Ear(self._process.stderr, self._collect)
+        self._said = PipeReader(self._process.stdout, self._hear)
+        self._printed = PipeReader(self._process.stderr, self._collect)
         self._watching = asyncio.create_task(self._watch_over())
 
     async def last_word(self) -> channel.Frame | None:
@@ -356,3 +357,77 @@ def _ending(code: int | None) -> str:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"
     return f"ended with status {code}"
+
+
+_CHUNK = 1 << 16  # bytes at once: other work of the loop comes in between
+
+
+class PipeReader:
+    """Calls `hear` with each piece. It owns the pipe, and must be made and used in the loop.
+
+    `ended` is done when the pipe was closed at either end, with the error if it was because `hear` raised one.
+    """
+
+    def __init__(self, pipe: IO[bytes], hear: Callable[[bytes], None]) -> None:
+        self._pipe, self._hear = pipe, hear
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[BaseException | None] = self._loop.create_future()
+        os.set_blocking(pipe.fileno(), False)
+        self._loop.add_reader(pipe.fileno(), self._read)
+
+    def close(self, error: BaseException | None = None) -> None:
+        if not self._pipe.closed:
+            self._loop.remove_reader(self._pipe.fileno())
+            self._pipe.close()
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+    def _read(self) -> None:
+        try:
+            piece = os.read(self._pipe.fileno(), _CHUNK)
+            if piece:
+                self._hear(piece)
+            else:
+                self.close()
+        except BlockingIOError:  # another reader's wake-up, or none at all
+            pass
+        except Exception as error:  # it is raised where `ended` is looked at, not lost in the loop
+            self.close(error)
+
+
+def reach_of(job: jobs.Job, scratch: str) -> Reach:
+    """`scratch` is a folder of the child's own."""
+    return settings.reach(_reads(job), _writes(job), scratch)
+
+
+def _reads(job: jobs.Job) -> Iterator[str]:
+    for order in _orders(job):
+        yield from settings.around(order.model)
+        if order.artefact is not None:
+            yield order.artefact.root
+    if isinstance(job, (jobs.Inspect, Lower, Simplify)):
+        yield from settings.around(job.path)
+    if isinstance(job, (jobs.CheckSamples, jobs.MakeGolden, jobs.Build, jobs.CompareLevels, Prove)):
+        yield from job.samples
+    if isinstance(job, jobs.Check):
+        yield from job.given.values()
+    if isinstance(job, jobs.Verify):
+        yield job.golden
+
+
+def _writes(job: jobs.Job) -> Iterator[str]:
+    if isinstance(job, jobs.Build):
+        yield job.out
+        if job.order.timings:  # of one device, for all of its builds
+            yield str(Path(job.order.timings).parent)
+    if isinstance(job, (jobs.MakeGolden, Lower, FreeDims, Simplify)):
+        yield str(Path(job.out).parent)
+
+
+def _orders(job: jobs.Job) -> Iterator[Order]:
+    if isinstance(job, Prove):
+        yield from (job.original, job.repaired)
+    if isinstance(job, (jobs.Check, jobs.MakeGolden, jobs.Build, jobs.Verify, jobs.CompareLevels, FreeDims)):
+        yield job.order
+    if isinstance(job, jobs.Verify):
+        yield job.reference

@@ -11,19 +11,19 @@ from functools import partial
 from pathlib import Path
 
 from edged.backends import registry
+from edged.backends.contract import REFERENCE
 from edged.config import Engines, Health
 from edged.config.limits import HostLimits
 from edged.confinement import settings as confinement
 from edged.device.fingerprint import Change, Fingerprint
+from edged.device.load import LoadMonitor, was_loaded
 from edged.engines import health, lowering
 from edged.engines.actual import actual
 from edged.engines.admission.examination import prove
 from edged.engines.alarms import Alarm, Alarms
 from edged.engines.beside import Beside
-from edged.engines.builder import REFERENCE, Builder
-from edged.engines.calm import Calm, was_loaded
+from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
-from edged.engines.chores import Chores
 from edged.engines.commands import Commands
 from edged.engines.learning import Learning
 from edged.engines.loader import Loader
@@ -53,7 +53,7 @@ from edged.serving.tracking import Tracking
 from edged.store.attempts import AttemptLog
 from edged.store.background import Background
 from edged.store.store import Store
-from edged.tasks import keep, until_set
+from edged.tasks import TaskGroup, keep, until_set
 
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 1.0  # how often everything is looked at when nothing else happens
@@ -81,10 +81,10 @@ class Controller:
         self.repository, self.store, self.builder, self.settings = repository, store, builder, settings
         self.events = EventLog()
         self.alarms = Alarms(self.events)
-        self.calm = Calm()
+        self.load = LoadMonitor()
         self._wake = asyncio.Event()
         self._disk = disk or Background()
-        self._chores = Chores(self.wake)
+        self._tasks = TaskGroup(self.wake)
         self._hosts = Hosts(limits, self._host_lost, reads=self._readable)
         self.tracking = Tracking()
         self._stopping = False
@@ -95,25 +95,25 @@ class Controller:
         self.observers: list[Callable[[], None]] = []  # called after every look
         self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # what others find wrong, asked at every look
         questioner = Questioner(builder.recorded)
-        self.prober = Prober(questioner, self.health, self._chores)
+        self.prober = Prober(questioner, self.health, self._tasks)
         self._warden = Warden(store.root, self._disk.put)
         self.opener = Opener(
             self._hosts,
             store,
             settings.attempts,
             self.events,
-            self._chores,
+            self._tasks,
             self._read_again,
             questioner,
         )
         self.shelf = shelf or Shelf(repository)
         self.catalogue = Catalogue(
-            self.shelf, named, builder, self._planner, self.events, self._chores, self.opener.retire, self._prove
+            self.shelf, named, builder, self._planner, self.events, self._tasks, self.opener.retire, self._prove
         )
         self.models = self.catalogue.models
-        self.maker = Maker(builder, store, self.models, settings, self.events, self._chores, attempts, self._read_again)
-        self.beside = Beside(self.opener, self._chores, self.wake)
-        self.learning = Learning(self._planner.book, self.catalogue.replan, self._chores)
+        self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts, self._read_again)
+        self.beside = Beside(self.opener, self._tasks, self.wake)
+        self.learning = Learning(self._planner.book, self.catalogue.replan, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
         self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._warden.forgive)
         self.overrides = Overrides(repository.root.parent / "overrides", repository)
@@ -227,7 +227,7 @@ class Controller:
         self._stopping = True
         await self.loader.stop()
         await self.learning.stop()
-        await self._chores.stop()
+        await self._tasks.stop()
         await asyncio.gather(self._hosts.stop(), self.tracking.close())
         await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 
@@ -271,7 +271,7 @@ class Controller:
 
     def _act(self) -> None:
         now = time.monotonic()
-        self.calm.look(now)
+        self.load.sample(now)
         paused = self.maker.room.paused
         is_reboot_pending = self.surveyor.is_reboot_pending
         self.maker.abandon()
@@ -295,7 +295,7 @@ class Controller:
         self.catalogue.refuse_hopeless()
         models = self.models.values()
         self.prober.look(models, now)
-        box = health.Box(self.calm.busy, paused, is_reboot_pending, self.tracking.problem, self._state)
+        box = health.Box(self.load.busy, paused, is_reboot_pending, self.tracking.problem, self._state)
         wrong = health.wrong(models, self.settings, now, box, self.health)
         self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
         for told in self.observers:
@@ -304,7 +304,7 @@ class Controller:
     def _review(self, now: float) -> None:
         """Engines whose figures may be off are verified and timed again: when the box is calm, those that were timed
         under load; at once, one that has become slow, since another may be faster by now."""
-        has_lasted = self.calm.has_lasted(now) and not self.maker.busy
+        has_lasted = self.load.is_low(now) and not self.maker.busy
         for planned in self.models.values():
             slow = health.slow_engine(planned, self.settings, now) is not None
             for key, engine in planned.engines.items():

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from edged.backends.profile import Profile
-from edged.engines.chores import Chores
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.recipes import RANGED
 from edged.engines.shape_book import ShapeBook, told
@@ -26,6 +25,7 @@ from edged.engines.widening import Demand, recent, widened
 from edged.errors import Unsuitable
 from edged.models.model import Model
 from edged.serving.extents import Traffic
+from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 _WRITE_SECONDS = 60.0  # between two writings of what came
@@ -51,8 +51,8 @@ class _Pupil:
 class Learning:
     """`replan` plans a model anew, with the range that the book has for it by then."""
 
-    def __init__(self, book: ShapeBook, replan: Callable[[PlannedModel], None], chores: Chores) -> None:
-        self._book, self._replan, self._chores = book, replan, chores
+    def __init__(self, book: ShapeBook, replan: Callable[[PlannedModel], None], tasks: TaskGroup) -> None:
+        self._book, self._replan, self._tasks = book, replan, tasks
         self._pupils: dict[str, _Pupil] = {}
 
     def look(self, models: Iterable[PlannedModel], now: float) -> None:
@@ -175,7 +175,7 @@ class Learning:
         return True
 
     def _save(self, pupil: _Pupil) -> None:
-        self._chores.start(asyncio.to_thread(self._book.write, pupil.model))
+        self._tasks.start(asyncio.to_thread(self._book.write, pupil.model))
 
 
 def _wanted(pupil: _Pupil) -> Profile | None:

@@ -14,7 +14,6 @@ from edged.backends.contract import Effort
 from edged.config import Engines
 from edged.engines import giving_up
 from edged.engines.builder import Builder, Task
-from edged.engines.chores import Chores
 from edged.engines.plan import Making, PlannedEngine, PlannedModel, Wish
 from edged.engines.reconcile import Action, Make, Open, Try
 from edged.engines.room import Room
@@ -33,6 +32,7 @@ from edged.ipc.job_messages import Progress
 from edged.models.model import Model
 from edged.store.attempts import AttemptLog
 from edged.store.store import Store
+from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 _EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
@@ -64,13 +64,13 @@ class Maker:
         models: Mapping[str, PlannedModel],
         settings: Engines,
         events: EventLog,
-        chores: Chores,
+        tasks: TaskGroup,
         attempts: AttemptLog,
         read_again: Callable[[PlannedModel], None],
     ) -> None:
         self.room = Room(store, settings, models, events, self._keys)
         self._builder, self._store, self._models, self._settings = builder, store, models, settings
-        self._events, self._chores = events, chores
+        self._events, self._tasks = events, tasks
         self._attempts, self._read_again = attempts, read_again
         self._work: list[_Work] = []
 
@@ -99,7 +99,7 @@ class Maker:
         engine.move(EngineState.QUEUED)
         engine.making = Making(time.monotonic())
         source = action.source if isinstance(action, Try) else ""
-        task = self._chores.start(self._run(planned, planned.model, engine, action))
+        task = self._tasks.start(self._run(planned, planned.model, engine, action))
         self._work.append(_Work(engine, source, task))
         task.add_done_callback(partial(self._over, engine))
 
@@ -120,7 +120,7 @@ class Maker:
 
     def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
         """Across restarts; off the loop, since it waits for the disk."""
-        self._chores.start(asyncio.to_thread(self._attempts.cancelled, engine.digest, reason))
+        self._tasks.start(asyncio.to_thread(self._attempts.cancelled, engine.digest, reason))
 
     def abandon(self) -> None:
         """Ends what is being made for a model that was removed or changed: others wait for their turn."""

@@ -14,7 +14,6 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.profile import parsed
 from edged.engines.batches import batching, rows
-from edged.engines.chores import Chores
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.questioning import Questioner, Unaskable
 from edged.engines.states import EngineState
@@ -43,6 +42,7 @@ from edged.serving.session import ServingSession
 from edged.serving.vitals import Vitals
 from edged.serving.work import EngineRef
 from edged.store.store import Store
+from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 _REOPEN_SECONDS = 0.2  # after its host was lost
@@ -61,7 +61,7 @@ class Opener:
         store: Store,
         attempts: int,
         events: EventLog,
-        chores: Chores,
+        tasks: TaskGroup,
         read_again: Callable[[PlannedModel], None],
         questioner: Questioner | None = None,
     ) -> None:
@@ -70,7 +70,7 @@ class Opener:
         self._proven: set[tuple[str, str]] = (
             set()
         )  # engines that answered a golden question rightly, by key and edition
-        self._events, self._chores, self._read_again = events, chores, read_again
+        self._events, self._tasks, self._read_again = events, tasks, read_again
         self._questioner = questioner
 
     def heed(self, attempts: int) -> None:
@@ -81,7 +81,7 @@ class Opener:
         """Begins to open an engine of a model."""
         planned.opening_key = key
         assert planned.model is not None  # nothing is decided for a model that could not be read
-        planned.opening = self._chores.start(self._open(planned, planned.model, planned.engines[key]))
+        planned.opening = self._tasks.start(self._open(planned, planned.model, planned.engines[key]))
 
     async def beside(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
         """Opens an engine beside the one that serves, and leaves it to the caller."""
@@ -90,13 +90,13 @@ class Opener:
     def retire(self, session: ServingSession | None) -> None:
         """Closes a session once it has finished what it has."""
         if session is not None:
-            self._chores.start(session.retire())
+            self._tasks.start(session.retire())
 
     def tidy(self, models: Mapping[str, PlannedModel]) -> None:
         """Ends hosts that nothing of the device as it is now would be opened in."""
         wanted = {_kind(engine) for planned in models.values() for engine in planned.engines.values()}
         for link in self._hosts.empty(wanted):
-            self._chores.start(link.stop())
+            self._tasks.start(link.stop())
 
     async def _open(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
         try:

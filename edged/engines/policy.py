@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from edged.backends import registry
-from edged.backends.contract import Recipe
+from edged.backends.contract import REFERENCE, Recipe
 from edged.device.devices import Device, devices
 from edged.device.fingerprint import Fingerprint
-from edged.engines.builder import REFERENCE
 from edged.models import settings as model_settings
 from edged.models.settings import PRECISIONS
 

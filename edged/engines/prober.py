@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable
 
 from edged.config import Health
-from edged.engines.chores import Chores
 from edged.engines.plan import PlannedModel
 from edged.engines.questioning import Questioner
 from edged.engines.readiness import next_probe
 from edged.errors import EdgedError, HostLost, NotReady
 from edged.serving.session import ServingSession
+from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 
@@ -20,8 +20,8 @@ _LOG = logging.getLogger("edged.engines")
 class Prober:
     """What it finds goes into the vitals of the sessions."""
 
-    def __init__(self, questioner: Questioner, settings: Health, chores: Chores) -> None:
-        self._questioner, self._settings, self._chores = questioner, settings, chores
+    def __init__(self, questioner: Questioner, settings: Health, tasks: TaskGroup) -> None:
+        self._questioner, self._settings, self._tasks = questioner, settings, tasks
         self._is_asking = False
 
     def heed(self, settings: Health) -> None:
@@ -35,7 +35,7 @@ class Prober:
         planned = next_probe(models, self._settings, now)
         if planned is not None and planned.slot.current is not None:
             self._is_asking = True
-            self._chores.start(self._probe(planned, planned.slot.current))
+            self._tasks.start(self._probe(planned, planned.slot.current))
 
     async def _probe(self, planned: PlannedModel, session: ServingSession) -> None:
         """A host that is lost over it is told of by its link, and takes its sessions along."""

@@ -14,10 +14,9 @@ from typing import TypeVar
 
 import msgspec
 
-from edged.backends.contract import Order
+from edged.backends.contract import REFERENCE, Order
 from edged.config.limits import Limits
 from edged.engines.child import run
-from edged.engines.reference import REFERENCE
 from edged.errors import BuildFailed, ConfigError, EdgedError, EngineUnusable, ModelRefused, Unsuitable, Unsupported
 from edged.ipc import job_messages as jobs
 from edged.ipc.repair_messages import Freed, FreeDims, Lower, Lowered, Prove, Proven, Simplified, Simplify

@@ -25,7 +25,7 @@ _SEVERITY = re.compile(
 _LEVELS = {"V": logging.DEBUG, "D": logging.DEBUG, "I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR}
 
 
-class Overheard:
+class ChildLogForwarder:
     """Fed with bytes, says lines. `most`: the highest level at which it does."""
 
     def __init__(self, child: str, most: int = logging.ERROR, **about: str) -> None:
@@ -79,7 +79,7 @@ class Pipe:
     Made in the loop, before the child; `child` is its end of it, to be given up by `started` once it has it.
     """
 
-    def __init__(self, heard: Overheard) -> None:
+    def __init__(self, heard: ChildLogForwarder) -> None:
         """OSError where the box has no descriptor left."""
         self._heard = heard
         self._reader, self.child = os.pipe2(os.O_CLOEXEC)

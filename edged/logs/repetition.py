@@ -15,9 +15,7 @@ from edged.logs.fields import about, which
 
 _MOST = 256  # kinds that are known at a time; before one more, the oldest has its say
 # Here every line tells of a decision, made once and not for each frame or request: only the very same line is repeated.
-_DECISIONS = frozenset(
-    ("edged", "edged.alarms", "edged.build", "edged.engines", "edged.device", "edged.store", "edged.config")
-)
+_DECISIONS = frozenset(("edged", "edged.alarms", "edged.engines", "edged.device", "edged.store", "edged.config"))
 _LONGEST = 500  # characters of a line that are compared
 _LIGHT = (str, int, float, bool, type(None))
 

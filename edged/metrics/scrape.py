@@ -36,7 +36,7 @@ class Scraper:
             readings = await asyncio.to_thread(self._sensors.read)
             sheet = self._gathered()
             controller = self._controller
-            box.collect(sheet, controller.calm.busy, controller.fingerprint.facts.get(_POWER_MODE, ""), readings)
+            box.collect(sheet, controller.load.busy, controller.fingerprint.facts.get(_POWER_MODE, ""), readings)
             encode, kind = choose_encoder(accept)
 
             def write() -> bytes:

@@ -13,7 +13,7 @@ from edged import process
 from edged.confinement.rules import Reach
 from edged.ipc.arena import Arena
 from edged.ipc.sockets import HostSocket
-from edged.logs.overheard import Overheard, Pipe
+from edged.logs.overheard import ChildLogForwarder, Pipe
 from edged.serving import memory
 
 _STOP_SECONDS = 3.0
@@ -59,7 +59,7 @@ class HostProcess:
     ) -> HostProcess:
         """`memory_mb` is what it may allocate, 0 for any amount; `reach` the files that it may. OSError if it cannot be
         started."""
-        printed = Pipe(Overheard(f"host {backend}", backend=backend))
+        printed = Pipe(ChildLogForwarder(f"host {backend}", backend=backend))
         try:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -19,7 +19,7 @@ from edged import process
 from edged.confinement import settings
 from edged.decoding import ready
 from edged.ipc import track_messages as m
-from edged.logs.overheard import Overheard, Pipe
+from edged.logs.overheard import ChildLogForwarder, Pipe
 
 Ids = tuple[int, ...]
 
@@ -72,7 +72,7 @@ class TrackerProcess:
     @classmethod
     async def start(cls) -> TrackerProcess:
         """OSError when the box has no process or descriptor left for it."""
-        printed = Pipe(Overheard("tracker"))
+        printed = Pipe(ChildLogForwarder("tracker"))
         try:
             started = await asyncio.create_subprocess_exec(
                 *_command(),

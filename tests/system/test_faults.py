@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from edged.backends import registry
-from edged.backends.contract import Recipe, Session
+from edged.backends.contract import REFERENCE, Recipe, Session
 from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
-from edged.engines.builder import REFERENCE, Builder, Task
+from edged.engines.builder import Builder, Task
 from edged.errors import EdgedError, EngineDamaged, OutOfSpace
 from edged.jobs.inspect import inspect
 from edged.models.model import Model

@@ -25,10 +25,10 @@ from typing import Literal
 import msgspec
 
 from edged.backends.artefact import Artefact, FileRecord
-from edged.backends.contract import Recipe
+from edged.backends.contract import REFERENCE, Recipe
 from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
-from edged.engines.builder import REFERENCE, Builder, Task
+from edged.engines.builder import Builder, Task
 from edged.models.model import Model
 from edged.models.repository import plain_entry
 from edged.store import atomic

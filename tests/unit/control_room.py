@@ -13,14 +13,13 @@ import msgspec
 import pytest
 
 from edged.backends.artefact import FileRecord
-from edged.backends.contract import Nodes, Order, Recipe, Signature
+from edged.backends.contract import REFERENCE, Nodes, Order, Recipe, Signature
 from edged.device.fingerprint import Fingerprint
 from edged.engines import maker as maker_module
 from edged.engines import opener as opener_module
 from edged.engines import plan as plan_module
 from edged.engines.builder import MakeRoom, Task, Tell
 from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.reference import REFERENCE
 from edged.errors import EngineUnusable
 from edged.events import EventLog, What
 from edged.ipc.job_messages import Progress

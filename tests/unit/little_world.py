@@ -28,7 +28,6 @@ from edged.engines import planner as planner_module
 from edged.engines.actual import actual
 from edged.engines.builder import MakeRoom, Task, Tell
 from edged.engines.catalogue import Catalogue
-from edged.engines.chores import Chores
 from edged.engines.commands import Commands, Selection
 from edged.engines.desired import DesiredEngine, desired
 from edged.engines.maker import Maker
@@ -59,6 +58,7 @@ from edged.store.attempts import AttemptLog, Attempts
 from edged.store.background import at_once
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
+from edged.tasks import TaskGroup
 from edged.verification.standard import Standard
 from tests.unit.control_room import MB, Clock, Unexpected, box, entry, inspection, record_of, stop_time
 
@@ -338,8 +338,8 @@ class Link:
         pass
 
 
-class WatchedChores(Chores):
-    """Chores whose errors are not only logged."""
+class WatchedChores(TaskGroup):
+    """TaskGroup whose errors are not only logged."""
 
     def __init__(self) -> None:
         super().__init__(lambda: None)

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edged.backends import registry
-from edged.backends.contract import Order
+from edged.backends.contract import REFERENCE, Order
 from edged.config.limits import AdmissionLimits, Limits
 from edged.engines.admission import children
 from edged.engines.admission.examination import admit, examine, prove
-from edged.engines.builder import REFERENCE, Builder
+from edged.engines.builder import Builder
 from edged.errors import BuildFailed, ConfigError, ModelRefused
 from edged.ipc.job_messages import Check, Checked
 from edged.models.finding import Category, Finding, Reason, Stage

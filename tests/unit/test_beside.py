@@ -16,7 +16,6 @@ import pytest
 from edged.backends.profile import Profile
 from edged.engines import beside as beside_module
 from edged.engines.beside import Beside
-from edged.engines.chores import Chores
 from edged.engines.desired import desired
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.states import EngineState
@@ -24,6 +23,7 @@ from edged.errors import EdgedError, EngineUnusable, HostLost, NotReady, OutOfMe
 from edged.models.model import Model
 from edged.serving.session import ServingSession
 from edged.serving.work import EngineRef, InputTensor, TensorWork
+from edged.tasks import TaskGroup
 from edged.tensors import TensorSpec
 from tests.fake_link import FakeLink
 from tests.unit.control_room import Clock, box, inspection, model, planned_model, record_of, settle
@@ -36,8 +36,8 @@ class Opener:
     """Opens engines in links without a host. `outcomes` are errors, or None for success; while `gate` is clear opening
     takes its time."""
 
-    def __init__(self, chores: Chores) -> None:
-        self._chores = chores
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
         self.outcomes: deque[EdgedError | None] = deque()
         self.opened: list[str] = []
         self.links: list[FakeLink] = []
@@ -57,7 +57,7 @@ class Opener:
     def retire(self, session: ServingSession | None) -> None:
         if session is not None:
             self.retired.append(session)
-            self._chores.start(session.retire())
+            self._tasks.start(session.retire())
 
 
 def session(link: Any, of: Model, engine: PlannedEngine, profile: Profile = ANY) -> ServingSession:
@@ -70,10 +70,10 @@ class Place:
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.wakes = clock, 0
-        chores = Chores(lambda: None)
-        self.opener = Opener(chores)
+        tasks = TaskGroup(lambda: None)
+        self.opener = Opener(tasks)
         made: Any = self.opener
-        self.beside = Beside(made, chores, self._wake)
+        self.beside = Beside(made, tasks, self._wake)
         self.models: list[PlannedModel] = []
         self.planned = self.add()
         self.reference, self.ranged = self.planned.engines.values()

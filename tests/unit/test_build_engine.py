@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backends.contract import Recipe
+from edged.backends.contract import REFERENCE, Recipe
 from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.admission.examination import admit, examine
-from edged.engines.builder import REFERENCE, Builder, Task
+from edged.engines.builder import Builder, Task
 from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Refused
 from edged.ipc.job_messages import Progress
 from edged.jobs.inspect import inspect

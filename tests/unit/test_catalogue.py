@@ -13,7 +13,6 @@ import pytest
 
 from edged.config import Engines
 from edged.engines.catalogue import Catalogue, Prove
-from edged.engines.chores import Chores
 from edged.engines.plan import PlannedModel
 from edged.engines.planner import Planner
 from edged.engines.states import EngineState
@@ -27,6 +26,7 @@ from edged.models.repository import ModelEntry
 from edged.serving.session import ServingSession
 from edged.serving.work import FrameWork
 from edged.store.store import Store
+from edged.tasks import TaskGroup
 from tests.unit.control_room import Clock, Unexpected, box, entry, inspection, serve, settle, stop_time, told
 from tests.waiting import run
 
@@ -86,7 +86,7 @@ class House:
             self.readers,  # type: ignore[arg-type]
             self.planner,
             self.events,
-            Chores(lambda: None),
+            TaskGroup(lambda: None),
             self.retired.append,
             prove,
         )

@@ -14,7 +14,6 @@ import pytest
 from edged.config import Engines
 from edged.engines import commands as commands_module
 from edged.engines.actual import actual
-from edged.engines.chores import Chores
 from edged.engines.commands import Commands, Ordered, Selection, Standing
 from edged.engines.desired import desired
 from edged.engines.maker import Maker
@@ -25,6 +24,7 @@ from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Refuse
 from edged.events import Commanded, EngineEvicted, EventLog
 from edged.store.attempts import AttemptLog
 from edged.store.store import Store
+from edged.tasks import TaskGroup
 from tests.unit.control_room import (
     Clock,
     FakeBuilder,
@@ -64,7 +64,7 @@ class Desk:
             self.models,
             msgspec.convert({"keep_free_mb": 0} | settings, Engines),
             self.events,
-            Chores(lambda: None),
+            TaskGroup(lambda: None),
             self.log,
             lambda planned: None,
         )

@@ -20,7 +20,7 @@ import pytest
 from edged.backends.contract import Order, Recipe, Signature
 from edged.confinement import confine, landlock, seccomp, settings
 from edged.confinement.rules import Reach
-from edged.engines import job_files
+from edged.engines import child
 from edged.ipc import job_messages as jobs
 from edged.ipc.arena import Arena
 from edged.vision.family import Recognition, Thresholds
@@ -92,12 +92,12 @@ def reach_of_host(world: dict[str, Any]) -> Reach:
 
 
 def reach_of_inspection(world: dict[str, Any]) -> Reach:
-    return job_files.reach_of(jobs.Inspect(world["model"]), "")
+    return child.reach_of(jobs.Inspect(world["model"]), "")
 
 
 def reach_of_build(world: dict[str, Any]) -> Reach:
     world["stage"] = str(Path(world["engines"]).parent / "stage")
-    return job_files.reach_of(
+    return child.reach_of(
         jobs.Build(order(world), world["stage"], Recognition(None, "", None, "", (), Thresholds())), ""
     )
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edged.backends.contract import Composition, Recipe
+from edged.backends.contract import REFERENCE, Composition, Recipe
 from edged.config import Engines
 from edged.engines.alarms import Alarm, AlarmKind
-from edged.engines.builder import REFERENCE
 from edged.engines.health import Box, slow_engine, wrong
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.states import EngineState

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.backends.contract import Order, Signature
-from edged.engines.builder import REFERENCE
+from edged.backends.contract import REFERENCE, Order, Signature
 from edged.errors import ModelRefused, Superseded
 from edged.models.identity import file_digest, model_digest, require_same
 from tests.waiting import ends_despite_fifo

@@ -10,13 +10,13 @@ import pytest
 
 from edged.backends.profile import Profile
 from edged.engines import learning as learning_module
-from edged.engines.chores import Chores
 from edged.engines.desired import desired
 from edged.engines.learning import Learning
 from edged.engines.plan import PlannedEngine
 from edged.engines.shape_book import ShapeBook
 from edged.engines.states import EngineState
 from edged.models.model import Model
+from edged.tasks import TaskGroup
 from tests.unit.control_room import Clock, box, entry, inspection, planned_model
 from tests.waiting import run
 
@@ -39,7 +39,7 @@ class School:
 
     def start(self) -> None:
         self.book = ShapeBook(self.root)
-        self.learning = Learning(self.book, lambda _: self.plan(), Chores(lambda: None))
+        self.learning = Learning(self.book, lambda _: self.plan(), TaskGroup(lambda: None))
         self.plan()
 
     def plan(self) -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from edged.logs.overheard import Overheard, Pipe, level
+from edged.logs.overheard import ChildLogForwarder, Pipe, level
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
 
 def test_lines_are_put_together_from_pieces_and_told_by_the_childs_name(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    heard = Overheard("host null", backend="null")
+    heard = ChildLogForwarder("host null", backend="null")
     for piece in (b"[E] on", b"e\n\n  \n\x1b[1;31m[W] two\x1b[0m\n[I] th\xff", b"ree"):
         heard.feed(piece)
     heard.close()
@@ -53,7 +53,7 @@ def test_lines_are_put_together_from_pieces_and_told_by_the_childs_name(caplog: 
 
 
 def test_lines_that_differ_in_numbers_are_alike(caplog: pytest.LogCaptureFixture) -> None:
-    heard = Overheard("tracker")
+    heard = ChildLogForwarder("tracker")
     heard.feed(b"at 0x7ffe12 after 12.5 ms\nat 0x1a after 7.25 ms\nother\n")
     one, two, three = (each.__dict__["alike"] for each in caplog.records)
     assert one == two != three
@@ -61,12 +61,12 @@ def test_lines_that_differ_in_numbers_are_alike(caplog: pytest.LogCaptureFixture
 
 def test_a_child_that_is_not_to_alarm_anybody_does_not(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    Overheard("child build", logging.INFO).feed(b"[E] x\n[V] y\n")
+    ChildLogForwarder("child build", logging.INFO).feed(b"[E] x\n[V] y\n")
     assert [level for _, level, _ in _said(caplog)] == ["INFO", "DEBUG"]
 
 
 def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    heard = Overheard("host null")
+    heard = ChildLogForwarder("host null")
     heard.feed(b"".join(b"line %d\n" % number for number in range(100_000)))
     heard.close()
     told = _said(caplog)
@@ -75,7 +75,7 @@ def test_a_flood_is_counted(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_overheard_flood_costs_little_more_than_counting_it(caplog: pytest.LogCaptureFixture) -> None:
-    heard, piece = Overheard("host null"), b"\n" * (1 << 20)
+    heard, piece = ChildLogForwarder("host null"), b"\n" * (1 << 20)
     heard.feed(piece)
     times = []
     for work in (lambda: heard.feed(piece), lambda: piece.split(b"\n")):
@@ -87,7 +87,7 @@ def test_overheard_flood_costs_little_more_than_counting_it(caplog: pytest.LogCa
 
 
 def test_a_line_without_an_end_is_cut(caplog: pytest.LogCaptureFixture) -> None:
-    heard = Overheard("host null")
+    heard = ChildLogForwarder("host null")
     for _ in range(1000):
         heard.feed(b"x" * 1000)
     assert len(heard._begun) <= 5000
@@ -96,7 +96,7 @@ def test_a_line_without_an_end_is_cut(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_last_words_of_a_child_are_heard_and_nothing_is_left_open(caplog: pytest.LogCaptureFixture) -> None:
     async def live() -> None:
-        pipe = Pipe(Overheard("host null"))
+        pipe = Pipe(ChildLogForwarder("host null"))
         program = "import sys; sys.stderr.write('hello\\nlast words')"
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=pipe.child)
         pipe.started()
@@ -115,7 +115,7 @@ def test_a_child_whose_parent_does_not_look_is_not_kept_waiting() -> None:
     program = "import sys; [print('y' * 99, file=sys.stderr) for _ in range(20000)]"
 
     async def live() -> int:
-        pipe = Pipe(Overheard("host null"))
+        pipe = Pipe(ChildLogForwarder("host null"))
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=pipe.child)
         pipe.started()
         status = await asyncio.wait_for(child.wait(), 60)

@@ -15,7 +15,6 @@ from edged.backends.contract import Recipe
 from edged.config import Engines
 from edged.engines.builder import Task
 from edged.engines.child import ChildLost
-from edged.engines.chores import Chores
 from edged.engines.desired import desired
 from edged.engines.maker import Maker
 from edged.engines.plan import PlannedEngine, PlannedModel, Wish
@@ -36,6 +35,7 @@ from edged.store import attempts as attempts_module
 from edged.store.attempts import AttemptLog, Attempts
 from edged.store.record import Verdict
 from edged.store.store import Store
+from edged.tasks import TaskGroup
 from tests.unit.control_room import (
     MB,
     Clock,
@@ -67,14 +67,14 @@ class Workshop:
         self.models = {"m": self.planned}
         self.plan(model(backends="openvino", threads="1,2"))
         wanted = msgspec.convert({"keep_free_mb": 0} | settings, Engines)
-        self.chores = Chores(self._look)
+        self.tasks = TaskGroup(self._look)
         self.maker = Maker(
             self.builder,  # type: ignore[arg-type]
             self.store,
             self.models,
             wanted,
             self.events,
-            self.chores,
+            self.tasks,
             self.log,
             self.read_again.append,
         )
@@ -699,7 +699,7 @@ def test_stop_of_the_daemon_cancels_nothing_for_the_next_one(tmp_path: Path, clo
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         await shop.at_work()
-        await shop.chores.stop()
+        await shop.tasks.stop()
         assert AttemptLog(tmp_path).of(shop.engine.digest) == Attempts()
 
     run(story())

@@ -13,7 +13,6 @@ import pytest
 
 from edged.backends.artefact import Artefact
 from edged.engines import opener as opener_module
-from edged.engines.chores import Chores
 from edged.engines.desired import desired
 from edged.engines.opener import Opener
 from edged.engines.plan import PlannedEngine, PlannedModel
@@ -33,6 +32,7 @@ from edged.errors import (
 from edged.events import EngineServes, EventLog
 from edged.serving.hosts import HostKind
 from edged.store.store import Store
+from edged.tasks import TaskGroup
 from tests.unit.control_room import (
     Clock,
     FakeHost,
@@ -72,7 +72,7 @@ class Gate:
             self.store,
             4,
             self.events,
-            Chores(self._look),
+            TaskGroup(self._look),
             self.read_again.append,
         )
 

@@ -15,7 +15,6 @@ from edged.backends.contract import Composition, Nodes
 from edged.config import Engines
 from edged.engines import opener as opener_module
 from edged.engines.alarms import Alarm, AlarmKind
-from edged.engines.chores import Chores
 from edged.engines.desired import desired
 from edged.engines.health import Box, wrong
 from edged.engines.opener import Opener
@@ -26,6 +25,7 @@ from edged.engines.states import EngineState
 from edged.errors import DiskFailing, EngineUnusable, HostLost, NotReady, OutOfSpace, WrongAnswers
 from edged.events import EventLog
 from edged.store.store import Store
+from edged.tasks import TaskGroup
 from tests.unit.control_room import (
     Clock,
     FakeHost,
@@ -78,7 +78,7 @@ class Gate:
             engine.adopt(record)
         questioner: Any = self.examiner
         hosts: Any = self.hosts
-        self.opener = Opener(hosts, self.store, 4, EventLog(), Chores(lambda: None), lambda _: None, questioner)
+        self.opener = Opener(hosts, self.store, 4, EventLog(), TaskGroup(lambda: None), lambda _: None, questioner)
 
     def host(self, engine: PlannedEngine) -> FakeHost:
         return self.hosts.host(engine.recipe.backend)

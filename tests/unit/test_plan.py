@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.backends.contract import Recipe
+from edged.backends.contract import REFERENCE, Recipe
 from edged.engines.actual import actual
-from edged.engines.builder import REFERENCE
 from edged.engines.desired import DesiredEngine, desired
 from edged.engines.plan import Making, PlannedEngine, PlannedModel, Wish
 from edged.engines.reconcile import Open, reconcile

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.backends.contract import Recipe
+from edged.backends.contract import REFERENCE, Recipe
 from edged.device.devices import Device
 from edged.device.fingerprint import probe
-from edged.engines.builder import REFERENCE
 from edged.engines.policy import candidates, lanes, precisions
 from edged.errors import ConfigError
 

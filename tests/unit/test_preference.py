@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edged.backends.contract import Recipe
+from edged.backends.contract import REFERENCE, Recipe
 from edged.engines import preference
 from edged.engines.actual import actual
-from edged.engines.builder import REFERENCE
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.reconcile import Open, reconcile
 from edged.engines.states import EngineState

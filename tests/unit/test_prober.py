@@ -10,11 +10,11 @@ import pytest
 
 from edged import tasks
 from edged.config import Health
-from edged.engines.chores import Chores
 from edged.engines.prober import Prober
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady
 from edged.serving.slot import Slot
 from edged.serving.work import InputTensor, TensorWork
+from edged.tasks import TaskGroup
 from tests.fake_link import FakeLink
 from tests.unit.control_room import served_reference, settle
 from tests.waiting import run
@@ -41,7 +41,7 @@ class Questioner:
 
 def prober(questioner: Questioner) -> Prober:
     asking: Any = questioner
-    return Prober(asking, Health(), Chores(lambda: None))
+    return Prober(asking, Health(), TaskGroup(lambda: None))
 
 
 # -- probes ---------------------------------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from edged.backends.contract import Order
-from edged.engines.reference import REFERENCE
+from edged.backends.contract import REFERENCE, Order
 from edged.errors import Unsuitable
 from edged.ipc.repair_messages import Freed, FreeDims, Prove
 from edged.jobs.inspect import inspect

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import edged
 from edged import tasks
-from edged.engines.chores import Chores
+from edged.tasks import TaskGroup
 from tests.waiting import run, until
 
 # Who starts a task without `tasks.keep`, and why: it is awaited or cancelled where it is started, it answers one client
@@ -18,7 +18,7 @@ _OTHERS = {
     "cli": "a program of its own",
     "client": "a program of its own",
     "demo": "a program of its own",
-    "engines/chores.py": "one-shot tasks, counted there",
+    "tasks.py": "one-shot tasks, counted there",
     "engines/loader.py": "shielded, awaited by its command",
     "doctor/examination.py": "a program of its own",
     "api/grpc/cameras.py": "the reader of a call, awaited with it",
@@ -33,7 +33,6 @@ _OTHERS = {
     "serving/host_process.py": "the end of a process",
     "serving/hosts.py": "shielded, awaited by who asks for the host",
     "serving/tracking.py": "one process, from start to end; started again by the next frame",
-    "tasks.py": "this is it",
 }
 
 
@@ -65,14 +64,14 @@ def test_keep_cancelled_task_ends() -> None:
     run(story())
 
 
-def test_chores_unexpected_end_is_counted_by_name() -> None:
+def test_task_group_unexpected_end_is_counted_by_name() -> None:
     async def broken() -> None:
         raise RuntimeError("a bug")
 
     async def story() -> None:
         ended: list[int] = []
-        Chores(lambda: ended.append(1)).start(broken())
-        await until(lambda: ended != [], "the chore has ended")
+        TaskGroup(lambda: ended.append(1)).start(broken())
+        await until(lambda: ended != [], "the task has ended")
         assert any(name.endswith("broken") for name in tasks.FAILURES)
 
     run(story())

@@ -103,7 +103,7 @@ def hosts(links: Iterable[HostLink], tally: Tally) -> Iterator[pb.HostLoad]:
 
 def _device(controller: Controller, readings: Readings, box: memory.Memory) -> pb.DeviceLoad:
     return pb.DeviceLoad(
-        cpu_busy=controller.calm.busy,
+        cpu_busy=controller.load.busy,
         memory_bytes=box.total,
         memory_free_bytes=box.free,
         temperatures=readings.temperatures,

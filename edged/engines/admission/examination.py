@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edged.backends.contract import Order, Recipe
+from edged.backends.contract import REFERENCE, Order, Recipe
 from edged.config.limits import Limits, box_mb
 from edged.engines.admission import judgement
 from edged.engines.child import run
-from edged.engines.reference import REFERENCE
 from edged.errors import InvalidInput
 from edged.ipc import job_messages as jobs
 from edged.models import samples as model_samples
