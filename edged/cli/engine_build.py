@@ -17,7 +17,7 @@ from edged.files import NOT_JSON
 
 if TYPE_CHECKING:
     from edged.cli.local import Box
-    from edged.engines import ahead
+    from edged.engines import offline
     from edged.ipc.job_messages import Progress
     from edged.store.record import EngineRecord
 
@@ -53,14 +53,14 @@ def build(
 
     The exit status is 1 if any engine could not be built. With --json one object a line for each engine.
     """
-    from edged.engines import ahead
+    from edged.engines import offline
 
     box = folders.box(state, cache)
-    if ahead.BACKEND not in box.present():
+    if offline.BACKEND not in box.present():
         raise InvalidInput(f"TensorRT for RTX is not installed here: {packages.install_extra('tensorrt-rtx')}")
     on = _target(target, box)
     found = box.model(model, setting or [])
-    wanted = ahead.engines(found, on, tuple(precision or ()))
+    wanted = offline.engines(found, on, tuple(precision or ()))
     failed = 0
     for engine in wanted:
         try:
@@ -83,12 +83,12 @@ def register(engines: typer.Typer) -> None:
     engines.command("build")(common.command(build))
 
 
-def _target(text: str, box: Box) -> ahead.Target:
-    from edged.engines import ahead
+def _target(text: str, box: Box) -> offline.Target:
+    from edged.engines import offline
 
     place = Path(text)
     if not place.is_file():
-        return ahead.target(text, box.fingerprint)
+        return offline.target(text, box.fingerprint)
 
     class Facts(msgspec.Struct):
         facts: dict[str, str]
@@ -97,7 +97,7 @@ def _target(text: str, box: Box) -> ahead.Target:
         recorded = msgspec.json.decode(place.read_bytes(), type=ready(Facts))
     except (OSError, *NOT_JSON) as error:
         raise InvalidInput(f"{place} has no facts that `edged device --json` wrote: {explain(error)}") from error
-    return ahead.recorded_target(recorded.facts, box.fingerprint, place.name)
+    return offline.recorded_target(recorded.facts, box.fingerprint, place.name)
 
 
 def _quietly(progress: Progress) -> None:

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from edged.engines.admission import variables
+from edged.config import limits
 from edged.errors import InvalidInput
 
 Seconds = Annotated[
     float | None,
     typer.Option(
         "--seconds",
-        envvar=variables.SECONDS,
+        envvar=limits.ADMISSION_SECONDS,
         help="How long examining a model of up to 100 MiB may take; larger ones get more.",
         show_default=False,
     ),
@@ -23,7 +23,7 @@ MemoryMb = Annotated[
     int | None,
     typer.Option(
         "--memory-mb",
-        envvar=variables.MEMORY_MB,
+        envvar=limits.ADMISSION_MEMORY_MB,
         help="MiB that examining a model may take, besides three times its own size.",
         show_default=False,
     ),

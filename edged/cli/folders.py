@@ -57,6 +57,6 @@ def box(
     """The box as its folders are; `seconds` and `memory_mb` limit the examination of models, where the environment
     does not. What reads models and builds engines takes long to import, and only now is needed."""
     from edged.cli.local import Box
-    from edged.engines.admission import limits
+    from edged.config import limits
 
-    return Box(state, cache, limits.given(seconds, memory_mb))
+    return Box(state, cache, limits.admission_limits(seconds, memory_mb))

@@ -17,15 +17,14 @@ from edged.backends import registry
 from edged.cli import common, stored
 from edged.client.operations import EngineInfo, Explanation, ModelInfo
 from edged.config import Engines
-from edged.config.limits import AdmissionLimits, Limits
+from edged.config.limits import AdmissionLimits, Limits, admission_limits
 from edged.decoding import ready
 from edged.device.fingerprint import probe
 from edged.engines import offline, report
-from edged.engines.admission import limits as admission_limits
 from edged.engines.admission.examination import Admission, admit, examine
-from edged.engines.ahead import Target
 from edged.engines.builder import Builder, Task, Tell
 from edged.engines.desired import DesiredEngine
+from edged.engines.offline import Target
 from edged.engines.plan import PlannedModel
 from edged.engines.planner import Planner
 from edged.engines.repairer import Repaired, repair
@@ -49,7 +48,7 @@ class Box:
         self, state: Path | None = None, cache: Path | None = None, admission: AdmissionLimits | None = None
     ) -> None:
         """`admission` limits the examination of models; where it is not given the environment says."""
-        self._admission = admission or admission_limits.given()
+        self._admission = admission or admission_limits()
         self.repository = Repository((state or paths.default_state_dir()) / "models")
         self._cache = cache or paths.default_cache_dir()
         self.fingerprint = probe()

@@ -9,7 +9,7 @@ import msgspec
 from edged.client.operations import ModelInfo, Shapes, TensorInfo
 from edged.decoding import ready
 from edged.engines.plan import PlannedModel
-from edged.engines.shape_report import shape_report
+from edged.engines.shape_book import shape_report
 from edged.models.finding import Reason
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated
+import os
+from typing import Annotated, Final
 
 import msgspec
 
+from edged.decoding import explain, ready
 from edged.device import system
 from edged.device.root import Root
+from edged.errors import ConfigError
 
 _USUAL_MB = 100  # of a model that the seconds of admission are for
 _TIMES = 3  # what a runtime takes at most for each byte of weights: the file, the tensors, and a copy of them in order
 _LEFT = 0.1  # share of the box that admission leaves to everything else
+ADMISSION_SECONDS: Final = "EDGED_ADMISSION_SECONDS"
+ADMISSION_MEMORY_MB: Final = "EDGED_ADMISSION_MEMORY_MB"
 _READING = 0.35  # of the time, for reading the file; the rest is for each runtime, two of which run at a time
 
 
@@ -108,3 +113,20 @@ def box_mb() -> int:
     """Mebibytes that this box has, or its cgroup allows where that is less; 0 when unknown."""
     known = system.probe(Root())
     return int(known.get("memory.limit_mb") or known.get("memory.total_mb") or 0)
+
+
+def admission_limits(seconds: float | None = None, memory_mb: int | None = None) -> AdmissionLimits:
+    """Limits from command-line options, otherwise from the environment; used without a daemon's configuration.
+
+    ConfigError for a value that is out of range or not a number.
+    """
+    said: dict[str, object] = {"seconds": seconds, "memory_mb": memory_mb}
+    for field, variable in (("seconds", ADMISSION_SECONDS), ("memory_mb", ADMISSION_MEMORY_MB)):
+        if said[field] is None and os.environ.get(variable, "").strip():
+            said[field] = os.environ[variable]
+    try:
+        return msgspec.convert({k: v for k, v in said.items() if v is not None}, ready(AdmissionLimits), strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"limits of admission ({ADMISSION_SECONDS}, {ADMISSION_MEMORY_MB} or options): {explain(error)}"
+        ) from error

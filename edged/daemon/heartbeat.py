@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 
 from edged.daemon.reload import Reloader
 from edged.engines import report
-from edged.engines.controller import Controller
-from edged.engines.headline import headline
-from edged.engines.pulse import stuck
+from edged.engines.commands import Standing
+from edged.engines.controller import Controller, Liveness
+from edged.engines.report import StatusReport
 from edged.systemd import Notifier
 
 _LOG = logging.getLogger("edged")
@@ -43,7 +44,7 @@ class Heartbeat:
         if self._watchdog is None:
             return
         # Half of the time that the watchdog waits before it begins to wait.
-        why = stuck(self._controller.pulse(), self._watchdog / 2)
+        why = stalled(self._controller.liveness(), self._watchdog / 2)
         if why and why != self._stuck:
             _LOG.critical("the watchdog is no longer fed: %s", why)
         self._stuck = why
@@ -55,3 +56,39 @@ class Heartbeat:
         if line != self._told:
             self._told = line
             self._notifier.status(line)
+
+
+def headline(report: StatusReport, problem: str = "") -> str:
+    """For who looks at the service among others; `problem` is what is wrong beside models and engines."""
+    return "; ".join(_parts(report, problem))
+
+
+def _parts(report: StatusReport, problem: str) -> Iterator[str]:
+    yield f"{report.serving} of {report.models} models answer" if report.models else "no models yet"
+    if problem:
+        yield problem
+    if report.alarms:
+        more = f" and {len(report.alarms) - 1} more" if len(report.alarms) > 1 else ""
+        yield f"wrong: {report.alarms[-1].message}{more}"
+    if report.building:
+        more = f" and {len(report.building) - 1} more" if len(report.building) > 1 else ""
+        yield f"making {_made(report.building[0])}{more}"
+
+
+def _made(engine: Standing) -> str:
+    share = f" {engine.fraction:.0%}" if engine.fraction is not None else ""
+    return f"{engine.model} for {engine.backend}/{engine.precision}, {engine.phase or engine.state}{share}"
+
+
+def stalled(liveness: Liveness, patience: float) -> str:
+    """Why the daemon makes no progress, in a few words; empty while it does. `patience` in seconds.
+
+    A host that hangs is replaced within a second or two. One that still hangs after `patience` seconds is not replaced.
+    The event loop itself answers, otherwise this would not run.
+    """
+    if liveness.idle_s > patience:
+        return f"the control loop has not turned for {liveness.idle_s:.0f} s"
+    for backend, seconds in sorted(liveness.overdue_s.items()):
+        if seconds > patience:
+            return f"engine host {backend} has been hanging for {seconds:.0f} s beyond its limit and is not replaced"
+    return ""

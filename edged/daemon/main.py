@@ -30,7 +30,7 @@ from edged.device.fingerprint import probe
 from edged.engines.builder import Builder
 from edged.engines.child import sweep_scratch
 from edged.engines.controller import Controller
-from edged.engines.shelf import Shelf
+from edged.engines.loader import Shelf
 from edged.errors import ConfigError
 from edged.process import end_within
 from edged.serving.camera import Cameras

@@ -10,10 +10,10 @@ from edged import logs
 from edged.api.grpc.server import Ingress
 from edged.api.lanes.lanes import Lanes
 from edged.config import Config
+from edged.config.changes import Change, Outcome, Part, diff, with_value
 from edged.daemon import locations as places
 from edged.engines.builder import Builder
 from edged.engines.controller import Controller
-from edged.engines.reload import Change, Outcome, Part, diff, with_value
 from edged.errors import ConfigError, EdgedError, Refused
 from edged.systemd import Notifier
 

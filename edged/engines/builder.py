@@ -20,11 +20,11 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import REFERENCE, Composition, Effort, Recipe
 from edged.config.limits import AdmissionLimits, Limits
-from edged.engines import allowance
+from edged.engines import child_watch
 from edged.engines.admission import children, judgement
-from edged.engines.admission.limits import USUAL
 from edged.engines.admission.memory import Outcomes, Unread
-from edged.engines.child import Patience, despite_cancelling, run
+from edged.engines.child import despite_cancelling, run
+from edged.engines.child_watch import Patience
 from edged.errors import (
     BuildFailed,
     EdgedError,
@@ -54,6 +54,7 @@ from edged.version import __version__
 
 _LOG = logging.getLogger("edged.engines")
 _T = TypeVar("_T")
+_DEFAULT_ADMISSION = AdmissionLimits()
 _LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
 _READ_FORMAT = 8  # of what is kept of a model that was read
 _KEPT = 1000  # of such; the oldest are of models that were refused and never came back
@@ -84,7 +85,7 @@ class Builder:
         store: Store,
         cache: Path,
         limits: Limits,
-        admission: AdmissionLimits = USUAL,
+        admission: AdmissionLimits = _DEFAULT_ADMISSION,
         later: Later = at_once,
     ) -> None:
         """`later` removes what is not needed any more."""
@@ -297,7 +298,7 @@ class Builder:
         return await run(job, jobs.Built, limits, tell=tell, patience=self._patience(model, task.recipe.backend))
 
     def _patience(self, model: Model, backend: str) -> Patience:
-        return allowance.patience(model, backend, self._trials.get(model.digest, 0.0), self._limits)
+        return child_watch.patience(model, backend, self._trials.get(model.digest, 0.0), self._limits)
 
     def _require_none(self, digest: str) -> None:
         stored = self._store.read(digest)  # a daemon may have built it meanwhile

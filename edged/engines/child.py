@@ -30,6 +30,7 @@ from edged.confinement import settings
 from edged.confinement.rules import Reach
 from edged.decoding import ready
 from edged.engines import child_watch as watch
+from edged.engines.child_watch import NO_PATIENCE, Patience
 from edged.errors import BuildFailed, EdgedError, ModelRefused
 from edged.ipc import job_channel as channel
 from edged.ipc import job_messages as jobs
@@ -52,26 +53,8 @@ Tell = Callable[[jobs.Progress], None]
 How: TypeAlias = Literal["crashed", "late", "too large", "killed"]
 
 
-class Patience(msgspec.Struct, frozen=True):
-    """What is added to a child's time: at most `starved_seconds`, as far as it waited for a processor that others had,
-    and for each phase that it says to have begun the seconds that are granted for it.
-
-    `quiet_seconds` are the most that it may go without a word, even if it computes; `step_seconds` the same once it has
-    said how far it is. 0: no limit of their own. One that says how far it is may take `told_seconds` longer.
-    """
-
-    starved_seconds: float = 0.0
-    granted: dict[str, float] = {}
-    quiet_seconds: float = 0.0
-    step_seconds: float = 0.0
-    told_seconds: float = 0.0
-
-
-_NONE = Patience()
-
-
 async def run(
-    job: jobs.Job, answer: type[Answer], limits: Limits, *, tell: Tell | None = None, patience: Patience = _NONE
+    job: jobs.Job, answer: type[Answer], limits: Limits, *, tell: Tell | None = None, patience: Patience = NO_PATIENCE
 ) -> Answer:
     """Does a job in a child of its own; `tell` is called in the loop with each progress that the child reports.
 
@@ -86,7 +69,7 @@ async def _run(
     answer: type[Answer],
     limits: Limits,
     tell: Tell | None = None,
-    patience: Patience = _NONE,
+    patience: Patience = NO_PATIENCE,
 ) -> Answer:
     what = f"{type(job).__name__.lower()} child"
     made: list[Reach] = []

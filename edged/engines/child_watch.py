@@ -11,10 +11,33 @@ import os
 import signal
 from typing import NamedTuple
 
+import msgspec
+
+from edged.config.limits import Limits
+from edged.models.model import Model
+
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the kernel tells processor time in these
 _SHARE = 0.005  # of one processor; a build at the lowest priority beside busy serving still gets several times this
 _LOOKS_PER_SEARCH = 4  # looking for new processes reads all of /proc, looking at known ones reads a file each
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """What is added to a child's time: at most `starved_seconds`, as far as it waited for a processor that others had,
+    and for each phase that it says to have begun the seconds that are granted for it.
+
+    `quiet_seconds` are the most that it may go without a word, even if it computes; `step_seconds` the same once it has
+    said how far it is. 0: no limit of their own. One that says how far it is may take `told_seconds` longer.
+    """
+
+    starved_seconds: float = 0.0
+    granted: dict[str, float] = {}
+    quiet_seconds: float = 0.0
+    step_seconds: float = 0.0
+    told_seconds: float = 0.0
+
+
+NO_PATIENCE = Patience()
 
 
 class Reading(NamedTuple):
@@ -168,3 +191,27 @@ class Watch:
 
     def _lives(self) -> None:
         self._silent = self._used = 0.0
+
+
+_LEAST_SECONDS = 120.0
+_PER_MB, _PER_NODE = 1.0, 0.1  # seconds
+_TRIALS = 100.0  # times what opening and asking it took when it was admitted, which knows how fast the box is
+_LONG = ("tensorrt", "tensorrt_rtx")
+_TIMES_LIMIT = 4.0  # as long as its limit a builder may take that says how far it is
+
+
+def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -> Patience:
+    """For building one engine, asking the reference or verifying. `trial_seconds` is 0 if it is not known."""
+    if backend in _LONG:
+        longer = (_TIMES_LIMIT - 1) * limits.seconds
+        return Patience(quiet_seconds=limits.seconds, step_seconds=limits.stall_seconds, told_seconds=longer)
+    quiet = min(limits.seconds, quiet_seconds(model, trial_seconds))
+    return Patience(quiet_seconds=quiet, step_seconds=quiet)
+
+
+def quiet_seconds(model: Model, trial_seconds: float) -> float:
+    """Seconds of processor time, or of waiting for anything but a processor, between two words of a child."""
+    inspection = model.inspection
+    size_mb = (inspection.size + sum(file.size for file in inspection.external)) / (1 << 20)
+    nodes = sum(inspection.operators.values())
+    return _LEAST_SECONDS + _PER_MB * size_mb + _PER_NODE * nodes + _TRIALS * trial_seconds

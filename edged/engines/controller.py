@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from edged.backends import registry
 from edged.backends.contract import REFERENCE
 from edged.config import Engines, Health
@@ -17,28 +19,25 @@ from edged.config.limits import HostLimits
 from edged.confinement import settings as confinement
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.load import LoadMonitor, was_loaded
-from edged.engines import health, lowering
+from edged.engines import alarms, lowering
 from edged.engines.actual import actual
 from edged.engines.admission.examination import prove
 from edged.engines.alarms import Alarm, Alarms
-from edged.engines.beside import Beside
 from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
 from edged.engines.commands import Commands
+from edged.engines.fallback import Beside
 from edged.engines.learning import Learning
-from edged.engines.loader import Loader
+from edged.engines.loader import Loader, Shelf
 from edged.engines.maker import Maker
 from edged.engines.opener import Opener
 from edged.engines.plan import PlannedModel, Wish
 from edged.engines.planner import Planner
-from edged.engines.prober import Prober
-from edged.engines.pulse import Pulse
-from edged.engines.questioning import Questioner
-from edged.engines.readiness import Readiness, readiness
+from edged.engines.probe import Questioner
+from edged.engines.quarantine import Warden
+from edged.engines.readiness import Prober, Readiness, readiness
 from edged.engines.reconcile import Open, reconcile
-from edged.engines.shelf import Shelf
 from edged.engines.surveyor import Surveyor
-from edged.engines.warden import Warden
 from edged.events import EventLog, HostLost
 from edged.files import NO_DESCRIPTORS, unwritable
 from edged.models.finding import Finding
@@ -59,6 +58,17 @@ _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 1.0  # how often everything is looked at when nothing else happens
 _FLUSH_SECONDS = 5.0  # that a disk may be behind when the daemon ends
 _REVIEW_SECONDS = 600.0  # between two verifications of one engine of the daemon's own accord
+
+
+class Liveness(msgspec.Struct, frozen=True):
+    """What the watchdog judges progress by.
+
+    idle_s: seconds since the control loop last turned; it turns every second, also during long builds.
+    overdue_s: by backend, for how many seconds its host has been hanging beyond its limits; 0 for one within.
+    """
+
+    idle_s: float
+    overdue_s: Mapping[str, float] = {}
 
 
 class Controller:
@@ -199,12 +209,12 @@ class Controller:
         """Engines that were not in the store when they were planned, by what differs from the nearest that is."""
         return self._planner.misses
 
-    def pulse(self) -> Pulse:
-        """Signs of life, for whoever watches over the daemon."""
+    def liveness(self) -> Liveness:
+        """Whether the control loop and the hosts make progress, for the watchdog."""
         hosts: dict[str, float] = {}
         for link in self._hosts.links():  # of one backend there may be several
             hosts[link.backend] = max(link.overdue, hosts.get(link.backend, 0.0))
-        return Pulse(time.monotonic() - self._turned, hosts)
+        return Liveness(time.monotonic() - self._turned, hosts)
 
     def heed(self, engines: Engines, hosts: HostLimits, health: Health) -> None:
         """Other settings, from now on; hosts that run keep their limits."""
@@ -295,8 +305,8 @@ class Controller:
         self.catalogue.refuse_hopeless()
         models = self.models.values()
         self.prober.look(models, now)
-        box = health.Box(self.load.busy, paused, is_reboot_pending, self.tracking.problem, self._state)
-        wrong = health.wrong(models, self.settings, now, box, self.health)
+        box = alarms.Box(self.load.busy, paused, is_reboot_pending, self.tracking.problem, self._state)
+        wrong = alarms.wrong(models, self.settings, now, box, self.health)
         self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
         for told in self.observers:
             told()
@@ -306,7 +316,7 @@ class Controller:
         under load; at once, one that has become slow, since another may be faster by now."""
         has_lasted = self.load.is_low(now) and not self.maker.busy
         for planned in self.models.values():
-            slow = health.slow_engine(planned, self.settings, now) is not None
+            slow = alarms.slow_engine(planned, self.settings, now) is not None
             for key, engine in planned.engines.items():
                 record = engine.record
                 if record is None or not engine.is_usable or engine.wish is not Wish.NONE:

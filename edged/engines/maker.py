@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from edged.backends.contract import Effort
 from edged.config import Engines
-from edged.engines import giving_up
 from edged.engines.builder import Builder, Task
+from edged.engines.child import ChildLost
 from edged.engines.plan import Making, PlannedEngine, PlannedModel, Wish
 from edged.engines.reconcile import Action, Make, Open, Try
 from edged.engines.room import Room
@@ -22,6 +23,7 @@ from edged.errors import (
     EdgedError,
     EngineDamaged,
     EngineUnusable,
+    OutOfMemory,
     OutOfSpace,
     Superseded,
     Unsuitable,
@@ -196,7 +198,7 @@ class Maker:
             self._attempts.undone(key)
             engine.unsuited(error)
         except EdgedError as error:
-            hopeless = giving_up.why(error, engine.recipe.backend, engine.failure, _given_up(planned, engine))
+            hopeless = reason_to_give_up(error, engine.recipe.backend, engine.failure, _given_up(planned, engine))
             self._attempts.failed(key, str(error), is_hopeless=bool(hopeless))
             engine.fail(error, self._settings.attempts, hopeless)
             _LOG.warning("model %s: engine %s failed: %s", task.model.name, key[:12], error)
@@ -300,3 +302,33 @@ def _given_up(planned: PlannedModel, engine: PlannedEngine) -> Iterator[str]:
         is_kin = (other.recipe.backend, other.recipe.device) == (engine.recipe.backend, engine.recipe.device)
         if is_kin and other is not engine and other.state is EngineState.QUARANTINED and not other.is_held:
             yield other.failure
+
+
+# What differs between two failures of one kind: names, places and numbers.
+_PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|/\S+|\b[0-9a-f]{8,}\b|\d+(\.\d+)?")
+_SHOWN = 200  # characters that tell one kind from another
+_SOFTENED = ("tensorrt", "tensorrt_rtx")  # whose next try asks less of the builder, so that it may end otherwise
+
+
+def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterable[str]) -> str:
+    """Why an engine that failed so would fail so again; empty if another try may end otherwise.
+
+    `before` is its last failure's message, `kin` those of engines given up that differ in precision or threads only.
+    """
+    if not _is_of_model(error):
+        return ""
+    own = _kind(str(error))
+    if own in map(_kind, kin):
+        return "as in another precision"
+    return "alike" if own == _kind(before) and backend not in _SOFTENED else ""
+
+
+def _is_of_model(error: EdgedError) -> bool:
+    """Whether model and runtime alone lead to it: a kill from outside and want of memory pass."""
+    if isinstance(error, ChildLost):
+        return error.how in ("crashed", "late")
+    return isinstance(error, EngineUnusable) and not isinstance(error, OutOfMemory)
+
+
+def _kind(message: str) -> str:
+    return _PARTICULARS.sub("#", message)[:_SHOWN]

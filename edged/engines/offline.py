@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
+from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder
+from edged.engines.desired import DesiredEngine, desired
 from edged.engines.plan import PlannedModel
 from edged.engines.planner import Planner
-from edged.errors import EdgedError
+from edged.errors import EdgedError, InvalidInput
 from edged.models.model import Model
 from edged.models.repository import Repository
 from edged.serving.slot import Slot
@@ -25,3 +31,70 @@ async def plans(repository: Repository, store: Store, builder: Builder, planner:
         except EdgedError as error:
             planned[name].problem = error
     return planned
+
+
+# The only backend whose builder can be told what to build for. The fact that names its version is this box's.
+BACKEND = "tensorrt_rtx"
+_RUNTIME = "runtime.tensorrt_rtx"
+_HOST = "cpu.arch"
+_CAPABILITY = re.compile(r"(?:sm_?)?([0-9]{1,2})\.?([0-9])", re.IGNORECASE)
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A device to build for: what people call it, its compute capability ("8.6"), and the facts to build its keys of.
+
+    A fact that is not known is absent; the device itself may have any value for it.
+    """
+
+    name: str
+    capability: str
+    fingerprint: Fingerprint
+
+
+def target(text: str, own: Fingerprint) -> Target:
+    """The device that a compute capability (`sm_86`, `8.6`) names, as far as it tells; InvalidInput for other text."""
+    match = _CAPABILITY.fullmatch(text)
+    if match is None:
+        raise InvalidInput(f"{text[:40]!r} is neither a compute capability such as sm_86 nor a file of facts")
+    capability = f"{int(match[1])}.{match[2]}"
+    facts = {name: own.facts[name] for name in (_RUNTIME, _HOST) if name in own.facts}
+    facts["gpu.0.compute_capability"] = capability
+    return Target(f"sm_{match[1]}{match[2]}", capability, Fingerprint(facts))
+
+
+def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Target:
+    """The first GPU of a box whose facts were recorded there; engines have the very keys that it will look for.
+
+    InvalidInput where the box has no GPU, another processor or another TensorRT than this one.
+    """
+    theirs = Fingerprint(dict(facts))
+    capability = theirs.facts.get("gpu.0.compute_capability")
+    if capability is None:
+        raise InvalidInput(f"{name} tells of no NVIDIA GPU whose compute capability is known")
+    if theirs.facts.get(_HOST) != own.facts.get(_HOST):
+        here, there = own.facts.get(_HOST), theirs.facts.get(_HOST)
+        raise InvalidInput(f"{name} is of a box with {there}, and engines built here are for {here}; build them there")
+    here, there = own.facts.get(_RUNTIME), theirs.facts.get(_RUNTIME)
+    if there is None:
+        raise InvalidInput(
+            f"{name} is of a box without TensorRT-RTX, which the engines are for; install it there first"
+        )
+    if here != there:
+        raise InvalidInput(f"{name} is of a box with TensorRT-RTX {there}, here is {here}; install the same version")
+    gpu = theirs.facts.get("gpu.0.name", f"sm_{capability.replace('.', '')}")
+    return Target(gpu, capability, theirs)
+
+
+def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[DesiredEngine, ...]:
+    """What a model should have on the device, in some precisions (all that suit it where none is named).
+
+    InvalidInput when there is nothing to build.
+    """
+    chosen = {"precisions": ",".join(precisions)} if precisions else {}
+    entry = msgspec.structs.replace(model.entry, settings={**model.entry.settings, **chosen, "backends": BACKEND})
+    wanted = desired(on.fingerprint, {"": msgspec.structs.replace(model, entry=entry)})[""]
+    found = tuple(engine for engine in wanted if engine.recipe.device == "cuda:0")
+    if not found:
+        asked = f" in {', '.join(precisions)}" if precisions else ""
+        raise InvalidInput(f"TensorRT-RTX builds nothing for {on.name}{asked}")
+    return found

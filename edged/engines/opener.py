@@ -15,7 +15,7 @@ from edged.backends.artefact import Artefact
 from edged.backends.profile import parsed
 from edged.engines.batches import batching, rows
 from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.questioning import Questioner, Unaskable
+from edged.engines.probe import Questioner, Unaskable
 from edged.engines.states import EngineState
 from edged.engines.warmup import warm_up
 from edged.errors import (

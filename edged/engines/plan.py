@@ -15,7 +15,7 @@ from edged.engines import states
 from edged.engines.batches import tensor_batching
 from edged.engines.desired import DesiredEngine
 from edged.engines.placement import astray
-from edged.engines.questioning import Acquaintance
+from edged.engines.probe import Acquaintance
 from edged.engines.states import EngineState
 from edged.errors import DiskFailing, EdgedError, NotReady, Quarantined
 from edged.ipc.job_messages import Progress

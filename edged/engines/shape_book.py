@@ -8,17 +8,21 @@ A file that is damaged, or does not fit its model, is counted, removed, and as i
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from pathlib import Path
 
 import msgspec
 
-from edged.backends.profile import Profile
-from edged.engines.widening import size
+from edged.backends.contract import Signature
+from edged.backends.profile import Profile, Range
+from edged.engines.plan import PlannedModel
 from edged.errors import ConfigError, Unsuitable
+from edged.models import shapes
 from edged.models.model import Model
 from edged.serving.extents import MOST_KINDS, Seen
 from edged.store import atomic, sealed
+from edged.tensors import numpy_dtype
 
 _FORMAT = 1
 _KEPT = 1000  # models; those that were written longest ago are forgotten
@@ -115,6 +119,16 @@ def told(model: Model) -> str:
         return ""
 
 
+def largest_bytes(profile: Profile, signature: Signature) -> int:
+    """Bytes of all inputs in the largest shapes of a range; an element of text counts as eight."""
+    total = 0
+    for spec in signature.inputs:
+        found = profile.range(spec.name)
+        shape = found.maximum if found is not None else tuple(d for d in spec.shape if isinstance(d, int))
+        total += math.prod(shape) * numpy_dtype(spec.datatype).itemsize
+    return total
+
+
 def _require_sound(page: Page, model: Model) -> None:
     """ValueError or ConfigError for a page that this model's traffic cannot have left."""
     if page.format != _FORMAT:
@@ -137,5 +151,60 @@ def _require_sound(page: Page, model: Model) -> None:
         open_inputs = {spec.name for spec in inputs.values() if not spec.is_static}
         if {each.name for each in learnt.ranges} != open_inputs:
             raise ValueError("its range is not of the model's inputs")
-        if size(learnt, model.inspection.signature) > 1 << 40:
+        if largest_bytes(learnt, model.inspection.signature) > 1 << 40:
             raise ValueError("its range is beyond all bounds")
+
+
+class InputShapeReport(msgspec.Struct, frozen=True):
+    """One input: `dims` as the model declares them; what the serving engine takes, what engines are built for and what
+    requests had, each None where there is no such range."""
+
+    name: str
+    dims: tuple[str, ...]
+    serving: Range | None
+    wanted: Range | None
+    seen: Range | None
+
+
+class ShapeReport(msgspec.Struct, frozen=True):
+    """One model's open dimensions; see protos/operations.proto."""
+
+    policy: str
+    inputs: tuple[InputShapeReport, ...]
+    ties: tuple[str, ...]
+    learning: str
+    requests: int
+
+
+def shape_report(planned: PlannedModel, learning: str = "") -> ShapeReport | None:
+    """The report of a model; None where every input has one shape, or it could not be read."""
+    model = planned.model
+    if model is None or model.is_static:
+        return None
+    current, seen = planned.slot.current, planned.traffic.seen()
+    serving, wanted = current.engine.profile if current is not None else Profile(), _wanted(model)
+    signature = model.inspection.signature
+    return ShapeReport(
+        model.shape_policy.kind,
+        tuple(
+            InputShapeReport(
+                spec.name,
+                tuple(map(str, spec.shape)),
+                serving.range(spec.name),
+                wanted.range(spec.name),
+                seen.range(spec.name),
+            )
+            for spec in signature.inputs
+            if not spec.is_static
+        ),
+        tuple(map(str, shapes.ties(signature))),
+        learning,
+        seen.requests,
+    )
+
+
+def _wanted(model: Model) -> Profile:
+    try:
+        return model.profile
+    except Unsuitable:
+        return Profile()

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from edged.backends.profile import Profile
-from edged.engines.asking import asked
+from edged.engines.probe import asked
 from edged.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -18,7 +18,7 @@ from edged.config.limits import Limits
 from edged.device import runtimes
 from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
-from edged.engines import ahead
+from edged.engines import offline
 from edged.engines.builder import Builder
 from edged.ipc.job_messages import Progress
 from edged.jobs.inspect import inspect
@@ -67,8 +67,8 @@ def make(
     from edged.engines.builder import Task
 
     told: list[Progress] = []
-    on = ahead.target(capability, here())
-    (engine,) = ahead.engines(model, on, (precision,))
+    on = offline.target(capability, here())
+    (engine,) = offline.engines(model, on, (precision,))
     assert not getattr(engine, "problem", ""), engine
     task = Task(model, engine.recipe, engine.key)
     record = run(builder.make_ahead(task, on.name, on.capability, told.append, plenty), 110)

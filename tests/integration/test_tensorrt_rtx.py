@@ -12,7 +12,7 @@ import pytest
 
 from edged.backends import registry
 from edged.engines.builder import Builder
-from edged.engines.widening import widened
+from edged.engines.learning import widened
 from edged.serving.extents import Kind, Seen
 from edged.shapes import MODEL_PATH
 from edged.store.store import Store

@@ -13,7 +13,7 @@ from edged.backends.contract import Order, Recipe, Signature
 from edged.backends.trt import plan
 from edged.config.limits import AdmissionLimits
 from edged.device.fingerprint import Fingerprint
-from edged.engines import ahead
+from edged.engines import offline
 from edged.engines.admission import children
 from edged.engines.builder import Builder
 from edged.errors import EdgedError, InvalidInput, Superseded, Unsuitable
@@ -162,14 +162,14 @@ def test_another_version_than_the_key_s_voids_the_job(builder: Builder, tmp_path
 
     other = Fingerprint({**here().facts, "runtime.tensorrt_rtx": "1.2.3.4"})
     model = read(conv(tmp_path))
-    (engine,) = ahead.engines(model, ahead.target("sm_86", other), ("fp32",))
+    (engine,) = offline.engines(model, offline.target("sm_86", other), ("fp32",))
     with pytest.raises(Superseded, match=r"not 1\.2\.3\.4"):
         run(builder.make_ahead(Task(model, engine.recipe, engine.key), "x", "8.6", lambda _: None, plenty), 60)
 
 
 def test_a_target_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidInput):
-        ahead.target("ampere", here())
+        offline.target("ampere", here())
 
 
 # -- opening, without a GPU -----------------------------------------------------------------------------------------

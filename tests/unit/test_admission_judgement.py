@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edged.config.limits import AdmissionLimits
+from edged.config.limits import AdmissionLimits, admission_limits
 from edged.engines.admission import judgement
-from edged.engines.admission.limits import given
 from edged.engines.child import ChildLost, How
 from edged.errors import ConfigError, EdgedError, ModelRefused, NotFound
 from edged.ipc.job_messages import Checked
@@ -89,11 +88,11 @@ def test_what_may_have_been_the_boxs_fault_is_not_remembered() -> None:
 def test_limits_come_from_options_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGED_ADMISSION_SECONDS", "60")
     monkeypatch.setenv("EDGED_ADMISSION_MEMORY_MB", "512")
-    assert given() == AdmissionLimits(seconds=60.0, memory_mb=512)
-    assert given(5.0) == AdmissionLimits(seconds=5.0, memory_mb=512)
+    assert admission_limits() == AdmissionLimits(seconds=60.0, memory_mb=512)
+    assert admission_limits(5.0) == AdmissionLimits(seconds=5.0, memory_mb=512)
     monkeypatch.setenv("EDGED_ADMISSION_SECONDS", "long")
     with pytest.raises(ConfigError, match="EDGED_ADMISSION_SECONDS"):
-        given()
+        admission_limits()
 
 
 @pytest.mark.parametrize("category", Category)

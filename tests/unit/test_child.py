@@ -21,8 +21,9 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import Order, Recipe, Signature
 from edged.config.limits import Limits
-from edged.engines.child import ChildLost, Patience
+from edged.engines.child import ChildLost
 from edged.engines.child import run as do
+from edged.engines.child_watch import Patience
 from edged.errors import (
     BuildFailed,
     EdgedError,

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.daemon.heartbeat import Heartbeat
+from edged.daemon.heartbeat import Heartbeat, headline, stalled
 from edged.engines import report as report_module
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.engines.commands import Standing
-from edged.engines.headline import headline
-from edged.engines.pulse import Pulse, stuck
+from edged.engines.controller import Liveness
 from edged.engines.report import StatusReport
 
 PATIENCE = 30.0
@@ -24,21 +23,21 @@ ALARM = Alarm(AlarmKind.UNSERVED, "model gate cannot be served: it is no model")
 
 
 @pytest.mark.parametrize(
-    ("pulse", "why"),
+    ("liveness", "why"),
     [
-        (Pulse(0.0), ""),
-        (Pulse(PATIENCE), ""),
-        (Pulse(PATIENCE + 1), "the control loop has not turned for 31 s"),
-        (Pulse(0.5, {"openvino": 0.0, "onnxruntime": PATIENCE}), ""),
+        (Liveness(0.0), ""),
+        (Liveness(PATIENCE), ""),
+        (Liveness(PATIENCE + 1), "the control loop has not turned for 31 s"),
+        (Liveness(0.5, {"openvino": 0.0, "onnxruntime": PATIENCE}), ""),
         (
-            Pulse(0.5, {"openvino": 0.0, "onnxruntime": PATIENCE + 1}),
+            Liveness(0.5, {"openvino": 0.0, "onnxruntime": PATIENCE + 1}),
             "engine host onnxruntime has been hanging for 31 s beyond its limit and is not replaced",
         ),
-        (Pulse(99.0, {"openvino": 99.0}), "the control loop has not turned for 99 s"),
+        (Liveness(99.0, {"openvino": 99.0}), "the control loop has not turned for 99 s"),
     ],
 )
-def test_progress(pulse: Pulse, why: str) -> None:
-    assert stuck(pulse, PATIENCE) == why
+def test_stalled_liveness_returns_reason(liveness: Liveness, why: str) -> None:
+    assert stalled(liveness, PATIENCE) == why
 
 
 @pytest.mark.parametrize(
@@ -79,12 +78,12 @@ class Manager:
 
 @dataclass
 class Controller:
-    """One whose pulse a test gives."""
+    """One whose liveness a test gives."""
 
     idle_s: float = 0.0
 
-    def pulse(self) -> Pulse:
-        return Pulse(self.idle_s)
+    def liveness(self) -> Liveness:
+        return Liveness(self.idle_s)
 
 
 @dataclass

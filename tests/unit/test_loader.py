@@ -13,10 +13,9 @@ import pytest
 from edged.config import Health
 from edged.engines import loader as loading
 from edged.engines.admission.examination import Admission
-from edged.engines.loader import Listed, Loader
+from edged.engines.loader import Listed, Loader, Shelf
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, readiness
-from edged.engines.shelf import Shelf
 from edged.errors import EngineUnusable, InvalidInput, NotReady, OutOfMemory
 from tests.unit.control_room import entry, inspection, planned_model, serve, settle
 from tests.unit.test_catalogue import House

@@ -14,12 +14,11 @@ import pytest
 from edged.backends.contract import Composition, Nodes
 from edged.config import Engines
 from edged.engines import opener as opener_module
-from edged.engines.alarms import Alarm, AlarmKind
+from edged.engines.alarms import Alarm, AlarmKind, Box, wrong
 from edged.engines.desired import desired
-from edged.engines.health import Box, wrong
 from edged.engines.opener import Opener
 from edged.engines.plan import PlannedEngine
-from edged.engines.questioning import Unaskable
+from edged.engines.probe import Unaskable
 from edged.engines.report import engines as reports
 from edged.engines.states import EngineState
 from edged.errors import DiskFailing, EngineUnusable, HostLost, NotReady, OutOfSpace, WrongAnswers

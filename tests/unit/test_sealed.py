@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edged.backends.contract import Recipe
+from edged.engines.quarantine import Warden
 from edged.engines.shape_book import Page
-from edged.engines.warden import Warden
 from edged.errors import BuildFailed
 from edged.ipc.job_messages import Checked
 from edged.models.finding import Category, Finding, Stage

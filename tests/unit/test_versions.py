@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.engines.shelf import Shelf
+from edged.engines.loader import Shelf
 from edged.errors import ConfigError, InvalidInput, NotFound
 from edged.models.overrides import Overrides
 from edged.models.repository import Repository

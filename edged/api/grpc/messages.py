@@ -12,7 +12,7 @@ from edged.engines.alarms import Alarm
 from edged.engines.commands import Selection, Standing
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, held_up, readiness
-from edged.engines.shape_report import ShapeReport
+from edged.engines.shape_book import ShapeReport
 from edged.events import Event
 from edged.models.finding import Reason
 from edged.models.repair import Record

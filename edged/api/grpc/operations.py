@@ -15,14 +15,14 @@ from edged.api.grpc.engines import EngineHandlers
 from edged.api.grpc.load import LoadReader
 from edged.api.grpc.rpc import Context, Service
 from edged.backends import registry
+from edged.config.changes import Outcome
 from edged.engines import report
 from edged.engines.admission.examination import admit
 from edged.engines.alarms import Alarm
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
-from edged.engines.reload import Outcome
 from edged.engines.repairer import Repaired, repair
-from edged.engines.shape_report import shape_report
+from edged.engines.shape_book import shape_report
 from edged.errors import AlreadyExists, InvalidInput, Refused
 from edged.events import ModelRepaired
 from edged.files import not_stored

@@ -12,16 +12,18 @@ from pathlib import Path
 import msgspec
 
 from edged.backends.registry import TITLES
-from edged.config.limits import AdmissionLimits
+from edged.config.limits import AdmissionLimits, Limits
 from edged.engines.admission import judgement
-from edged.engines.admission.limits import patience
 from edged.engines.child import ChildLost, run
+from edged.engines.child_watch import Patience
 from edged.ipc import job_messages as jobs
 from edged.models.finding import Stage
 from edged.models.inspection import Inspection
 from edged.verification.reach import Reach
 
-_UNKNOWN = Reach("", 0, 0, 0)  # of a runtime that did not live to tell
+_UNKNOWN = Reach("", 0, 0, 0)  # of a runtime that ended before it reported anything
+_STARVED = 8.0  # times as long again, for a child that others on the box do not let run
+_HASHING_SECONDS = 3600.0  # weights beside a model are regular files of a known size, and disks are slow
 
 
 class _Stages:
@@ -39,7 +41,7 @@ async def read(path: Path, limits: AdmissionLimits) -> Inspection:
     stages, granted = _Stages(Stage.FILE), limits.of_reader(await asyncio.to_thread(_size_mb, path))
     try:
         job = jobs.Inspect(str(path))
-        return await run(job, Inspection, granted, tell=stages, patience=patience(granted))
+        return await run(job, Inspection, granted, tell=stages, patience=_patience(granted))
     except ChildLost as error:
         if error.how == "killed":
             raise
@@ -54,13 +56,18 @@ async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> j
     stages, granted = _Stages(Stage.OPSET), limits.of_runtime(size_mb)
     backend = job.order.recipe.backend
     try:
-        found = await run(job, jobs.Checked, granted, tell=stages, patience=patience(granted))
+        found = await run(job, jobs.Checked, granted, tell=stages, patience=_patience(granted))
     except ChildLost as error:
         if error.how == "killed":
             raise
         finding = judgement.lost(error, stages.now, limits, granted.seconds, TITLES.get(backend, backend))
         return jobs.Checked(job.reach or _UNKNOWN, finding)
     return msgspec.structs.replace(found, finding=judgement.completed(found.finding, limits))
+
+
+def _patience(limits: Limits) -> Patience:
+    """More time for a child that waits for a processor, and for hashing external data."""
+    return Patience(limits.seconds * _STARVED, {Stage.EXTERNAL_DATA.value: _HASHING_SECONDS})
 
 
 def _size_mb(path: Path) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edged.engines.child import ChildLost
-from edged.engines.giving_up import why
+from edged.engines.maker import reason_to_give_up
 from edged.errors import BuildFailed, EdgedError, EngineUnusable, OutOfMemory, OutOfSpace
 
 HANG = "build child got no further for 120 s and was stopped"
@@ -37,4 +37,4 @@ CASES: dict[str, tuple[EdgedError, str, str, list[str], str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_why_gives_up_only_what_would_end_alike(case: str) -> None:
     error, backend, before, kin, expected = CASES[case]
-    assert why(error, backend, before, kin) == expected
+    assert reason_to_give_up(error, backend, before, kin) == expected

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from edged.config import Access, Config, Engines, Frigate, Http, Zmq
+from edged.config.changes import PARTS, Outcome, Part, diff, value, with_value
 from edged.config.limits import Limits
-from edged.engines.reload import PARTS, Outcome, Part, diff, value, with_value
 
 NONE = Config()
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from edged.backends.profile import Profile
-from edged.engines import beside as beside_module
-from edged.engines.beside import Beside
+from edged.engines import fallback as beside_module
 from edged.engines.desired import desired
+from edged.engines.fallback import Beside
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.states import EngineState
 from edged.errors import EdgedError, EngineUnusable, HostLost, NotReady, OutOfMemory, Superseded

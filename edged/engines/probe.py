@@ -1,27 +1,24 @@
-"""Asks an opened engine one question of the kind that engines are verified with, and looks at what it answers.
-
-Questions are made here, in the daemon, which needs no runtime for that. The shapes that a model takes are found by
-asking: the first engine that answers says them, and from then on one question is enough.
-"""
+"""Asks a session of a host one request itself, past the queue of its slot."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
 from edged.backends.contract import Signature
-from edged.engines.asking import asked
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotReady, Overloaded, WrongAnswers
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena
 from edged.models.model import Model
 from edged.raw_contents import to_array, to_bytes
 from edged.serving.link import HostLink
-from edged.serving.work import InputTensor
+from edged.serving.parcel import order, pack
+from edged.serving.work import InputTensor, TensorWork, Work
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import given
@@ -31,6 +28,30 @@ from edged.verification.golden import Sample, deciding
 from edged.verification.questions import PICTURE, WIDE, Question, one_by_one
 from edged.verification.standard import Tolerance, coarser, tolerance
 from edged.verification.verify import Pair, judge
+
+
+@contextlib.asynccontextmanager
+async def asked(inputs: tuple[InputTensor, ...], link: HostLink, session: int) -> AsyncIterator[m.Answer]:
+    """The answer, whose outputs lie in the host's arena until the block ends. Overloaded where they have no room there;
+    whatever the session raises."""
+    work = TensorWork(inputs, None)
+    work.future.cancel()  # nobody waits for it
+    refused: list[EdgedError] = []
+
+    def refuse(_: Work, error: EdgedError) -> None:
+        refused.append(error)
+
+    parcels = pack([work], link.arena, refuse)
+    try:
+        if refused:
+            raise refused[0]
+        reply = await link.submit(order(parcels, session, None))
+        assert isinstance(reply, m.Answer)  # tensors are answered so
+        yield reply
+    finally:
+        for parcel in parcels:
+            parcel.release()
+
 
 _COMPARED = 3  # golden questions: one of them suffices
 _MOST_BYTES = 64 << 20  # of one question: it takes room from requests

@@ -9,7 +9,7 @@ import pytest
 
 from edged.backends.contract import Recipe
 from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.warden import Warden
+from edged.engines.quarantine import Warden
 from edged.errors import NotReady, Quarantined
 from edged.serving.blame import DEATHS, Suspect
 from edged.serving.host_process import End

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edged.device.fingerprint import Fingerprint, probe
-from edged.engines import ahead
-from edged.engines.ahead import Target, recorded_target, target
+from edged.engines import offline
 from edged.engines.desired import desired
+from edged.engines.offline import Target, recorded_target, target
 from edged.engines.policy import candidates
 from edged.errors import InvalidInput
 from edged.store.key import may_be_for
@@ -69,14 +69,14 @@ def test_no_text_is_more_than_refused(text: str) -> None:
 
 
 def keys(on: Target, **settings: str) -> list[dict[str, str]]:
-    return [e.key.parts for e in ahead.engines(model(**settings), on, ())]
+    return [e.key.parts for e in offline.engines(model(**settings), on, ())]
 
 
 def test_a_recorded_box_finds_the_very_engines_that_were_built_for_it() -> None:
     on = recorded_target(CARD, OWN, "a2000.json")
     assert (on.name, on.capability) == ("NVIDIA RTX A2000", "8.6")
     there = {e.key.digest for e in desired(Fingerprint(CARD), {"m": model(precisions=ALL)})["m"]}
-    built = ahead.engines(model(precisions=ALL), on, ())
+    built = offline.engines(model(precisions=ALL), on, ())
     assert [e.recipe.precision for e in built] == ["fp16", "tf32", "fp32"]
     assert {e.key.digest for e in built} <= there
 
@@ -95,10 +95,10 @@ def test_a_box_may_use_what_was_built_for_its_compute_capability_and_no_other_ma
 
 
 def test_precisions_may_be_named() -> None:
-    (engine,) = ahead.engines(model(), target("8.6", OWN), ("fp16",))
+    (engine,) = offline.engines(model(), target("8.6", OWN), ("fp16",))
     assert (engine.recipe.precision, engine.recipe.device) == ("fp16", "cuda:0")
     with pytest.raises(InvalidInput, match="builds nothing for sm_86 in bf16"):
-        ahead.engines(model(), target("8.6", OWN), ("bf16",))
+        offline.engines(model(), target("8.6", OWN), ("bf16",))
 
 
 def test_a_box_on_which_nothing_that_is_built_here_could_run_is_refused() -> None:
@@ -116,7 +116,7 @@ def test_a_box_on_which_nothing_that_is_built_here_could_run_is_refused() -> Non
 
 def test_another_runtime_of_the_other_box_is_no_matter() -> None:
     on = recorded_target(CARD | {"tensorrt.version": "10.3.0.30", "runtime.tensorrt": "10.3.0"}, OWN, "card.json")
-    assert {e.recipe.backend for e in ahead.engines(model(), on, ())} == {"tensorrt_rtx"}
+    assert {e.recipe.backend for e in offline.engines(model(), on, ())} == {"tensorrt_rtx"}
 
 
 def test_nothing_of_this_box_but_the_runtimes_is_in_the_keys() -> None:

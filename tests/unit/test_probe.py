@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edged.backends.contract import Signature
-from edged.engines.questioning import Acquaintance, Form, Questioner, Unaskable, fault
+from edged.engines.probe import Acquaintance, Form, Questioner, Unaskable, fault
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded, WrongAnswers
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena

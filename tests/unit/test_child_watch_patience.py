@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edged.config.limits import Limits
-from edged.engines.allowance import patience, quiet_seconds
+from edged.engines.child_watch import patience, quiet_seconds
 from edged.models.model import Model
 from tests.unit.control_room import model
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile
-from edged.engines.widening import Demand, down, recent, size, up, widened
+from edged.engines.learning import Demand, down, recent, up, widened
+from edged.engines.shape_book import largest_bytes
 from edged.serving.extents import Kind, Seen
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec
 
@@ -75,7 +76,7 @@ def test_one_request_does_not_command_more_memory_than_is_allowed_and_others_cou
     came = seen(({"ids": (1, 1 << 28)}, 99), ({"ids": (1, 200)}, 1), ({"ids": (1 << 20, 1)}, 1))
     found = Profile.parse(widen("ids=1x1:1x64:4x128", came, most=MB))
     assert str(found) == "ids=1x1:1x200:4x224"
-    assert size(found, IDS) == 4 * 224 * 4
+    assert largest_bytes(found, IDS) == 4 * 224 * 4
 
 
 def test_what_was_set_larger_than_is_allowed_stays_but_does_not_grow() -> None:
@@ -120,7 +121,7 @@ def test_it_never_shrinks_never_exceeds_its_bound_and_is_done_after_one_step(
     first = widened(Profile(), IDS, came, MB, usual=True)
     assert widened(first, IDS, came, MB, usual=True) == first
     assert not first.problem()
-    assert not first.ranges or size(first, IDS) <= MB
+    assert not first.ranges or largest_bytes(first, IDS) <= MB
     second = widened(first, IDS, ids(*later), MB, usual=True)
     for each in first.ranges:
         assert second.contains("ids", each.minimum)

@@ -7,8 +7,7 @@ import pytest
 
 from edged.backends.contract import REFERENCE, Composition, Recipe
 from edged.config import Engines
-from edged.engines.alarms import Alarm, AlarmKind
-from edged.engines.health import Box, slow_engine, wrong
+from edged.engines.alarms import Alarm, AlarmKind, Box, slow_engine, wrong
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.states import EngineState
 from edged.errors import BuildFailed, EngineUnusable, NotReady

@@ -10,7 +10,7 @@ import pytest
 
 from edged import tasks
 from edged.config import Health
-from edged.engines.prober import Prober
+from edged.engines.readiness import Prober
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady
 from edged.serving.slot import Slot
 from edged.serving.work import InputTensor, TensorWork
