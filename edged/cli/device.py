@@ -78,8 +78,7 @@ def _table(facts: dict[str, Any]) -> Table:
 
 
 def _local(root: Path) -> dict[str, Any]:
-    from edged.device.devices import devices
-    from edged.device.fingerprint import probe
+    from edged.device.fingerprint import devices, probe
 
     if not root.is_dir():
         raise NotFound(f"there is no directory {root}")
@@ -89,8 +88,7 @@ def _local(root: Path) -> dict[str, Any]:
 
 
 def _remote(client: Client) -> dict[str, Any]:
-    from edged.device.devices import devices
-    from edged.device.fingerprint import Fingerprint
+    from edged.device.fingerprint import Fingerprint, devices
 
     said = client.device()
     found = [msgspec.to_builtins(item) for item in devices(Fingerprint(said.facts))]

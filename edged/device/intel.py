@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from edged.device import dpkg, libraries
+from edged.device import libraries
 from edged.device.root import Root
 
 _VENDOR = "0x8086"
@@ -78,6 +78,6 @@ def _found(root: Root, pattern: str) -> dict[str, dict[str, str]]:
 
 
 def _packages(root: Root, wanted: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    versions = dpkg.versions(root, [name for names in wanted.values() for name in names])
+    versions = libraries.package_versions(root, [name for names in wanted.values() for name in names])
     present = {fact: next((versions[n] for n in names if n in versions), "") for fact, names in wanted.items()}
     return {fact: version for fact, version in present.items() if version}

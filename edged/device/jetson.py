@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 
-from edged.device import dpkg, nvidia
+from edged.device import libraries, nvidia
 from edged.device.root import Root
 from edged.device.system import total_memory_mb
 
@@ -64,7 +64,7 @@ def _l4t(root: Root) -> str:
     if match:
         return f"{match[1]}.{match[2]}"
     # Newer images come without the file.
-    return dpkg.upstream(dpkg.versions(root, ["nvidia-l4t-core"]).get("nvidia-l4t-core", ""))
+    return libraries.upstream(libraries.package_versions(root, ["nvidia-l4t-core"]).get("nvidia-l4t-core", ""))
 
 
 def _module(compatible: tuple[str, ...]) -> str:

@@ -18,7 +18,7 @@ DIRECTORIES = (
 )
 _MARK = re.compile(rb"\0tensorrt_version_(\d{1,4})_(\d{1,4})_(\d{1,4})_(\d{1,4})\0")
 _SYMBOLS = 8 << 20  # bytes
-_VERSION = re.compile(r"\.so\.([0-9]{1,9}(?:\.[0-9]{1,9}){1,4})$")
+_SO_VERSION = re.compile(r"\.so\.([0-9]{1,9}(?:\.[0-9]{1,9}){1,4})$")
 
 
 def system_version(root: Root, name: str) -> str | None:
@@ -30,7 +30,7 @@ def newest(root: Root, patterns: Iterable[str]) -> str | None:
     """The highest version among the matches of the first pattern that has any, links followed."""
     for pattern in patterns:
         names = (root.real_name(path) or "" for path in root.glob(pattern))
-        versions = [match[1] for match in map(_VERSION.search, names) if match]
+        versions = [match[1] for match in map(_SO_VERSION.search, names) if match]
         if versions:
             return max(versions, key=as_numbers)
     return None
@@ -46,3 +46,33 @@ def marked_version(root: Root, path: str) -> str | None:
 def as_numbers(version: str) -> tuple[int, ...]:
     """`"10.3.0"` -> `(10, 3, 0)`, so that 10 comes after 9."""
     return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version))
+
+
+STATUS = "var/lib/dpkg/status"
+_STATUS_LIMIT = 32 << 20  # bytes; a desktop's is a few MB
+
+
+def package_versions(root: Root, names: Iterable[str]) -> dict[str, str]:
+    """Package -> version as dpkg writes it (`10.3.0.30-1+cuda12.5`), for the installed ones of `names`."""
+    text = root.read(STATUS, _STATUS_LIMIT) or ""
+    found = {}
+    for name in names:
+        # Searching for the name beats parsing thousands of paragraphs about other packages.
+        for match in re.finditer(rf"^Package: {re.escape(name)}$", text, re.MULTILINE):
+            end = text.find("\n\n", match.end())
+            version = _installed_version(text[match.end() : end if end >= 0 else len(text)])
+            if version:
+                found[name] = version
+    return found
+
+
+def upstream(version: str) -> str:
+    """The version without Debian's epoch and revision: `2:1.3.29735-1~22.04` -> `1.3.29735`."""
+    without_epoch = version.partition(":")[2] or version
+    return without_epoch.rpartition("-")[0] or without_epoch
+
+
+def _installed_version(paragraph: str) -> str | None:
+    fields = dict(re.findall(r"^(Status|Version): (\S.*)$", paragraph, re.MULTILINE))
+    # A package that was removed but not purged keeps its paragraph.
+    return fields.get("Version") if fields.get("Status", "").endswith(" installed") else None

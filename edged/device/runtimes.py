@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from edged.decoding import ready
-from edged.device import dpkg, libraries
+from edged.device import libraries
 from edged.device.root import Root
 
 # The wheels that hold libnvinfer; what else is called TensorRT there leads to it.
@@ -132,7 +132,7 @@ def _tensorrt(root: Root, installed: Mapping[str, str]) -> str:
         return ""
     marked = _marked(root, libraries.DIRECTORIES, f"libnvinfer.so.{version}")
     package = f"libnvinfer{version.partition('.')[0]}"
-    packaged = dpkg.upstream(dpkg.versions(root, [package]).get(package, ""))
+    packaged = libraries.upstream(libraries.package_versions(root, [package]).get(package, ""))
     # A package that disagrees with the file is about another copy.
     return marked or (packaged if packaged.startswith(f"{version}.") else version)
 

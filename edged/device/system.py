@@ -11,9 +11,10 @@ import platform
 import re
 from collections.abc import Iterator
 
-from edged.device import dpkg
+import msgspec
+
 from edged.device.cpu import threads
-from edged.device.libraries import as_numbers
+from edged.device.libraries import as_numbers, package_versions, upstream
 from edged.device.root import Root
 
 _KIB_PER_MIB = 1024
@@ -121,8 +122,8 @@ def _libc(root: Root) -> str:
     if root.is_live:
         # None where the libc is not glibc.
         return _confstr("CS_GNU_LIBC_VERSION") or ""
-    version = dpkg.versions(root, ["libc6"]).get("libc6", "")
-    return f"glibc {dpkg.upstream(version)}" if version else ""
+    version = package_versions(root, ["libc6"]).get("libc6", "")
+    return f"glibc {upstream(version)}" if version else ""
 
 
 def _confstr(name: str) -> str | None:
@@ -138,3 +139,19 @@ def _python(root: Root) -> str:
         return ".".join(platform.python_version_tuple()[:2])
     found = [path.rpartition("python")[2] for path in root.glob("usr/lib/python3.[0-9]*")]
     return max(found, key=as_numbers, default="")
+
+
+_LINE = re.compile(r"^(MemTotal|MemAvailable):\s*([0-9]{1,15}) kB$", re.MULTILINE)
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Bytes; 0 where the box does not tell. `free` is what can be had without swapping."""
+
+    total: int = 0
+    free: int = 0
+
+
+def read_memory(root: Root) -> Memory:
+    """As it is now."""
+    found = {name: int(number) << 10 for name, number in _LINE.findall(root.read("proc/meminfo") or "")}
+    return Memory(found.get("MemTotal", 0), found.get("MemAvailable", 0))

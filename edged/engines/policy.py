@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from edged.backends import registry
 from edged.backends.contract import REFERENCE, Recipe
-from edged.device.devices import Device, devices
-from edged.device.fingerprint import Fingerprint
+from edged.device.fingerprint import Device, Fingerprint, devices
 from edged.models import settings as model_settings
 from edged.models.settings import PRECISIONS
 

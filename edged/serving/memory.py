@@ -7,9 +7,9 @@ import functools
 import os
 from pathlib import Path
 
-from edged.device import memory as device_memory
 from edged.device import system
 from edged.device.root import Root
+from edged.device.system import read_memory
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LEFT_MB, _LEFT_SHARE = 512, 0.1  # of the box, for everything that is not a host
@@ -81,7 +81,7 @@ def _group() -> Path:
 
 def available_mb() -> int:
     """Mebibytes that processes could still take: of the box, or of its cgroup's limit if that is less. 0 if unknown."""
-    free, group = device_memory.read(Root()).free, _group()
+    free, group = read_memory(Root()).free, _group()
     with contextlib.suppress(OSError, ValueError):  # without a limit memory.max says "max"
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

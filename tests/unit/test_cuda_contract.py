@@ -108,7 +108,7 @@ def test_where_the_environment_leaves_no_gpu_none_is_opened(driver: Path, visibl
 
 def test_a_process_in_which_cuda_counts_otherwise_gets_no_other_gpu_instead(driver: Path) -> None:
     """The real driver reads the variable once, the stand-in always; so here edged is kept from changing it."""
-    program = "from edged.device import visible\nvisible.number_all = lambda: None\n" + OPEN
+    program = "from edged.device import nvidia\nnvidia.use_pci_order = lambda: None\n" + OPEN
     other = "CUDA's device 0 is the GPU at 0000:02:00.0, which is cuda:1; unset CUDA_VISIBLE_DEVICES"
     first, second = tell(driver, "os.environ['CUDA_DEVICE_ORDER'] = 'PCI_BUS_ID'\n" + program, "1")
     assert first.startswith(other)

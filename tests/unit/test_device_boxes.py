@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edged.cli.app import app
-from edged.device.devices import Device, devices
-from edged.device.fingerprint import Fingerprint, probe
+from edged.device.fingerprint import Device, Fingerprint, devices, probe
 from edged.device.nvidia import REBOOT_PENDING
 
 BOXES = Path(__file__).parents[1] / "fixtures" / "devices"

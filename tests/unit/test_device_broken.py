@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edged.device.devices import Device, devices
-from edged.device.fingerprint import Fingerprint, probe
+from edged.device.fingerprint import Device, Fingerprint, devices, probe
 
 
 def test_an_empty_or_missing_root_has_no_facts_but_a_cpu(tmp_path: Path) -> None:

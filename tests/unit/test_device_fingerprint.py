@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.device.devices import devices
-from edged.device.fingerprint import Change, Fingerprint, probe
+from edged.device.fingerprint import Change, Fingerprint, devices, probe
 
 BOXES = Path(__file__).parents[1] / "fixtures" / "devices"
 REPOSITORY = Path(__file__).parents[2]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.device.devices import Device, devices
-from edged.device.fingerprint import probe
+from edged.device.fingerprint import Device, devices, probe
 
 BOXES = Path(__file__).parents[1] / "fixtures" / "devices"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edged.device import nvidia, nvml, visible
+from edged.device import nvidia, nvml
 from edged.device.root import Root
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\nGCC: 12\n"
@@ -208,11 +208,11 @@ CARDS = {"0000:01:00.0": "GPU-12AB-1", "0000:02:00.0": "GPU-12cd-2", "0000:81:00
 def test_what_the_environment_leaves(said: str | None, left: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {} if said is None else {"CUDA_VISIBLE_DEVICES": said})
     expected = {sorted(CARDS)[index] for index in left}
-    assert visible.left(CARDS) == expected
-    visible.number_all()
-    assert visible.left(CARDS) == expected
-    visible.number_all()
-    assert visible.left(CARDS) == expected
+    assert nvidia.visible_gpus(CARDS) == expected
+    nvidia.use_pci_order()
+    assert nvidia.visible_gpus(CARDS) == expected
+    nvidia.use_pci_order()
+    assert nvidia.visible_gpus(CARDS) == expected
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert os.environ.get("CUDA_VISIBLE_DEVICES", "-1") == "-1"
 

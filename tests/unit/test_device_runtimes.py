@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edged.backends import registry
-from edged.device import dpkg, libraries, runtimes
+from edged.device import libraries, runtimes
 from edged.device.root import Root
 
 SITE = "usr/local/lib/python3.11/dist-packages"
@@ -186,16 +186,16 @@ def test_a_damaged_version_file_is_absent(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_upstream_version(version: str, upstream: str) -> None:
-    assert dpkg.upstream(version) == upstream
+    assert libraries.upstream(version) == upstream
 
 
 def test_only_installed_packages_count(tmp_path: Path) -> None:
     write(
         tmp_path,
-        dpkg.STATUS,
+        libraries.STATUS,
         "Package: a\nStatus: deinstall ok config-files\nVersion: 1\n\n"
         "Package: b\nStatus: install ok half-installed\nVersion: 2\n\n"
         "Package: c\nVersion: 3\n\n"
         "Package: d\nDescription: x\n Package: e\nStatus: install ok installed\nVersion: 4",
     )
-    assert dpkg.versions(Root(tmp_path), ["a", "b", "c", "d", "e", "f", "."]) == {"d": "4"}
+    assert libraries.package_versions(Root(tmp_path), ["a", "b", "c", "d", "e", "f", "."]) == {"d": "4"}

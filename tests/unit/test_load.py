@@ -10,7 +10,7 @@ from typing import Any
 from edged.api.grpc.load import hosts, model
 from edged.client.load import load_info
 from edged.config import Health
-from edged.device import memory
+from edged.device import system
 from edged.device.root import Root
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import ModelRefused
@@ -66,10 +66,10 @@ def test_memory_is_read_as_the_kernel_tells_it(tmp_path: Path) -> None:
     place = tmp_path / "proc" / "meminfo"
     place.parent.mkdir()
     place.write_text("MemTotal:        8000 kB\nMemFree:  1 kB\nMemAvailable:    6000 kB\n")
-    assert memory.read(Root(tmp_path)) == memory.Memory(8000 << 10, 6000 << 10)
+    assert system.read_memory(Root(tmp_path)) == system.Memory(8000 << 10, 6000 << 10)
     place.write_text("MemTotal: many kB\nMemAvailable:\n")
-    assert memory.read(Root(tmp_path)) == memory.Memory()
-    assert memory.read(Root(tmp_path / "none")) == memory.Memory()
+    assert system.read_memory(Root(tmp_path)) == system.Memory()
+    assert system.read_memory(Root(tmp_path / "none")) == system.Memory()
 
 
 def test_what_is_absent_on_the_wire_is_none_for_the_client() -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edged.backends.contract import REFERENCE, Recipe
-from edged.device.devices import Device
-from edged.device.fingerprint import probe
+from edged.device.fingerprint import Device, probe
 from edged.engines.policy import candidates, lanes, precisions
 from edged.errors import ConfigError
 

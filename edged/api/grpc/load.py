@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from edged.api.grpc import messages
 from edged.config import Health
-from edged.device import memory
+from edged.device import system
 from edged.device.root import Root
 from edged.engines import report
 from edged.engines.alarms import Alarm
@@ -42,7 +42,7 @@ class LoadReader:
 
     async def read(self) -> pb.GetLoadResponse:
         """Everything, as of now. Sensors may be slow, so they are read in a thread."""
-        readings, box = await asyncio.to_thread(lambda: (self._sensors.read(), memory.read(self._root)))
+        readings, box = await asyncio.to_thread(lambda: (self._sensors.read(), system.read_memory(self._root)))
         controller, now = self._controller, time.monotonic()
         alarms = controller.alarms.active()
         return pb.GetLoadResponse(
@@ -101,7 +101,7 @@ def hosts(links: Iterable[HostLink], tally: Tally) -> Iterator[pb.HostLoad]:
         yield pb.HostLoad(backend=backend, losses=tally.losses[backend])
 
 
-def _device(controller: Controller, readings: Readings, box: memory.Memory) -> pb.DeviceLoad:
+def _device(controller: Controller, readings: Readings, box: system.Memory) -> pb.DeviceLoad:
     return pb.DeviceLoad(
         cpu_busy=controller.load.busy,
         memory_bytes=box.total,

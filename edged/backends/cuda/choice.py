@@ -7,7 +7,7 @@ import importlib
 from edged.backends.contract import one_line
 from edged.backends.cuda import numbering
 from edged.backends.cuda.contract import Device
-from edged.device import visible
+from edged.device import nvidia
 from edged.errors import Unsupported
 
 # The package as its users install it -> the module here that needs it.
@@ -24,7 +24,7 @@ def open_device(number: int = 0, library: str | None = None) -> Device:
     `library` is one of LIBRARIES, None for the first that can be imported. Unsupported when none can, EngineUnusable
     when there is no driver, no such device, or another one has its number in this process.
     """
-    visible.number_all()
+    nvidia.use_pci_order()
     problems = []
     for name in LIBRARIES if library is None else (library,):
         try:

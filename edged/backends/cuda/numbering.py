@@ -1,6 +1,6 @@
 """Whether CUDA's device N is the GPU that the facts call `cuda:N`; an engine's key names what it was built on.
 
-`edged.device.visible` sees to it, unless something else in the process has initialised CUDA before, or a container has
+`edged.device.nvidia` sees to it, unless something else in the process has initialised CUDA before, or a container has
 only some of the GPUs that /proc lists.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from edged.device import visible
+from edged.device import nvidia
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when the runtime is imported
-visible.number_all()  # CUDA reads its environment once, when it is initialised
+nvidia.use_pci_order()  # CUDA reads its environment once, when it is initialised

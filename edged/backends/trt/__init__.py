@@ -17,6 +17,6 @@ session.py   an opened engine, with tensors.py and buffers.py
 backend.py   the contract
 """
 
-from edged.device import visible
+from edged.device import nvidia
 
-visible.number_all()  # CUDA reads its environment once, when it is initialised; a builder does that, too
+nvidia.use_pci_order()  # CUDA reads its environment once, when it is initialised; a builder does that, too
