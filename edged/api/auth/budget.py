@@ -18,7 +18,7 @@ from edged.errors import ClientLimited
 LARGE = 1 << 20  # bytes, from which on a message is counted
 _TOTAL, _EACH = 32 << 20, 16 << 20  # bytes, of all clients and of one
 _PER_SECOND = 384 << 20  # bytes; a message keeps its room for at least that long, so that others have their turns
-_SOON_SECONDS = 0.5  # after which there may be room for a request that was refused
+_REFUSAL_SECONDS = 0.5  # after which there may be room for a request that was refused
 
 
 class _Waiter(NamedTuple):
@@ -49,7 +49,7 @@ class Budget:
     """Of one event loop. `total` bytes may be under way at a time, `each` of one client, and as many may wait. One
     message alone always may."""
 
-    def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _SOON_SECONDS) -> None:
+    def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _REFUSAL_SECONDS) -> None:
         """`refused_after`: seconds until a refusal, so that a client that tries again at once comes no sooner."""
         self.total, self.each, self._refused_after = total, each, refused_after
         self.used = 0
@@ -65,8 +65,8 @@ class Budget:
         if not is_patient and sum(each.size for each in self._waiting) + size > self.total:
             await asyncio.sleep(self._refused_after)
             raise ClientLimited(
-                f"too many large requests are under way; try again in {_SOON_SECONDS:g} s, or send smaller ones",
-                _SOON_SECONDS,
+                f"too many large requests are under way; try again in {_REFUSAL_SECONDS:g} s, or send smaller ones",
+                _REFUSAL_SECONDS,
             )
         waiter = _Waiter(client, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)

@@ -20,7 +20,6 @@ from typing import Annotated
 
 import msgspec
 
-from edged.api.auth.roles import Roles
 from edged.config.access import Role
 from edged.decoding import explain, ready
 from edged.errors import AlreadyExists, ConfigError, EdgedError, InvalidInput, NotFound
@@ -48,7 +47,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 1
 
 
-def make(name: str, roles: Roles, days: float = 0.0) -> tuple[Token, str]:
+def make(name: str, roles: frozenset[Role], days: float = 0.0) -> tuple[Token, str]:
     """A new token, and its secret, which is nowhere else. `days` until it expires, 0 for never. InvalidInput."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(f"{name[:80]!r} is not a token name: use letters, digits and . _ @ -, at most 64")
