@@ -50,22 +50,22 @@ def new(
     Clients send it as the header "authorization: Bearer TOKEN"; edged's own take it from EDGED_TOKEN or
     EDGED_TOKEN_FILE.
     """
-    from edged.api.auth import roles, tokens
+    from edged.api.auth import policy, tokens
 
-    wanted = roles.parse([word for each in role or [] for word in each.split(",")])
+    wanted = policy.parse([word for each in role or [] for word in each.split(",")])
     token, secret = tokens.make(name, wanted, days)
     _kept(file, state).add(token)
     if json:
         shown = {"name": name, "roles": list(token.roles), "expires": token.expires or None, "token": secret}
         common.print_json(msgspec.json.encode(shown))
     else:
-        common.err.print(f"{name} may: {roles.told(wanted)}; this is shown once:")
+        common.err.print(f"{name} may: {policy.told(wanted)}; this is shown once:")
         common.show(secret)
 
 
 def list_(file: _File = None, state: _State = None, json: common.Json = False) -> None:
     """List the tokens: names, roles, when they expire."""
-    from edged.api.auth import roles
+    from edged.api.auth import policy
 
     found = _kept(file, state).read()
     if json:
@@ -76,7 +76,7 @@ def list_(file: _File = None, state: _State = None, json: common.Json = False) -
         return
     table = Table("NAME", "ROLES", "CREATED", "EXPIRES", box=None, pad_edge=False)
     for token in found:
-        table.add_row(token.name, roles.told(frozenset(token.roles)), _date(token.created), _expiry(token.expires))
+        table.add_row(token.name, policy.told(frozenset(token.roles)), _date(token.created), _expiry(token.expires))
     common.show(table if found else "no tokens; make one: edged tokens new NAME --role infer")
 
 

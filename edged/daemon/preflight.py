@@ -15,7 +15,7 @@ from pathlib import Path as File
 from typing import TypeAlias
 
 from edged import packages
-from edged.api.auth import doors, tls
+from edged.api.auth import policy, tls
 from edged.api.auth.tokens import TokenFile
 from edged.api.lanes.address import tcp_address, unix_path
 from edged.api.lanes.zmq_socket import place
@@ -101,7 +101,7 @@ def _access(config: Config) -> Iterator[Finding]:
     if config.tls.certificate:
         yield from _told(lambda: tls.read(config.tls, time.time()))
     guarded = [*places.addresses(config), *([config.http.listen] if config.http.listen else [])]
-    yield from _told(lambda: doors.require_known(config.access, config.tls, guarded))
+    yield from _told(lambda: policy.require_known(config.access, config.tls, guarded))
     if config.access.tokens_file:
         yield from _told(TokenFile(File(config.access.tokens_file)).read, ("access", "tokens_file"))
 
@@ -152,7 +152,7 @@ def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Pla
 
 def _door(address: str, config: Config) -> _Place:
     """An address for gRPC may be one that other machines reach, where that is secured."""
-    doors.door(address, config.access, config.tls)
+    policy.door(address, config.access, config.tls)
     return _socket(address, allow_remote=True)
 
 

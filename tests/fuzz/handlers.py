@@ -18,7 +18,7 @@ import grpc
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from edged.api.auth.gate import Gate
+from edged.api.grpc.call_guard import Gate
 from edged.api.grpc.server import Ingress
 from edged.config import Config
 from edged.daemon import main as composition

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from edged.api.auth.roles import parse
+from edged.api.auth.policy import parse
 from edged.api.auth.tokens import TokenFile, make
 from tests.integration.daemon import Daemon, wait_for
 

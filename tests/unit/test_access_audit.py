@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from edged.api.auth import audit
-from edged.api.auth.about import about
-from edged.api.auth.audit import AuditLog, Line
+from edged.api.auth.audit import AuditLog, Line, about
 from edged.api.auth.guard import Guard
 from edged.api.http.access import HttpGuard
 from edged.api.http.exchange import Answer, Ask

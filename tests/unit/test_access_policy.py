@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edged.api.auth import callers, doors, policy, roles
-from edged.api.auth.doors import Door, door
+from edged.api.auth import policy
 from edged.api.auth.guard import Guard
+from edged.api.auth.policy import Door, door
 from edged.api.auth.tokens import Token
 from edged.api.http import access as rest_access
 from edged.api.http.routes import _TABLE
@@ -45,7 +45,7 @@ def test_what_an_address_gives(address: str, access: Access, tls: Tls, expected:
 
 
 def test_one_default_socket_alone_answers_everybody_and_two_have_groups() -> None:
-    assert door(_PAIR[0], Access(), Tls()).roles == roles.ALL
+    assert door(_PAIR[0], Access(), Tls()).roles == policy.ALL
     assert [door(address, Access(), Tls(), _PAIR).group for address in _PAIR] == ["edged", "edged-operate"]
 
 
@@ -65,14 +65,14 @@ def test_certificates_are_asked_for_where_the_configuration_wants_it() -> None:
 def test_nobody_is_an_operator_for_reaching_a_port() -> None:
     with pytest.raises(ConfigError, match=r"lets everybody who reaches 0\.0\.0\.0:1 operate"):
         door("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("operate",)}), _TLS)
-    assert "everybody" in doors.warning(door("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("infer",)}), _TLS))
+    assert "everybody" in policy.warning(door("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("infer",)}), _TLS))
 
 
 def test_a_grant_of_an_address_that_there_is_not_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"names unix:/x.sok, where nothing listens; did you mean unix:/x.sock\?"):
-        doors.require_known(Access(grants={"unix:/x.sok": ("read",)}), Tls(), ["unix:/x.sock", "localhost:1"])
+        policy.require_known(Access(grants={"unix:/x.sok": ("read",)}), Tls(), ["unix:/x.sock", "localhost:1"])
     with pytest.raises(ConfigError, match=r"tls\.without_client_certificate names 0\.0\.0\.0:2"):
-        doors.require_known(Access(), _MTLS, ["0.0.0.0:1"])
+        policy.require_known(Access(), _MTLS, ["0.0.0.0:1"])
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,17 @@ def test_half_of_tls_is_refused(words: dict[str, str], message: str) -> None:
         Tls(**words)  # type: ignore[arg-type]
 
 
-_FAR = Door("0.0.0.0:1", roles.NONE, is_local=False, has_tls=True)
+_FAR = Door("0.0.0.0:1", policy.NONE, is_local=False, has_tls=True)
 _SOCKET = door(_PAIR[0], Access(), Tls(), _PAIR)
 _TOKEN = Token("yard", "0" * 64, ("infer",), expires=100.0)
 
 
 def test_who_shows_nothing_may_what_the_address_gives() -> None:
-    somebody = callers.at(_FAR, "ipv4:1.2.3.4:567")
+    somebody = policy.at(_FAR, "ipv4:1.2.3.4:567")
     assert somebody.key == "host 1.2.3.4"
     assert policy.refusal(_HEALTH, somebody) is None
     assert isinstance(policy.refusal(_DETECT, somebody), Unauthenticated)
-    local = callers.at(_SOCKET)
+    local = policy.at(_SOCKET)
     assert policy.refusal(_DETECT, local) is None
     refused = policy.refusal(_REMOVE, local)
     assert isinstance(refused, Forbidden)
@@ -113,42 +113,42 @@ def test_who_shows_nothing_may_what_the_address_gives() -> None:
 def test_refusal_of_an_operator_over_loopback_says_how_to_get_the_role(
     defaults: tuple[str, str] | None, remedy: str
 ) -> None:
-    refused = policy.refusal(_REMOVE, callers.at(door("localhost:1", Access(), Tls(), defaults)))
+    refused = policy.refusal(_REMOVE, policy.at(door("localhost:1", Access(), Tls(), defaults)))
     assert isinstance(refused, Forbidden)
     assert remedy in str(refused)
 
 
 def test_a_token_adds_its_roles_until_it_expires() -> None:
-    known = callers.with_token(callers.at(_FAR, "ipv4:1.2.3.4:5"), _TOKEN, now=99.0)
+    known = policy.with_token(policy.at(_FAR, "ipv4:1.2.3.4:5"), _TOKEN, now=99.0)
     assert (known.name, known.key, known.roles) == ("token yard", "token yard", {"infer"})
     assert policy.refusal(_DETECT, known) is None
     assert isinstance(policy.refusal(_LIST, known), Forbidden)
-    late = callers.with_token(callers.at(_FAR), _TOKEN, now=100.0)
+    late = policy.with_token(policy.at(_FAR), _TOKEN, now=100.0)
     assert isinstance(policy.refusal(_DETECT, late), Unauthenticated)
-    on_socket = callers.with_token(callers.at(_SOCKET), _TOKEN, now=0.0)
+    on_socket = policy.with_token(policy.at(_SOCKET), _TOKEN, now=0.0)
     assert on_socket.roles == {"infer", "read"}
 
 
 def test_a_wrong_token_is_refused_also_where_nothing_is_needed() -> None:
-    wrong = callers.with_token(callers.at(_SOCKET), None, now=0.0)
+    wrong = policy.with_token(policy.at(_SOCKET), None, now=0.0)
     assert isinstance(policy.refusal(_DETECT, wrong), Unauthenticated)
     assert isinstance(policy.refusal(_HEALTH, wrong), Unauthenticated)
 
 
 def test_a_certificate_has_the_roles_of_all_its_names() -> None:
-    known: dict[str, tuple[roles.Role, ...]] = {"a.lan": ("infer",), "spiffe://x/a": ("read",)}
-    who = callers.with_certificate(callers.at(_FAR), ["b.lan", "spiffe://x/a", "a.lan"], known, 100.0, 0.0)
+    known: dict[str, tuple[policy.Role, ...]] = {"a.lan": ("infer",), "spiffe://x/a": ("read",)}
+    who = policy.with_certificate(policy.at(_FAR), ["b.lan", "spiffe://x/a", "a.lan"], known, 100.0, 0.0)
     assert (who.roles, who.name) == ({"infer", "read"}, "certificate spiffe://x/a")
-    stranger = callers.with_certificate(callers.at(_FAR), ["c.lan"], known, 100.0, 0.0)
+    stranger = policy.with_certificate(policy.at(_FAR), ["c.lan"], known, 100.0, 0.0)
     refused = policy.refusal(_DETECT, stranger)
     assert isinstance(refused, Forbidden)
     assert "certificate c.lan has no role here; give it some: access.certificates, 'c.lan'" in str(refused)
-    ended = callers.with_certificate(callers.at(_FAR), ["a.lan"], known, 100.0, 100.0)
+    ended = policy.with_certificate(policy.at(_FAR), ["a.lan"], known, 100.0, 100.0)
     assert isinstance(policy.refusal(_DETECT, ended), Unauthenticated)
 
 
 def test_a_method_that_is_not_in_the_table_is_nobodys() -> None:
-    operator = callers.at(door(_PAIR[1], Access(), Tls(), _PAIR))
+    operator = policy.at(door(_PAIR[1], Access(), Tls(), _PAIR))
     assert isinstance(policy.refusal("/edged.v1.Operations/Forgotten", operator), Forbidden)
 
 
@@ -164,7 +164,7 @@ def test_a_method_that_is_not_in_the_table_is_nobodys() -> None:
     ],
 )
 def test_the_header(header: str, secret: str | None) -> None:
-    assert callers.secret_of(header) == secret
+    assert policy.secret_of(header) == secret
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_the_header(header: str, secret: str | None) -> None:
     [("ipv4:1.2.3.4:56", "1.2.3.4"), ("ipv6:%5B::1%5D:56", "::1"), ("ipv6:[::1]:56", "::1"), ("unix:", ""), ("", "")],
 )
 def test_the_host_of_a_peer(peer: str, host: str) -> None:
-    assert callers.host_of(peer) == host
+    assert policy.host_of(peer) == host
 
 
 def test_every_route_of_http_means_a_method_of_the_table() -> None:
@@ -182,9 +182,9 @@ def test_every_route_of_http_means_a_method_of_the_table() -> None:
 
 
 def test_roles_by_name() -> None:
-    assert roles.parse(["infer", " read"]) == {"infer", "read"}
+    assert policy.parse(["infer", " read"]) == {"infer", "read"}
     with pytest.raises(InvalidInput, match="there is no role 'root'; there are read, infer, operate"):
-        roles.parse(["root"])
+        policy.parse(["root"])
 
 
 def test_what_listens_already_is_not_made_another(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from edged.api.auth import tls
-from edged.api.auth.certificates import Validity, validity
-from edged.api.auth.tls import Certificate, worry
+from edged.api.auth.tls import Certificate, Validity, validity, worry
 from edged.config import Tls
 from edged.errors import ConfigError
 from tests.integration.guarded import Authority, openssl

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edged.api.auth import callers, tokens
+from edged.api.auth import policy, tokens
 from edged.api.auth.guard import Guard, tokens_path
-from edged.api.auth.roles import parse
+from edged.api.auth.policy import parse
 from edged.api.auth.tokens import TokenBook, TokenFile, make
 from edged.config import Access, Tls
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
@@ -147,8 +147,8 @@ def test_calls_end_with_their_token_even_where_another_has_its_name(tmp_path: Pa
 def test_calls_end_once_their_certificate_has_lost_a_role(tmp_path: Path) -> None:
     access = Access(certificates={"anna": ("infer", "read"), "operators": ("operate",)})
     guard = Guard(access, Tls(), tmp_path)
-    somebody = callers.at(guard.door("localhost:8001"))
-    who = callers.with_certificate(somebody, ["anna", "anna.lan"], access.certificates, 2.0, 1.0)
+    somebody = policy.at(guard.door("localhost:8001"))
+    who = policy.with_certificate(somebody, ["anna", "anna.lan"], access.certificates, 2.0, 1.0)
     asyncio.run(guard.heed(Access(certificates={"anna": ("infer", "read", "operate")}), []))
     assert guard.lost(who) is None
     asyncio.run(guard.heed(Access(certificates={"anna": ("read",)}), []))

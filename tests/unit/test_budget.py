@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from edged.api.auth.budget import Budget
+from edged.api.auth.limits import Budget
 from edged.errors import ClientLimited
 
 _LONG = 60.0  # seconds that a message was under way, so that its room is free at once

@@ -13,10 +13,9 @@ import grpc
 import pytest
 
 import edged.api
-from edged.api.auth.callers import Caller
 from edged.api.auth.guard import Guard
 from edged.api.auth.limits import Bounds
-from edged.api.auth.roles import ALL
+from edged.api.auth.policy import ALL, Caller
 from edged.api.grpc.call_guard import CallGuard
 from edged.api.grpc.rpc import Context, Method
 from edged.config import Access, Tls

@@ -11,7 +11,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from edged.api.grpc.ending import end
+from edged.api.grpc.call_guard import end
 from edged.errors import ClientLimited, InvalidInput
 from tests.waiting import run
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edged.api.auth.callers import Caller
 from edged.api.auth.identity import CURRENT, Identity
+from edged.api.auth.policy import Caller
 from edged.api.inference.access import Access
 from edged.api.inference.parameters import Place
 from edged.api.inference.regions import Regions

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edged.api.auth.roles import ALL
+from edged.api.auth.policy import ALL
 from edged.api.auth.tokens import make
 from edged.api.http import bodies, encodings, listener, server
 from edged.config import Http

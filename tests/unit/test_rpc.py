@@ -10,9 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from edged.api.auth.callers import Caller
 from edged.api.auth.guard import Guard
-from edged.api.auth.roles import ALL
+from edged.api.auth.policy import ALL, Caller
 from edged.api.grpc.call_guard import CallGuard
 from edged.api.grpc.rpc import Context, Service
 from edged.config import Access, Tls

@@ -12,13 +12,10 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError, Message
 
-from edged.api.auth import callers, certificates, doors, policy
-from edged.api.auth.about import about
-from edged.api.auth.audit import AuditLog, Line, now_told
-from edged.api.auth.budget import Budget
-from edged.api.auth.callers import Caller
-from edged.api.auth.doors import Door
-from edged.api.auth.limits import Bounds, ClientLimits
+from edged.api.auth import policy, tls
+from edged.api.auth.audit import AuditLog, Line, about, now_told
+from edged.api.auth.limits import Bounds, Budget, ClientLimits
+from edged.api.auth.policy import Caller, Door
 from edged.api.auth.tls import Certificate
 from edged.api.auth.tokens import TokenBook, TokenFile
 from edged.api.grpc.arrivals import Arrivals
@@ -55,20 +52,20 @@ class Guard:
 
     def require_known(self, addresses: Iterable[str]) -> None:
         """ConfigError where the configuration speaks of an address that is not one of them."""
-        doors.require_known(self.access, self.tls, addresses)
+        policy.require_known(self.access, self.tls, addresses)
 
     def door(self, address: str, *, has_tls: bool = True) -> Door:
         """What an address gives now; `has_tls`: where the configuration wants it. ConfigError for one that may not
         be."""
-        return doors.door(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
+        return policy.door(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
 
     async def heed(self, access: Access, listen: Iterable[str], beside: Iterable[str] = ()) -> None:
         """Another configuration of roles, limits and tokens, with the addresses of gRPC and others that there are to
         be. ConfigError where it cannot be used: then as before."""
         there = list(listen)
-        doors.require_known(access, self.tls, [*there, *beside])
+        policy.require_known(access, self.tls, [*there, *beside])
         for address in there:
-            doors.door(address, access, self.tls, self._defaults)
+            policy.door(address, access, self.tls, self._defaults)
         self._book = await asyncio.to_thread(TokenBook, self._file(access))
         self.access = access
         self.limits.bounds = Bounds.of(access)
@@ -133,15 +130,15 @@ class Guard:
         context: Mapping[str, Iterable[bytes]] | None = None,
     ) -> Caller:
         """Who calls: what a call shows in its header, and its connection's authentication context."""
-        who, now = callers.at(door, peer), time.time()
+        who, now = policy.at(door, peer), time.time()
         if context is not None:
-            names = certificates.names_of(context)
-            who = callers.with_certificate(who, names, self.access.certificates, certificates.ends_of(context), now)
+            names = tls.names_of(context)
+            who = policy.with_certificate(who, names, self.access.certificates, tls.ends_of(context), now)
         if authorization is not None:
-            secret = callers.secret_of(authorization)
+            secret = policy.secret_of(authorization)
             if secret is None:
-                return callers.ill_formed(who)
-            return callers.with_token(who, self._book.find(secret), now)
+                return policy.ill_formed(who)
+            return policy.with_token(who, self._book.find(secret), now)
         return who
 
     def require_allowed(self, method: str, who: Caller, peer: str) -> None:
@@ -156,7 +153,7 @@ class Guard:
         code = code_of(error).name
         self.turned_away[code] += 1
         line = Line(now_told(), who.name, method, code, tuple(sorted(who.roles)), peer, message=str(error))
-        self.audit.turned_away(line, callers.host_of(peer) or who.key)
+        self.audit.turned_away(line, policy.host_of(peer) or who.key)
 
     def record(
         self, method: str, who: Caller, peer: str, what: object, outcome: str, message: str, began: float
@@ -194,7 +191,7 @@ class Guard:
             token = next((token for token in self._book.tokens if token.sha256 in who.proof), None)
             if token is None or (token.expires and time.time() >= token.expires):
                 return Unauthenticated(f"the {who.name} is no longer good; make another: edged tokens new")
-        elif who.given - callers.roles_of(who.proof, self.access.certificates):
+        elif who.given - policy.roles_of(who.proof, self.access.certificates):
             return Forbidden(f"the {who.name} has lost a role here; see access.certificates")
         return None
 

@@ -24,7 +24,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from edged.api.auth.callers import Caller
+from edged.api.auth.policy import Caller
 from edged.api.lanes.address import unix_path
 
 READ, WRITE = 4, 2  # the bits of one class of a file's mode

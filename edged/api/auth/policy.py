@@ -5,11 +5,228 @@ A method that is not in it may be called by nobody; a test sees to it that every
 
 from __future__ import annotations
 
-from typing import Final
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias, cast, get_args
+from urllib.parse import unquote
 
-from edged.api.auth.callers import Caller
-from edged.api.auth.roles import NONE, Roles, told
-from edged.errors import EdgedError, Forbidden, Unauthenticated
+import msgspec
+
+from edged.api.auth.tokens import Token
+from edged.api.lanes.address import is_loopback
+from edged.config.access import Access, Tls
+from edged.config.access import Role as Role
+from edged.errors import ConfigError, EdgedError, Forbidden, InvalidInput, Unauthenticated
+
+Roles: TypeAlias = "frozenset[Role]"
+
+ALL: Roles = frozenset(get_args(Role))
+NONE: Roles = frozenset()
+
+
+def parse(words: Iterable[str]) -> Roles:
+    """Roles by their names. InvalidInput for what is none."""
+    found = [word.strip() for word in words]
+    for word in found:
+        if word not in ALL:
+            raise InvalidInput(f"there is no role {word[:40]!r}; there are {told(ALL)}")
+    return cast("Roles", frozenset(found))
+
+
+def told(roles: Roles) -> str:
+    """For people, in an order that stays."""
+    return ", ".join(role for role in get_args(Role) if role in roles) or "none"
+
+
+# The groups whose members may open the default sockets, where there are such groups.
+INFER_GROUP, OPERATE_GROUP = "edged", "edged-operate"
+
+
+class Door(msgspec.Struct, frozen=True):
+    """An address of the daemon.
+
+    `roles` are those of whoever reaches it. `is_local`: only from this machine, as a unix socket or loopback in the
+    clear. `has_tls`, `asks_certificates`: what a connection begins with. `group` may open its socket, where it is one
+    of the default ones. `operators` is the address that they would use instead.
+    """
+
+    name: str
+    roles: Roles
+    is_local: bool = True
+    has_tls: bool = False
+    asks_certificates: bool = False
+    group: str = ""
+    operators: str = ""
+    address: str = ""
+
+
+def door(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | None = None) -> Door:
+    """What an address gives. `defaults` are the two default sockets, for frames and for operators, where both serve.
+
+    ConfigError for an address that other machines reach and that is not secured.
+    """
+    infer, operate = defaults or ("", "")
+    roles, name = _granted(address, access), _name(address)
+    if address.startswith("unix:"):
+        if address == operate:
+            return Door(name, ALL if roles is None else roles, group=OPERATE_GROUP, address=address)
+        if address == infer:
+            usual = frozenset(access.unix) if roles is None else roles
+            return Door(name, usual, group=INFER_GROUP, operators=operate, address=address)
+        # Its file's permissions are the owner's and the group's: whoever can open it was meant to.
+        return Door(name, ALL if roles is None else roles, address=address)
+    is_here = is_loopback(address)
+    if tls.certificate and (tls.on_loopback or not is_here):
+        asks = bool(tls.client_ca) and address not in tls.without_client_certificate
+        if roles is not None and "operate" in roles:
+            raise ConfigError(
+                f"access.grants lets everybody who reaches {address} operate; give it to tokens or certificates"
+            )
+        return Door(name, NONE if roles is None else roles, False, True, asks, address=address)
+    if not is_here:
+        port = address.rpartition(":")[2]
+        raise ConfigError(
+            f"listen address {address!r} may be reachable from other machines; set [tls], or use localhost:{port}"
+        )
+    return Door("loopback", frozenset(access.loopback) if roles is None else roles, operators=operate, address=address)
+
+
+def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:
+    """ConfigError where the configuration says something about an address at which nothing listens: a slip there would
+    leave another one more open than was meant."""
+    there = list(addresses)
+    for key, named in (
+        ("access.grants", access.grants),
+        ("tls.without_client_certificate", tls.without_client_certificate),
+    ):
+        for address in named:
+            if address not in there:
+                close = difflib.get_close_matches(address, there, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(there)}"
+                raise ConfigError(f"{key} names {address}, where nothing listens; {hint}")
+
+
+def warning(found: Door) -> str:
+    """What whoever reads the log should know of an address; empty where nothing is unusual."""
+    if found.has_tls and found.roles:
+        return f"{found.name} gives the roles {told(found.roles)} to everybody who reaches it"
+    return ""
+
+
+def _granted(address: str, access: Access) -> Roles | None:
+    given = access.grants.get(address)
+    return None if given is None else frozenset(given)
+
+
+def _name(address: str) -> str:
+    return f"socket {address.rpartition('/')[2]}" if address.startswith("unix:") else address
+
+
+_BEARER = "bearer "
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who calls, by a name for people, and with which roles.
+
+    `key` is whom limits count it for. `is_known`: whether it is clear who it is; `has_shown`: by a token or a
+    certificate, and `given` are the roles that it has by its `proof`: the digest of the token, or names in the
+    certificate. `address` is the daemon's that it called. `problem` says what is wrong with what it showed, `remedy`
+    what else it could do where its roles are too few.
+    """
+
+    name: str
+    roles: Roles
+    key: str
+    is_known: bool = False
+    problem: str = ""
+    remedy: str = ""
+    has_shown: bool = False
+    proof: tuple[str, ...] = ()
+    given: Roles = NONE
+    address: str = ""
+
+
+def at(door: Door, peer: str = "") -> Caller:
+    """Somebody who shows nothing. `peer` is the client as gRPC names it."""
+    remedy = f"; operators use {door.operators}" if door.operators else ""
+    if door.is_local and not door.has_tls and not door.group:
+        others = f"{door.operators} or " if door.operators else ""
+        remedy = f"; operators use {others}a token: edged tokens new NAME --role operate"
+    if door.is_local:
+        return Caller(door.name, door.roles, door.name, bool(door.roles), remedy=remedy, address=door.address)
+    host = host_of(peer)
+    return Caller(host or "somebody", door.roles, f"host {host}", remedy=remedy, address=door.address)
+
+
+def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
+    """The caller, who shows a token, which is None where nobody was given it; `now` in seconds since the epoch."""
+    if token is None:
+        return msgspec.structs.replace(
+            caller, problem="this token is not known here; see on the daemon's machine: edged tokens list"
+        )
+    if token.expires and now >= token.expires:
+        problem = f"the token {token.name} has expired; make another on the daemon's machine: edged tokens new"
+        return msgspec.structs.replace(caller, problem=problem)
+    who = f"token {token.name}"
+    return _known(caller, who, frozenset(token.roles), (token.sha256,))
+
+
+def ill_formed(caller: Caller) -> Caller:
+    """The caller, who shows something that is no token at all."""
+    problem = "the header authorization is not 'Bearer TOKEN'; make one on the daemon's machine: edged tokens new"
+    return msgspec.structs.replace(caller, problem=problem)
+
+
+def with_certificate(
+    caller: Caller, names: Iterable[str], known: Mapping[str, tuple[Role, ...]], expires: float, now: float
+) -> Caller:
+    """The caller, whose certificate has these names, the common one last, and is good until `expires`."""
+    shown = list(names)
+    if not shown:
+        return caller
+    if now >= expires:  # it was good when the connection was made
+        return msgspec.structs.replace(caller, problem=f"the certificate of {shown[0][:80]} has expired; renew it")
+    given = roles_of(shown, known)
+    name = next((name for name in shown if name in known), shown[0])[:80]
+    who = f"certificate {name}"
+    remedy = "" if given else f"; give it some: access.certificates, {name!r}"
+    found = _known(caller, who, given, tuple(name for name in shown if name in known))
+    return msgspec.structs.replace(found, remedy=remedy or caller.remedy)
+
+
+def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Caller:
+    """The caller under a name of its own, with the roles that what it shows gives it."""
+    return msgspec.structs.replace(
+        caller,
+        name=who,
+        roles=caller.roles | given,
+        key=who,
+        is_known=True,
+        has_shown=True,
+        proof=proof,
+        given=given,
+    )
+
+
+def roles_of(names: Iterable[str], known: Mapping[str, tuple[Role, ...]]) -> Roles:
+    """Those of a certificate with these names: all of them count together."""
+    return frozenset(role for name in names for role in known.get(name, ()))
+
+
+def secret_of(authorization: str) -> str | None:
+    """The token in the value of the header `authorization` (RFC 6750), None where it is something else."""
+    if authorization[: len(_BEARER)].lower() != _BEARER:
+        return None
+    return authorization[len(_BEARER) :].strip() or None
+
+
+def host_of(peer: str) -> str:
+    """The host in a client as gRPC names it, `ipv4:1.2.3.4:56` or `ipv6:%5B::1%5D:56`; empty for a unix socket."""
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return ""
+    return unquote(rest).rpartition(":")[0].strip("[]")
+
 
 # Whoever reaches the address: probes have no secret, and learn no more than whether there is an answer.
 ANYBODY: Final[Roles | None] = None

@@ -15,20 +15,18 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import Message
 
 from edged.api.auth import identity, policy
-from edged.api.auth.about import about
-from edged.api.auth.budget import LARGE, LargeMessage
-from edged.api.auth.callers import Caller
+from edged.api.auth.audit import about
 from edged.api.auth.guard import Guard
-from edged.api.auth.limits import ClientLimits, Usage
+from edged.api.auth.limits import LARGE, ClientLimits, LargeMessage, Usage
+from edged.api.auth.policy import Caller
 from edged.api.grpc.arrivals import Traffic
-from edged.api.grpc.ending import abort, end
-from edged.api.grpc.rpc import Context, Method
+from edged.api.grpc.rpc import Context, Method, Service
 from edged.api.grpc.status import describe, named
 from edged.errors import ClientLimited, EdgedError, InvalidInput
 
@@ -234,3 +232,100 @@ def _context_of(call: GrpcContext) -> Context:
         tuple((str(key), value) for key, value in call.invocation_metadata() or ()),
         None if seconds is None else time.monotonic() + seconds,
     )
+
+
+_AUTHORIZATION = "authorization"
+Details: TypeAlias = "grpc.HandlerCallDetails"
+
+
+class Gate(grpc.GenericRpcHandler):
+    """Of the server of one address: every method of the services, as whoever calls may have it."""
+
+    def __init__(self, guard: Guard, address: str, services: Iterable[Service]) -> None:
+        """ConfigError for an address that may not be."""
+        self._guard, self._address = guard, address
+        self._methods = {path: method for service in services for path, method in service.methods.items()}
+        self.door = guard.door(address)
+        self._generation = guard.generation
+        self._usual: dict[str, Handler] = {}  # for who shows nothing, where that is the same for everybody
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Stands before all calls of a server that has not been started."""
+        server.add_generic_rpc_handlers((self,))
+
+    def service(self, handler_call_details: Details) -> Handler | None:
+        """What answers a call; None for a method that there is not."""
+        method = self._methods.get(handler_call_details.method)
+        if method is None:
+            return None
+        shown = _shown(handler_call_details.invocation_metadata)
+        if self._generation != self._guard.generation:
+            self._generation, self.door = self._guard.generation, self._guard.door(self._address)
+            self._usual.clear()
+        if shown is not None or not self.door.is_local:
+            return self._guarded(method, shown)
+        usual = self._usual.get(method.path)
+        if usual is None:
+            usual = self._usual[method.path] = self._guarded(method, None)
+        return usual
+
+    def _guarded(self, method: Method, shown: str | None) -> Handler:
+        guard, door = self._guard, self.door
+
+        def by_connection(peer: str, authentication: Mapping[str, Iterable[bytes]]) -> Caller:
+            return guard.caller(door, shown, peer, authentication)
+
+        def by_peer(peer: str, _: Mapping[str, Iterable[bytes]]) -> Caller:
+            return guard.caller(door, shown, peer)
+
+        if door.asks_certificates:
+            return CallGuard(guard, method, by_connection, asks_connection=True).handler()
+        # Names and keys may need the peer, which comes with the call; roles do not.
+        who = guard.caller(door, shown)
+        error = policy.refusal(method.path, who)
+        if error is not None:
+            return refusing(guard, method.path, by_peer, error)
+        if who.key.startswith("host "):
+            return CallGuard(guard, method, by_peer).handler()
+        return CallGuard(guard, method, lambda peer, authentication: who).handler()
+
+
+def _shown(metadata: object) -> str | None:
+    """The value of the header `authorization`, None where there is none. Of several, all: which counts is not ours to
+    guess, and together they are no token."""
+    found = [value for key, value in metadata or () if key == _AUTHORIZATION]  # type: ignore[attr-defined]
+    return ", ".join(map(str, found)) if found else None
+
+
+_PROPAGATED_SECONDS = 0.1  # after which an error has certainly left every handler
+
+
+async def end(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    """Ends a call with the status of an error, and keeps nothing of the call."""
+    await abort(context, *describe(error), named(error))
+
+
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any],
+    code: grpc.StatusCode,
+    message: str,
+    trailing: tuple[tuple[str, str], ...] = (),
+) -> NoReturn:
+    """Ends a call with a status, and keeps nothing of the call.
+
+    gRPC keeps what it raises here, and the call is in its traceback, together with all that was sent: many megabytes
+    that would stay until the garbage collector comes.
+    """
+    try:
+        await context.abort(code, message, trailing)
+    except grpc.aio.AbortError as aborted:
+        asyncio.get_running_loop().call_later(_PROPAGATED_SECONDS, _forget, aborted)
+        raise
+    raise AssertionError("a call that was ended goes on")
+
+
+def _forget(error: BaseException | None) -> None:
+    """Takes the tracebacks from an error and from those that led to it."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__

@@ -13,10 +13,9 @@ from pathlib import Path
 import grpc
 
 from edged import tasks
-from edged.api.auth.sockets import settle
 from edged.api.grpc import grpc_limits as edge
 from edged.api.grpc.handover import Handover
-from edged.api.lanes.address import make_way, require_untaken, tcp_address, unix_path, why_not, why_not_tcp
+from edged.api.lanes.address import make_way, require_untaken, settle, tcp_address, unix_path, why_not, why_not_tcp
 from edged.errors import ConfigError
 
 _LOG = logging.getLogger("edged.api")

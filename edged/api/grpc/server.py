@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from edged.api.auth import doors
-from edged.api.auth.gate import Gate
+from edged.api.auth import policy
 from edged.api.auth.guard import Guard
 from edged.api.grpc.activation import Activation
+from edged.api.grpc.call_guard import Gate
 from edged.api.grpc.cameras import CameraService
 from edged.api.grpc.health import HealthService
 from edged.api.grpc.listener import Listener
@@ -117,7 +117,7 @@ class Ingress:
     def _listener(self, address: str) -> Listener:
         gate = Gate(self.guard, address, self.services)
         door, certificate = gate.door, self.guard.certificate
-        if warning := doors.warning(door):
+        if warning := policy.warning(door):
             _LOG.warning("%s", warning)
         return Listener(
             address,

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from edged.api.auth import identity, policy
-from edged.api.auth.budget import LARGE, LargeMessage
-from edged.api.auth.callers import Caller
 from edged.api.auth.guard import Guard
+from edged.api.auth.limits import LARGE, LargeMessage
+from edged.api.auth.policy import Caller
 from edged.api.grpc.status import code_of, describe, http_of
 from edged.api.http.exchange import Answer, Ask, Headers, failed
 from edged.api.http.routes import Route
