@@ -52,14 +52,14 @@ def new(
     """
     from edged.api.auth import policy, tokens
 
-    wanted = policy.parse([word for each in role or [] for word in each.split(",")])
+    wanted = policy.parse_roles([word for each in role or [] for word in each.split(",")])
     token, secret = tokens.make(name, wanted, days)
     _kept(file, state).add(token)
     if json:
         shown = {"name": name, "roles": list(token.roles), "expires": token.expires or None, "token": secret}
         common.print_json(msgspec.json.encode(shown))
     else:
-        common.err.print(f"{name} may: {policy.told(wanted)}; this is shown once:")
+        common.err.print(f"{name} may: {policy.describe_roles(wanted)}; this is shown once:")
         common.show(secret)
 
 
@@ -76,7 +76,9 @@ def list_(file: _File = None, state: _State = None, json: common.Json = False) -
         return
     table = Table("NAME", "ROLES", "CREATED", "EXPIRES", box=None, pad_edge=False)
     for token in found:
-        table.add_row(token.name, policy.told(frozenset(token.roles)), _date(token.created), _expiry(token.expires))
+        table.add_row(
+            token.name, policy.describe_roles(frozenset(token.roles)), _date(token.created), _expiry(token.expires)
+        )
     common.show(table if found else "no tokens; make one: edged tokens new NAME --role infer")
 
 

@@ -152,7 +152,7 @@ def _addresses(config: Config) -> Iterator[tuple[Path, str, Callable[[str], _Pla
 
 def _door(address: str, config: Config) -> _Place:
     """An address for gRPC may be one that other machines reach, where that is secured."""
-    policy.door(address, config.access, config.tls)
+    policy.listener_policy(address, config.access, config.tls)
     return _socket(address, allow_remote=True)
 
 

@@ -18,7 +18,7 @@ import grpc
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from edged.api.grpc.call_guard import Gate
+from edged.api.grpc.call_guard import GuardedMethods
 from edged.api.grpc.server import Ingress
 from edged.config import Config
 from edged.daemon import main as composition
@@ -44,7 +44,7 @@ _WEIGHTS |= {"AddModel": 0.3, "RepositoryModelLoad": 0.1, "Rebuild": 0.03, "Veri
 _WEIGHTS |= {"Reload": 0.05, "Evict": 0.2, "GetLoad": 0.1}
 
 
-def _handler(gate: Gate, path: str) -> Handler | None:
+def _handler(gate: GuardedMethods, path: str) -> Handler | None:
     """What gRPC would call for a method."""
 
     class Details:
@@ -91,7 +91,7 @@ class World:
 
     def __init__(self, ingress: Ingress, models: Path, tally: Tally) -> None:
         (address,) = ingress.addresses
-        gate = Gate(ingress.guard, address, ingress.services)
+        gate = GuardedMethods(ingress.guard, address, ingress.services)
         self._models, self._tally = models, tally
         self.methods: list[Registered] = []
         for method in goods.methods():

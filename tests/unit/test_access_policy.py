@@ -9,7 +9,7 @@ import pytest
 
 from edged.api.auth import policy
 from edged.api.auth.guard import Guard
-from edged.api.auth.policy import Door, door
+from edged.api.auth.policy import ListenerPolicy, listener_policy
 from edged.api.auth.tokens import Token
 from edged.api.http import access as rest_access
 from edged.api.http.routes import _TABLE
@@ -41,31 +41,31 @@ _LIST, _HEALTH = "/edged.v1.Operations/ListModels", "/grpc.health.v1.Health/Chec
     ],
 )
 def test_what_an_address_gives(address: str, access: Access, tls: Tls, expected: set[str]) -> None:
-    assert door(address, access, tls, _PAIR).roles == expected
+    assert listener_policy(address, access, tls, _PAIR).roles == expected
 
 
 def test_one_default_socket_alone_answers_everybody_and_two_have_groups() -> None:
-    assert door(_PAIR[0], Access(), Tls()).roles == policy.ALL
-    assert [door(address, Access(), Tls(), _PAIR).group for address in _PAIR] == ["edged", "edged-operate"]
+    assert listener_policy(_PAIR[0], Access(), Tls()).roles == policy.ALL
+    assert [listener_policy(address, Access(), Tls(), _PAIR).group for address in _PAIR] == ["edged", "edged-operate"]
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "192.168.1.5:1", "box.lan:1", "[::]:1"])
 def test_other_machines_are_reached_only_with_tls(address: str) -> None:
     with pytest.raises(ConfigError, match=r"set \[tls\], or use localhost:1"):
-        door(address, Access(), Tls())
-    assert door(address, Access(), _TLS).has_tls
+        listener_policy(address, Access(), Tls())
+    assert listener_policy(address, Access(), _TLS).has_tls
 
 
 def test_certificates_are_asked_for_where_the_configuration_wants_it() -> None:
-    assert door("0.0.0.0:1", Access(), _MTLS).asks_certificates
-    assert not door("0.0.0.0:2", Access(), _MTLS).asks_certificates
-    assert not door("0.0.0.0:1", Access(), _TLS).asks_certificates
+    assert listener_policy("0.0.0.0:1", Access(), _MTLS).asks_certificates
+    assert not listener_policy("0.0.0.0:2", Access(), _MTLS).asks_certificates
+    assert not listener_policy("0.0.0.0:1", Access(), _TLS).asks_certificates
 
 
 def test_nobody_is_an_operator_for_reaching_a_port() -> None:
     with pytest.raises(ConfigError, match=r"lets everybody who reaches 0\.0\.0\.0:1 operate"):
-        door("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("operate",)}), _TLS)
-    assert "everybody" in policy.warning(door("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("infer",)}), _TLS))
+        listener_policy("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("operate",)}), _TLS)
+    assert "everybody" in policy.listener_warning(listener_policy("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("infer",)}), _TLS))
 
 
 def test_a_grant_of_an_address_that_there_is_not_is_refused() -> None:
@@ -87,17 +87,17 @@ def test_half_of_tls_is_refused(words: dict[str, str], message: str) -> None:
         Tls(**words)  # type: ignore[arg-type]
 
 
-_FAR = Door("0.0.0.0:1", policy.NONE, is_local=False, has_tls=True)
-_SOCKET = door(_PAIR[0], Access(), Tls(), _PAIR)
+_FAR = ListenerPolicy("0.0.0.0:1", policy.NONE, is_local=False, has_tls=True)
+_SOCKET = listener_policy(_PAIR[0], Access(), Tls(), _PAIR)
 _TOKEN = Token("yard", "0" * 64, ("infer",), expires=100.0)
 
 
 def test_who_shows_nothing_may_what_the_address_gives() -> None:
-    somebody = policy.at(_FAR, "ipv4:1.2.3.4:567")
+    somebody = policy.anonymous(_FAR, "ipv4:1.2.3.4:567")
     assert somebody.key == "host 1.2.3.4"
     assert policy.refusal(_HEALTH, somebody) is None
     assert isinstance(policy.refusal(_DETECT, somebody), Unauthenticated)
-    local = policy.at(_SOCKET)
+    local = policy.anonymous(_SOCKET)
     assert policy.refusal(_DETECT, local) is None
     refused = policy.refusal(_REMOVE, local)
     assert isinstance(refused, Forbidden)
@@ -113,42 +113,42 @@ def test_who_shows_nothing_may_what_the_address_gives() -> None:
 def test_refusal_of_an_operator_over_loopback_says_how_to_get_the_role(
     defaults: tuple[str, str] | None, remedy: str
 ) -> None:
-    refused = policy.refusal(_REMOVE, policy.at(door("localhost:1", Access(), Tls(), defaults)))
+    refused = policy.refusal(_REMOVE, policy.anonymous(listener_policy("localhost:1", Access(), Tls(), defaults)))
     assert isinstance(refused, Forbidden)
     assert remedy in str(refused)
 
 
 def test_a_token_adds_its_roles_until_it_expires() -> None:
-    known = policy.with_token(policy.at(_FAR, "ipv4:1.2.3.4:5"), _TOKEN, now=99.0)
+    known = policy.with_token(policy.anonymous(_FAR, "ipv4:1.2.3.4:5"), _TOKEN, now=99.0)
     assert (known.name, known.key, known.roles) == ("token yard", "token yard", {"infer"})
     assert policy.refusal(_DETECT, known) is None
     assert isinstance(policy.refusal(_LIST, known), Forbidden)
-    late = policy.with_token(policy.at(_FAR), _TOKEN, now=100.0)
+    late = policy.with_token(policy.anonymous(_FAR), _TOKEN, now=100.0)
     assert isinstance(policy.refusal(_DETECT, late), Unauthenticated)
-    on_socket = policy.with_token(policy.at(_SOCKET), _TOKEN, now=0.0)
+    on_socket = policy.with_token(policy.anonymous(_SOCKET), _TOKEN, now=0.0)
     assert on_socket.roles == {"infer", "read"}
 
 
 def test_a_wrong_token_is_refused_also_where_nothing_is_needed() -> None:
-    wrong = policy.with_token(policy.at(_SOCKET), None, now=0.0)
+    wrong = policy.with_token(policy.anonymous(_SOCKET), None, now=0.0)
     assert isinstance(policy.refusal(_DETECT, wrong), Unauthenticated)
     assert isinstance(policy.refusal(_HEALTH, wrong), Unauthenticated)
 
 
 def test_a_certificate_has_the_roles_of_all_its_names() -> None:
     known: dict[str, tuple[policy.Role, ...]] = {"a.lan": ("infer",), "spiffe://x/a": ("read",)}
-    who = policy.with_certificate(policy.at(_FAR), ["b.lan", "spiffe://x/a", "a.lan"], known, 100.0, 0.0)
+    who = policy.with_certificate(policy.anonymous(_FAR), ["b.lan", "spiffe://x/a", "a.lan"], known, 100.0, 0.0)
     assert (who.roles, who.name) == ({"infer", "read"}, "certificate spiffe://x/a")
-    stranger = policy.with_certificate(policy.at(_FAR), ["c.lan"], known, 100.0, 0.0)
+    stranger = policy.with_certificate(policy.anonymous(_FAR), ["c.lan"], known, 100.0, 0.0)
     refused = policy.refusal(_DETECT, stranger)
     assert isinstance(refused, Forbidden)
     assert "certificate c.lan has no role here; give it some: access.certificates, 'c.lan'" in str(refused)
-    ended = policy.with_certificate(policy.at(_FAR), ["a.lan"], known, 100.0, 100.0)
+    ended = policy.with_certificate(policy.anonymous(_FAR), ["a.lan"], known, 100.0, 100.0)
     assert isinstance(policy.refusal(_DETECT, ended), Unauthenticated)
 
 
 def test_a_method_that_is_not_in_the_table_is_nobodys() -> None:
-    operator = policy.at(door(_PAIR[1], Access(), Tls(), _PAIR))
+    operator = policy.anonymous(listener_policy(_PAIR[1], Access(), Tls(), _PAIR))
     assert isinstance(policy.refusal("/edged.v1.Operations/Forgotten", operator), Forbidden)
 
 
@@ -182,9 +182,9 @@ def test_every_route_of_http_means_a_method_of_the_table() -> None:
 
 
 def test_roles_by_name() -> None:
-    assert policy.parse(["infer", " read"]) == {"infer", "read"}
+    assert policy.parse_roles(["infer", " read"]) == {"infer", "read"}
     with pytest.raises(InvalidInput, match="there is no role 'root'; there are read, infer, operate"):
-        policy.parse(["root"])
+        policy.parse_roles(["root"])
 
 
 def test_what_listens_already_is_not_made_another(tmp_path: Path) -> None:
@@ -194,4 +194,4 @@ def test_what_listens_already_is_not_made_another(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="where nothing listens"):
         asyncio.run(guard.heed(Access(grants={"unix:/y": ("read",)}), ["unix:/x"]))
     asyncio.run(guard.heed(Access(grants={"unix:/x": ("read",)}), ["unix:/x"]))
-    assert guard.door("unix:/x").roles == {"read"}
+    assert guard.listener_policy("unix:/x").roles == {"read"}

@@ -136,7 +136,7 @@ def test_calls_end_with_their_token_even_where_another_has_its_name(tmp_path: Pa
     token, secret = make("yard", parse(["infer"]))
     file.add(token)
     guard = Guard(Access(), Tls(), tmp_path)
-    who = guard.caller(guard.door("localhost:8001"), f"Bearer {secret}")
+    who = guard.caller(guard.listener("localhost:8001"), f"Bearer {secret}")
     assert guard.lost(who) is None
     file.revoke("yard")
     file.add(make("yard", parse(["infer"]))[0])
@@ -147,7 +147,7 @@ def test_calls_end_with_their_token_even_where_another_has_its_name(tmp_path: Pa
 def test_calls_end_once_their_certificate_has_lost_a_role(tmp_path: Path) -> None:
     access = Access(certificates={"anna": ("infer", "read"), "operators": ("operate",)})
     guard = Guard(access, Tls(), tmp_path)
-    somebody = policy.at(guard.door("localhost:8001"))
+    somebody = policy.anonymous(guard.listener("localhost:8001"))
     who = policy.with_certificate(somebody, ["anna", "anna.lan"], access.certificates, 2.0, 1.0)
     asyncio.run(guard.heed(Access(certificates={"anna": ("infer", "read", "operate")}), []))
     assert guard.lost(who) is None

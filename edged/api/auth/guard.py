@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from edged.api.auth import policy, tls
 from edged.api.auth.audit import AuditLog, Line, about, now_told
 from edged.api.auth.limits import Bounds, Budget, ClientLimits
-from edged.api.auth.policy import Caller, Door
+from edged.api.auth.policy import Caller, ListenerPolicy
 from edged.api.auth.tls import Certificate
 from edged.api.auth.tokens import TokenBook, TokenFile
 from edged.api.grpc.arrivals import Arrivals
@@ -54,10 +54,10 @@ class Guard:
         """ConfigError where the configuration speaks of an address that is not one of them."""
         policy.require_known(self.access, self.tls, addresses)
 
-    def door(self, address: str, *, has_tls: bool = True) -> Door:
+    def listener(self, address: str, *, has_tls: bool = True) -> ListenerPolicy:
         """What an address gives now; `has_tls`: where the configuration wants it. ConfigError for one that may not
         be."""
-        return policy.door(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
+        return policy.listener_policy(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
 
     async def heed(self, access: Access, listen: Iterable[str], beside: Iterable[str] = ()) -> None:
         """Another configuration of roles, limits and tokens, with the addresses of gRPC and others that there are to
@@ -65,7 +65,7 @@ class Guard:
         there = list(listen)
         policy.require_known(access, self.tls, [*there, *beside])
         for address in there:
-            policy.door(address, access, self.tls, self._defaults)
+            policy.listener_policy(address, access, self.tls, self._defaults)
         self._book = await asyncio.to_thread(TokenBook, self._file(access))
         self.access = access
         self.limits.bounds = Bounds.of(access)
@@ -124,20 +124,20 @@ class Guard:
 
     def caller(
         self,
-        door: Door,
+        listener: ListenerPolicy,
         authorization: str | None,
         peer: str = "",
         context: Mapping[str, Iterable[bytes]] | None = None,
     ) -> Caller:
         """Who calls: what a call shows in its header, and its connection's authentication context."""
-        who, now = policy.at(door, peer), time.time()
+        who, now = policy.anonymous(listener, peer), time.time()
         if context is not None:
             names = tls.names_of(context)
             who = policy.with_certificate(who, names, self.access.certificates, tls.ends_of(context), now)
         if authorization is not None:
             secret = policy.secret_of(authorization)
             if secret is None:
-                return policy.ill_formed(who)
+                return policy.malformed_token(who)
             return policy.with_token(who, self._book.find(secret), now)
         return who
 

@@ -24,16 +24,16 @@ ALL: Roles = frozenset(get_args(Role))
 NONE: Roles = frozenset()
 
 
-def parse(words: Iterable[str]) -> Roles:
+def parse_roles(words: Iterable[str]) -> Roles:
     """Roles by their names. InvalidInput for what is none."""
     found = [word.strip() for word in words]
     for word in found:
         if word not in ALL:
-            raise InvalidInput(f"there is no role {word[:40]!r}; there are {told(ALL)}")
+            raise InvalidInput(f"there is no role {word[:40]!r}; there are {describe_roles(ALL)}")
     return cast("Roles", frozenset(found))
 
 
-def told(roles: Roles) -> str:
+def describe_roles(roles: Roles) -> str:
     """For people, in an order that stays."""
     return ", ".join(role for role in get_args(Role) if role in roles) or "none"
 
@@ -42,7 +42,7 @@ def told(roles: Roles) -> str:
 INFER_GROUP, OPERATE_GROUP = "edged", "edged-operate"
 
 
-class Door(msgspec.Struct, frozen=True):
+class ListenerPolicy(msgspec.Struct, frozen=True):
     """An address of the daemon.
 
     `roles` are those of whoever reaches it. `is_local`: only from this machine, as a unix socket or loopback in the
@@ -60,7 +60,7 @@ class Door(msgspec.Struct, frozen=True):
     address: str = ""
 
 
-def door(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | None = None) -> Door:
+def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | None = None) -> ListenerPolicy:
     """What an address gives. `defaults` are the two default sockets, for frames and for operators, where both serve.
 
     ConfigError for an address that other machines reach and that is not secured.
@@ -69,12 +69,12 @@ def door(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | Non
     roles, name = _granted(address, access), _name(address)
     if address.startswith("unix:"):
         if address == operate:
-            return Door(name, ALL if roles is None else roles, group=OPERATE_GROUP, address=address)
+            return ListenerPolicy(name, ALL if roles is None else roles, group=OPERATE_GROUP, address=address)
         if address == infer:
             usual = frozenset(access.unix) if roles is None else roles
-            return Door(name, usual, group=INFER_GROUP, operators=operate, address=address)
+            return ListenerPolicy(name, usual, group=INFER_GROUP, operators=operate, address=address)
         # Its file's permissions are the owner's and the group's: whoever can open it was meant to.
-        return Door(name, ALL if roles is None else roles, address=address)
+        return ListenerPolicy(name, ALL if roles is None else roles, address=address)
     is_here = is_loopback(address)
     if tls.certificate and (tls.on_loopback or not is_here):
         asks = bool(tls.client_ca) and address not in tls.without_client_certificate
@@ -82,13 +82,15 @@ def door(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | Non
             raise ConfigError(
                 f"access.grants lets everybody who reaches {address} operate; give it to tokens or certificates"
             )
-        return Door(name, NONE if roles is None else roles, False, True, asks, address=address)
+        return ListenerPolicy(name, NONE if roles is None else roles, False, True, asks, address=address)
     if not is_here:
         port = address.rpartition(":")[2]
         raise ConfigError(
             f"listen address {address!r} may be reachable from other machines; set [tls], or use localhost:{port}"
         )
-    return Door("loopback", frozenset(access.loopback) if roles is None else roles, operators=operate, address=address)
+    return ListenerPolicy(
+        "loopback", frozenset(access.loopback) if roles is None else roles, operators=operate, address=address
+    )
 
 
 def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:
@@ -106,10 +108,10 @@ def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:
                 raise ConfigError(f"{key} names {address}, where nothing listens; {hint}")
 
 
-def warning(found: Door) -> str:
+def listener_warning(found: ListenerPolicy) -> str:
     """What whoever reads the log should know of an address; empty where nothing is unusual."""
     if found.has_tls and found.roles:
-        return f"{found.name} gives the roles {told(found.roles)} to everybody who reaches it"
+        return f"{found.name} gives the roles {describe_roles(found.roles)} to everybody who reaches it"
     return ""
 
 
@@ -146,16 +148,18 @@ class Caller(msgspec.Struct, frozen=True):
     address: str = ""
 
 
-def at(door: Door, peer: str = "") -> Caller:
+def anonymous(listener: ListenerPolicy, peer: str = "") -> Caller:
     """Somebody who shows nothing. `peer` is the client as gRPC names it."""
-    remedy = f"; operators use {door.operators}" if door.operators else ""
-    if door.is_local and not door.has_tls and not door.group:
-        others = f"{door.operators} or " if door.operators else ""
+    remedy = f"; operators use {listener.operators}" if listener.operators else ""
+    if listener.is_local and not listener.has_tls and not listener.group:
+        others = f"{listener.operators} or " if listener.operators else ""
         remedy = f"; operators use {others}a token: edged tokens new NAME --role operate"
-    if door.is_local:
-        return Caller(door.name, door.roles, door.name, bool(door.roles), remedy=remedy, address=door.address)
+    if listener.is_local:
+        return Caller(
+            listener.name, listener.roles, listener.name, bool(listener.roles), remedy=remedy, address=listener.address
+        )
     host = host_of(peer)
-    return Caller(host or "somebody", door.roles, f"host {host}", remedy=remedy, address=door.address)
+    return Caller(host or "somebody", listener.roles, f"host {host}", remedy=remedy, address=listener.address)
 
 
 def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
@@ -171,7 +175,7 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
     return _known(caller, who, frozenset(token.roles), (token.sha256,))
 
 
-def ill_formed(caller: Caller) -> Caller:
+def malformed_token(caller: Caller) -> Caller:
     """The caller, who shows something that is no token at all."""
     problem = "the header authorization is not 'Bearer TOKEN'; make one on the daemon's machine: edged tokens new"
     return msgspec.structs.replace(caller, problem=problem)
@@ -302,7 +306,7 @@ def refusal(method: str, caller: Caller) -> EdgedError | None:
     if not caller.roles and not caller.is_known:
         return Unauthenticated(f"{name} is not for everybody here; send a token (EDGED_TOKEN){caller.remedy}")
     least = _least(needed)
-    has = f"{caller.name} has {told(caller.roles)}" if caller.roles else f"{caller.name} has no role here"
+    has = f"{caller.name} has {describe_roles(caller.roles)}" if caller.roles else f"{caller.name} has no role here"
     return Forbidden(f"{name} needs the role {least}, and {has}{caller.remedy}")
 
 

@@ -238,14 +238,14 @@ _AUTHORIZATION = "authorization"
 Details: TypeAlias = "grpc.HandlerCallDetails"
 
 
-class Gate(grpc.GenericRpcHandler):
+class GuardedMethods(grpc.GenericRpcHandler):
     """Of the server of one address: every method of the services, as whoever calls may have it."""
 
     def __init__(self, guard: Guard, address: str, services: Iterable[Service]) -> None:
         """ConfigError for an address that may not be."""
         self._guard, self._address = guard, address
         self._methods = {path: method for service in services for path, method in service.methods.items()}
-        self.door = guard.door(address)
+        self.listener = guard.listener(address)
         self._generation = guard.generation
         self._usual: dict[str, Handler] = {}  # for who shows nothing, where that is the same for everybody
 
@@ -260,9 +260,9 @@ class Gate(grpc.GenericRpcHandler):
             return None
         shown = _shown(handler_call_details.invocation_metadata)
         if self._generation != self._guard.generation:
-            self._generation, self.door = self._guard.generation, self._guard.door(self._address)
+            self._generation, self.listener = self._guard.generation, self._guard.listener(self._address)
             self._usual.clear()
-        if shown is not None or not self.door.is_local:
+        if shown is not None or not self.listener.is_local:
             return self._guarded(method, shown)
         usual = self._usual.get(method.path)
         if usual is None:
@@ -270,18 +270,18 @@ class Gate(grpc.GenericRpcHandler):
         return usual
 
     def _guarded(self, method: Method, shown: str | None) -> Handler:
-        guard, door = self._guard, self.door
+        guard, listener = self._guard, self.listener
 
         def by_connection(peer: str, authentication: Mapping[str, Iterable[bytes]]) -> Caller:
-            return guard.caller(door, shown, peer, authentication)
+            return guard.caller(listener, shown, peer, authentication)
 
         def by_peer(peer: str, _: Mapping[str, Iterable[bytes]]) -> Caller:
-            return guard.caller(door, shown, peer)
+            return guard.caller(listener, shown, peer)
 
-        if door.asks_certificates:
+        if listener.asks_certificates:
             return CallGuard(guard, method, by_connection, asks_connection=True).handler()
         # Names and keys may need the peer, which comes with the call; roles do not.
-        who = guard.caller(door, shown)
+        who = guard.caller(listener, shown)
         error = policy.refusal(method.path, who)
         if error is not None:
             return refusing(guard, method.path, by_peer, error)

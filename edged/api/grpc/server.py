@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from edged.api.auth import policy
 from edged.api.auth.guard import Guard
 from edged.api.grpc.activation import Activation
-from edged.api.grpc.call_guard import Gate
+from edged.api.grpc.call_guard import GuardedMethods
 from edged.api.grpc.cameras import CameraService
 from edged.api.grpc.health import HealthService
 from edged.api.grpc.listener import Listener
@@ -115,15 +115,17 @@ class Ingress:
         closing.add_done_callback(self._closing.discard)
 
     def _listener(self, address: str) -> Listener:
-        gate = Gate(self.guard, address, self.services)
-        door, certificate = gate.door, self.guard.certificate
-        if warning := policy.warning(door):
+        gate = GuardedMethods(self.guard, address, self.services)
+        listener, certificate = gate.listener, self.guard.certificate
+        if warning := policy.listener_warning(listener):
             _LOG.warning("%s", warning)
         return Listener(
             address,
             self._max_message_mb,
             gate.register,
-            credentials=certificate.credentials(door.asks_certificates) if certificate and door.has_tls else None,
-            group=door.group,
+            credentials=certificate.credentials(listener.asks_certificates)
+            if certificate and listener.has_tls
+            else None,
+            group=listener.group,
             handover=self._activation.at(address),
         )

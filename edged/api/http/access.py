@@ -62,8 +62,8 @@ class HttpGuard:
     def admit(self, route: Route, ask: Ask) -> Caller:
         """Who asks. Unauthenticated or Forbidden where it may not."""
         method = METHODS[route.what]
-        door = self._guard.door(self._address, has_tls=False)
-        who = self._guard.caller(door, ask.headers.get("authorization"), ask.peer)
+        listener = self._guard.listener(self._address, has_tls=False)
+        who = self._guard.caller(listener, ask.headers.get("authorization"), ask.peer)
         self._guard.require_allowed(method, who, ask.peer)
         return who
 
