@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from edged.api.auth.policy import parse
+from edged.api.auth.policy import parse_roles
 from edged.api.auth.tokens import TokenFile, make
 from tests.integration.daemon import Daemon, wait_for
 
@@ -128,7 +128,7 @@ class Guarded(Daemon):
 
     def token(self, name: str, *roles: str, days: float = 0.0) -> str:
         """Makes a token; its secret. A daemon that runs knows it by then."""
-        token, secret = make(name, parse(roles), days)
+        token, secret = make(name, parse_roles(roles), days)
         seen = self._looks()
         self.tokens.add(token)
         if self.is_started:

@@ -65,7 +65,9 @@ def test_certificates_are_asked_for_where_the_configuration_wants_it() -> None:
 def test_nobody_is_an_operator_for_reaching_a_port() -> None:
     with pytest.raises(ConfigError, match=r"lets everybody who reaches 0\.0\.0\.0:1 operate"):
         listener_policy("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("operate",)}), _TLS)
-    assert "everybody" in policy.listener_warning(listener_policy("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("infer",)}), _TLS))
+    assert "everybody" in policy.listener_warning(
+        listener_policy("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("infer",)}), _TLS)
+    )
 
 
 def test_a_grant_of_an_address_that_there_is_not_is_refused() -> None:

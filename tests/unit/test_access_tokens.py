@@ -10,7 +10,7 @@ import pytest
 
 from edged.api.auth import policy, tokens
 from edged.api.auth.guard import Guard, tokens_path
-from edged.api.auth.policy import parse
+from edged.api.auth.policy import parse_roles
 from edged.api.auth.tokens import TokenBook, TokenFile, make
 from edged.config import Access, Tls
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound
@@ -133,13 +133,13 @@ def test_part_files_of_killed_writers_go_at_the_start_and_with_the_next_token(tm
 
 def test_calls_end_with_their_token_even_where_another_has_its_name(tmp_path: Path) -> None:
     file = TokenFile(tokens_path(Access(), tmp_path))
-    token, secret = make("yard", parse(["infer"]))
+    token, secret = make("yard", parse_roles(["infer"]))
     file.add(token)
     guard = Guard(Access(), Tls(), tmp_path)
     who = guard.caller(guard.listener("localhost:8001"), f"Bearer {secret}")
     assert guard.lost(who) is None
     file.revoke("yard")
-    file.add(make("yard", parse(["infer"]))[0])
+    file.add(make("yard", parse_roles(["infer"]))[0])
     guard.look()
     assert "token yard is no longer good" in str(guard.lost(who))
 
