@@ -16,7 +16,7 @@ from edged.errors import ClientLimited, InvalidInput
 from tests.waiting import run
 
 
-class Call:
+class AbortedCall:
     """A call's context, which keeps what it raises, as gRPC does."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-async def refuse(call: Call, request: Request, error: Exception) -> None:
+async def refuse(call: AbortedCall, request: Request, error: Exception) -> None:
     try:
         raise error  # as a handler does, with the request in its frame
     except Exception as caught:
@@ -49,7 +49,7 @@ async def refuse(call: Call, request: Request, error: Exception) -> None:
 
 
 def test_a_call_ends_with_the_status_of_its_error() -> None:
-    call = Call()
+    call = AbortedCall()
     with pytest.raises(grpc.aio.AbortError):
         run(refuse(call, Request(), ClientLimited("too many at a time", 0.25)))
     code, message, metadata = call.ended
@@ -60,7 +60,7 @@ def test_a_call_ends_with_the_status_of_its_error() -> None:
 @pytest.mark.usefixtures("no_collector")
 def test_nothing_of_a_call_stays_with_the_error_that_grpc_keeps() -> None:
     async def work() -> None:
-        call, request = Call(), Request()
+        call, request = AbortedCall(), Request()
         there = weakref.ref(request)
         with pytest.raises(grpc.aio.AbortError):
             await refuse(call, request, InvalidInput("no"))
