@@ -196,4 +196,4 @@ def test_what_listens_already_is_not_made_another(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="where nothing listens"):
         asyncio.run(guard.heed(Access(grants={"unix:/y": ("read",)}), ["unix:/x"]))
     asyncio.run(guard.heed(Access(grants={"unix:/x": ("read",)}), ["unix:/x"]))
-    assert guard.listener_policy("unix:/x").roles == {"read"}
+    assert guard.listener("unix:/x").roles == {"read"}
