@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from edged.daemon.reload import Reloader
 from edged.engines import report
-from edged.engines.commands import Standing
+from edged.engines.commands import CommandStatus
 from edged.engines.controller import Controller, Liveness
 from edged.engines.report import StatusReport
 from edged.systemd import Notifier
@@ -75,7 +75,7 @@ def _parts(report: StatusReport, problem: str) -> Iterator[str]:
         yield f"making {_made(report.building[0])}{more}"
 
 
-def _made(engine: Standing) -> str:
+def _made(engine: CommandStatus) -> str:
     share = f" {engine.fraction:.0%}" if engine.fraction is not None else ""
     return f"{engine.model} for {engine.backend}/{engine.precision}, {engine.phase or engine.state}{share}"
 

@@ -35,7 +35,7 @@ from edged.errors import ConfigError
 from edged.process import end_within
 from edged.serving.camera import Cameras
 from edged.serving.trace import Tracing
-from edged.store.background import Background
+from edged.store.sealed import Background
 from edged.store.store import Store
 from edged.systemd import Notifier, watchdog_seconds
 from edged.version import __version__

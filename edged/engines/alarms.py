@@ -198,9 +198,9 @@ def _placement(planned: PlannedModel) -> Iterator[Alarm]:
     for key, engine in planned.engines.items():
         is_serving = key == planned.serving
         built = engine.record.composition.fallback if engine.record is not None and is_serving else ()
-        if not built and not engine.astray:
+        if not built and not engine.misplaced:
             continue
-        where = f"does not run wholly on {engine.recipe.device}: {'; '.join((*built, *engine.astray))}"
+        where = f"does not run wholly on {engine.recipe.device}: {'; '.join((*built, *engine.misplaced))}"
         unused = "" if is_serving else "; it does not serve"
         message = f"model {planned.entry.name}: engine {key[:12]} {where}{unused}; see: edged engines show {key[:12]}"
         yield Alarm(AlarmKind.FALLBACK, message, planned.entry.name, key)

@@ -19,7 +19,7 @@ from edged.config.limits import HostLimits
 from edged.confinement import settings as confinement
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.load import LoadMonitor, was_loaded
-from edged.engines import alarms, lowering
+from edged.engines import alarms, planner
 from edged.engines.actual import actual
 from edged.engines.admission.examination import prove
 from edged.engines.alarms import Alarm, Alarms
@@ -50,7 +50,7 @@ from edged.serving.link import HostLink
 from edged.serving.slot import Slot
 from edged.serving.tracking import Tracking
 from edged.store.attempts import AttemptLog
-from edged.store.background import Background
+from edged.store.sealed import Background
 from edged.store.store import Store
 from edged.tasks import TaskGroup, keep, until_set
 
@@ -158,7 +158,7 @@ class Controller:
         while True:
             try:
                 await self.catalogue.look_aside()
-                await asyncio.to_thread(self.maker.room.look)
+                await asyncio.to_thread(self.maker.eviction.look)
                 self._state = await asyncio.to_thread(unwritable, self.repository.root.parent)
                 self.wake()
             except OSError as error:  # nothing is lost by a look that is made again
@@ -282,13 +282,13 @@ class Controller:
     def _act(self) -> None:
         now = time.monotonic()
         self.load.sample(now)
-        paused = self.maker.room.paused
+        paused = self.maker.eviction.paused
         is_reboot_pending = self.surveyor.is_reboot_pending
         self.maker.abandon()
         self._review(now)
         self.learning.look(self.models.values(), now)
         for planned in self.models.values():
-            if lowering.is_due(planned):
+            if planner.is_lowering_due(planned):
                 self.catalogue.replan(planned)
         self._warden.look(self.models.values())
         views = actual(self.store, self.models.values())

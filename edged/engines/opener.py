@@ -7,11 +7,13 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edged.backends import registry
 from edged.backends.artefact import Artefact
+from edged.backends.contract import Nodes, Recipe
 from edged.backends.profile import parsed
 from edged.engines.batches import batching, rows
 from edged.engines.plan import PlannedEngine, PlannedModel
@@ -175,9 +177,11 @@ class Opener:
         try:
             if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
                 await asyncio.to_thread(require_same, order)
-            engine.placed(link.nodes.get(number, {}))
-            if engine.astray and planned.has_other(engine):
-                raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.astray)}")
+            nodes = link.nodes.get(number, {})
+            verified = engine.record.composition.nodes if engine.record is not None else {}
+            engine.nodes, engine.misplaced = nodes, misplaced_nodes(engine.recipe, verified, nodes)
+            if engine.misplaced and planned.has_other(engine):
+                raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.misplaced)}")
             await warm_up(model, link, number, ref.profile)
             session.vitals = await self._prove(planned, model, engine, session)
             if link.lost:  # after its last answer: who is told of a loss does not know of this session
@@ -258,3 +262,59 @@ def _kind(engine: PlannedEngine) -> HostKind:
 
 def _may_serve(engine: PlannedEngine) -> bool:
     return engine.recipe.is_reference or engine.is_usable
+
+
+# The provider that a backend's nodes are meant for, by the kind of the recipe's device. Other backends have one only.
+_HOMES: dict[tuple[str, str], str] = {
+    ("onnxruntime", "cpu"): "CPUExecutionProvider",
+    ("onnxruntime", "cuda"): "CUDAExecutionProvider",
+    ("openvino", "cpu"): "CPU",
+    ("openvino", "intel-gpu"): "GPU",
+    ("openvino", "intel-npu"): "NPU",
+}
+_MOST_NAMED = 5  # operators
+
+
+def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str, ...]:
+    """What of an opened engine does not run where it did when it was verified, a line each.
+
+    A reference is never recorded: its nodes are all for the CPU. Where a runtime does not tell, nothing is known.
+    """
+    home = _HOMES.get((recipe.backend, recipe.device.partition(":")[0]))
+    if home is None or not opened:
+        return ()
+    if not any(_is(provider, home) for provider in opened):
+        return (f"nothing runs on {home}: its nodes are on {', '.join(sorted(opened))}",)
+    is_recorded = bool(verified) and not recipe.is_reference
+    lines = []
+    for provider in sorted(opened):
+        known = Counter(verified.get(provider, {})) if is_recorded else Counter[str]()
+        moved = Counter(opened[provider]) - known
+        if _is(provider, home):
+            continue
+        if moved:
+            lines.append(f"{_words(moved)} run on {provider} instead of {home}")
+        elif provider not in verified:
+            lines.append(f"some nodes run on {provider} instead of {home}")
+    if not lines and is_recorded and home != "CPUExecutionProvider" and recipe.backend == "onnxruntime":
+        lines += _missing(home, verified.get(home, {}), opened.get(home, {}))
+    return tuple(lines)
+
+
+def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """Fewer nodes on the device, although none turned up elsewhere. Without operators only the provider is told."""
+    gone = Counter(before) - Counter(now) if before and now else Counter[str]()
+    return (
+        [f"{gone.total()} of {sum(before.values())} nodes are not on {home} any more: {_words(gone)}"] if gone else []
+    )
+
+
+def _is(provider: str, home: str) -> bool:
+    """Of several devices of a kind OpenVINO names one as `GPU.1`."""
+    return provider.partition(".")[0] == home
+
+
+def _words(operators: Counter[str]) -> str:
+    ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{count} {operator or 'nodes'}" for operator, count in ordered[:_MOST_NAMED])
+    return f"{named}, …" if len(ordered) > _MOST_NAMED else named

@@ -14,7 +14,6 @@ from edged.backends.contract import Nodes, Recipe
 from edged.engines import states
 from edged.engines.batches import tensor_batching
 from edged.engines.desired import DesiredEngine
-from edged.engines.placement import astray
 from edged.engines.probe import Acquaintance
 from edged.engines.states import EngineState
 from edged.errors import DiskFailing, EdgedError, NotReady, Quarantined
@@ -80,7 +79,7 @@ class PlannedEngine:
     record: EngineRecord | None = None
     reason: str = ""
     is_held: bool = False  # quarantined by an operator's command, which is nothing to be alarmed at
-    setback: str = ""  # why the last attempt at it came to nothing, while what was there before stays
+    last_attempt_failed: str = ""  # why the last attempt at it came to nothing, while what was there before stays
     failures: int = 0
     failure: str = ""  # what the last one said
     retry_at: float = 0.0
@@ -91,7 +90,7 @@ class PlannedEngine:
     wish: Wish = Wish.NONE
     trial: str = ""  # key of an engine for another driver whose files may do
     nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
-    astray: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
+    misplaced: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
     mismatch: str = ""  # how its answers differed from the reference's when the stored one was opened; until it is made
     disk: str = ""  # how its disk failed the last time it was made or opened
     disk_failures: int = 0  # in a row
@@ -132,7 +131,7 @@ class PlannedEngine:
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
         """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
         good one before it."""
-        self.wish, self.setback, self.refusals, self.astray, self.mismatch = Wish.NONE, "", 0, (), ""
+        self.wish, self.last_attempt_failed, self.refusals, self.misplaced, self.mismatch = Wish.NONE, "", 0, (), ""
         self.disk, self.disk_failures = "", 0
         if self._is_outdated(record) and not record.verdict.accepted:
             self.lose()  # by today's standard it may do: it is built again
@@ -182,7 +181,7 @@ class PlannedEngine:
 
     def _stay(self, reason: str) -> None:
         """The attempt came to nothing."""
-        self.setback = reason
+        self.last_attempt_failed = reason
         self.move(EngineState.READY, reason)
 
     def postpone(self, reason: str, seconds: float) -> None:
@@ -212,11 +211,6 @@ class PlannedEngine:
         else:
             self._settle(EngineState.REJECTED, record.verdict.reason)
 
-    def placed(self, nodes: Nodes) -> None:
-        """It was opened, and its nodes run there."""
-        recorded = self.record.composition.nodes if self.record is not None else {}
-        self.nodes, self.astray = nodes, astray(self.recipe, recorded, nodes)
-
     def opened(self) -> None:
         """It serves: what went wrong before is forgiven."""
         if self.refusals:
@@ -245,7 +239,7 @@ class PlannedEngine:
 
     def lose(self) -> None:
         """Its files are gone or damaged: it has to be made again."""
-        self.record, self.nodes, self.astray = None, {}, ()
+        self.record, self.nodes, self.misplaced = None, {}, ()
         self.move(EngineState.ABSENT)
 
 
@@ -373,7 +367,7 @@ class PlannedModel:
 
     def has_other(self, engine: PlannedEngine) -> bool:
         """Whether the model can be served without this engine, by one that is as it was verified."""
-        others = (other for other in self.engines.values() if other is not engine and not other.astray)
+        others = (other for other in self.engines.values() if other is not engine and not other.misplaced)
         return any((other.is_usable or other.recipe.is_reference) and other.open_at < math.inf for other in others)
 
     def is_hopeless(self) -> bool:

@@ -21,7 +21,7 @@ from edged.serving import blame, memory
 from edged.serving.blame import Death, Record, Suspect
 from edged.serving.link import Loss
 from edged.store import atomic, sealed
-from edged.store.background import Later, at_once
+from edged.store.sealed import Later, at_once
 
 _LOG = logging.getLogger("edged.engines")
 _KEPT = 1000  # engines that something is held against; of more, the oldest are forgotten

@@ -8,7 +8,7 @@ import msgspec
 
 from edged.backends.contract import Composition
 from edged.engines.alarms import Alarm
-from edged.engines.commands import Standing
+from edged.engines.commands import CommandStatus
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedEngine, PlannedModel, Wish
 from edged.engines.readiness import readiness
@@ -61,7 +61,7 @@ class StatusReport(msgspec.Struct, frozen=True):
     budget_bytes: int
     free_bytes: int
     paused: str
-    building: tuple[Standing, ...]
+    building: tuple[CommandStatus, ...]
     alarms: tuple[Alarm, ...]
 
 
@@ -118,7 +118,7 @@ def _awaited(engine: PlannedEngine, model: str) -> str:
 
 def status(controller: Controller) -> StatusReport:
     """The daemon at a glance."""
-    models, room = controller.models.values(), controller.maker.room
+    models, eviction = controller.models.values(), controller.maker.eviction
     return StatusReport(
         version=__version__,
         epoch=controller.events.epoch,
@@ -127,9 +127,9 @@ def status(controller: Controller) -> StatusReport:
         serving=sum(readiness(planned, controller.health).is_ready for planned in models),
         engines=sum(bool(record.files) for record in controller.store.records().values()),
         engine_bytes=controller.store.size,
-        budget_bytes=room.budget_bytes,
-        free_bytes=room.free_bytes,
-        paused=room.paused,
+        budget_bytes=eviction.budget_bytes,
+        free_bytes=eviction.free_bytes,
+        paused=eviction.paused,
         building=tuple(controller.commands.making()),
         alarms=controller.alarms.active(),
     )
@@ -159,7 +159,7 @@ def _as_opened(engine: PlannedEngine, found: EngineReport) -> EngineReport:
     if not engine.nodes:
         return found
     made = found.composition
-    composition = msgspec.structs.replace(made, nodes=engine.nodes, fallback=(*made.fallback, *engine.astray))
+    composition = msgspec.structs.replace(made, nodes=engine.nodes, fallback=(*made.fallback, *engine.misplaced))
     return msgspec.structs.replace(found, composition=composition)
 
 

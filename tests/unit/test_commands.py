@@ -14,7 +14,7 @@ import pytest
 from edged.config import Engines
 from edged.engines import commands as commands_module
 from edged.engines.actual import actual
-from edged.engines.commands import Commands, Ordered, Selection, Standing
+from edged.engines.commands import Commands, CommandStatus, Ordered, Selection
 from edged.engines.desired import desired
 from edged.engines.maker import Maker
 from edged.engines.plan import PlannedEngine, PlannedModel, Wish
@@ -399,7 +399,7 @@ def test_an_engine_that_no_model_wants_any_more_can_be_evicted_by_its_key_or_the
 # -- how they get on ------------------------------------------------------------------------------------------------
 
 
-async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[Standing]:
+async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[CommandStatus]:
     """Everything that is told until all is done, while the control loop looks again and again."""
 
     async def look() -> None:
@@ -409,7 +409,7 @@ async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[Standing]:
 
     looking = asyncio.create_task(look())
     try:
-        return [standing async for standing in desk.commands.follow(ordered)]
+        return [status async for status in desk.commands.follow(ordered)]
     finally:
         looking.cancel()
 
@@ -453,7 +453,7 @@ def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: Desk, ou
             desk.have(name)
         desk.builder.outcomes.append(outcome)
         seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
-        last = {standing.model: standing for standing in seen}
+        last = {status.model: status for status in seen}
         assert {name: (s.done, s.succeeded) for name, s in last.items()} == dict.fromkeys("mn", (True, outcome))
 
     run(story())
@@ -462,8 +462,8 @@ def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: Desk, ou
 def test_follow_model_that_was_removed_is_named(desk: Desk) -> None:
     ordered = desk.commands.rebuild(desk.selection(), True)
     del desk.models["m"]
-    (standing,) = desk.commands.standings(ordered)
-    assert (standing.model, standing.state, standing.done) == ("m", "gone", True)
+    (status,) = desk.commands.statuses(ordered)
+    assert (status.model, status.state, status.done) == ("m", "gone", True)
 
 
 def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
@@ -476,8 +476,8 @@ def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
         desk.commands.cancel(desk.selection())
         await until(lambda: not desk.maker.busy, "the child has ended")
         assert (engine.state, engine.reason) == (S.READY, "")
-        (standing,) = desk.commands.standings(ordered)
-        assert (standing.done, standing.succeeded, standing.reason != "") == (True, False, True)
+        (status,) = desk.commands.statuses(ordered)
+        assert (status.done, status.succeeded, status.reason != "") == (True, False, True)
 
     run(story())
 
@@ -485,9 +485,9 @@ def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
 def test_following_ends_when_the_last_of_several_is_done(desk: Desk) -> None:
     async def story() -> None:
         seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(ALL, True)), 10)
-        last = {standing.key: standing for standing in seen}
+        last = {status.key: status for status in seen}
         assert set(last) == {*desk.digests("m"), *desk.digests("n")}
-        assert all(standing.done and standing.succeeded for standing in last.values())
+        assert all(status.done and status.succeeded for status in last.values())
 
     run(story())
 
@@ -496,8 +496,8 @@ def test_following_ends_when_what_is_followed_is_cancelled(desk: Desk) -> None:
     async def story() -> None:
         desk.builder.gate.clear()
         seen = []
-        async for standing in desk.commands.follow(desk.commands.rebuild(desk.selection(), True)):
-            seen.append(standing)
+        async for status in desk.commands.follow(desk.commands.rebuild(desk.selection(), True)):
+            seen.append(status)
             await desk.look()
             desk.commands.cancel(desk.selection())
         assert (seen[-1].done, seen[-1].succeeded, seen[-1].state) == (True, False, "quarantined")
@@ -528,8 +528,8 @@ def test_following_ends_when_what_is_to_be_verified_gives_way(desk: Desk) -> Non
         spare(desk)
         key = desk.commands.verify(desk.selection(number=2))
         await desk.commands.evict(desk.selection(number=2))
-        (standing,) = desk.commands.standings(key)
-        assert (standing.state, standing.done, standing.succeeded) == ("evicted", True, False)
+        (status,) = desk.commands.statuses(key)
+        assert (status.state, status.done, status.succeeded) == ("evicted", True, False)
 
     run(story())
 
@@ -552,10 +552,10 @@ def test_who_waits_on_a_paused_box_is_told_why(tmp_path: Path, clock: Clock, mon
     desk = Desk(tmp_path, clock)
     key = desk.commands.rebuild(desk.selection(), True)
     monkeypatch.setattr(Store, "problem", "the disk is read-only")
-    desk.maker.room.look()
-    (standing,) = desk.commands.standings(key)
-    assert (standing.phase, standing.done) == ("waiting", False)
-    assert "the disk is read-only" in standing.reason
+    desk.maker.eviction.look()
+    (status,) = desk.commands.statuses(key)
+    assert (status.phase, status.done) == ("waiting", False)
+    assert "the disk is read-only" in status.reason
 
 
 def test_a_command_that_could_not_be_carried_out_for_want_of_space_waits_and_says_so(desk: Desk, clock: Clock) -> None:
@@ -568,8 +568,8 @@ def test_a_command_that_could_not_be_carried_out_for_want_of_space_waits_and_say
         for _ in range(5):
             await desk.look()
             await until(lambda: not desk.maker.busy, "it was tried")
-        (standing,) = desk.commands.standings(key)
-        assert (standing.done, standing.reason) == (False, "it does not fit")
+        (status,) = desk.commands.statuses(key)
+        assert (status.done, status.reason) == (False, "it does not fit")
         assert len(desk.builder.did) == 1, "it is not tried over and over"
         clock.now += 600
         await desk.look()
@@ -587,9 +587,9 @@ def test_what_is_being_made_can_be_asked_for(desk: Desk) -> None:
         await desk.look()
         await until(lambda: bool(desk.builder.did), "a child is at work")
         desk.clock.now += 4
-        (standing,) = desk.commands.making()
-        assert (standing.model, standing.backend, standing.phase) == ("m", "onnxruntime", "verifying")
-        assert (standing.elapsed_s, standing.estimate_s, standing.done) == (4.0, 40.0, False)
+        (status,) = desk.commands.making()
+        assert (status.model, status.backend, status.phase) == ("m", "onnxruntime", "verifying")
+        assert (status.elapsed_s, status.estimate_s, status.done) == (4.0, 40.0, False)
         desk.builder.gate.set()
         await desk.until_quiet()
 

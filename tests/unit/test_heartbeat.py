@@ -12,13 +12,13 @@ import pytest
 from edged.daemon.heartbeat import Heartbeat, headline, stalled
 from edged.engines import report as report_module
 from edged.engines.alarms import Alarm, AlarmKind
-from edged.engines.commands import Standing
+from edged.engines.commands import CommandStatus
 from edged.engines.controller import Liveness
 from edged.engines.report import StatusReport
 
 PATIENCE = 30.0
 REPORT = StatusReport("1", "e", 1.0, 3, 2, 0, 0, 0, 0, "", (), ())
-BUILD = Standing("key", "door", "openvino", "fp16", "cpu", "building", "", "building", 0.4)
+BUILD = CommandStatus("key", "door", "openvino", "fp16", "cpu", "building", "", "building", 0.4)
 ALARM = Alarm(AlarmKind.UNSERVED, "model gate cannot be served: it is no model")
 
 

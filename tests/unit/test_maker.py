@@ -213,11 +213,11 @@ def test_an_engine_that_is_being_made_and_its_source_are_not_evicted_for_it(tmp_
         shop.start(Try, source=source)
         await until(lambda: bool(shop.builder.did), "a child is at work")
         with pytest.raises(OutOfSpace):
-            await shop.maker.room.make(MB)
+            await shop.maker.eviction.wait_for_capacity(MB)
         assert source in shop.store.records()
         shop.builder.gate.set()
         await shop.idle()
-        await shop.maker.room.make(MB // 2)
+        await shop.maker.eviction.wait_for_capacity(MB // 2)
         assert [event.bytes for event in told(shop.events, EngineEvicted)] == [MB // 2]
 
     run(story())
@@ -371,7 +371,7 @@ def test_an_error_that_nobody_expected_leaves_a_good_engine_as_it_was(tmp_path: 
         before = (await shop.make()).record
         shop.engine.wish = Wish.BUILD
         engine = await shop.make(Unexpected("a bug"))
-        assert (engine.state, engine.record, bool(engine.setback)) == (S.READY, before, True)
+        assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
         assert engine.wish is Wish.NONE, "it is not tried for ever"
 
     run(story())
@@ -428,7 +428,7 @@ def test_a_forced_rebuild_that_comes_to_nothing_leaves_the_engine_that_was_there
         before = (await shop.make()).record
         shop.engine.wish = Wish.BUILD
         engine = await shop.make(outcome)
-        assert (engine.state, engine.record, bool(engine.setback)) == (S.READY, before, True)
+        assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
         assert (engine.wish, shop.store.records()[engine.digest]) == (Wish.NONE, before)
         assert engine.reason
 
@@ -441,7 +441,7 @@ def test_a_forced_rebuild_that_is_accepted_is_another_edition(tmp_path: Path, cl
         before = (await shop.make()).edition
         shop.builder.content, shop.engine.wish = b"another", Wish.BUILD
         engine = await shop.make()
-        assert (engine.state, bool(engine.setback), engine.wish) == (S.READY, False, Wish.NONE)
+        assert (engine.state, bool(engine.last_attempt_failed), engine.wish) == (S.READY, False, Wish.NONE)
         assert engine.edition != before
 
     run(story())
@@ -456,7 +456,11 @@ def test_an_engine_that_is_good_stays_usable_while_it_is_made_anew(tmp_path: Pat
         assert (shop.engine.state, shop.engine.is_usable) == (S.VERIFYING, True)
         shop.maker.cancel(shop.engine, "cancelled by a test")
         await shop.idle()
-        assert (shop.engine.state, shop.engine.reason, shop.engine.setback) == (S.READY, "", "cancelled by a test")
+        assert (shop.engine.state, shop.engine.reason, shop.engine.last_attempt_failed) == (
+            S.READY,
+            "",
+            "cancelled by a test",
+        )
 
     run(story())
 
@@ -467,7 +471,7 @@ def test_verifying_keeps_a_good_engine_with_its_new_figures(tmp_path: Path, cloc
         await shop.make()
         shop.builder.cost, shop.engine.wish = 0.9, Wish.VERIFY
         engine = await shop.make(kind=Verify)
-        assert (engine.state, engine.wish, bool(engine.setback)) == (S.READY, Wish.NONE, False)
+        assert (engine.state, engine.wish, bool(engine.last_attempt_failed)) == (S.READY, Wish.NONE, False)
         assert engine.record is not None
         assert engine.record.cost == pytest.approx(0.9)
         assert [verb for verb, _ in shop.builder.did] == ["make", "verify"]
@@ -495,7 +499,7 @@ def test_a_verification_that_has_no_outcome_leaves_the_engine_as_it_was_and_is_o
         await shop.make()
         shop.engine.wish = wish
         engine = await shop.make(BuildFailed("the child ran out of time"), Verify)
-        assert (engine.state, engine.is_usable, bool(engine.setback)) == (S.READY, True, True)
+        assert (engine.state, engine.is_usable, bool(engine.last_attempt_failed)) == (S.READY, True, True)
         assert "the child ran out of time" in engine.reason
         assert engine.wish is Wish.NONE, "it is not tried for ever"
 

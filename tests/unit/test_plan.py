@@ -109,16 +109,21 @@ def test_a_new_build_that_is_rejected_does_not_take_away_a_good_one() -> None:
     before = planned.record
     planned.wish = Wish.BUILD
     making(planned).finish(record(planned, accepted=False), before)
-    assert (planned.state, planned.record, bool(planned.setback), planned.wish) == (S.READY, before, True, Wish.NONE)
+    assert (planned.state, planned.record, bool(planned.last_attempt_failed), planned.wish) == (
+        S.READY,
+        before,
+        True,
+        Wish.NONE,
+    )
     assert "the one before stays" in planned.reason
 
 
 def test_a_new_build_that_is_accepted_is_another_edition_and_no_setback() -> None:
     planned = ready()
-    before, planned.setback = planned.edition, "rejected"
+    before, planned.last_attempt_failed = planned.edition, "rejected"
     again = record(planned, content=b"another")
     making(planned).finish(again, again)
-    assert (planned.state, planned.edition != before, bool(planned.setback)) == (S.READY, True, False)
+    assert (planned.state, planned.edition != before, bool(planned.last_attempt_failed)) == (S.READY, True, False)
 
 
 def test_an_engine_that_turns_out_to_be_wrong_is_rejected_whatever_it_was() -> None:
@@ -156,7 +161,7 @@ def test_making_a_good_engine_anew_may_fail_for_ever_and_it_stays(clock: Clock) 
     for _ in range(6):
         planned.wish = Wish.REVIEW
         making(planned).fail(BuildFailed("no memory"), most=4)
-        assert (planned.state, planned.is_usable, bool(planned.setback)) == (S.READY, True, True)
+        assert (planned.state, planned.is_usable, bool(planned.last_attempt_failed)) == (S.READY, True, True)
         assert (planned.wish, planned.retry_at > clock.now) == (Wish.NONE, True)
     assert "no memory; the one before stays" in planned.reason
 

@@ -77,9 +77,9 @@ class EngineHandlers:
         Whoever hangs up ends this generator and nothing else: the work belongs to the control room.
         """
         untold = {(each.model, each.key) for each in ordered}
-        async with aclosing(self._commands.follow(ordered)) as standings:
-            async for standing in standings:
-                yield messages.progress(standing)
-                untold.discard((standing.model, standing.key))
+        async with aclosing(self._commands.follow(ordered)) as statuses:
+            async for status in statuses:
+                yield messages.progress(status)
+                untold.discard((status.model, status.key))
                 if not untold and not follow:
                     return

@@ -9,7 +9,7 @@ from edged.backends.profile import Range
 from edged.config import Health
 from edged.engines import preference, report
 from edged.engines.alarms import Alarm
-from edged.engines.commands import Selection, Standing
+from edged.engines.commands import CommandStatus, Selection
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, held_up, readiness
 from edged.engines.shape_book import ShapeReport
@@ -157,7 +157,7 @@ def part_change(change: PartChange) -> pb.PartChange:
     return pb.PartChange(part=change.part, old=change.old or "", new=change.new or "")
 
 
-def progress(standing: Standing) -> pb.EngineProgress:
+def progress(standing: CommandStatus) -> pb.EngineProgress:
     message = pb.EngineProgress(
         key=standing.key,
         model=standing.model,

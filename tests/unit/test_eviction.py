@@ -1,4 +1,4 @@
-"""Room for engines in a real store: what gives way, what never does, and what becomes of it."""
+"""Eviction from a real store: which engines go, which never do, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pytest
 
 from edged.backends.contract import Recipe
 from edged.config import Engines
-from edged.engines import room as room_module
+from edged.engines import eviction as eviction_module
 from edged.engines.desired import desired
+from edged.engines.eviction import EvictionClass, EvictionManager
 from edged.engines.plan import PlannedEngine, PlannedModel, Wish
-from edged.engines.room import Room
 from edged.engines.states import EngineState
 from edged.errors import OutOfSpace
 from edged.events import EngineEvicted, EventLog
-from edged.store.space import Standing
 from edged.store.store import Store
 from tests.unit.control_room import MB, box, key_of, model, planned_model, put, record_of, serve, told
 from tests.waiting import run
@@ -54,9 +53,9 @@ class House:
         recipe = Recipe("openvino", threads=9)
         return self.add(PlannedEngine(key_of(model(content="gone"), recipe), recipe), used=used)
 
-    def room(self, **settings: object) -> Room:
+    def eviction(self, **settings: object) -> EvictionManager:
         wanted = msgspec.convert({"keep_free_mb": 0} | settings, Engines)
-        return Room(self.store, wanted, self.models, self.events, lambda: self.busy)
+        return EvictionManager(self.store, wanted, self.models, self.events, lambda: self.busy)
 
     @property
     def held(self) -> set[str]:
@@ -80,7 +79,7 @@ def free() -> Iterator[Callable[[int], None]]:
         def say(count: int) -> None:
             status = SimpleNamespace(f_bavail=count, f_frsize=1, f_bfree=10**15, f_flag=0)
             fake = SimpleNamespace(statvfs=lambda path: status)
-            patch.setattr(room_module, "os", fake)
+            patch.setattr(eviction_module, "os", fake)
 
         yield say
 
@@ -89,43 +88,47 @@ def free() -> Iterator[Callable[[int], None]]:
 
 
 def test_the_best_engine_is_needed_even_before_it_serves_and_the_others_are_spare(house: House) -> None:
-    standing = house.room().standing
-    assert [standing(e.digest) for e in house.engines] == [Standing.NEEDED, Standing.SPARE, Standing.SPARE]
-    assert standing(house.stale()) is Standing.STALE
+    eviction_class = house.eviction().eviction_class
+    assert [eviction_class(e.digest) for e in house.engines] == [
+        EvictionClass.NEEDED,
+        EvictionClass.SPARE,
+        EvictionClass.SPARE,
+    ]
+    assert eviction_class(house.stale()) is EvictionClass.STALE
 
 
 def test_what_serves_is_needed_whatever_there_is_besides(house: House) -> None:
     serve(house.planned, house.engines[2].digest)
-    assert house.room().standing(house.engines[2].digest) is Standing.NEEDED
+    assert house.eviction().eviction_class(house.engines[2].digest) is EvictionClass.NEEDED
 
 
 def test_what_serves_from_the_device_as_it_was_is_needed(house: House) -> None:
     key = house.stale()
     serve(house.planned, key)
-    assert house.room().standing(key) is Standing.NEEDED
+    assert house.eviction().eviction_class(key) is EvictionClass.NEEDED
 
 
 def test_what_is_being_opened_or_worked_on_or_pinned_is_needed(house: House) -> None:
     stale, (_, one, two) = house.stale(), house.engines
     house.planned.opening_key, house.busy = one.digest, {two.digest}
     house.store.pin(stale)
-    assert {house.room().standing(key) for key in (stale, one.digest, two.digest)} == {Standing.NEEDED}
+    assert {house.eviction().eviction_class(key) for key in (stale, one.digest, two.digest)} == {EvictionClass.NEEDED}
     house.planned.opening_key, house.busy = "", set()
     house.store.unpin(stale)
-    assert Standing.NEEDED not in {house.room().standing(key) for key in (stale, one.digest, two.digest)}
+    assert EvictionClass.NEEDED not in {house.eviction().eviction_class(key) for key in (stale, one.digest, two.digest)}
 
 
 def test_an_engine_that_is_to_be_tried_under_another_key_is_spare_and_not_stale(house: House) -> None:
     key = house.stale()
     house.reference.trial = key
-    assert house.room().standing(key) is Standing.SPARE
+    assert house.eviction().eviction_class(key) is EvictionClass.SPARE
 
 
 # -- making room ----------------------------------------------------------------------------------------------------
 
 
 def make(house: House, need: int, **settings: object) -> int:
-    return run(house.room(**settings).make(need))
+    return run(house.eviction(**settings).wait_for_capacity(need))
 
 
 def test_without_a_budget_on_a_large_disk_nothing_gives_way(house: House) -> None:
@@ -206,11 +209,11 @@ def test_an_engine_that_is_replaced_counts_against_the_disk_and_not_against_the_
     house.store.pin(newer.digest)
     with pytest.raises(OutOfSpace):
         make(house, 3 * MB // 4, budget_mb=1)
-    run(house.room(budget_mb=1).make(MB // 2, best.digest))
+    run(house.eviction(budget_mb=1).wait_for_capacity(MB // 2, best.digest))
     assert len(house.held) == 3, "both fit in the place of the one that is replaced"
     free(MB)
     with pytest.raises(OutOfSpace):
-        run(house.room(keep_free_mb=1).make(MB // 2, best.digest))
+        run(house.eviction(keep_free_mb=1).wait_for_capacity(MB // 2, best.digest))
 
 
 def test_of_budget_and_disk_the_tighter_one_counts(house: House, free: Callable[[int], None]) -> None:
@@ -223,8 +226,8 @@ def test_a_disk_that_cannot_be_asked_has_no_room(house: House, monkeypatch: pyte
     def refuse(path: object) -> None:
         raise OSError(5, "input/output error")
 
-    monkeypatch.setattr(room_module, "os", SimpleNamespace(statvfs=refuse))
-    assert house.room().free_bytes == 0
+    monkeypatch.setattr(eviction_module, "os", SimpleNamespace(statvfs=refuse))
+    assert house.eviction().free_bytes == 0
     with pytest.raises(OutOfSpace):
         make(house, 100 * MB)
 
@@ -240,7 +243,7 @@ def test_an_engine_that_two_models_share_gives_way_for_both(house: House) -> Non
             engine.adopt(house.store.records()[engine.digest])
     house.models["twin"] = twin
     spare = house.engines[1].digest
-    run(house.room().evict(spare, "by command"))
+    run(house.eviction().evict(spare, "by command"))
     assert house.engines[1].state is twin.engines[spare].state is S.EVICTED
     assert len(house.evicted()) == 1
 
@@ -254,7 +257,7 @@ def test_an_engine_gives_way_also_where_another_model_could_not_make_it(house: H
     spare = house.engines[1].digest
     twin.engines[spare].move(S.QUEUED)
     twin.engines[spare].move(state)
-    run(house.room().evict(spare, "to make room"))
+    run(house.eviction().evict(spare, "to make room"))
     assert spare not in house.held
     assert not twin.engines[spare].is_usable
 
@@ -263,14 +266,14 @@ def test_an_engine_gives_way_also_where_another_model_could_not_make_it(house: H
 def test_what_gave_way_cannot_be_verified_any_more(house: House, wish: Wish) -> None:
     spare = house.engines[1]
     spare.wish = wish
-    run(house.room().evict(spare.digest, "to make room"))
+    run(house.eviction().evict(spare.digest, "to make room"))
     assert spare.wish is Wish.NONE, "whoever follows it would wait for ever"
 
 
 def test_what_gave_way_and_is_to_be_built_anew_still_is(house: House) -> None:
     spare = house.engines[1]
     spare.wish = Wish.BUILD
-    run(house.room().evict(spare.digest, "by command"))
+    run(house.eviction().evict(spare.digest, "by command"))
     assert spare.wish is Wish.BUILD
 
 
@@ -278,7 +281,7 @@ def test_nobody_can_open_an_engine_while_its_files_go(house: House, monkeypatch:
     spare, seen = house.engines[1], list[EngineState]()
     strip = house.store.strip
     monkeypatch.setattr(house.store, "strip", lambda record: (seen.append(spare.state), strip(record)))
-    run(house.room().evict(spare.digest, "by command"))
+    run(house.eviction().evict(spare.digest, "by command"))
     assert seen == [S.EVICTED]
 
 
@@ -286,16 +289,16 @@ def test_nobody_can_open_an_engine_while_its_files_go(house: House, monkeypatch:
 
 
 def test_nothing_is_paused_on_a_disk_with_space(house: House) -> None:
-    assert house.room().paused == ""
+    assert house.eviction().paused == ""
 
 
 def test_a_full_disk_pauses_building_only_when_nothing_may_give_way(house: House, free: Callable[[int], None]) -> None:
     free(5 * MB)
-    assert house.room(keep_free_mb=5).paused == ""
-    assert house.room(keep_free_mb=6).paused == "", "the spare engines may give way"
+    assert house.eviction(keep_free_mb=5).paused == ""
+    assert house.eviction(keep_free_mb=6).paused == "", "the spare engines may give way"
     for engine in house.engines:
         house.store.pin(engine.digest)
-    paused = house.room(keep_free_mb=6).paused
+    paused = house.eviction(keep_free_mb=6).paused
     assert "5 MiB are free" in paused
     assert "6 MiB are to stay free" in paused
     assert "keep_free_mb" in paused
@@ -305,16 +308,16 @@ def test_engines_without_files_do_not_keep_a_full_disk_from_being_told_of(
     house: House, free: Callable[[int], None]
 ) -> None:
     for engine in house.engines[1:]:
-        run(house.room().evict(engine.digest, "by command"))
+        run(house.eviction().evict(engine.digest, "by command"))
     free(0)
-    assert "0 MiB are free" in house.room(keep_free_mb=1).paused
+    assert "0 MiB are free" in house.eviction(keep_free_mb=1).paused
 
 
 def test_a_disk_that_became_read_only_is_told_of(small_disk: Path, make_read_only: Callable[[Path], None]) -> None:
     store = Store(small_disk / "cache")
-    room = Room(store, Engines(keep_free_mb=0), {}, EventLog(), set)
-    assert room.paused == ""
+    eviction = EvictionManager(store, Engines(keep_free_mb=0), {}, EventLog(), set)
+    assert eviction.paused == ""
     make_read_only(small_disk)
-    room.look()
-    assert "read-only" in room.paused
-    assert "goes on serving" in room.paused
+    eviction.look()
+    assert "read-only" in eviction.paused
+    assert "goes on serving" in eviction.paused

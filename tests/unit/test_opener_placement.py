@@ -10,7 +10,7 @@ import pytest
 from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import UNOPTIMISED, Nodes, Order, Placed, Recipe
-from edged.engines.placement import astray
+from edged.engines.opener import misplaced_nodes
 from tests import models
 
 # ONNX Runtime 1.23, the last for Python 3.10, does not say which operators a session on the CPU has.
@@ -22,54 +22,56 @@ VERIFIED: Nodes = {"CUDAExecutionProvider": {"Conv": 39, "Relu": 33}, "CPUExecut
 
 
 def test_an_engine_that_came_up_as_it_was_verified_is_at_home() -> None:
-    assert astray(CUDA, VERIFIED, VERIFIED) == ()
+    assert misplaced_nodes(CUDA, VERIFIED, VERIFIED) == ()
 
 
 def test_a_provider_that_vanished_is_told_with_where_its_nodes_are_now() -> None:
-    (line,) = astray(CUDA, VERIFIED, {"CPUExecutionProvider": {"Conv": 39, "Relu": 33, "Shape": 2}})
+    (line,) = misplaced_nodes(CUDA, VERIFIED, {"CPUExecutionProvider": {"Conv": 39, "Relu": 33, "Shape": 2}})
     assert line == "nothing runs on CUDAExecutionProvider: its nodes are on CPUExecutionProvider"
 
 
 def test_nodes_that_moved_are_counted_by_operator_and_those_that_were_there_before_are_not() -> None:
     now = {"CUDAExecutionProvider": {"Conv": 38, "Relu": 33}, "CPUExecutionProvider": {"Shape": 2, "Conv": 1}}
-    assert astray(CUDA, VERIFIED, now) == ("1 Conv run on CPUExecutionProvider instead of CUDAExecutionProvider",)
+    assert misplaced_nodes(CUDA, VERIFIED, now) == (
+        "1 Conv run on CPUExecutionProvider instead of CUDAExecutionProvider",
+    )
 
 
 def test_fewer_nodes_on_the_device_are_told_although_none_turned_up_elsewhere() -> None:
     now = {"CUDAExecutionProvider": {"Conv": 30, "Relu": 33}, "CPUExecutionProvider": {"Shape": 2}}
-    (line,) = astray(CUDA, VERIFIED, now)
+    (line,) = misplaced_nodes(CUDA, VERIFIED, now)
     assert line == "9 of 72 nodes are not on CUDAExecutionProvider any more: 9 Conv"
 
 
 def test_many_operators_are_cut_short() -> None:
     now = {"CUDAExecutionProvider": {"Conv": 1}, "CPUExecutionProvider": {f"Op{i}": 9 - i for i in range(8)}}
-    (line,) = astray(CUDA, VERIFIED, now)
+    (line,) = misplaced_nodes(CUDA, VERIFIED, now)
     assert line.startswith("9 Op0, 8 Op1, 7 Op2, 6 Op3, 5 Op4, … run on")
 
 
 @pytest.mark.parametrize("recipe", [CPU, REFERENCE])
 def test_whatever_is_for_the_cpu_runs_on_nothing_else(recipe: Recipe) -> None:
-    assert astray(recipe, {}, {"CPUExecutionProvider": {"Add": 1}}) == ()
-    (line,) = astray(recipe, {}, {"CPUExecutionProvider": {}, "XnnpackExecutionProvider": {"Add": 1}})
+    assert misplaced_nodes(recipe, {}, {"CPUExecutionProvider": {"Add": 1}}) == ()
+    (line,) = misplaced_nodes(recipe, {}, {"CPUExecutionProvider": {}, "XnnpackExecutionProvider": {"Add": 1}})
     assert line == "1 Add run on XnnpackExecutionProvider instead of CPUExecutionProvider"
-    (line,) = astray(recipe, {}, {"CPUExecutionProvider": {}, "XnnpackExecutionProvider": {}})
+    (line,) = misplaced_nodes(recipe, {}, {"CPUExecutionProvider": {}, "XnnpackExecutionProvider": {}})
     assert line == "some nodes run on XnnpackExecutionProvider instead of CPUExecutionProvider"
 
 
 def test_an_optimised_graph_on_the_cpu_may_hold_other_nodes_than_were_counted_while_it_was_made() -> None:
-    assert astray(CPU, {"CPUExecutionProvider": {"Conv": 3}}, {"CPUExecutionProvider": {"FusedConv": 2}}) == ()
+    assert misplaced_nodes(CPU, {"CPUExecutionProvider": {"Conv": 3}}, {"CPUExecutionProvider": {"FusedConv": 2}}) == ()
 
 
 def test_one_of_several_devices_of_a_kind_is_that_kind() -> None:
     recipe = Recipe("openvino", device="intel-gpu:1")
-    assert astray(recipe, {"GPU.1": {"Convolution": 3}}, {"GPU.1": {"Convolution": 3}}) == ()
-    assert astray(recipe, {"GPU.1": {"Convolution": 3}}, {"CPU": {"Convolution": 3}}) != ()
+    assert misplaced_nodes(recipe, {"GPU.1": {"Convolution": 3}}, {"GPU.1": {"Convolution": 3}}) == ()
+    assert misplaced_nodes(recipe, {"GPU.1": {"Convolution": 3}}, {"CPU": {"Convolution": 3}}) != ()
 
 
 def test_where_a_runtime_does_not_tell_nothing_is_known() -> None:
-    assert astray(CUDA, VERIFIED, {}) == ()
-    assert astray(CUDA, VERIFIED, {"CUDAExecutionProvider": {}}) == ()
-    assert astray(Recipe("tensorrt", device="cuda:0"), {}, {"TensorRT": {}}) == ()
+    assert misplaced_nodes(CUDA, VERIFIED, {}) == ()
+    assert misplaced_nodes(CUDA, VERIFIED, {"CUDAExecutionProvider": {}}) == ()
+    assert misplaced_nodes(Recipe("tensorrt", device="cuda:0"), {}, {"TensorRT": {}}) == ()
 
 
 # -- what real sessions tell ----------------------------------------------------------------------------------------
@@ -85,7 +87,7 @@ def test_every_session_of_an_engine_tells_where_its_nodes_run(backend: str, tmp_
     assert isinstance(session, Placed)
     nodes = session.nodes()
     assert len(nodes) == 1
-    assert astray(recipe, recorded.nodes, nodes) == ()
+    assert misplaced_nodes(recipe, recorded.nodes, nodes) == ()
     if backend != "null" and (backend != "onnxruntime" or TELLS_OPERATORS):
         assert sum(next(iter(nodes.values())).values()) > 0
     session.close()
@@ -97,4 +99,4 @@ def test_the_reference_tells_it_of_the_model_as_it_was_written(tmp_path: Path) -
     session = registry.load("onnxruntime").open(order)
     assert isinstance(session, Placed)
     assert session.nodes() == {"CPUExecutionProvider": {"MatMul": 1} if TELLS_OPERATORS else {}}
-    assert astray(REFERENCE, {}, session.nodes()) == ()
+    assert misplaced_nodes(REFERENCE, {}, session.nodes()) == ()

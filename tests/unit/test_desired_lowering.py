@@ -10,10 +10,9 @@ import pytest
 import edged
 from edged.backends.contract import Recipe
 from edged.config import Engines
-from edged.engines.desired import desired
-from edged.engines.lowering import below, is_due
+from edged.engines.desired import below, desired
 from edged.engines.plan import PlannedModel
-from edged.engines.planner import Planner
+from edged.engines.planner import Planner, is_lowering_due
 from edged.engines.states import EngineState
 from edged.store.record import EngineRecord
 from edged.store.store import Store
@@ -71,7 +70,7 @@ def test_nothing_lower_is_wanted_while_nothing_is_wrong(store: Store) -> None:
     put(store, judged("all", accepted=True))
     found = plan(store)
     assert levels(found) == [("all", S.READY)]
-    assert not is_due(found)
+    assert not is_lowering_due(found)
 
 
 def test_what_was_rejected_before_is_followed_by_the_next_lower(store: Store) -> None:
@@ -81,7 +80,7 @@ def test_what_was_rejected_before_is_followed_by_the_next_lower(store: Store) ->
     put(store, judged("basic", accepted=True))
     found = plan(store)
     assert levels(found) == [("all", S.REJECTED), ("extended", S.REJECTED), ("basic", S.READY)]
-    assert not is_due(found)
+    assert not is_lowering_due(found)
     last = list(found.engines.values())[3]
     assert last.key == key_of(model(), at("basic")), "it is the key that any other plan would give it"
 
@@ -91,7 +90,7 @@ def test_nothing_is_below_the_lowest(store: Store) -> None:
         put(store, judged(level, accepted=False))
     found = plan(store)
     assert [level for level, _ in levels(found)] == ["all", "extended", "basic"]
-    assert not is_due(found)
+    assert not is_lowering_due(found)
 
 
 def test_a_verdict_by_another_standard_says_nothing(store: Store) -> None:
@@ -105,10 +104,10 @@ def test_what_is_rejected_while_it_runs_is_followed_at_the_next_look(store: Stor
     for state in (S.QUEUED, S.BUILDING, S.VERIFYING):
         engine.move(state)
     engine.finish(judged("all", accepted=False), None)
-    assert is_due(found)
+    assert is_lowering_due(found)
     plan(store, found)  # the disk was too full even for its record
     assert levels(found) == [("all", S.REJECTED), ("extended", S.ABSENT)]
-    assert not is_due(found)
+    assert not is_lowering_due(found)
 
 
 @pytest.mark.long

@@ -1,8 +1,9 @@
-"""Room for engines: what the budget and the disk leave, and what gives way when it is not enough."""
+"""Disk space for engines: what the budget and the disk leave, and which engines are evicted when it is not enough."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -16,14 +17,13 @@ from edged.engines.states import EngineState
 from edged.errors import OutOfSpace
 from edged.events import EngineEvicted, EventLog
 from edged.store.record import EngineRecord
-from edged.store.space import Held, Standing, choose
 from edged.store.store import Store
 
 _LOG = logging.getLogger("edged.engines")
 _MB = 1 << 20
 
 
-class Room:
+class EvictionManager:
     """Knows what the store holds and what it is for. `busy` are keys that work under way depends on."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Room:
             )
         return ""
 
-    async def make(self, need: int, replacing: str = "") -> int:
+    async def wait_for_capacity(self, need: int, replacing: str = "") -> int:
         """Evicts what has to give way so that `need` bytes fit. Returns how many bytes may be written at most.
 
         An engine that the new one takes the place of counts against the disk and not against the budget. OutOfSpace
@@ -110,29 +110,29 @@ class Room:
             await asyncio.to_thread(self._store.remove, key)
         self._events.tell(EngineEvicted(record.size, reason), record.model, key)
 
-    def standing(self, key: str) -> Standing:
+    def eviction_class(self, key: str) -> EvictionClass:
         """What an engine of the store is worth now."""
-        return self._standings([key])[key]
+        return self._eviction_classes([key])[key]
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[StoredEngine]:
         records = self._store.records()
-        standings = self._standings(records)
-        return [Held(key, record.size, self._store.used(key), standings[key]) for key, record in records.items()]
+        classes = self._eviction_classes(records)
+        return [StoredEngine(key, record.size, self._store.used(key), classes[key]) for key, record in records.items()]
 
-    def _standings(self, keys: Iterable[str]) -> dict[str, Standing]:
+    def _eviction_classes(self, keys: Iterable[str]) -> dict[str, EvictionClass]:
         needed, wanted = self._busy(), set[str]()
         for planned in self._models.values():
             needed |= {planned.serving or "", planned.opening_key, _best(planned)}
             wanted |= planned.engines.keys() | {engine.trial for engine in planned.engines.values()}
-        standings = {}
+        classes = {}
         for key in keys:
             is_needed = key in needed or self._store.is_pinned(key)
-            spare = Standing.SPARE if key in wanted else Standing.STALE
-            standings[key] = Standing.NEEDED if is_needed else spare
-        return standings
+            spare = EvictionClass.SPARE if key in wanted else EvictionClass.STALE
+            classes[key] = EvictionClass.NEEDED if is_needed else spare
+        return classes
 
     def _evictable(self) -> bool:
-        return any(held.size and held.standing is not Standing.NEEDED for held in self._held())
+        return any(held.size and held.eviction_class is not EvictionClass.NEEDED for held in self._held())
 
     def _left(self, replacing: str) -> int:
         """Bytes that may still be written; negative where there is too much already."""
@@ -157,3 +157,42 @@ def _best(planned: PlannedModel) -> str:
 
 def _mb(size: int) -> str:
     return f"{size / _MB:.1f} MiB"
+
+
+class EvictionClass(enum.IntEnum):
+    """What an engine is worth; the lowest goes first."""
+
+    STALE = 0  # no model wants it on this device as it is now
+    SPARE = 1  # a model wants it, and has a better one
+    NEEDED = 2  # it serves, is about to, or an operator pinned it: never evicted
+
+
+class StoredEngine(msgspec.Struct, frozen=True):
+    """One engine in the store: its bytes, and when it was last used in seconds since the epoch."""
+
+    key: str
+    size: int
+    used: float
+    eviction_class: EvictionClass
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The engines to evict, in order; `short` is how many bytes are wanting even then, and then nothing is evicted."""
+
+    evict: tuple[str, ...]
+    short: int = 0
+
+
+def choose(held: Iterable[StoredEngine], need: int, free: int) -> Choice:
+    """What to evict so that `need` bytes fit where `free` are free (negative where there is too much already).
+
+    Least worth first, then least recently used. Engines without files free nothing and stay.
+    """
+    chosen: list[str] = []
+    able = [h for h in held if h.eviction_class is not EvictionClass.NEEDED and h.size > 0]
+    for candidate in sorted(able, key=lambda h: (h.eviction_class, h.used, h.key)):
+        if free >= need:
+            break
+        chosen.append(candidate.key)
+        free += candidate.size
+    return Choice(tuple(chosen)) if free >= need else Choice((), need - free)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edged.backends.contract import REFERENCE, Recipe
 from edged.device.fingerprint import Device, probe
-from edged.engines.policy import candidates, lanes, precisions
+from edged.engines.desired import candidates, lanes, precisions
 from edged.errors import ConfigError
 
 BOTH = {"runtime.onnxruntime": "1", "runtime.openvino": "2"}
