@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from edged import tasks
+from edged.api.endpoints.lanes import Lanes
+from edged.api.endpoints.publisher import Publisher
 from edged.api.grpc import grpc_limits as edge
 from edged.api.grpc.activation import Activation
 from edged.api.grpc.server import Ingress
-from edged.api.lanes.lanes import Lanes
-from edged.api.lanes.publisher import Publisher
 from edged.config import Config
 from edged.confinement import confine, settings
 from edged.daemon import locations as places

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 
 from edged import logs
+from edged.api.endpoints.lanes import Lanes
 from edged.api.grpc.server import Ingress
-from edged.api.lanes.lanes import Lanes
 from edged.config import Config
 from edged.config.changes import Change, Outcome, Part, diff, with_value
 from edged.daemon import locations as places

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edged.api.endpoints import frigate_wire as wire
+from edged.api.endpoints.frigate_reader import FAMILIES, Form, Reader
 from edged.api.grpc.repeated import RepeatedWarning
-from edged.api.lanes import frigate_wire as wire
-from edged.api.lanes.frigate_reader import FAMILIES, Form, Reader
 from edged.backends.contract import Signature
 from edged.errors import InvalidInput, Unsupported
 from edged.ipc import messages as m

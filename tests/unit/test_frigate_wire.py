@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.api.lanes import frigate_wire as wire
+from edged.api.endpoints import frigate_wire as wire
 from edged.errors import InvalidInput
 from edged.models.repository import check_name
 from edged.vision.detections import Detections

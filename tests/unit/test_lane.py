@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from edged.api.lanes import lane as lane_module
-from edged.api.lanes.lane import Lane, Opened
+from edged.api.endpoints import lane as lane_module
+from edged.api.endpoints.lane import Lane, Opened
 from edged.errors import ConfigError
 
 

@@ -18,10 +18,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from edged.api.lanes.publisher import Publisher
-from edged.api.lanes.result_json import Fields
-from edged.api.lanes.zmq_frames import FrameLane
-from edged.api.lanes.zmq_socket import BoundSocket, place
+from edged.api.endpoints.publisher import Publisher
+from edged.api.endpoints.result_json import Fields
+from edged.api.endpoints.zmq_frames import FrameLane
+from edged.api.endpoints.zmq_socket import BoundSocket, place
 from edged.client.shared import SharedRing
 from edged.errors import ConfigError, NotFound
 from edged.events import EventLog, ModelRead, ModelRemoved
@@ -279,7 +279,7 @@ def test_stopping_answers_what_came_and_takes_nothing_more(folder: Path) -> None
 
 
 def test_no_more_peers_than_there_is_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edged.api.lanes.zmq_frames._MOST_PEERS", 2)
+    monkeypatch.setattr("edged.api.endpoints.zmq_frames._MOST_PEERS", 2)
 
     async def main() -> None:
         async with lane(folder), peer(folder) as one, peer(folder) as two, peer(folder) as three:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.api.lanes import result_json, zmq_wire
+from edged.api.endpoints import result_json, zmq_wire
 from edged.errors import InvalidInput, NotFound
 from edged.ipc import messages as m
 from edged.serving.options import StreamOptions

@@ -7,7 +7,7 @@ import math
 import time
 
 from edged.api.auth.identity import Identify, anyone
-from edged.api.lanes.shared_memory import Segments
+from edged.api.endpoints.shared_memory import Segments
 from edged.engines.controller import Controller
 from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb

@@ -16,13 +16,13 @@ from collections.abc import Coroutine
 
 import zmq
 
+from edged.api.endpoints import frigate_wire as wire
+from edged.api.endpoints.frigate_reader import Reader
+from edged.api.endpoints.frigate_upload import take_in
+from edged.api.endpoints.publisher import Publisher
+from edged.api.endpoints.result_json import answered
+from edged.api.endpoints.zmq_socket import BoundSocket
 from edged.api.grpc.repeated import RepeatedWarning
-from edged.api.lanes import frigate_wire as wire
-from edged.api.lanes.frigate_reader import Reader
-from edged.api.lanes.frigate_upload import take_in
-from edged.api.lanes.publisher import Publisher
-from edged.api.lanes.result_json import answered
-from edged.api.lanes.zmq_socket import BoundSocket
 from edged.config import Frigate
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel

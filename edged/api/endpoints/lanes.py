@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 
+from edged.api.endpoints.frigate import FrigateEndpoint
+from edged.api.endpoints.lane import Lane, Opened
+from edged.api.endpoints.publisher import Publisher
+from edged.api.endpoints.zmq_frames import FrameLane
 from edged.api.grpc.server import Ingress
 from edged.api.http.listener import HttpListener
-from edged.api.lanes.frigate import FrigateEndpoint
-from edged.api.lanes.lane import Lane, Opened
-from edged.api.lanes.publisher import Publisher
-from edged.api.lanes.zmq_frames import FrameLane
 from edged.config import Config, Frigate, Http, Metrics
 from edged.engines.controller import Controller
-from edged.metrics.endpoint import Endpoint
+from edged.metrics.endpoint import Endpoint as MetricsEndpoint
 from edged.serving.camera import Cameras
 
 
@@ -94,5 +94,5 @@ class Lanes:
         from edged.metrics.scrape import Scraper  # brings Prometheus' client library
 
         scraper = Scraper(self._controller, self._cameras, self._ingress.tally, self._ingress.guard)
-        endpoint = Endpoint(metrics.listen, scraper.scrape)
+        endpoint = MetricsEndpoint(metrics.listen, scraper.scrape)
         return Opened((await endpoint.start(),), endpoint.stop)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edged.api.lanes.frigate_wire import Tensor, rows
+from edged.api.endpoints.frigate_wire import Tensor, rows
 from edged.errors import ConfigError, InvalidInput, Unsupported
 from edged.models.model import Model
 from edged.raw_contents import to_array, to_bytes

@@ -14,8 +14,8 @@ import msgspec
 import zmq
 
 from edged import tasks
-from edged.api.lanes.result_json import Fields, encode
-from edged.api.lanes.zmq_socket import BoundSocket
+from edged.api.endpoints.result_json import Fields, encode
+from edged.api.endpoints.zmq_socket import BoundSocket
 from edged.events import Event, EventLog
 
 _WAITING = 256  # messages in ZeroMQ's queue to each subscriber

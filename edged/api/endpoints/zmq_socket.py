@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zmq
 
-from edged.api.lanes.address import make_way, tcp_address
+from edged.api.endpoints.address import make_way, tcp_address
 from edged.errors import ConfigError
 
 _LOG = logging.getLogger("edged.zmq")

@@ -18,12 +18,12 @@ import zmq
 
 from edged import tasks
 from edged.api.auth.identity import ANYONE, Identify, Identity, of_socket
+from edged.api.endpoints import result_json, zmq_wire
+from edged.api.endpoints.publisher import Publisher
+from edged.api.endpoints.result_json import Echo, Fields
+from edged.api.endpoints.shared_memory import Segments
+from edged.api.endpoints.zmq_socket import BoundSocket
 from edged.api.grpc.repeated import RepeatedWarning
-from edged.api.lanes import result_json, zmq_wire
-from edged.api.lanes.publisher import Publisher
-from edged.api.lanes.result_json import Echo, Fields
-from edged.api.lanes.shared_memory import Segments
-from edged.api.lanes.zmq_socket import BoundSocket
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidInput, NotReady, Overloaded
 from edged.serving.camera import Cameras
