@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from edged import tasks
-from edged.api.endpoints.lanes import Lanes
+from edged.api.endpoints.endpoints import Endpoints
 from edged.api.endpoints.publisher import Publisher
 from edged.api.grpc import grpc_limits as edge
 from edged.api.grpc.activation import Activation
@@ -107,8 +107,8 @@ async def _serve(
         guard=guard,
         activation=activation,
     )
-    lanes = Lanes(controller, cameras, config, publisher, ingress)
-    reloader = Reloader(config, read, controller, builder, ingress, lanes, notifier)
+    endpoints = Endpoints(controller, cameras, config, publisher, ingress)
+    reloader = Reloader(config, read, controller, builder, ingress, endpoints, notifier)
     ingress.offer_reload(reloader.reload)
     heartbeat = Heartbeat(notifier, watchdog_seconds(os.environ, os.getpid()), controller, reloader)
     # A request that comes first of all finds the models that are there.
@@ -124,8 +124,8 @@ async def _serve(
     ]
     try:
         await ingress.start()
-        await lanes.start()
-        addresses = [*ingress.addresses, *lanes.addresses]
+        await endpoints.start()
+        addresses = [*ingress.addresses, *endpoints.addresses]
         counts, held = store.counts, len(store.records())
         _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
         _LOG.info("edged %s answers on %s", __version__, ", ".join(addresses))
@@ -139,8 +139,8 @@ async def _serve(
         grace = reloader.config.stop_seconds
         notifier.stopping(grace + 2 * _CLOSING_SECONDS)
         end_within(grace + _CLOSING_SECONDS, _leave_behind)
-        await asyncio.gather(lanes.stop(grace), ingress.stop(grace))
-        await lanes.publish.stop(grace)
+        await asyncio.gather(endpoints.stop(grace), ingress.stop(grace))
+        await endpoints.publish.stop(grace)
         await tracing.close()
         await asyncio.to_thread(guard.audit.close)
         for task in kept:

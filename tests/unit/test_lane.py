@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from edged.api.endpoints import lane as lane_module
-from edged.api.endpoints.lane import Lane, Opened
+from edged.api.endpoints.lane import Endpoint, Opened
 from edged.errors import ConfigError
 
 
-class Door:
+class FakeListener:
     """Opens for everything but what it refuses; knows what it did."""
 
     def __init__(self, *refused: str) -> None:
@@ -44,61 +44,61 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_it_is_closed_before_it_is_opened_anew() -> None:
-    door = Door()
+    listener = FakeListener()
 
     async def work() -> None:
-        lane = Lane("a", door.open)
-        assert list(lane.addresses) == []
-        await lane.start()
-        await lane.change("b", 2.0)
-        assert lane.addresses == ("b",)
-        await lane.change("", 1.0)
-        assert list(lane.addresses) == []
-        await lane.change("c", 1.0)
-        await lane.stop(0.0)
-        await lane.stop(0.0)
+        endpoint = Endpoint("a", listener.open)
+        assert list(endpoint.addresses) == []
+        await endpoint.start()
+        await endpoint.change("b", 2.0)
+        assert endpoint.addresses == ("b",)
+        await endpoint.change("", 1.0)
+        assert list(endpoint.addresses) == []
+        await endpoint.change("c", 1.0)
+        await endpoint.stop(0.0)
+        await endpoint.stop(0.0)
 
     run(work)
-    assert door.did == ["open a", "close a 2", "open b", "close b 1", "open c", "close c 0"]
+    assert listener.did == ["open a", "close a 2", "open b", "close b 1", "open c", "close c 0"]
 
 
 def test_what_is_refused_leaves_it_as_it_was() -> None:
-    door = Door("b")
+    listener = FakeListener("b")
 
     async def work() -> None:
-        lane = Lane("a", door.open)
-        await lane.start()
+        endpoint = Endpoint("a", listener.open)
+        await endpoint.start()
         for _ in range(2):
             with pytest.raises(ConfigError, match="listen on b"):
-                await lane.change("b", 0.0)
-            assert lane.addresses == ("a",)
+                await endpoint.change("b", 0.0)
+            assert endpoint.addresses == ("a",)
 
     run(work)
-    assert door.did[-1] == "open a"
+    assert listener.did[-1] == "open a"
 
 
 def test_a_place_that_is_free_only_in_a_moment_is_waited_for() -> None:
-    door = Door()
+    listener = FakeListener()
 
     async def work() -> None:
-        lane = Lane("a", door.open)
-        await lane.start()
-        door.failures = 3
-        await lane.change("b", 0.0)
-        assert lane.addresses == ("b",)
+        endpoint = Endpoint("a", listener.open)
+        await endpoint.start()
+        listener.failures = 3
+        await endpoint.change("b", 0.0)
+        assert endpoint.addresses == ("b",)
 
     run(work)
 
 
 def test_where_nothing_was_open_nothing_is_waited_for() -> None:
-    door = Door()
+    listener = FakeListener()
 
     async def work() -> None:
-        lane = Lane("", door.open)
-        await lane.start()
-        door.failures = 1
+        endpoint = Endpoint("", listener.open)
+        await endpoint.start()
+        listener.failures = 1
         with pytest.raises(ConfigError):
-            await lane.change("b", 0.0)
-        assert list(lane.addresses) == []
+            await endpoint.change("b", 0.0)
+        assert list(endpoint.addresses) == []
 
     run(work)

@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from edged.api.endpoints.publisher import Publisher
 from edged.api.endpoints.result_json import Fields
-from edged.api.endpoints.zmq_frames import FrameLane
+from edged.api.endpoints.zmq_frames import FrameEndpoint
 from edged.api.endpoints.zmq_socket import BoundSocket, place
 from edged.client.shared import SharedRing
 from edged.errors import ConfigError, NotFound
@@ -45,7 +45,7 @@ class Box:
         self.events = EventLog()
         self.tracking = None
         self.publisher = Publisher(self.events)
-        self.lane: FrameLane
+        self.lane: FrameEndpoint
         self.answering: asyncio.Task[None] | None = None
 
     def find(self, name: str) -> Any:
@@ -68,7 +68,7 @@ class Box:
 async def lane(folder: Path, answers: bool = True, **limits: Any) -> AsyncIterator[Box]:
     box = Box()
     controller: Any = SimpleNamespace(slot=box.slot_of, find=box.find, tracking=None)
-    box.lane = FrameLane(controller, box.cameras, f"ipc://{folder}/frames", box.publisher, **limits)
+    box.lane = FrameEndpoint(controller, box.cameras, f"ipc://{folder}/frames", box.publisher, **limits)
     box.lane.start()
     if answers:
         box.answering = asyncio.create_task(box.answer_all())

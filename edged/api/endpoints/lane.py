@@ -24,7 +24,7 @@ class Opened:
     close: Callable[[float], Awaitable[None]]
 
 
-class Lane(Generic[Setting]):
+class Endpoint(Generic[Setting]):
     """Closed until `start`. `open` makes what listens with a setting, None where that says to listen nowhere; it raises
     ConfigError, and leaves nothing open, where it cannot listen."""
 

@@ -43,7 +43,7 @@ _UNREAD_SECONDS = 10.0
 _RETRY_SECONDS = 0.02
 
 
-class FrameLane:
+class FrameEndpoint:
     """Answers frames from `start` until `stop`."""
 
     def __init__(

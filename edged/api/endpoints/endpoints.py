@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 
 from edged.api.endpoints.frigate import FrigateEndpoint
-from edged.api.endpoints.lane import Lane, Opened
+from edged.api.endpoints.lane import Endpoint, Opened
 from edged.api.endpoints.publisher import Publisher
-from edged.api.endpoints.zmq_frames import FrameLane
+from edged.api.endpoints.zmq_frames import FrameEndpoint
 from edged.api.grpc.server import Ingress
 from edged.api.http.listener import HttpListener
 from edged.config import Config, Frigate, Http, Metrics
@@ -19,24 +19,24 @@ from edged.metrics.endpoint import Endpoint as MetricsEndpoint
 from edged.serving.camera import Cameras
 
 
-class Lanes:
-    """Those that are configured. `publisher` is what every lane that has results tells them to."""
+class Endpoints:
+    """Those that are configured. `publisher` is what every endpoint that has results tells them to."""
 
     def __init__(
         self, controller: Controller, cameras: Cameras, config: Config, publisher: Publisher, ingress: Ingress
     ) -> None:
         self._controller, self._cameras, self._publisher, self._ingress = controller, cameras, publisher, ingress
-        self.publish = Lane(config.zmq.publish, self._open_publish)
-        self.frames = Lane(config.zmq.frames, self._open_frames)
-        self.frigate = Lane(config.frigate, self._open_frigate)
-        self.http = Lane(config.http, self._open_http)
-        self.metrics = Lane(config.metrics, self._open_metrics)
+        self.publish = Endpoint(config.zmq.publish, self._open_publish)
+        self.frames = Endpoint(config.zmq.frames, self._open_frames)
+        self.frigate = Endpoint(config.frigate, self._open_frigate)
+        self.http = Endpoint(config.http, self._open_http)
+        self.metrics = Endpoint(config.metrics, self._open_metrics)
 
     @property
     def addresses(self) -> list[str]:
         """Where they listen."""
-        lanes = (self.publish, self.frames, self.frigate, self.http, self.metrics)
-        return [address for lane in lanes for address in lane.addresses]
+        endpoints = (self.publish, self.frames, self.frigate, self.http, self.metrics)
+        return [address for endpoint in endpoints for address in endpoint.addresses]
 
     async def start(self) -> None:
         """Listens. ConfigError where that is impossible; `stop` then closes what listens already."""
@@ -49,8 +49,8 @@ class Lanes:
     async def stop(self, grace: float) -> None:
         """Takes nothing more, and answers what came if that is within `grace` seconds. The publisher goes on: others
         may have results yet."""
-        lanes = (self.frames, self.frigate, self.http, self.metrics)
-        await asyncio.gather(*(lane.stop(grace) for lane in lanes))
+        endpoints = (self.frames, self.frigate, self.http, self.metrics)
+        await asyncio.gather(*(endpoint.stop(grace) for endpoint in endpoints))
 
     async def _open_publish(self, address: str) -> Opened | None:
         if not address:
@@ -64,8 +64,8 @@ class Lanes:
     async def _open_frames(self, address: str) -> Opened | None:
         if not address:
             return None
-        lane = FrameLane(self._controller, self._cameras, address, self._publisher)
-        return Opened((lane.start(),), lane.stop)
+        endpoint = FrameEndpoint(self._controller, self._cameras, address, self._publisher)
+        return Opened((endpoint.start(),), endpoint.stop)
 
     async def _open_frigate(self, settings: Frigate | None) -> Opened | None:
         if settings is None:
