@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edged.api.endpoints import frigate_wire as wire
-from edged.api.endpoints.frigate_reader import FAMILIES, Form, Reader
+from edged.api.endpoints.frigate_wire import FAMILIES, Form, Reader
 from edged.api.grpc.repeated import RepeatedWarning
 from edged.backends.contract import Signature
 from edged.errors import InvalidInput, Unsupported

@@ -17,8 +17,8 @@ from collections.abc import Coroutine
 import zmq
 
 from edged.api.endpoints import frigate_wire as wire
-from edged.api.endpoints.frigate_reader import Reader
 from edged.api.endpoints.frigate_upload import take_in
+from edged.api.endpoints.frigate_wire import Reader
 from edged.api.endpoints.publisher import Publisher
 from edged.api.endpoints.result_json import answered
 from edged.api.endpoints.zmq_socket import BoundSocket

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from edged.api.endpoints import lane as lane_module
-from edged.api.endpoints.lane import Endpoint, Opened
+from edged.api.endpoints import endpoints as lane_module
+from edged.api.endpoints.endpoints import Endpoint, Opened
 from edged.errors import ConfigError
 
 
