@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 
 from edged.api.endpoints import frigate_wire as wire
 from edged.api.endpoints.frigate_wire import FAMILIES, Form, Reader
-from edged.api.grpc.repeated import RepeatedWarning
 from edged.backends.contract import Signature
 from edged.errors import InvalidInput, Unsupported
 from edged.ipc import messages as m
@@ -24,7 +22,7 @@ from edged.tensors import Shape, TensorSpec
 from edged.vision import family as families
 from edged.vision.detections import Detections
 from edged.vision.family import Thresholds
-from tests.waiting import run, until
+from tests.waiting import run
 
 _CELLS = 84  # of 64 x 64
 
@@ -37,7 +35,7 @@ def model(
     return Model.of(plain_entry("tiny", Path("/nowhere/tiny.onnx"), settings), facts)
 
 
-def tensor(shape: tuple[int, ...], dtype: str = "uint8", top: float = 256) -> wire.Tensor:
+def wire_tensor(shape: tuple[int, ...], dtype: str = "uint8", top: float = 256) -> wire.Tensor:
     values = (np.arange(math.prod(shape)) % top).astype(dtype)
     header = json.dumps({"shape": shape, "dtype": dtype, "model_type": "yologeneric"}).encode()
     message = wire.parse([memoryview(header), memoryview(values.tobytes())])
@@ -58,7 +56,7 @@ def work(form: Form) -> FrameWork | TensorWork:
 
 def test_bytes_are_a_picture_whatever_the_model_wants() -> None:
     for of in (model(), model("FP16"), model("UINT8"), model(shape=(1, 64, 64, 3))):
-        sent = tensor((1, 64, 64, 3))
+        sent = wire_tensor((1, 64, 64, 3))
         form = reader(of).form(sent)
         made = work(form)
         assert isinstance(made, FrameWork)
@@ -68,21 +66,21 @@ def test_bytes_are_a_picture_whatever_the_model_wants() -> None:
 
 
 def test_a_packed_picture_is_not_copied() -> None:
-    sent = tensor((1, 64, 64, 3))
+    sent = wire_tensor((1, 64, 64, 3))
     assert sent.is_packed
     form = reader(model()).form(sent)
     assert np.shares_memory(np.frombuffer(form.data, np.uint8), sent.pixels)
 
 
 def test_planes_become_a_picture() -> None:
-    sent = tensor((1, 3, 64, 64))
+    sent = wire_tensor((1, 3, 64, 64))
     form = reader(model()).form(sent)
     assert bytes(form.data) == sent.pixels[0].transpose(1, 2, 0).tobytes()
     assert (form.pixel_format, form.spec) == ("rgb", None)
 
 
 def test_one_channel_is_gray() -> None:
-    made = work(reader(model(shape=(1, 1, 64, 64))).form(tensor((1, 64, 64, 1))))
+    made = work(reader(model(shape=(1, 1, 64, 64))).form(wire_tensor((1, 64, 64, 1))))
     assert isinstance(made, FrameWork)
     assert (made.pixel_format, made.stride) == ("gray", 64)
 
@@ -94,7 +92,7 @@ def test_floats_go_as_they_are_in_the_models_order_of_axes(
     takes: Shape, sent: tuple[int, ...], datatype: str, dtype: type[np.generic]
 ) -> None:
     settings = {} if takes[0] == 1 else {"preprocess.width": "64", "preprocess.height": "64"}
-    given = tensor(sent, "float32")
+    given = wire_tensor(sent, "float32")
     form = reader(model(datatype, takes, **settings)).form(given)
     made = work(form)
     assert isinstance(made, TensorWork)
@@ -108,7 +106,7 @@ def test_floats_go_as_they_are_in_the_models_order_of_axes(
 
 @pytest.mark.parametrize("divisor", [1, 255])
 def test_floats_that_the_model_does_not_take_are_turned_back_into_their_picture(divisor: int) -> None:
-    original = tensor((1, 32, 32, 3))
+    original = wire_tensor((1, 32, 32, 3))
     floats = wire.Tensor(original.pixels.astype(np.float32) / np.float32(divisor), "yologeneric")
     for of in (model("UINT8"), model()):  # the datatype does not fit, or the size does not
         form = reader(of).form(floats)
@@ -124,10 +122,10 @@ def test_floats_that_are_no_numbers_become_some_picture() -> None:
 
 def test_a_model_without_pictures_takes_what_fits_and_refuses_the_rest() -> None:
     of = model(shape=(1, 3, 64, 64), outputs=(1, 5), **{"preprocess.width": "64"})
-    assert reader(of).form(tensor((1, 3, 64, 64), "float32")).spec is not None
+    assert reader(of).form(wire_tensor((1, 3, 64, 64), "float32")).spec is not None
     blind = model(shape=(1, 7, 64, 64), outputs=(1, 5))
     with pytest.raises(InvalidInput, match="no pictures"):
-        reader(blind).form(tensor((1, 64, 64, 3)))
+        reader(blind).form(wire_tensor((1, 64, 64, 3)))
 
 
 def found(answer: bytes) -> np.ndarray:
@@ -142,7 +140,7 @@ def answered(of: Model, detections: Detections | None = None, outputs: tuple[Out
 def test_boxes_of_the_host_are_those_of_the_picture_as_sent() -> None:
     of = model()
     made = reader(of, labels=3)
-    form = made.form(tensor((1, 128, 128, 3)))
+    form = made.form(wire_tensor((1, 128, 128, 3)))
     rows = found(made.read(answered(of, Detections.of([[0, 32, 64, 128]], [0.5], [2])), form))
     assert rows[0].tolist() == [2, 0.5, 0.25, 0, 1, 0.5]
 
@@ -159,7 +157,7 @@ def table(x: float, y: float, score: float, label: int) -> OutputTensor:
 def test_raw_outputs_are_read_by_the_models_family_or_by_frigates_word(settings: dict[str, str]) -> None:
     of = model(**settings)
     made = reader(of, score=0.2)
-    form = made.form(tensor((1, 3, 64, 64), "float32"))
+    form = made.form(wire_tensor((1, 3, 64, 64), "float32"))
     rows = found(made.read(answered(of, None, (table(32, 16, 0.75, 1),)), form))
     assert rows[0].tolist() == pytest.approx([1, 0.75, 8 / 64, 24 / 64, 24 / 64, 40 / 64])
     assert not rows[1:].any()
@@ -171,7 +169,7 @@ def test_what_nobody_can_read_is_said(model_type: str) -> None:
     of = model(family="raw")
     made = reader(of, model_type)
     with pytest.raises(Unsupported, match="set its `family`"):
-        made.read(answered(of, None, (table(1, 1, 1, 1),)), made.form(tensor((1, 64, 64, 3))))
+        made.read(answered(of, None, (table(1, 1, 1, 1),)), made.form(wire_tensor((1, 64, 64, 3))))
 
 
 def test_class_ids_end_with_the_models_names_or_as_configured() -> None:
@@ -182,23 +180,3 @@ def test_class_ids_end_with_the_models_names_or_as_configured() -> None:
 
 def test_every_family_that_stands_for_a_model_type_exists() -> None:
     assert {name for names in FAMILIES.values() for name in names} <= set(families._FAMILIES)
-
-
-# -- warnings that would repeat themselves ----------------------------------------------------------------------------
-
-
-def test_what_happens_at_every_frame_is_told_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        warnings = RepeatedWarning(logging.getLogger("tests.repeated"), "it went wrong", 0.1)
-        for number in range(1000):
-            warnings.tell("late", f"number {number}")
-        warnings.tell("busy", "once")
-        assert [record.getMessage() for record in caplog.records] == ["it went wrong (1 times late): number 0"]
-        await until(lambda: len(caplog.records) == 3)
-        assert caplog.records[1].getMessage() == "it went wrong (999 times late): number 999"
-        assert caplog.records[2].getMessage() == "it went wrong (1 times busy): once"
-        assert warnings.counts == {"late": 1000, "busy": 1}
-        warnings.close()
-
-    with caplog.at_level(logging.WARNING, "tests.repeated"):
-        run(main())

@@ -21,8 +21,7 @@ from edged.api.endpoints.frigate_upload import take_in
 from edged.api.endpoints.frigate_wire import Reader
 from edged.api.endpoints.publisher import Publisher
 from edged.api.endpoints.result_json import answered
-from edged.api.endpoints.zmq_socket import BoundSocket
-from edged.api.grpc.repeated import RepeatedWarning
+from edged.api.endpoints.zmq_socket import BoundSocket, CountedWarnings
 from edged.config import Frigate
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
@@ -49,7 +48,7 @@ class FrigateEndpoint:
         self._readers: dict[str, tuple[Model, str, Reader]] = {}
         self._missing: set[str] = set()
         self._uploading = asyncio.Lock()
-        self.warnings = RepeatedWarning(_LOG, "Frigate was answered with nothing found")
+        self.warnings = CountedWarnings(_LOG, "Frigate was answered with nothing found")
         self.answered = 0
         self._socket: BoundSocket | None = None
 
@@ -71,7 +70,6 @@ class FrigateEndpoint:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.warnings.close()
         if self._socket is not None:
             self._socket.close()
 
@@ -79,7 +77,7 @@ class FrigateEndpoint:
         """One message: the peer, an empty frame, and what it says."""
         received = time.monotonic()
         if len(frames) < 3 or len(frames[1]):
-            self.warnings.tell("garbage", "a message without the empty frame of a REQ socket; is that Frigate?")
+            self.warnings.warn("garbage", "a message without the empty frame of a REQ socket; is that Frigate?")
             return
         peer = frames[0].bytes
         try:
@@ -133,7 +131,7 @@ class FrigateEndpoint:
             planned = self._planned(peer)
             if planned is None:
                 # Silence has Frigate ask for its model again, which tells which one it means.
-                self.warnings.tell("unknown", "which of the models is meant is not known; Frigate will tell")
+                self.warnings.warn("unknown", "which of the models is meant is not known; Frigate will tell")
                 return
             answer = await asyncio.wait_for(self._answer(planned, tensor, deadline), deadline - time.monotonic())
         except asyncio.TimeoutError:
@@ -219,7 +217,7 @@ class FrigateEndpoint:
         task.add_done_callback(self._tasks.discard)
 
     def _give_nothing(self, peer: bytes, reason: str, error: EdgedError) -> None:
-        self.warnings.tell(reason, str(error))
+        self.warnings.warn(reason, str(error))
         self._reply(peer, wire.NOTHING)
 
     def _reply(self, peer: bytes, answer: bytes) -> None:

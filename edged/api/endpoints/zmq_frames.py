@@ -22,8 +22,7 @@ from edged.api.endpoints import result_json, zmq_wire
 from edged.api.endpoints.publisher import Publisher
 from edged.api.endpoints.result_json import Echo, Fields
 from edged.api.endpoints.shared_memory import Segments
-from edged.api.endpoints.zmq_socket import BoundSocket
-from edged.api.grpc.repeated import RepeatedWarning
+from edged.api.endpoints.zmq_socket import BoundSocket, CountedWarnings
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidInput, NotReady, Overloaded
 from edged.serving.camera import Cameras
@@ -62,7 +61,7 @@ class FrameEndpoint:
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._stopping = False
-        self.warnings = RepeatedWarning(_LOG, "zmq frames")
+        self.warnings = CountedWarnings(_LOG, "zmq frames")
 
     def start(self) -> str:
         """Listens; the address. ConfigError where that is impossible."""
@@ -85,7 +84,6 @@ class FrameEndpoint:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(self._sweeper, *self._tasks, return_exceptions=True)
-        self.warnings.close()
         self._socket.close()
 
     @property
@@ -105,7 +103,7 @@ class FrameEndpoint:
             self._peer(identity, is_enveloped).put(message)
         except EdgedError as error:
             error.with_traceback(None)  # which would keep the picture
-            self.warnings.tell("refused", str(error))
+            self.warnings.warn("refused", str(error))
             envelope = (identity, b"") if is_enveloped else (identity,)
             self._socket.send((*envelope, result_json.encode({"error": result_json.failure(error)})))
 
@@ -159,7 +157,7 @@ class FrameEndpoint:
                 return sent
             if time.monotonic() > give_up:
                 seconds = f"{self._unread_seconds:g} s"
-                self.warnings.tell("unread", f"a peer has not read its results for {seconds}; its stream is ended")
+                self.warnings.warn("unread", f"a peer has not read its results for {seconds}; its stream is ended")
                 return False
             await asyncio.sleep(_RETRY_SECONDS)
 

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,20 @@ _BURST = 16  # messages that are read before the loop gets to do something else
 _LONGEST_PATH = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
 _HEARTBEAT_MS = 5000  # a peer whose machine or network is gone is forgotten after three
 _LINGER_MS = 200  # what was answered last may still leave when the socket is closed
+
+
+class CountedWarnings:
+    """Warnings about what may happen with every message. `counts` holds how often each reason was given since the start;
+    the log holds back what repeats within a second, for each reason by itself."""
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self._log, self._what = log, what
+
+    def warn(self, reason: str, detail: str) -> None:
+        """`reason` is a word to count by, `detail` one line about this time."""
+        self.counts[reason] += 1
+        self._log.warning("%s (%s): %s", self._what, reason, detail, extra={"alike": f"{self._what} {reason}"})
 
 
 class BoundSocket:
