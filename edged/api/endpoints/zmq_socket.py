@@ -26,8 +26,10 @@ _LINGER_MS = 200  # what was answered last may still leave when the socket is cl
 
 
 class CountedWarnings:
-    """Warnings about what may happen with every message. `counts` holds how often each reason was given since the start;
-    the log holds back what repeats within a second, for each reason by itself."""
+    """Warnings about what may happen with every message. `counts` says how often each reason was given since the start.
+
+    The log holds back what repeats within a second, for each reason by itself.
+    """
 
     def __init__(self, log: logging.Logger, what: str) -> None:
         self.counts: Counter[str] = Counter()
