@@ -86,10 +86,10 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
         if position == len(data):
             others.append(data[since:])
             return (b"".join(others), tuple(raw)) if raw else None
-        tag, begins = _read_varint(data, position)
+        tag, begins = _read_varint(data, position, 5)
         if tag & 7 != _DELIMITED or begins < 0:
             return None
-        length, begins = _read_varint(data, begins)
+        length, begins = _read_varint(data, begins, 5)
         ends = begins + length
         if begins < 0 or ends > len(data):
             return None
@@ -101,14 +101,15 @@ def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
     return None
 
 
-def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
-    """A number of up to five bytes, and where it ends; -1 where there is none."""
+def _read_varint(data: memoryview, position: int, longest: int = 10) -> tuple[int, int]:
+    """A number of up to `longest` bytes, and where it ends; negative if none is there."""
     value = 0
-    for index, byte in enumerate(data[position : position + 5]):
-        value |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return value, position + index + 1
-    return 0, -1
+    if position >= 0:
+        for index, byte in enumerate(data[position : position + longest]):
+            value |= (byte & 0x7F) << 7 * index
+            if byte < 0x80:
+                return value, position + index + 1
+    return 0, -(1 << 62)
 
 
 def _varint(value: int) -> bytes:
