@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.api.inference import wire
+from edged.api.grpc import wire
 from edged.errors import InvalidInput
 from edged.proto import open_inference_pb2 as pb
 

@@ -90,4 +90,4 @@ def _beside(data: memoryview, contents: ContentFields) -> float | None:
     return None
 
 
-from edged.api.inference.wire import _DELIMITED, _read_varint
+from edged.api.grpc.wire import _DELIMITED, _read_varint
