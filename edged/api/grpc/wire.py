@@ -5,8 +5,8 @@ wire: 30 MiB of empty fields block everyone for seconds and take gigabytes. So a
 first, field by field. Pictures, tensors and files in it are passed over, and the rest has to be small.
 
 Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is a message without
-its raw contents, which stay views of the bytes that gRPC delivered. A response is written from its head and views of its
-contents, wherever they lie.
+its raw contents, which stay views of the bytes that gRPC delivered. A response is written from its head and views of
+its contents, wherever they lie.
 Format: https://protobuf.dev/programming-guides/encoding
 """
 
