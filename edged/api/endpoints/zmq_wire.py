@@ -13,7 +13,7 @@ from edged.errors import InvalidInput
 from edged.serving.options import Mode, StreamOptions
 from edged.serving.work import Blob, FrameWork
 from edged.vision.family import Thresholds
-from edged.vision.view import Region, View
+from edged.vision.placement import Region, Roi
 
 _LONGEST_HEADER = 1 << 16
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
@@ -100,7 +100,7 @@ class Header(_Strict, frozen=True):
             self.height,
             self.stride,
             thresholds=self.thresholds.over(base) if self.thresholds is not None else None,
-            view=View(region, self.rotation) if region is not None or self.rotation else None,
+            roi=Roi(region, self.rotation) if region is not None or self.rotation else None,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edged.tensors import Array
-from edged.vision.families.answers import ANY, line, number, picture
+from edged.vision.families.answers import ANY, picture_vector, picture_scalar, picture_tensor
 
 
 def counted(outputs: Mapping[str, Array], names: Sequence[str], index: int) -> tuple[Array, Array, Array]:
@@ -17,8 +17,8 @@ def counted(outputs: Mapping[str, Array], names: Sequence[str], index: int) -> t
     that is no number is zero, one beyond K is K. EngineUnusable where these are not their shapes.
     """
     count, boxes, scores, class_ids = names
-    places = picture(outputs, boxes, index, ANY, 4)
-    told, ids = (line(outputs, name, index, len(places)) for name in (scores, class_ids))
-    said = number(outputs, count, index)
+    places = picture_tensor(outputs, boxes, index, ANY, 4)
+    told, ids = (picture_vector(outputs, name, index, len(places)) for name in (scores, class_ids))
+    said = picture_scalar(outputs, count, index)
     found = int(min(max(said, 0), len(places))) if np.isfinite(said) else 0
     return places[:found], told[:found], ids[:found]

@@ -17,7 +17,7 @@ import msgspec
 from edged.errors import ConfigError
 from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.detections import Detections
-from edged.vision.families.answers import ANY, picture
+from edged.vision.families.answers import ANY, picture_tensor
 from edged.vision.families.candidates import inside, suppress
 from edged.vision.families.cells import offer_cells
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, not_decoded, undecided
@@ -39,7 +39,7 @@ class Ultralytics(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`."""
-        table = picture(outputs, self.reading.outputs[0], index, self.reading.width(4), ANY)
+        table = picture_tensor(outputs, self.reading.outputs[0], index, self.reading.width(4), ANY)
         offered = offer_cells(table, len(table) - 4, thresholds.score)
         return inside(suppress(offered, thresholds, has_doubles=True).found, placement)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from edged.tensors import Array, TensorSpec
-from edged.vision.families.answers import ANY, picture
+from edged.vision.families.answers import ANY, picture_tensor
 from edged.vision.families.candidates import Candidates, offer
 from edged.vision.families.cells import offer_cells
 from edged.vision.families.contract import Evidence, Reading
@@ -74,7 +74,7 @@ def _cells(evidence: Evidence, spec: TensorSpec, more: int) -> Table | None:
 def table_in(outputs: Mapping[str, Array], reading: Reading, index: int, more: int) -> Array:
     """One picture's table, from a `Table.reading`. EngineUnusable where it is not one of `more` values a detection."""
     sizes = (ANY, 6 + more) if reading.form == ROWS else (reading.width(4 + more), ANY)
-    return picture(outputs, reading.outputs[0], index, *sizes)
+    return picture_tensor(outputs, reading.outputs[0], index, *sizes)
 
 
 def offer_table(table: Array, form: str, more: int, score: float) -> tuple[Candidates, Array]:

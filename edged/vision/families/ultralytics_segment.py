@@ -17,7 +17,7 @@ import numpy as np
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.answers import SOME, picture
+from edged.vision.families.answers import AT_LEAST_ONE, picture_tensor
 from edged.vision.families.candidates import suppress, visible
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
 from edged.vision.families.prototypes import Prototypes
@@ -53,7 +53,7 @@ class UltralyticsSegment(Decoder, frozen=True):
         return self._weighted(outputs, index, placement, thresholds)[0]
 
     def _prototypes(self, outputs: Mapping[str, Array], index: int) -> Array:
-        return picture(outputs, self.reading.outputs[1], index, SOME, SOME, SOME)
+        return picture_tensor(outputs, self.reading.outputs[1], index, AT_LEAST_ONE, AT_LEAST_ONE, AT_LEAST_ONE)
 
     def _weighted(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds

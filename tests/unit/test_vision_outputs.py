@@ -162,9 +162,9 @@ def test_numbers_that_are_not_plain_are_not_taken_for_boxes(datatype: str, setti
 
 def test_a_line_may_have_further_axes_of_one() -> None:
     scores = np.arange(6, dtype=np.float32).reshape(2, 3, 1, 1)
-    assert answers.line({"s": scores}, "s", 1, 3).tolist() == [3, 4, 5]
-    assert answers.number({"n": np.array([[4], [7]])}, "n", 1) == 7
-    assert answers.number({"n": np.array([4, 7])}, "n", 1) == 7
+    assert answers.picture_vector({"s": scores}, "s", 1, 3).tolist() == [3, 4, 5]
+    assert answers.picture_scalar({"n": np.array([[4], [7]])}, "n", 1) == 7
+    assert answers.picture_scalar({"n": np.array([4, 7])}, "n", 1) == 7
     for wrong in (np.zeros((2, 2)), np.zeros(()), np.zeros(1)):
         with pytest.raises(EngineUnusable, match="n came out as"):
-            answers.number({"n": wrong}, "n", 1)
+            answers.picture_scalar({"n": wrong}, "n", 1)

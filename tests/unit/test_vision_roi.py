@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from edged.errors import InvalidInput
 from edged.vision.image import Decoded, PixelFormat, from_raw
-from edged.vision.placement import Fit, place
+from edged.vision.placement import Fit, Region, Roi, crop_window, place
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import Preprocess
-from edged.vision.view import Region, View
-from edged.vision.window import window_of
 from tests.unit.shown import shown
 
 RNG = np.random.default_rng(11)
@@ -22,25 +20,25 @@ ROTATIONS = (0, 90, 180, 270)
 FITS = st.sampled_from([Fit.LETTERBOX, Fit.STRETCH, Fit.TOP_LEFT])
 
 
-def prepared(picture: np.ndarray | Decoded, view: View | None, shape: tuple[int, int], fit: Fit):
+def prepared(picture: np.ndarray | Decoded, roi: Roi | None, shape: tuple[int, int], fit: Fit):
     """The pixels of the input, [h, w, 3], and the placement."""
     wanted = Preprocess(*shape, layout="NHWC", datatype="UINT8", color="bgr", fit=fit, pad=0)
     out = np.empty(wanted.shape, np.uint8)
-    placement = Preparer(wanted).prepare(picture, out, view)
+    placement = Preparer(wanted).prepare(picture, out, roi)
     return out, placement
 
 
 @st.composite
-def views(draw, width: int, height: int) -> View:
+def rois(draw, width: int, height: int) -> Roi:
     x, y = draw(st.integers(0, width - 1)), draw(st.integers(0, height - 1))
     w, h = draw(st.integers(1, width - x)), draw(st.integers(1, height - y))
     region = draw(st.sampled_from([None, Region(x, y, w, h)]))
-    return View(region, draw(st.sampled_from(ROTATIONS)))
+    return Roi(region, draw(st.sampled_from(ROTATIONS)))
 
 
 @st.composite
 def bright_rectangles(draw):
-    """A dark picture with a bright rectangle, and a view that shows all of the rectangle."""
+    """A dark picture with a bright rectangle, and a roi that shows all of the rectangle."""
     width, height = draw(st.integers(8, 400)), draw(st.integers(8, 400))
     x1, y1 = draw(st.integers(0, width - 4)), draw(st.integers(0, height - 4))
     x2, y2 = draw(st.integers(x1 + 4, width)), draw(st.integers(y1 + 4, height))
@@ -49,14 +47,14 @@ def bright_rectangles(draw):
     region = draw(st.sampled_from([None, Region(left, top, right - left, bottom - top)]))
     picture = np.zeros((height, width, 3), np.uint8)
     picture[y1:y2, x1:x2] = 255
-    return picture, (x1, y1, x2, y2), View(region, draw(st.sampled_from(ROTATIONS)))
+    return picture, (x1, y1, x2, y2), Roi(region, draw(st.sampled_from(ROTATIONS)))
 
 
 @settings(max_examples=300, deadline=None)
 @given(bright_rectangles(), st.integers(32, 200), st.integers(32, 200), FITS)
 def test_a_bright_rectangle_is_found_in_the_input_and_comes_back(drawn, width, height, fit):
-    picture, box, view = drawn
-    pixels, placement = prepared(picture, view, (width, height), fit)
+    picture, box, roi = drawn
+    pixels, placement = prepared(picture, roi, (width, height), fit)
     assert (placement.width, placement.height) == (picture.shape[1], picture.shape[0])
     rows, columns = np.flatnonzero((pixels > 127).any(axis=(1, 2))), np.flatnonzero((pixels > 127).any(axis=(0, 2)))
     tolerance = 1 / min(placement.scale_x, placement.scale_y) + 1.5
@@ -72,8 +70,8 @@ def test_a_bright_rectangle_is_found_in_the_input_and_comes_back(drawn, width, h
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.integers(1, 300), st.integers(1, 300), st.sampled_from(Fit))
 def test_boxes_points_and_the_way_there_are_inverse(data, width, height, fit):
-    view = data.draw(views(width, height))
-    _, placement = prepared(np.zeros((height, width, 3), np.uint8), view, (160, 96), fit)
+    roi = data.draw(rois(width, height))
+    _, placement = prepared(np.zeros((height, width, 3), np.uint8), roi, (160, 96), fit)
     x1, y1, x2, y2 = placement.edges
     corners = np.array([(x1, y1, 1), (x2, y2, 1)], float)
     there = corners @ placement.to_input().T
@@ -92,9 +90,9 @@ def test_boxes_points_and_the_way_there_are_inverse(data, width, height, fit):
 @pytest.mark.parametrize("fit", [Fit.LETTERBOX, Fit.STRETCH, Fit.TOP_LEFT])
 def test_the_input_holds_what_numpy_would_cut_out_and_turn(rotation, shape, fit):
     picture = cv2.resize(RNG.integers(0, 256, (9, 11, 3), dtype=np.uint8), (211, 133), interpolation=cv2.INTER_CUBIC)
-    view = View(Region(31, 17, 101, 75), rotation)
-    pixels, placement = prepared(picture, view, shape, fit)
-    part = np.ascontiguousarray(shown(picture, view))
+    roi = Roi(Region(31, 17, 101, 75), rotation)
+    pixels, placement = prepared(picture, roi, shape, fit)
+    part = np.ascontiguousarray(shown(picture, roi))
     wanted, plain = prepared(part, None, shape, fit)
     assert (placement.inner, placement.pad_x, placement.pad_y) == (plain.inner, plain.pad_x, plain.pad_y)
     assert np.abs(pixels.astype(int) - wanted).max() <= 1, "turned before or after the resize, but for rounding"
@@ -109,7 +107,7 @@ def test_the_middle_of_a_turned_region_is_cropped(rotation, size):
     region = Region(10, 20, width - 13, height - 21)
     x, y = region.x + region.width / 2, region.y + region.height / 2
     picture[:, round(x) - 5 : round(x) + 5] = picture[round(y) - 5 : round(y) + 5] = 255
-    pixels, placement = prepared(picture, View(region, rotation), (64, 64), Fit.CENTER_CROP)
+    pixels, placement = prepared(picture, Roi(region, rotation), (64, 64), Fit.CENTER_CROP)
     x1, y1, x2, y2 = placement.edges
     assert (x2 - x1, y2 - y1) == (min(region.width, region.height),) * 2
     assert abs((x1 + x2) / 2 - x) <= 0.5
@@ -123,7 +121,7 @@ def test_the_middle_of_a_turned_region_is_cropped(rotation, size):
 
 def test_inside_out_boxes_stay_so():
     for rotation in ROTATIONS:
-        _, placement = prepared(np.zeros((100, 100, 3), np.uint8), View(rotation=rotation), (100, 100), Fit.STRETCH)
+        _, placement = prepared(np.zeros((100, 100, 3), np.uint8), Roi(rotation=rotation), (100, 100), Fit.STRETCH)
         x1, y1, x2, y2 = placement.to_original(np.array([[60, 20, 40, 80]], np.float32))[0]
         assert (x2 > x1) != (y2 > y1)
 
@@ -131,7 +129,7 @@ def test_inside_out_boxes_stay_so():
 def test_boxes_are_cut_to_the_region():
     region = Region(20, 30, 50, 40)
     for rotation in ROTATIONS:
-        _, placement = prepared(np.zeros((100, 100, 3), np.uint8), View(region, rotation), (64, 64), Fit.LETTERBOX)
+        _, placement = prepared(np.zeros((100, 100, 3), np.uint8), Roi(region, rotation), (64, 64), Fit.LETTERBOX)
         everything = np.array([[-500, -500, 500, 500]], np.float32)
         assert placement.to_original(everything).tolist() == [[20, 30, 70, 70]]
         assert placement.edges == (20, 30, 70, 70)
@@ -139,7 +137,7 @@ def test_boxes_are_cut_to_the_region():
 
 def test_a_region_is_cut_to_the_picture_and_zero_reaches_to_the_edge():
     def edges(region: Region) -> tuple[int, int, int, int]:
-        window = window_of(View(region), 100, 80)
+        window = crop_window(Roi(region), 100, 80)
         assert window
         return window.region
 
@@ -149,36 +147,34 @@ def test_a_region_is_cut_to_the_picture_and_zero_reaches_to_the_edge():
     assert edges(Region(-5, -5, 20, 20)) == (0, 0, 15, 15)
 
 
-@pytest.mark.parametrize(
-    "view", [None, View(), View(Region()), View(Region(0, 0, 100, 80)), View(Region(0, 0, 999, 999))]
-)
-def test_what_shows_all_of_it_is_no_view(view):
-    assert window_of(view, 100, 80) is None
+@pytest.mark.parametrize("roi", [None, Roi(), Roi(Region()), Roi(Region(0, 0, 100, 80)), Roi(Region(0, 0, 999, 999))])
+def test_crop_window_whole_picture_is_none(roi):
+    assert crop_window(roi, 100, 80) is None
     preparer = Preparer(Preprocess(width=64, height=64, fit=Fit.LETTERBOX))
     picture = np.zeros((80, 100, 3), np.uint8)
-    assert preparer.prepare(picture, np.empty((3, 64, 64), np.float32), view) == place(100, 80, 64, 64, Fit.LETTERBOX)
+    assert preparer.prepare(picture, np.empty((3, 64, 64), np.float32), roi) == place(100, 80, 64, 64, Fit.LETTERBOX)
 
 
 @pytest.mark.parametrize("region", [Region(100, 0, 5, 5), Region(0, 80), Region(2**32 - 1, 0), Region(-9, 0, 9, 9)])
 def test_a_region_outside_of_the_picture_is_refused(region):
     with pytest.raises(InvalidInput, match="holds nothing of a picture of 100x80 pixels"):
-        prepared(np.zeros((80, 100, 3), np.uint8), View(region), (64, 64), Fit.STRETCH)
+        prepared(np.zeros((80, 100, 3), np.uint8), Roi(region), (64, 64), Fit.STRETCH)
 
 
 @pytest.mark.parametrize("rotation", [1, -90, 45, 360])
 def test_other_rotations_are_refused(rotation):
     with pytest.raises(InvalidInput, match="give 0, 90, 180 or 270"):
-        prepared(np.zeros((80, 100, 3), np.uint8), View(rotation=rotation), (64, 64), Fit.STRETCH)
+        prepared(np.zeros((80, 100, 3), np.uint8), Roi(rotation=rotation), (64, 64), Fit.STRETCH)
 
 
-def test_a_preparer_serves_cameras_with_views_of_their_own():
+def test_preparer_cameras_with_different_rois_share_nothing():
     preparer = Preparer(Preprocess(width=48, height=32, fit=Fit.LETTERBOX))
     for number in range(200):
         width, height = int(RNG.integers(2, 90)), int(RNG.integers(2, 90))
         picture = RNG.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        view = View(Region(int(RNG.integers(width)), int(RNG.integers(height))), ROTATIONS[number % 4])
+        roi = Roi(Region(int(RNG.integers(width)), int(RNG.integers(height))), ROTATIONS[number % 4])
         before, out, alone = picture.copy(), np.empty((3, 32, 48), np.float32), np.empty((3, 32, 48), np.float32)
-        assert preparer.prepare(picture, out, view) == Preparer(preparer.preprocess).prepare(picture, alone, view)
+        assert preparer.prepare(picture, out, roi) == Preparer(preparer.preprocess).prepare(picture, alone, roi)
         assert np.array_equal(out, alone)
         assert np.array_equal(picture, before)
 
@@ -193,9 +189,9 @@ def test_raw_pixels_with_odd_strides_odd_regions_and_turns(pixel_format, extra):
         with pytest.raises(InvalidInput, match="even stride"):
             from_raw(data, pixel_format, 62, 46, stride)
         return
-    view = View(Region(7, 5, 33, 31), 90)
-    pixels, _ = prepared(from_raw(data, pixel_format, 62, 46, stride), view, (31, 33), Fit.STRETCH)
-    wanted = shown(gray, view)[:, :, None]
+    roi = Roi(Region(7, 5, 33, 31), 90)
+    pixels, _ = prepared(from_raw(data, pixel_format, 62, 46, stride), roi, (31, 33), Fit.STRETCH)
+    wanted = shown(gray, roi)[:, :, None]
     if pixel_format in (PixelFormat.NV12, PixelFormat.I420):
         wanted = np.clip((wanted.astype(int) - 16) * 255 / 219, 0, 255)  # limited range
     assert np.abs(pixels - wanted).max() <= 2
