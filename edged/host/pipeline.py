@@ -24,8 +24,7 @@ from edged.ipc.messages import Times
 from edged.models.limits import Bounds
 from edged.tensors import Array, numpy_dtype
 from edged.vision import image as pictures
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections
+from edged.vision.detections import Classes, Detections
 from edged.vision.family import Classifier, Recognition, Thresholds, open_family
 from edged.vision.image import Decoded, Image
 from edged.vision.placement import Placement, Roi

@@ -57,7 +57,7 @@ class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What became of one picture of `width` x `height` pixels.
 
-    Detections or classes, packed as `edged.vision.detections` and `edged.vision.classifications` do; or the outputs of
+    Detections or classes, packed as `edged.vision.detections` does; or the outputs of
     a model of no family; or the name and line of the error that is its answer. `not_finite` names outputs that
     held NaN or infinity. `following`: bytes that follow the message, which are its detections.
     """

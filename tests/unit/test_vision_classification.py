@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edged.errors import ConfigError
 from edged.tensors import TensorSpec
-from edged.vision.classifications import Classes
+from edged.vision.detections import Classes
 from edged.vision.families.contract import Classifier, Thresholds
 from edged.vision.family import Recognition, open_family, recognise
 from edged.vision.placement import Fit, Region, Roi, place

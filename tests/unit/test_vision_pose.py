@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edged.vision.families.contract import Family, Reading, Thresholds
-from edged.vision.families.ultralytics_forms import CELLS, ROWS
+from edged.vision.families.ultralytics import CELLS, ROWS
 from edged.vision.families.ultralytics_pose import UltralyticsPose
 from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.preprocess import Preprocess

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.vision.families.contract import Family, Reading, Thresholds
-from edged.vision.families.ultralytics_forms import CELLS, ROWS
+from edged.vision.families.ultralytics import CELLS, ROWS
 from edged.vision.families.ultralytics_obb import UltralyticsObb
 from edged.vision.nms import corners_of, hull_of, rotated_nms
 from edged.vision.placement import Fit, Placement, Region, Roi

@@ -19,8 +19,7 @@ from edged.serving.schedule import Share
 from edged.serving.skips import Skips
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections
+from edged.vision.detections import Classes, Detections
 from edged.vision.family import Recognition, Thresholds, recognise
 from edged.vision.placement import Region, Roi
 from tests.waiting import run

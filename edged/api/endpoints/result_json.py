@@ -13,8 +13,7 @@ from edged.serving.skips import Skips
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.work import Answered
 from edged.tensors import Shape
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections, class_name
+from edged.vision.detections import Classes, Detections, class_name
 from edged.vision.roboflow import roboflow
 
 Fields = dict[str, Any]

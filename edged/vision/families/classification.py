@@ -17,10 +17,10 @@ import numpy as np
 
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
-from edged.vision.classifications import Classes
-from edged.vision.families.answers import at_least, picture_vector
+from edged.vision.detections import Classes
 from edged.vision.families.candidates import Floats
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, undecided
+from edged.vision.families.outputs import at_least, picture_vector
 from edged.vision.nms import best_first
 from edged.vision.placement import Fit
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess

@@ -13,9 +13,9 @@ from typing import ClassVar
 from edged.tensors import Array, Dim
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.answers import AT_LEAST_ONE, picture_tensor
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "deepstream-yolo"

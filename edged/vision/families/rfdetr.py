@@ -17,9 +17,9 @@ import numpy as np
 from edged.tensors import Array
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.answers import ANY, picture_tensor
 from edged.vision.families.candidates import corners, logit, settle, sigmoid
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import ANY, picture_tensor
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.families.answers import ANY, picture_vector, picture_tensor
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import ANY, picture_tensor, picture_vector
 from edged.vision.placement import Placement
 from edged.vision.preprocess import Preprocess
 

@@ -18,9 +18,9 @@ from edged.errors import ConfigError
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.answers import AT_LEAST_ONE, picture_tensor
 from edged.vision.families.candidates import corners, settle, strongest
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
 

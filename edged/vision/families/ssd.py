@@ -19,7 +19,6 @@ import numpy as np
 
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
-from edged.vision.families.answers import ANY, at_least, picture_tensor, checked_tensor
 from edged.vision.families.candidates import Floats, settle
 from edged.vision.families.contract import (
     Claim,
@@ -32,7 +31,7 @@ from edged.vision.families.contract import (
     not_decoded,
     of_picture,
 )
-from edged.vision.families.counted import counted
+from edged.vision.families.outputs import ANY, at_least, checked_tensor, counted, picture_tensor
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
 

@@ -14,9 +14,9 @@ from typing import ClassVar
 from edged.tensors import Array
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.answers import ANY, picture_tensor
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import ANY, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "ultralytics-end2end"

@@ -18,7 +18,7 @@ from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
 from edged.vision.families.candidates import visible
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
-from edged.vision.families.ultralytics_forms import ROWS, offer_table, table_in, table_of
+from edged.vision.families.ultralytics import ROWS, offer_table, table_in, table_of
 from edged.vision.nms import Index, Oriented, best_first, corners_of, hull_of, rotated_nms
 from edged.vision.placement import Placement
 

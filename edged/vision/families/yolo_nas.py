@@ -15,10 +15,9 @@ import msgspec
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.families.answers import ANY, checked_tensor
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
-from edged.vision.families.counted import counted
+from edged.vision.families.outputs import ANY, checked_tensor, counted
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
 

@@ -16,7 +16,6 @@ import numpy as np
 from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.answers import AT_LEAST_ONE, picture_tensor
 from edged.vision.families.candidates import Floats, corners, settle, strongest
 from edged.vision.families.contract import (
     Claim,
@@ -27,6 +26,7 @@ from edged.vision.families.contract import (
     demand,
     undecided,
 )
+from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "yolov5"

@@ -21,10 +21,9 @@ from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics, yolov5
-from edged.vision.families.answers import ANY, AT_LEAST_ONE, picture_tensor, checked_tensor
 from edged.vision.families.candidates import Floats, corners, logit, settle, sigmoid
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
-from edged.vision.families.counted import counted
+from edged.vision.families.outputs import ANY, AT_LEAST_ONE, checked_tensor, counted, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "yolov7"

@@ -1,14 +1,16 @@
-"""What an engine answered, held to what a decoder reads.
+"""Reads an engine's output tensors and checks their shapes before they are decoded.
 
-A file can leave sizes open and can be wrong about the rest, and runtimes answer with whatever comes out: a tensor of
-other sizes must not be taken for boxes.
+A model file can leave sizes open or declare them wrongly, and runtimes return whatever the graph computes: a tensor of
+unexpected shape must not be decoded as boxes.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
+
+import numpy as np
 
 from edged.errors import EngineUnusable
 from edged.tensors import Array
@@ -18,7 +20,7 @@ Size: TypeAlias = int | range
 ANY = range(sys.maxsize)
 AT_LEAST_ONE = range(1, sys.maxsize)
 
-# Floats, and integers as labels and counts are; shorter ones are quantised, or hold BF16.
+# Floats, and integers as used for labels and counts. Shorter integers are quantised values, or hold BF16.
 _NUMBERS = "efdilq"
 
 
@@ -27,17 +29,17 @@ def at_least(size: int) -> Size:
 
 
 def checked_tensor(outputs: Mapping[str, Array], name: str, *sizes: Size) -> Array:
-    """A tensor of numbers with an axis of each of these sizes. EngineUnusable where it is another or missing."""
+    """Return the numeric tensor `name`; EngineUnusable if it is missing or an axis is not of the given size."""
     found = outputs.get(name)
     if found is None:
-        raise EngineUnusable(f"the engine gave no {name}; set family=raw for the tensors that it gives")
+        raise EngineUnusable(f"the engine returned no output {name}; set family=raw to get the outputs that it returns")
     if found.dtype.char not in _NUMBERS or len(found.shape) != len(sizes) or not all(map(_fits, found.shape, sizes)):
         raise _unexpected(name, found, sizes)
     return found
 
 
 def picture_tensor(outputs: Mapping[str, Array], name: str, index: int, *sizes: Size) -> Array:
-    """Of a tensor, batch first, the part of one picture. EngineUnusable as for `checked_tensor`, or where it is not there."""
+    """Return picture `index` of a batched tensor; EngineUnusable if it is not there, or as `checked_tensor`."""
     found = checked_tensor(outputs, name, ANY, *sizes)
     if index >= len(found):
         raise _unexpected(name, found, (at_least(index + 1), *sizes))
@@ -46,7 +48,7 @@ def picture_tensor(outputs: Mapping[str, Array], name: str, index: int, *sizes: 
 
 
 def picture_vector(outputs: Mapping[str, Array], name: str, index: int, size: Size) -> Array:
-    """As `picture_tensor`, one value after the other: further axes of one are no axes."""
+    """Return picture `index` of a tensor [N, size]; further axes of size 1 are dropped."""
     found = outputs.get(name)
     if found is not None and found.ndim > 2 and all(extent == 1 for extent in found.shape[2:]):
         outputs = {name: found.reshape(found.shape[:2])}
@@ -54,11 +56,25 @@ def picture_vector(outputs: Mapping[str, Array], name: str, index: int, size: Si
 
 
 def picture_scalar(outputs: Mapping[str, Array], name: str, index: int) -> float:
-    """The one value of a picture in a tensor [N], or with further axes of one. EngineUnusable as for `picture_tensor`."""
+    """Return the value of picture `index` in a tensor [N]; further axes of size 1 are dropped."""
     found = outputs.get(name)
     if found is not None and found.ndim > 1:
         return float(picture_vector(outputs, name, index, 1)[0])
     return float(picture_tensor(outputs, name, index))
+
+
+def counted(outputs: Mapping[str, Array], names: Sequence[str], index: int) -> tuple[Array, Array, Array]:
+    """Return boxes [n, 4], scores [n] and class ids [n] of picture `index`, of a graph that pads to a fixed length.
+
+    `names` are the tensors of the count ([N] or [N, 1]), the boxes [N, K, 4], scores and class ids [N, K]. A count that
+    is not finite is taken as zero, one above K as K. EngineUnusable if the shapes differ from these.
+    """
+    count, boxes, scores, class_ids = names
+    all_boxes = picture_tensor(outputs, boxes, index, ANY, 4)
+    all_scores, ids = (picture_vector(outputs, name, index, len(all_boxes)) for name in (scores, class_ids))
+    value = picture_scalar(outputs, count, index)
+    n = int(min(max(value, 0), len(all_boxes))) if np.isfinite(value) else 0
+    return all_boxes[:n], all_scores[:n], ids[:n]
 
 
 def _fits(extent: int, size: Size) -> bool:
@@ -69,8 +85,8 @@ def _unexpected(name: str, found: Array, sizes: tuple[Size, ...]) -> EngineUnusa
     wanted = ",".join(map(_size_text, sizes))
     got = ",".join(map(str, found.shape))
     return EngineUnusable(
-        f"{name} came out as {found.dtype}[{got}] and is read as numbers [{wanted}]: the model does not answer as its"
-        " file says, or is of another family; set family, or family=raw for its tensors"
+        f"output {name} is {found.dtype}[{got}], expected numbers [{wanted}]: the model's output differs from"
+        " what its file declares, or the model is of another family; set family, or family=raw"
     )
 
 
