@@ -89,7 +89,7 @@ def test_sizes_that_the_file_leaves_open_are_looked_at_when_they_are_there() -> 
     outputs, place = EXPORTS["ultralytics"].encode([SEEN]), EXPORTS["ultralytics"].place(WIDTH, HEIGHT)
     assert len(family.decode(outputs, 0, place, Thresholds())) == 3
     turned = {"output0": outputs["output0"].swapaxes(1, 2)}
-    with pytest.raises(EngineUnusable, match=rf"float32\[1,{CELLS},{4 + CLASSES}\] .* \[any,{4 + CLASSES},any\]"):
+    with pytest.raises(EngineUnusable, match=rf"float32\[1,{CELLS},{4 + CLASSES}\].*any,{4 + CLASSES},any"):
         family.decode(turned, 0, place, Thresholds())
 
 
