@@ -30,7 +30,7 @@ from edged.device.fingerprint import probe
 from edged.engines.builder import Builder
 from edged.engines.child import sweep_scratch
 from edged.engines.controller import Controller
-from edged.engines.loader import Shelf
+from edged.engines.loader import ModelSelection
 from edged.errors import ConfigError
 from edged.process import end_within
 from edged.serving.camera import Cameras
@@ -87,7 +87,7 @@ async def _serve(
     store = Store(places.cache_dir(config), places.accepts_foreign(config), disk.put)
     builder = Builder(store, places.cache_dir(config), config.build, config.admission, disk.put)
     fingerprint = await asyncio.to_thread(probe)
-    shelf = Shelf(models, config.model_control, config.startup_models)
+    shelf = ModelSelection(models, config.model_control, config.startup_models)
     controller = Controller(
         *(models, places.named_models(config), store, builder, fingerprint),
         *(config.hosts, config.engines, shelf, config.health, disk),

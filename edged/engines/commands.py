@@ -11,7 +11,7 @@ import msgspec
 from edged.engines.catalogue import Catalogue
 from edged.engines.eviction import EvictionClass
 from edged.engines.maker import Maker
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.states import MAKING, EngineState
 from edged.errors import InvalidInput, NotFound, Refused
 from edged.events import Commanded, EventLog
@@ -90,7 +90,7 @@ class Commands:
             (planned, engine)
             for planned, engine in self._planned(selection)
             if force
-            or engine.barred
+            or engine.quarantined
             or engine.state in _TRIABLE | MAKING
             or (engine.state is EngineState.REJECTED and selection.engine)
         ]
@@ -98,14 +98,18 @@ class Commands:
         if hopeless and len(hopeless) == len(chosen):
             raise Refused(f"engine {hopeless[0].digest[:12]} cannot be made: {hopeless[0].problem}")
         chosen = [(planned, engine) for planned, engine in chosen if not engine.problem]
-        kept = {id(e) for _, e in chosen if e.barred and not force and (e.is_usable or e.recipe.is_reference)}
+        kept = {id(e) for _, e in chosen if e.quarantined and not force and (e.is_usable or e.recipe.is_reference)}
         for planned, engine in chosen:
             self._forgive(planned.entry.name, engine.digest)
         made = _once(chosen)
         for _, engine in made.values():
             if engine.state not in MAKING and id(engine) not in kept:
                 self._maker.forgive(engine)
-                engine.wish, engine.trial, engine.last_attempt_failed = Wish.BUILD, "" if force else engine.trial, ""
+                engine.request, engine.trial, engine.last_attempt_failed = (
+                    Request.BUILD,
+                    "" if force else engine.trial,
+                    "",
+                )
         return self._commanded("rebuild", chosen, made)
 
     def verify(self, selection: Selection) -> tuple[Ordered, ...]:
@@ -119,13 +123,13 @@ class Commands:
         made = _once(chosen)
         for _, engine in made.values():
             if engine.state not in MAKING:
-                engine.wish, engine.retry_at, engine.last_attempt_failed = Wish.VERIFY, 0.0, ""
+                engine.request, engine.retry_at, engine.last_attempt_failed = Request.VERIFY, 0.0, ""
         return self._commanded("verify", chosen, made)
 
     def cancel(self, selection: Selection) -> tuple[str, ...]:
         """Ends what is being made or waits to be; only `rebuild` starts it again. Returns the keys."""
         waiting = frozenset({EngineState.ABSENT, EngineState.FAILED}) | MAKING
-        chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.wish is not Wish.NONE]
+        chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.request is not Request.NONE]
         for _, engine in chosen:
             self._maker.cancel(engine, "cancelled by an operator; see: edged engines rebuild")
         self._commanded("cancel", chosen, _once(chosen))
@@ -185,7 +189,10 @@ class Commands:
         return [self._status(name, engine) for name, engine in engines if self._maker.is_making(engine)]
 
     def _status(self, model: str, engine: PlannedEngine) -> CommandStatus:
-        making, done = engine.making, engine.state not in MAKING and engine.wish not in (Wish.BUILD, Wish.VERIFY)
+        making, done = (
+            engine.making,
+            engine.state not in MAKING and engine.request not in (Request.BUILD, Request.VERIFY),
+        )
         paused = "" if done or making is not None else self._maker.eviction.paused
         return CommandStatus(
             key=engine.digest,
@@ -271,7 +278,7 @@ def _once(engines: Iterable[_Planned]) -> dict[str, _Planned]:
 
 
 def _is_under_way(engine: PlannedEngine) -> bool:
-    return engine.state in MAKING or engine.wish in (Wish.BUILD, Wish.VERIFY)
+    return engine.state in MAKING or engine.request in (Request.BUILD, Request.VERIFY)
 
 
 def _check(selection: Selection) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from edged.config import Engines
 from edged.engines import preference
-from edged.engines.plan import PlannedModel, Wish
+from edged.engines.plan import PlannedModel, Request
 from edged.engines.states import EngineState
 from edged.errors import OutOfSpace
 from edged.events import EngineEvicted, EventLog
@@ -102,7 +102,7 @@ class EvictionManager:
         for engine in (engine for engine in wanting if engine.state is EngineState.READY):
             # Before its files go, so that nobody opens it meanwhile.
             engine.record = _evicted(record)
-            engine.wish = Wish.BUILD if engine.wish is Wish.BUILD else Wish.NONE
+            engine.request = Request.BUILD if engine.request is Request.BUILD else Request.NONE
             engine.move(EngineState.EVICTED, f"its files were removed {reason}")
         if wanting and not record.is_unproven:
             await asyncio.to_thread(self._store.strip, _evicted(record))

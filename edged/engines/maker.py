@@ -16,7 +16,7 @@ from edged.config import Engines
 from edged.engines.builder import Builder, Task
 from edged.engines.child import ChildLost
 from edged.engines.eviction import EvictionManager
-from edged.engines.plan import Making, PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import Making, PlannedEngine, PlannedModel, Request
 from edged.engines.reconcile import Action, Make, Open, Try
 from edged.engines.states import EngineState
 from edged.errors import (
@@ -116,9 +116,9 @@ class Maker:
         elif engine.state in (EngineState.ABSENT, EngineState.FAILED):
             engine.quarantine(reason, held=True)
             self._keep_cancelled(engine, reason)
-        elif engine.wish is Wish.BUILD or engine.wish is Wish.VERIFY:
+        elif engine.request is Request.BUILD or engine.request is Request.VERIFY:
             engine.last_attempt_failed = reason
-        engine.wish = Wish.NONE
+        engine.request = Request.NONE
 
     def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
         """Across restarts; off the loop, since it waits for the disk."""

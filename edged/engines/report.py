@@ -10,7 +10,7 @@ from edged.backends.contract import Composition
 from edged.engines.alarms import Alarm
 from edged.engines.commands import CommandStatus
 from edged.engines.controller import Controller
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.readiness import readiness
 from edged.engines.states import EngineState
 from edged.store.key import PartChange, changes, nearest
@@ -111,7 +111,7 @@ def engines(
 
 def _awaited(engine: PlannedEngine, model: str) -> str:
     """The reason of its state, where none is built by itself."""
-    if engine.state is not EngineState.ABSENT or engine.wish is not Wish.NONE or engine.recipe.is_reference:
+    if engine.state is not EngineState.ABSENT or engine.request is not Request.NONE or engine.recipe.is_reference:
         return engine.reason
     return engine.reason or f"built by command alone (engines.build): edged engines rebuild {model}"
 
@@ -166,7 +166,7 @@ def _as_opened(engine: PlannedEngine, found: EngineReport) -> EngineReport:
 def _state(engine: PlannedEngine, serving: str | None) -> str:
     if engine.digest == serving:
         return SERVING
-    return EngineState.QUARANTINED.value if engine.barred else engine.state.value
+    return EngineState.QUARANTINED.value if engine.quarantined else engine.state.value
 
 
 def _report(

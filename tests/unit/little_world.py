@@ -32,7 +32,7 @@ from edged.engines.commands import Commands, Selection
 from edged.engines.desired import DesiredEngine, desired
 from edged.engines.maker import Maker
 from edged.engines.opener import Opener
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.planner import Planner
 from edged.engines.reconcile import ModelView, Open, reconcile
 from edged.engines.states import MAKING, EngineState
@@ -448,7 +448,7 @@ class World:
             if isinstance(action, Open):
                 self.opener.start(planned, action.key)
             else:
-                if planned.engines[action.key].wish is Wish.BUILD:
+                if planned.engines[action.key].request is Request.BUILD:
                     self.box.commanded.add(action.key)
                 self.maker.start(planned, action)
         self.catalogue.refuse_hopeless()

@@ -17,7 +17,7 @@ from edged.engines.actual import actual
 from edged.engines.commands import Commands, CommandStatus, Ordered, Selection
 from edged.engines.desired import desired
 from edged.engines.maker import Maker
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.reconcile import Make, Open, reconcile
 from edged.engines.states import EngineState
 from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Refused
@@ -212,8 +212,8 @@ def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk: Desk)
 def test_rebuilding_builds_what_is_not_there_and_leaves_what_is(desk: Desk) -> None:
     desk.have(number=1)
     assert keys(desk.commands.rebuild(M, False)) == (desk.digests()[0], desk.digests()[2])
-    assert [e.wish for e in desk.models["m"].engines.values()] == [Wish.BUILD, Wish.NONE, Wish.BUILD]
-    assert [e.wish for e in desk.models["n"].engines.values()] == [Wish.NONE] * 3
+    assert [e.request for e in desk.models["m"].engines.values()] == [Request.BUILD, Request.NONE, Request.BUILD]
+    assert [e.request for e in desk.models["n"].engines.values()] == [Request.NONE] * 3
     assert desk.commanded() == ["rebuild", "rebuild"]
     assert desk.wakes == 1
 
@@ -235,16 +235,16 @@ def test_rebuilding_tries_whatever_kept_an_engine_from_being_there(desk: Desk, s
     engine.failures, engine.retry_at = 3, desk.clock.now + 600
     desk.log.failed(engine.digest, "no memory")
     assert engine.digest in keys(desk.commands.rebuild(M, False))
-    assert (engine.wish, engine.failures, engine.retry_at) == (Wish.BUILD, 0, 0.0)
+    assert (engine.request, engine.failures, engine.retry_at) == (Request.BUILD, 0, 0.0)
     assert desk.log.of(engine.digest).failures == 0
 
 
 def test_a_rejected_engine_is_rebuilt_only_when_it_is_named_or_by_force(desk: Desk) -> None:
     engine = desk.have(accepted=False)
     assert engine.digest not in keys(desk.commands.rebuild(M, False))
-    assert engine.wish is Wish.NONE
+    assert engine.request is Request.NONE
     assert keys(desk.commands.rebuild(desk.selection(), False)) == (engine.digest,)
-    assert engine.wish is Wish.BUILD
+    assert engine.request is Request.BUILD
 
 
 def test_what_is_to_be_built_by_force_is_not_tried_with_other_files(desk: Desk) -> None:
@@ -261,7 +261,7 @@ def test_what_is_being_made_is_told_of_and_not_made_twice(desk: Desk) -> None:
         reference = desk.engine(number=0)
         assert reference.state not in (S.ABSENT, S.READY)
         assert reference.digest in keys(desk.commands.rebuild(M, True))
-        assert reference.wish is Wish.NONE
+        assert reference.request is Request.NONE
         desk.builder.gate.set()
         await desk.until_quiet()
         assert desk.builder.did.count(("make", reference.digest)) == 1
@@ -278,7 +278,7 @@ def test_only_what_is_in_the_store_can_be_verified(desk: Desk) -> None:
     engine = desk.have()
     desk.have(number=2, accepted=False)
     assert keys(desk.commands.verify(M)) == (engine.digest,)
-    assert [e.wish for e in desk.models["m"].engines.values()] == [Wish.NONE, Wish.VERIFY, Wish.NONE]
+    assert [e.request for e in desk.models["m"].engines.values()] == [Request.NONE, Request.VERIFY, Request.NONE]
     assert (desk.commanded(), desk.wakes) == (["verify"], 1)
 
 
@@ -288,7 +288,7 @@ def test_only_what_is_in_the_store_can_be_verified(desk: Desk) -> None:
 def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: Desk) -> None:
     async def story() -> None:
         ready = desk.have(number=2)
-        ready.wish = Wish.BUILD
+        ready.request = Request.BUILD
         desk.have("n", 1)
         desk.builder.gate.clear()
         desk.maker.start(desk.models["m"], Make("m", desk.digests()[0]))
@@ -297,7 +297,7 @@ def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: Desk) 
         await until(lambda: not desk.maker.busy, "the child has ended")
         reference, other, _ = desk.models["m"].engines.values()
         assert (reference.state, other.state, ready.state) == (S.QUARANTINED, S.QUARANTINED, S.READY)
-        assert ready.wish is Wish.NONE
+        assert ready.request is Request.NONE
         desk.builder.gate.set()
         await desk.until_quiet()
         assert {key for _, key in desk.builder.did} & set(desk.digests("m")) == {reference.digest}, "and never again"
@@ -606,4 +606,4 @@ def test_an_engine_that_the_settings_leave_unmade_is_not_made_by_command_and_say
     made = desk.commands.rebuild(M, True)
     assert engine.digest not in made
     assert len(made) == len(desk.digests()) - 1
-    assert engine.wish is Wish.NONE
+    assert engine.request is Request.NONE

@@ -15,7 +15,7 @@ from edged.config import Engines
 from edged.engines import eviction as eviction_module
 from edged.engines.desired import desired
 from edged.engines.eviction import EvictionClass, EvictionManager
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.states import EngineState
 from edged.errors import OutOfSpace
 from edged.events import EngineEvicted, EventLog
@@ -262,19 +262,19 @@ def test_an_engine_gives_way_also_where_another_model_could_not_make_it(house: H
     assert not twin.engines[spare].is_usable
 
 
-@pytest.mark.parametrize("wish", [Wish.VERIFY, Wish.REVIEW])
-def test_what_gave_way_cannot_be_verified_any_more(house: House, wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [Request.VERIFY, Request.REVIEW])
+def test_what_gave_way_cannot_be_verified_any_more(house: House, wish: Request) -> None:
     spare = house.engines[1]
-    spare.wish = wish
+    spare.request = wish
     run(house.eviction().evict(spare.digest, "to make room"))
-    assert spare.wish is Wish.NONE, "whoever follows it would wait for ever"
+    assert spare.request is Request.NONE, "whoever follows it would wait for ever"
 
 
 def test_what_gave_way_and_is_to_be_built_anew_still_is(house: House) -> None:
     spare = house.engines[1]
-    spare.wish = Wish.BUILD
+    spare.request = Request.BUILD
     run(house.eviction().evict(spare.digest, "by command"))
-    assert spare.wish is Wish.BUILD
+    assert spare.request is Request.BUILD
 
 
 def test_nobody_can_open_an_engine_while_its_files_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

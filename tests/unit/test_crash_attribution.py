@@ -7,29 +7,29 @@ from collections.abc import Iterable
 
 import pytest
 
-from edged.serving.blame import (
+from edged.serving.crash_attribution import (
     APART_SECONDS,
     DEATHS,
     WINDOW_SECONDS,
     Death,
+    EngineId,
     Record,
     Records,
-    Suspect,
     died,
     forgiven,
     host_of,
     live,
 )
 
-A, B = Suspect("a", "1"), Suspect("b", "1")
-OTHER = Suspect("a", "2")  # another engine of the same model
+A, B = EngineId("a", "1"), EngineId("b", "1")
+OTHER = EngineId("a", "2")  # another engine of the same model
 
 
 def death(at: float, *, alone: bool = True, outside: bool = False) -> Death:
     return Death(at, "died", alone, outside)
 
 
-def history(deaths: Iterable[Death], suspect: Suspect = A, *, answered: bool = False) -> Records:
+def history(deaths: Iterable[Death], suspect: EngineId = A, *, answered: bool = False) -> Records:
     records: Records = {}
     for each in deaths:
         records = died(records, [(suspect, answered)], each)
@@ -50,7 +50,7 @@ def test_deaths_in_company_count_once_and_never_suffice(alone: tuple[bool, ...])
 @pytest.mark.parametrize("most_hosts", [1, 2, 4])
 @pytest.mark.parametrize("killer", range(13))
 def test_bisection_of_13_busy_engines_quarantines_the_killer_alone_with_few_hosts(killer: int, most_hosts: int) -> None:
-    engines, records = [Suspect(f"m{number:02}", "1") for number in range(13)], Records()
+    engines, records = [EngineId(f"m{number:02}", "1") for number in range(13)], Records()
     for at in range(1, 9):
         together = [each for each in engines if host_of(records, each, at) == host_of(records, engines[killer], at)]
         records = died(
@@ -67,13 +67,13 @@ def test_bisection_of_13_busy_engines_quarantines_the_killer_alone_with_few_host
 
 
 def test_bisection_first_death_moves_half_of_the_suspects() -> None:
-    engines = [Suspect(name, "1") for name in "abcde"]
+    engines = [EngineId(name, "1") for name in "abcde"]
     records = died({}, [(each, True) for each in engines], death(1, alone=False))
     assert [host_of(records, each, 1) for each in engines] == [1, 1, 0, 0, 0]
 
 
 def test_bisection_second_death_moves_half_of_those_with_most_deaths() -> None:
-    engines = [Suspect(name, "1") for name in "vwxyz"]
+    engines = [EngineId(name, "1") for name in "vwxyz"]
     records = died({}, [(each, True) for each in engines], death(1, alone=False))
     records = died(records, [(each, True) for each in (*engines[2:], B)], death(2, alone=False), 2)
     assert [host_of(records, each, 2) for each in (*engines, B)] == [1, 1, 2, 0, 0, 0]
@@ -92,7 +92,7 @@ def test_suspect_that_is_alone_already_stays_where_it_is() -> None:
 
 @pytest.mark.parametrize("count", [1, 13])
 def test_death_from_outside_moves_no_engine(count: int) -> None:
-    engines = [Suspect(f"m{number}", "1") for number in range(count)]
+    engines = [EngineId(f"m{number}", "1") for number in range(count)]
     records = Records()
     for at in range(1, 20):  # each had answered in the host before
         records = died(records, [(each, True) for each in engines], death(at, alone=count == 1, outside=True), 4)

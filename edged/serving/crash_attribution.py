@@ -24,7 +24,7 @@ WINDOW_SECONDS = 3600.0
 APART_SECONDS = 600.0  # without a death, after which a suspect goes back to the host that all share
 
 
-class Suspect(msgspec.Struct, frozen=True, order=True):
+class EngineId(msgspec.Struct, frozen=True, order=True):
     """An engine of a model; of two models that share an engine each is its own."""
 
     model: str
@@ -62,10 +62,10 @@ class Record(msgspec.Struct, frozen=True):
         return len(_counted(self.deaths))
 
 
-Records = dict[Suspect, Record]
+Records = dict[EngineId, Record]
 
 
-def died(records: Records, suspects: Iterable[tuple[Suspect, bool]], death: Death, most_hosts: int = 1) -> Records:
+def died(records: Records, suspects: Iterable[tuple[EngineId, bool]], death: Death, most_hosts: int = 1) -> Records:
     """The records after a host's death. Each suspect comes with whether it had answered anything in that host: if so,
     an earlier death from outside was not its fault. Suspects get `most_hosts` hosts at most."""
     after, involved = dict(records), list(suspects)
@@ -86,7 +86,7 @@ def died(records: Records, suspects: Iterable[tuple[Suspect, bool]], death: Deat
     return after
 
 
-def host_of(records: Records, suspect: Suspect, unix_s: float) -> int:
+def host_of(records: Records, suspect: EngineId, unix_s: float) -> int:
     """The number of the host that an engine is opened in; 0 for the one that all share."""
     record = records.get(suspect)
     if record is None or record.is_quarantined or abs(unix_s - record.deaths[-1].unix_s) > APART_SECONDS:
@@ -105,14 +105,14 @@ def forgiven(records: Records, model: str, engine: str = "") -> Records:
     return {s: r for s, r in records.items() if s.model != model or engine not in ("", s.engine)}
 
 
-def _move(records: Records, involved: list[Suspect], most_hosts: int, now: float) -> None:
+def _move(records: Records, involved: list[EngineId], most_hosts: int, now: float) -> None:
     """Splits the likeliest of those involved in a death into two hosts."""
     heaviest = max((records[suspect].weight for suspect in involved), default=0)
     if not heaviest or any(records[suspect].is_quarantined for suspect in involved):
         return
     likeliest = [suspect for suspect in involved if records[suspect].weight == heaviest]
     movers = likeliest[: max(1, len(likeliest) // 2)]
-    others: dict[int, list[Suspect]] = {}  # those that are apart by now, by host
+    others: dict[int, list[EngineId]] = {}  # those that are apart by now, by host
     for suspect in records:
         if suspect not in movers and (number := host_of(records, suspect, now)):
             others.setdefault(number, []).append(suspect)
@@ -141,6 +141,6 @@ def _counted(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
     return tuple(death for death in deaths if death is not first)
 
 
-def _allowed(records: Records, suspect: Suspect) -> int:
+def _allowed(records: Records, suspect: EngineId) -> int:
     siblings = (r for s, r in records.items() if s.model == suspect.model and s.engine != suspect.engine)
     return DEATHS - 1 if any(record.is_quarantined for record in siblings) else DEATHS
