@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from edged.api_types import EngineProgress
 from edged.engines.catalogue import Catalogue
 from edged.engines.eviction import EvictionClass
 from edged.engines.maker import Maker
@@ -42,24 +43,6 @@ class Ordered(msgspec.Struct, frozen=True):
     model: str
     key: str
     by: str
-
-
-class CommandStatus(msgspec.Struct, frozen=True):
-    """One engine that a command is about, as it is now. `fraction` is 0 to 1 and None where it is not known."""
-
-    key: str
-    model: str
-    backend: str
-    precision: str
-    device: str
-    state: str
-    reason: str
-    phase: str = ""
-    fraction: float | None = None
-    elapsed_s: float = 0.0
-    estimate_s: float | None = None
-    done: bool = False
-    succeeded: bool = False
 
 
 class Commands:
@@ -161,9 +144,9 @@ class Commands:
         self._wake()
         return tuple(chosen)
 
-    async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[CommandStatus, None]:
+    async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[EngineProgress, None]:
         """How engines that were commanded to be made get on: all at once, then every change until all are done."""
-        told: dict[tuple[str, str], CommandStatus] = {}
+        told: dict[tuple[str, str], EngineProgress] = {}
         while True:
             for status in self.statuses(ordered):
                 if told.get((status.model, status.key)) != status:
@@ -173,7 +156,7 @@ class Commands:
                 return
             await asyncio.sleep(_FOLLOW_SECONDS)
 
-    def statuses(self, ordered: Iterable[Ordered]) -> list[CommandStatus]:
+    def statuses(self, ordered: Iterable[Ordered]) -> list[EngineProgress]:
         """Engines as they are now. One that is not wanted any more has no more to come."""
         models = self._catalogue.models
         found = []
@@ -183,18 +166,18 @@ class Commands:
             found.append(self._status(each.model, engine) if engine is not None else _gone(each))
         return found
 
-    def making(self) -> list[CommandStatus]:
+    def making(self) -> list[EngineProgress]:
         """What is being made now."""
         engines = [(name, e) for name, p in self._catalogue.models.items() for e in p.engines.values()]
         return [self._status(name, engine) for name, engine in engines if self._maker.is_making(engine)]
 
-    def _status(self, model: str, engine: PlannedEngine) -> CommandStatus:
+    def _status(self, model: str, engine: PlannedEngine) -> EngineProgress:
         making, done = (
             engine.making,
             engine.state not in MAKING and engine.request not in (Request.BUILD, Request.VERIFY),
         )
         paused = "" if done or making is not None else self._maker.eviction.paused
-        return CommandStatus(
+        return EngineProgress(
             key=engine.digest,
             model=model,
             backend=engine.recipe.backend,
@@ -288,6 +271,15 @@ def _check(selection: Selection) -> None:
         raise InvalidInput(f"{selection.engine!r} is too short for the beginning of a key; give {_SHORTEST} characters")
 
 
-def _gone(ordered: Ordered) -> CommandStatus:
+def _gone(ordered: Ordered) -> EngineProgress:
     reason = "the device or the model changed, and it is not wanted any more"
-    return CommandStatus(ordered.key, ordered.model, "", "", "", "gone", reason, done=True)
+    return EngineProgress(
+        key=ordered.key,
+        model=ordered.model,
+        backend="",
+        precision="",
+        device="",
+        state="gone",
+        reason=reason,
+        done=True,
+    )

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edged.client.operations import InputShapes, ShapeRange, Shapes
+from edged.api_types import InputShapes, ShapeRange, Shapes
 from edged.errors import InvalidInput
 from tests import models
 from tests.integration.daemon import Daemon

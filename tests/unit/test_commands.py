@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from edged.api_types import EngineProgress
 from edged.config import Engines
 from edged.engines import commands as commands_module
 from edged.engines.actual import actual
-from edged.engines.commands import Commands, CommandStatus, Ordered, Selection
+from edged.engines.commands import Commands, Ordered, Selection
 from edged.engines.desired import desired
 from edged.engines.maker import Maker
 from edged.engines.plan import PlannedEngine, PlannedModel, Request
@@ -399,7 +400,7 @@ def test_an_engine_that_no_model_wants_any_more_can_be_evicted_by_its_key_or_the
 # -- how they get on ------------------------------------------------------------------------------------------------
 
 
-async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[CommandStatus]:
+async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[EngineProgress]:
     """Everything that is told until all is done, while the control loop looks again and again."""
 
     async def look() -> None:
