@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 
 from edged import logs
-from edged.api.endpoints.endpoints import Endpoints
 from edged.api.grpc.server import Ingress
+from edged.api.lanes.lanes import Lanes
 from edged.config import Config
 from edged.config.changes import Change, Outcome, Part, diff, with_value
 from edged.daemon import locations as places
@@ -32,13 +32,13 @@ class Reloader:
         controller: Controller,
         builder: Builder,
         ingress: Ingress,
-        endpoints: Endpoints,
+        lanes: Lanes,
         notifier: Notifier,
     ) -> None:
         self.config = config
         self.problem = ""  # why the last configuration that was read is not in force, wholly or in parts
         self._read, self._controller, self._builder = read, controller, builder
-        self._ingress, self._endpoints, self._notifier = ingress, endpoints, notifier
+        self._ingress, self._lanes, self._notifier = ingress, lanes, notifier
         self._turn = asyncio.Lock()
 
     async def run(self, wanted: asyncio.Event) -> None:
@@ -118,17 +118,17 @@ class Reloader:
         return ""
 
     async def _reopen(self, part: Part, wanted: Config, grace: float) -> None:
-        endpoints = self._endpoints
+        lanes = self._lanes
         if part is Part.FRIGATE:
-            await endpoints.frigate.change(wanted.frigate, grace)
+            await lanes.frigate.change(wanted.frigate, grace)
         elif part is Part.FRAMES:
-            await endpoints.frames.change(wanted.zmq.frames, grace)
+            await lanes.frames.change(wanted.zmq.frames, grace)
         elif part is Part.PUBLISH:
-            await endpoints.publish.change(wanted.zmq.publish, grace)
+            await lanes.publish.change(wanted.zmq.publish, grace)
         elif part is Part.HTTP:
-            await endpoints.http.change(wanted.http, grace)
+            await lanes.http.change(wanted.http, grace)
         elif part is Part.METRICS:
-            await endpoints.metrics.change(wanted.metrics, grace)
+            await lanes.metrics.change(wanted.metrics, grace)
         else:
             raise AssertionError(part)
 

@@ -85,7 +85,7 @@ def _engine(planned: PlannedModel, engine: PlannedEngine) -> EngineView:
         cost=preference.cost(engine, planned.entry.settings),
         retry_at=engine.retry_at,
         open_at=engine.open_at,
-        request=engine.request.value,
+        wish=engine.wish.value,
         trial=engine.trial,
         failures=engine.failures,
     )

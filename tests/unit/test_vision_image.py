@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.errors import InvalidInput, TooLarge
-from edged.vision.image import Image, PixelFormat, decode, from_raw, read_header
+from edged.vision.header import read_header
+from edged.vision.image import Image, PixelFormat, decode, from_raw
 
 RNG = np.random.default_rng(7)
 

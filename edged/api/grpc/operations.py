@@ -9,13 +9,11 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import BinaryIO, TypeAlias
 
-import msgspec
-
+from edged.api.grpc import messages
 from edged.api.grpc.adding import adding
 from edged.api.grpc.engines import EngineHandlers
 from edged.api.grpc.load import LoadReader
 from edged.api.grpc.rpc import Context, Service
-from edged.api_types import ModelInfo
 from edged.backends import registry
 from edged.config.changes import Outcome
 from edged.engines import report
@@ -26,9 +24,8 @@ from edged.engines.plan import PlannedModel
 from edged.engines.repairer import Repaired, repair
 from edged.engines.shape_book import shape_report
 from edged.errors import AlreadyExists, InvalidInput, Refused
-from edged.events import Event, ModelRepaired
+from edged.events import ModelRepaired
 from edged.files import not_stored
-from edged.message_mapper import to_message
 from edged.metrics.tally import Tally
 from edged.models import samples as model_samples
 from edged.models.inspection import too_large
@@ -67,11 +64,10 @@ class OperationsService:
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         models, alarms = self._controller.models, self._controller.alarms.active()
-        infos = [self._info(planned, alarms) for _, planned in sorted(models.items())]
-        return pb.ListModelsResponse(models=[to_message(info, pb.ModelStatus) for info in infos])
+        return pb.ListModelsResponse(models=[self._status(planned, alarms) for _, planned in sorted(models.items())])
 
     async def get_status(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return to_message(report.status(self._controller), pb.GetStatusResponse)
+        return messages.status(report.status(self._controller))
 
     async def get_load(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         return await self._load.read()
@@ -81,7 +77,7 @@ class OperationsService:
         return pb.GetDeviceResponse(facts=fingerprint.facts, digest=fingerprint.digest)
 
     async def list_cameras(self, request: pb.ListCamerasRequest, context: Context) -> pb.ListCamerasResponse:
-        return pb.ListCamerasResponse(cameras=[to_message(each, pb.CameraStatus) for each in self._cameras.reports()])
+        return pb.ListCamerasResponse(cameras=[messages.camera(each) for each in self._cameras.reports()])
 
     async def refresh_device(self, request: pb.RefreshDeviceRequest, context: Context) -> pb.RefreshDeviceResponse:
         changed = await self._controller.refresh()
@@ -98,7 +94,7 @@ class OperationsService:
         log = self._controller.events
         async with aclosing(log.follow(request.after, request.epoch, request.follow)) as events:
             async for event in events:
-                yield event_message(event, log.epoch)
+                yield messages.event(event, log.epoch)
 
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
         """Takes the files in, examines the model, and only then lets it into the repository."""
@@ -123,10 +119,10 @@ class OperationsService:
         planned = await self._controller.added(header.name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
-        info = self._info(planned, self._controller.alarms.active())
-        if record is not None:  # also if reading it takes longer
-            info = msgspec.structs.replace(info, repair=record)
-        return to_message(info, pb.ModelStatus)
+        status = self._status(planned, self._controller.alarms.active())
+        if record is not None:  # also where reading it takes longer
+            status.repair.CopyFrom(messages.repair(record))
+        return status
 
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         if self._controller.is_configured(request.name):
@@ -135,26 +131,12 @@ class OperationsService:
         await self._controller.removed(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
-    def _info(self, planned: PlannedModel, alarms: tuple[Alarm, ...]) -> ModelInfo:
+    def _status(self, planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelStatus:
         shapes = shape_report(planned, self._controller.learning.state(planned.entry.name))
-        return report.model(planned, alarms, self._controller.health, shapes)
+        return messages.model_status(planned, alarms, self._controller.health, shapes)
 
     def _facts(self) -> Mapping[str, str]:
         return self._controller.fingerprint.facts
-
-
-def event_message(event: Event, epoch: str) -> pb.Event:
-    """An event as a message: its kind is the name of a field there, and that field's message has the event's fields."""
-    what = msgspec.to_builtins(event.what)
-    kind = what.pop("type")
-    return pb.Event(
-        sequence=event.sequence,
-        unix_s=event.unix_s,
-        epoch=epoch,
-        model=event.model,
-        engine=event.engine,
-        **{kind: what},
-    )
 
 
 async def _repaired(

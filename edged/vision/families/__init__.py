@@ -1,1 +1,3 @@
-"""One file per detector family. `contract` defines one, `outputs` and `candidates` hold the steps that they share."""
+"""One file for each family; `contract` says what one is, `candidates` holds what they share, `lookalikes` what is not
+guessed.
+"""
