@@ -29,10 +29,10 @@ from edged.client.result import Result, Timings
 from edged.config import Engines
 from edged.config.limits import Limits
 from edged.device.fingerprint import probe
-from edged.engines import lowering, preference
-from edged.engines.builder import Builder, MakeRoom, Task
+from edged.engines import preference
+from edged.engines.builder import Builder, Reserve, Task
 from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.planner import Planner
+from edged.engines.planner import Planner, is_lowering_due
 from edged.engines.states import EngineState
 from edged.errors import ConfigError, EdgedError, EngineUnusable, InvalidInput
 from edged.host.pipeline import Outcome, Pipeline, Shot
@@ -139,14 +139,14 @@ def load(
     planner.plan(planned, model)
     if build:
         _run(_make_missing(builder, store, model, planned))
-    while build and lowering.is_due(planned):
+    while build and is_lowering_due(planned):
         planner.plan(planned, model)
         _run(_make_missing(builder, store, model, planned))
     return _open(model, planned, store)
 
 
 async def _make_missing(builder: Builder, store: Store, model: Model, planned: PlannedModel) -> None:
-    async def room(need: int) -> int:
+    async def reserve(need: int) -> int:
         return 0  # nobody gave a budget
 
     for engine in planned.engines.values():
@@ -156,7 +156,7 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
         engine.move(EngineState.BUILDING)
         task = Task(model, engine.recipe, engine.key)
         try:
-            record = await _obtain(builder, task, engine.trial, room)
+            record = await _obtain(builder, task, engine.trial, reserve)
         except EdgedError as error:
             engine.fail(error)
         else:
@@ -164,12 +164,12 @@ async def _make_missing(builder: Builder, store: Store, model: Model, planned: P
             engine.finish(record, store.find(engine.digest))
 
 
-async def _obtain(builder: Builder, task: Task, trial: str, room: MakeRoom) -> EngineRecord:
+async def _obtain(builder: Builder, task: Task, trial: str, reserve: Reserve) -> EngineRecord:
     """An engine that was built ahead or for another driver may do; otherwise it is made."""
     if trial:
         with contextlib.suppress(EdgedError, KeyError):
-            return await builder.adopt(task, trial, _quietly, room)
-    return await builder.make(task, _quietly, room)
+            return await builder.adopt(task, trial, _quietly, reserve)
+    return await builder.make(task, _quietly, reserve)
 
 
 def _quietly(progress: Progress) -> None:

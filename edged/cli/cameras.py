@@ -9,10 +9,10 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from edged.api_types import CameraInfo
 from edged.cli import answers, common, words
 from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
-from edged.client.cameras import CameraInfo
 
 
 def cameras(reach: Reach = UNSAID, json: common.Json = False) -> None:

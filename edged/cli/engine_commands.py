@@ -14,8 +14,8 @@ from edged.cli.reach import UNSAID, Reach, reaching
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from edged.api_types import EngineProgress
     from edged.client.client import Client
-    from edged.client.commands import EngineProgress
     from edged.client.updates import Updates
 
 Model = Annotated[str | None, typer.Argument(help="All engines of this model.", show_default=False)]

@@ -9,10 +9,10 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from edged.api_types import Composition, EngineInfo, Explanation
 from edged.cli import answers, common, engine_build, engine_commands, folders, words
 from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
-from edged.client.operations import Composition, EngineInfo, Explanation
 from edged.errors import EdgedError, InvalidInput, NotFound
 
 _SHORTEST = 6  # characters of a key that are taken for it

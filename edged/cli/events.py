@@ -10,10 +10,10 @@ import typer
 from rich.filesize import decimal
 
 from edged import events as happened
+from edged.api_types import EventInfo
 from edged.cli import answers, common, fleet, words
 from edged.cli.inventory import Box
 from edged.cli.reach import UNSAID, Reach, reaching
-from edged.client.events import EventInfo
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:

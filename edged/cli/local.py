@@ -13,12 +13,11 @@ from pathlib import Path
 import msgspec
 
 from edged import paths
+from edged.api_types import EngineInfo, Explanation, ModelInfo
 from edged.backends import registry
 from edged.cli import common, stored
-from edged.client.operations import EngineInfo, Explanation, ModelInfo
 from edged.config import Engines
 from edged.config.limits import AdmissionLimits, Limits, admission_limits
-from edged.decoding import ready
 from edged.device.fingerprint import probe
 from edged.engines import offline, report
 from edged.engines.admission.examination import Admission, admit, examine
@@ -149,8 +148,7 @@ class Box:
 
     def engines(self, model: str) -> list[EngineInfo]:
         """Engines as `edged engines list` shows them."""
-        found = report.engines(self.plans(), self._store, model)
-        return [msgspec.convert(msgspec.to_builtins(engine), ready(EngineInfo)) for engine in found]
+        return report.engines(self.plans(), self._store, model)
 
     def explain(self, model: str) -> list[Explanation]:
         """Why the engines of a model are there or not."""
@@ -159,8 +157,7 @@ class Box:
             raise NotFound(f"there is no model {model!r} in {self.repository.root}")
         if planned.problem is not None:
             raise planned.problem
-        found = report.explain(planned, self._store)
-        return [_plain(item) for item in found]
+        return report.explain(planned, self._store)
 
     def model(self, named: str, assignments: Sequence[str] = ()) -> Model:
         """A model of the repository by its name, or an ONNX file by its path, with settings `KEY=VALUE` on top.
@@ -230,10 +227,3 @@ def _using(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise EdgedError(common.refused_by_system(error, folder)) from error
-
-
-def _plain(item: report.ExplanationReport) -> Explanation:
-    plain = msgspec.to_builtins(item)
-    for change in plain["changes"]:
-        change["old"], change["new"] = change["old"] or "", change["new"] or ""
-    return msgspec.convert(plain, ready(Explanation))

@@ -123,7 +123,7 @@ def _paint(result: Result, picture: Path, place: Path, caption: str) -> None:
     import cv2
     import numpy as np
 
-    from edged.vision.classifications import Classes
+    from edged.vision.detections import Classes
     from edged.vision.draw import annotate
     from edged.vision.image import decode
 

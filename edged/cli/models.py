@@ -11,10 +11,10 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from edged.api_types import ModelInfo, ShapeRange, Shapes, TensorInfo
 from edged.cli import answers, common, examining, folders, repairs, words
 from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
-from edged.client.operations import ModelInfo, ShapeRange, Shapes, TensorInfo
 from edged.errors import NotFound
 from edged.models.repair import Record, Wish
 

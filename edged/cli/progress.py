@@ -10,10 +10,10 @@ import msgspec
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
+from edged.api_types import EngineProgress
 from edged.cli import answers, common, fleet, words
 from edged.cli.inventory import Box
 from edged.cli.reach import Reach
-from edged.client.commands import EngineProgress
 from edged.errors import EdgedError
 
 if TYPE_CHECKING:

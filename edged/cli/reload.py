@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import typer
 
+from edged.api_types import ReloadedKey
 from edged.cli import answers, common
 from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
-from edged.client.commands import ReloadedKey
 
 
 def reload(reach: Reach = UNSAID, json: common.Json = False) -> None:

@@ -8,11 +8,10 @@ import typer
 from rich.filesize import decimal
 from rich.table import Table
 
+from edged.api_types import AlarmInfo, StatusInfo
 from edged.cli import answers, common, words
 from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
-from edged.client.commands import StatusInfo
-from edged.client.operations import AlarmInfo
 
 
 def status(reach: Reach = UNSAID, json: common.Json = False) -> None:

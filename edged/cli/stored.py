@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
-from edged.client.operations import ModelInfo, Shapes, TensorInfo
-from edged.decoding import ready
+from edged.api_types import ModelInfo, TensorInfo
 from edged.engines.plan import PlannedModel
 from edged.engines.shape_book import shape_report
 from edged.models.finding import Reason
@@ -32,22 +27,8 @@ def model_info(name: str, planned: PlannedModel) -> ModelInfo:
         settings=planned.entry.settings,
         swaps=0,
         notes=model.notes if model else (),
-        shapes=_shapes(planned),
+        shapes=shape_report(planned),
         repair=model.repair if model else None,
         category=found.category,
         stage=found.stage,
     )
-
-
-def _shapes(planned: PlannedModel) -> Shapes | None:
-    report = shape_report(planned)
-    return None if report is None else msgspec.convert(_plain(msgspec.to_builtins(report)), ready(Shapes))
-
-
-def _plain(report: dict[str, Any]) -> dict[str, Any]:
-    """A report in the words of the client library."""
-    for each in report["inputs"]:
-        for kind in ("serving", "wanted", "seen"):
-            if each[kind] is not None:
-                each[kind]["usual"] = each[kind]["optimum"]
-    return report

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 
-from edged.client.commands import EngineProgress
+from edged.api_types import EngineProgress
 
 
 def moment(unix_s: float) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edged.client.result import Classification, Detection
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections, class_name
+from edged.vision.detections import Classes, Detections, class_name
 
 
 def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, ...]:

@@ -1,28 +1,35 @@
-"""One camera's stream, blocking: frames go out in gRPC's sender thread, results come in where they are asked for."""
+"""One camera's stream: frames go out by themselves, results come in where they are asked for."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
+from grpc import aio
 
-from edged.client import ending
 from edged.client.backoff import Backoff
 from edged.client.calls import DETECT, serialize
+from edged.client.feed import Requests
 from edged.client.ledger import Ledger
 from edged.client.outgoing import Outgoing
 from edged.client.result import Result, from_proto, skips_of
-from edged.errors import DeadlineExceeded, NotReady
+from edged.client.status import Statuses, from_rpc_error
+from edged.errors import DeadlineExceeded, EdgedError, NotReady
 from edged.proto import cameras_pb2 as pb
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger("edged.client")
+
+
+_Call: TypeAlias = aio.StreamStreamCall[Any, Any]
 
 
 class Stream(Iterator[Result]):
@@ -67,13 +74,13 @@ class Stream(Iterator[Result]):
             except grpc.RpcError as error:
                 if self._over.is_set():  # closed by another thread while this one waited
                     break
-                self._end_or_call_again(ending.of_failure(error, self.ledger, self._target, self._patience))
+                self._end_or_call_again(_failure(error, self.ledger, self._target, self._patience))
                 continue
             except BaseException:
                 self.close()
                 raise
             if result is None:
-                reason = ending.of_completion(self._outgoing.failure, self._outgoing.exhausted, self._target)
+                reason = _completion(self._outgoing.failure, self._outgoing.exhausted, self._target)
                 self._end_or_call_again(reason)
                 continue
             if self._answering_since is None:
@@ -130,3 +137,125 @@ def _watch(ledger: Ledger, call: grpc.Future[object], over: threading.Event, pat
             ledger.gave_up = True
             call.cancel()
             return
+
+
+class AsyncStream(AsyncIterator[Result]):
+    """Results in the order they come; errors and `ledger` as in `edged.client.stream.Stream`.
+
+    `aclose`, the end of an `async with` block, or a cancelled wait for a result cancels the call and closes the
+    frames.
+    """
+
+    def __init__(self, channel: aio.Channel, requests: Requests, target: str, patience: float) -> None:
+        self.ledger = requests.ledger
+        self._requests = requests
+        self._target = target
+        self._patience = patience
+        self._over = False
+        detect = channel.stream_stream(DETECT, request_serializer=serialize, response_deserializer=pb.Result.FromString)
+        self._call: _Call = detect()
+        self._statuses = Statuses(self._call)
+        # The tasks know nothing of this object, so that dropping the last reference still ends the stream.
+        self._tasks = [asyncio.ensure_future(_send(self._call, requests))]
+        if patience > 0:
+            self._tasks.append(asyncio.ensure_future(_watch_call(self.ledger, self._call, patience)))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Result:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            message: Any = await self._call.read()
+            while message is not aio.EOF and message.only_skips:
+                self._requests.on_skips(message.skipped, skips_of(message))
+                message = await self._call.read()
+            result = None if message is aio.EOF else from_proto(message)
+        except grpc.RpcError as error:
+            reason = await self._statuses.error(error, self._target)
+            await self.aclose()
+            raise reason from None
+        except asyncio.CancelledError:
+            if self._over:  # closed by another task while this one waited
+                raise StopAsyncIteration from None
+            await self.aclose()
+            if self.ledger.gave_up:
+                raise _silence(self._target, self._patience) from None
+            raise
+        except BaseException:
+            await self.aclose()
+            raise
+        if result is None:
+            await self._complete()
+            raise StopAsyncIteration
+        return self._requests.on_result(result)
+
+    async def aclose(self) -> None:
+        if self._over:
+            return
+        self._end()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._requests.stop()
+        self._requests.finish()
+
+    async def _complete(self) -> None:
+        exhausted = self._requests.exhausted
+        await self.aclose()
+        reason = _completion(self._requests.failure, exhausted, self._target)
+        if reason is not None:
+            raise reason
+
+    def _end(self) -> None:
+        self._over = True
+        self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_tasks") and not self._over:
+            with contextlib.suppress(RuntimeError):  # the event loop may be closed already
+                self._end()
+
+
+async def _send(call: _Call, requests: Requests) -> None:
+    try:
+        async for frame in requests:
+            await call.write(frame)
+        await call.done_writing()
+    except Exception:  # noqa: S110 - of the call, and met by the receiving side; `requests` keeps the user's own
+        pass
+    finally:
+        await requests.stop()
+
+
+async def _watch_call(ledger: Ledger, call: _Call, patience: float) -> None:
+    while not call.done():
+        await asyncio.sleep(patience / 4)
+        if ledger.silence() > patience:
+            ledger.gave_up = True
+            call.cancel()
+
+
+def _failure(error: grpc.RpcError, ledger: Ledger, target: str, patience: float) -> EdgedError:
+    """For a call that failed."""
+    return _silence(target, patience) if ledger.gave_up else from_rpc_error(error, target)
+
+
+def _completion(failure: Exception | None, exhausted: bool, target: str) -> Exception | None:
+    """For a call that ended well: what the user's frames raised, or None where all is as it should be."""
+    if failure is None and not exhausted:
+        return NotReady(f"the edged daemon at {target} ended the stream before its frames did; open it again")
+    return failure
+
+
+def _silence(target: str, patience: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"the edged daemon at {target} answered no frame for {patience:g} s; see what it does: edged events"
+    )

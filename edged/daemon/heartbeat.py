@@ -6,11 +6,10 @@ import asyncio
 import logging
 from collections.abc import Iterator
 
+from edged.api_types import EngineProgress, StatusInfo
 from edged.daemon.reload import Reloader
 from edged.engines import report
-from edged.engines.commands import Standing
 from edged.engines.controller import Controller, Liveness
-from edged.engines.report import StatusReport
 from edged.systemd import Notifier
 
 _LOG = logging.getLogger("edged")
@@ -58,12 +57,12 @@ class Heartbeat:
             self._notifier.status(line)
 
 
-def headline(report: StatusReport, problem: str = "") -> str:
+def headline(report: StatusInfo, problem: str = "") -> str:
     """For who looks at the service among others; `problem` is what is wrong beside models and engines."""
     return "; ".join(_parts(report, problem))
 
 
-def _parts(report: StatusReport, problem: str) -> Iterator[str]:
+def _parts(report: StatusInfo, problem: str) -> Iterator[str]:
     yield f"{report.serving} of {report.models} models answer" if report.models else "no models yet"
     if problem:
         yield problem
@@ -75,7 +74,7 @@ def _parts(report: StatusReport, problem: str) -> Iterator[str]:
         yield f"making {_made(report.building[0])}{more}"
 
 
-def _made(engine: Standing) -> str:
+def _made(engine: EngineProgress) -> str:
     share = f" {engine.fraction:.0%}" if engine.fraction is not None else ""
     return f"{engine.model} for {engine.backend}/{engine.precision}, {engine.phase or engine.state}{share}"
 

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from edged import tasks
+from edged.api.endpoints.endpoints import Endpoints
+from edged.api.endpoints.publisher import Publisher
 from edged.api.grpc import grpc_limits as edge
 from edged.api.grpc.activation import Activation
 from edged.api.grpc.server import Ingress
-from edged.api.lanes.lanes import Lanes
-from edged.api.lanes.publisher import Publisher
 from edged.config import Config
 from edged.confinement import confine, settings
 from edged.daemon import locations as places
@@ -30,12 +30,12 @@ from edged.device.fingerprint import probe
 from edged.engines.builder import Builder
 from edged.engines.child import sweep_scratch
 from edged.engines.controller import Controller
-from edged.engines.loader import Shelf
+from edged.engines.loader import ModelSelection
 from edged.errors import ConfigError
 from edged.process import end_within
 from edged.serving.camera import Cameras
 from edged.serving.trace import Tracing
-from edged.store.background import Background
+from edged.store.sealed import Background
 from edged.store.store import Store
 from edged.systemd import Notifier, watchdog_seconds
 from edged.version import __version__
@@ -87,7 +87,7 @@ async def _serve(
     store = Store(places.cache_dir(config), places.accepts_foreign(config), disk.put)
     builder = Builder(store, places.cache_dir(config), config.build, config.admission, disk.put)
     fingerprint = await asyncio.to_thread(probe)
-    shelf = Shelf(models, config.model_control, config.startup_models)
+    shelf = ModelSelection(models, config.model_control, config.startup_models)
     controller = Controller(
         *(models, places.named_models(config), store, builder, fingerprint),
         *(config.hosts, config.engines, shelf, config.health, disk),
@@ -107,8 +107,8 @@ async def _serve(
         guard=guard,
         activation=activation,
     )
-    lanes = Lanes(controller, cameras, config, publisher, ingress)
-    reloader = Reloader(config, read, controller, builder, ingress, lanes, notifier)
+    endpoints = Endpoints(controller, cameras, config, publisher, ingress)
+    reloader = Reloader(config, read, controller, builder, ingress, endpoints, notifier)
     ingress.offer_reload(reloader.reload)
     heartbeat = Heartbeat(notifier, watchdog_seconds(os.environ, os.getpid()), controller, reloader)
     # A request that comes first of all finds the models that are there.
@@ -124,8 +124,8 @@ async def _serve(
     ]
     try:
         await ingress.start()
-        await lanes.start()
-        addresses = [*ingress.addresses, *lanes.addresses]
+        await endpoints.start()
+        addresses = [*ingress.addresses, *endpoints.addresses]
         counts, held = store.counts, len(store.records())
         _LOG.info("store: %d engines; %d damaged and %d left unfinished removed", held, counts.damaged, counts.strays)
         _LOG.info("edged %s answers on %s", __version__, ", ".join(addresses))
@@ -139,8 +139,8 @@ async def _serve(
         grace = reloader.config.stop_seconds
         notifier.stopping(grace + 2 * _CLOSING_SECONDS)
         end_within(grace + _CLOSING_SECONDS, _leave_behind)
-        await asyncio.gather(lanes.stop(grace), ingress.stop(grace))
-        await lanes.publish.stop(grace)
+        await asyncio.gather(endpoints.stop(grace), ingress.stop(grace))
+        await endpoints.publish.stop(grace)
         await tracing.close()
         await asyncio.to_thread(guard.audit.close)
         for task in kept:

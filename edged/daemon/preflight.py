@@ -17,8 +17,8 @@ from typing import TypeAlias
 from edged import packages
 from edged.api.auth import policy, tls
 from edged.api.auth.tokens import TokenFile
-from edged.api.lanes.address import tcp_address, unix_path
-from edged.api.lanes.zmq_socket import place
+from edged.api.endpoints.address import tcp_address, unix_path
+from edged.api.endpoints.zmq_socket import place
 from edged.config import Config
 from edged.config.keys import Path
 from edged.daemon import locations as places

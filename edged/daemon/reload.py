@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 
 from edged import logs
+from edged.api.endpoints.endpoints import Endpoints
 from edged.api.grpc.server import Ingress
-from edged.api.lanes.lanes import Lanes
 from edged.config import Config
 from edged.config.changes import Change, Outcome, Part, diff, with_value
 from edged.daemon import locations as places
@@ -32,13 +32,13 @@ class Reloader:
         controller: Controller,
         builder: Builder,
         ingress: Ingress,
-        lanes: Lanes,
+        endpoints: Endpoints,
         notifier: Notifier,
     ) -> None:
         self.config = config
         self.problem = ""  # why the last configuration that was read is not in force, wholly or in parts
         self._read, self._controller, self._builder = read, controller, builder
-        self._ingress, self._lanes, self._notifier = ingress, lanes, notifier
+        self._ingress, self._endpoints, self._notifier = ingress, endpoints, notifier
         self._turn = asyncio.Lock()
 
     async def run(self, wanted: asyncio.Event) -> None:
@@ -118,17 +118,17 @@ class Reloader:
         return ""
 
     async def _reopen(self, part: Part, wanted: Config, grace: float) -> None:
-        lanes = self._lanes
+        endpoints = self._endpoints
         if part is Part.FRIGATE:
-            await lanes.frigate.change(wanted.frigate, grace)
+            await endpoints.frigate.change(wanted.frigate, grace)
         elif part is Part.FRAMES:
-            await lanes.frames.change(wanted.zmq.frames, grace)
+            await endpoints.frames.change(wanted.zmq.frames, grace)
         elif part is Part.PUBLISH:
-            await lanes.publish.change(wanted.zmq.publish, grace)
+            await endpoints.publish.change(wanted.zmq.publish, grace)
         elif part is Part.HTTP:
-            await lanes.http.change(wanted.http, grace)
+            await endpoints.http.change(wanted.http, grace)
         elif part is Part.METRICS:
-            await lanes.metrics.change(wanted.metrics, grace)
+            await endpoints.metrics.change(wanted.metrics, grace)
         else:
             raise AssertionError(part)
 

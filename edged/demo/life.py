@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from edged.api_types import EngineInfo, ModelInfo
 from edged.backends.contract import UNOPTIMISED
-from edged.client.operations import EngineInfo, ModelInfo
 
 _UNDER_WAY = ("absent", "queued", "building", "verifying")
 _SERVING = "serving"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edged.client.aio import AsyncClient
+from edged.client import AsyncClient
 from edged.client.result import Result
 from edged.demo import report, snapshot
 from edged.demo.cameras import DemoCamera, open_camera

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edged.client.operations import EngineInfo
+from edged.api_types import EngineInfo
 from edged.demo.life import Life, cosine, is_reference, title
 
 _OUTCOMES = ("ready", "serving", "rejected", "failed")

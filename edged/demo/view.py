@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edged.client.operations import EngineInfo
+from edged.api_types import EngineInfo
 from edged.demo.life import Life, cosine, title
 from edged.demo.story import Line
 from edged.demo.tally import Tally

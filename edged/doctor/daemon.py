@@ -12,10 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from edged.api_types import AlarmInfo, DeviceInfo, EngineInfo, ModelInfo, StatusInfo
 from edged.client import address
 from edged.client.client import Client
-from edged.client.commands import StatusInfo
-from edged.client.operations import AlarmInfo, DeviceInfo, EngineInfo, ModelInfo
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.root import Root
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from edged.api_types import AlarmInfo, EngineInfo
 from edged.backends.contract import UNOPTIMISED
-from edged.client.operations import AlarmInfo, EngineInfo
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 from edged.models import verification
 from edged.verification.standard import TOLERANCES, Tolerance, tolerance

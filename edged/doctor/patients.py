@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from edged.api_types import AlarmInfo, EngineInfo, ModelInfo
 from edged.backends import registry
-from edged.client.operations import AlarmInfo, EngineInfo, ModelInfo
 from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.doctor import engines, levels, models

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from edged.client.operations import EngineInfo
+from edged.api_types import EngineInfo
 from edged.config import Engines
 from edged.decoding import ready
 from edged.device.fingerprint import Fingerprint

@@ -85,7 +85,7 @@ def _engine(planned: PlannedModel, engine: PlannedEngine) -> EngineView:
         cost=preference.cost(engine, planned.entry.settings),
         retry_at=engine.retry_at,
         open_at=engine.open_at,
-        wish=engine.wish.value,
+        request=engine.request.value,
         trial=engine.trial,
         failures=engine.failures,
     )

@@ -83,7 +83,7 @@ class Alarms:
 
 
 def _about(alarm: Alarm, event: type[AlarmRaised | AlarmCleared]) -> dict[str, str]:
-    """What the log says of it beside its message; the event is called as in the stream of events."""
+    """Log fields besides the message; the event is called as in the stream of events."""
     named = {"event": str(event.__struct_config__.tag), "alarm": alarm.kind.value}
     return {**named, "model": alarm.model, "engine": alarm.engine[:12]}
 
@@ -168,10 +168,8 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
             told = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) of the store is not this model's"
             how = f"{engine.mismatch}; it does not serve and is to be built again; see who may write the cache folder"
             yield Alarm(AlarmKind.ENGINE_MISMATCH, f"{told}: {how}", name, key)
-        if engine.barred:
-            message = (
-                f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is not opened any more: {engine.barred}"
-            )
+        if engine.quarantined:
+            message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is quarantined: {engine.quarantined}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
     if planned.quarantine:
         yield Alarm(AlarmKind.QUARANTINED, f"model {name} is not served: none of its engines is opened any more", name)
@@ -198,9 +196,9 @@ def _placement(planned: PlannedModel) -> Iterator[Alarm]:
     for key, engine in planned.engines.items():
         is_serving = key == planned.serving
         built = engine.record.composition.fallback if engine.record is not None and is_serving else ()
-        if not built and not engine.astray:
+        if not built and not engine.misplaced:
             continue
-        where = f"does not run wholly on {engine.recipe.device}: {'; '.join((*built, *engine.astray))}"
+        where = f"does not run wholly on {engine.recipe.device}: {'; '.join((*built, *engine.misplaced))}"
         unused = "" if is_serving else "; it does not serve"
         message = f"model {planned.entry.name}: engine {key[:12]} {where}{unused}; see: edged engines show {key[:12]}"
         yield Alarm(AlarmKind.FALLBACK, message, planned.entry.name, key)

@@ -42,9 +42,9 @@ from edged.models.identity import file_digest
 from edged.models.inspection import Inspection, too_large
 from edged.models.model import Model
 from edged.store import atomic, sealed
-from edged.store.background import Later, at_once
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
+from edged.store.sealed import Later, at_once
 from edged.store.store import Store
 from edged.verification.extent import Extent
 from edged.verification.golden import SUFFIX, Sample, is_whole, prune
@@ -60,8 +60,8 @@ _READ_FORMAT = 8  # of what is kept of a model that was read
 _KEPT = 1000  # of such; the oldest are of models that were refused and never came back
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
-# Makes room for so many bytes, or raises OutOfSpace; returns how many may be written at most, 0 for any number.
-MakeRoom: TypeAlias = Callable[[int], Awaitable[int]]
+# Waits until so many bytes may be written; returns how many may be written at most, 0 for any number. OutOfSpace.
+Reserve: TypeAlias = Callable[[int], Awaitable[int]]
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -157,7 +157,7 @@ class Builder:
             self._trials[job.order.digest] = found.seconds
         return found
 
-    async def make(self, task: Task, tell: Tell, room: MakeRoom) -> EngineRecord:
+    async def make(self, task: Task, tell: Tell, reserve: Reserve) -> EngineRecord:
         """Builds and verifies an engine and commits the outcome, accepted or rejected.
 
         Where the store holds an accepted engine of this key already, it stays if the new one is rejected; the record
@@ -168,7 +168,7 @@ class Builder:
             artefact, composition, seconds, peak = None, Composition(), 0.0, 0.0
             golden, standard = await self._reference(model, recipe, tell)
             if not recipe.is_reference:
-                built = await self._build(task, out, tell, room)
+                built = await self._build(task, out, tell, reserve)
                 artefact, seconds, peak = built.artefact, built.seconds, built.peak_memory_mb
                 composition = built.composition
             timed = await self._judge(task, artefact, golden, standard, tell)
@@ -178,10 +178,10 @@ class Builder:
                 task.key.parts, model.name, recipe, files, facts, timed.verdict, composition=composition
             )
             record = _measured(record, timed, standard)
-            await self._commit(out, record, room)
+            await self._commit(out, record, reserve)
             return record
 
-    async def make_ahead(self, task: Task, device: str, capability: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+    async def make_ahead(self, task: Task, device: str, capability: str, tell: Tell, reserve: Reserve) -> EngineRecord:
         """Builds an engine for a device that this box does not have, of that compute capability, and commits it.
 
         It may not serve: nobody can compare its answers here. Where it is found on its device it is tried first.
@@ -190,7 +190,7 @@ class Builder:
         async with self._storing(), _aside(self._store.stage) as out, self._storing():
             await asyncio.to_thread(self._require_none, task.key.digest)
             started, begun = time.time(), time.monotonic()
-            built = await self._build(task, out, tell, room, capability)
+            built = await self._build(task, out, tell, reserve, capability)
             seconds = round(time.monotonic() - begun, 3)
             facts = BuildFacts(started, built.seconds, built.peak_memory_mb, __version__, seconds, task.effort)
             verdict = Verdict(False, f"built ahead for {device}; its answers are compared there before it serves", {})
@@ -199,7 +199,7 @@ class Builder:
                 ahead=device,
                 composition=built.composition,
             )
-            await room(record.size)
+            await reserve(record.size)
             await asyncio.to_thread(self._require_none, task.key.digest)
             await asyncio.to_thread(self._store.commit, out, record)
             return record
@@ -220,7 +220,7 @@ class Builder:
             await asyncio.to_thread(write, record)  # it waits for the disk
             return self._store.records()[digest]
 
-    async def adopt(self, task: Task, source: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+    async def adopt(self, task: Task, source: str, tell: Tell, reserve: Reserve) -> EngineRecord:
         """Tries the files of the engine `source`, built ahead or for another driver, as the engine of this task.
 
         If its answers are right they are committed under the new key as well. Otherwise it has to be built, and an
@@ -241,7 +241,7 @@ class Builder:
                 adopted_from=source,
             )
             record = _measured(record, timed, standard)
-            await self._commit(out, record, room)
+            await self._commit(out, record, reserve)
             return record
 
     def forget(self, digest: str) -> None:
@@ -287,10 +287,10 @@ class Builder:
             return max(own, key=lambda record: record.build.created_unix_s).build.total_s
         return sum(record.build.total_s for record in kin) / len(kin) if kin else None
 
-    async def _build(self, task: Task, out: Path, tell: Tell, room: MakeRoom, capability: str = "") -> jobs.Built:
+    async def _build(self, task: Task, out: Path, tell: Tell, reserve: Reserve, capability: str = "") -> jobs.Built:
         tell(jobs.Progress("building"))
         model = task.model
-        limits = self._within(await room(self._estimate(model, task.recipe)))
+        limits = self._within(await reserve(self._estimate(model, task.recipe)))
         order = model.order(task.recipe, effort=task.effort)
         timings = self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
         order = msgspec.structs.replace(order, capability=capability, timings=str(timings))
@@ -323,7 +323,7 @@ class Builder:
         patience = self._patience(model, REFERENCE.backend)
         return await run(job, jobs.Timed, self._limits, tell=tell, patience=patience)
 
-    async def _commit(self, out: Path, record: EngineRecord, room: MakeRoom) -> None:
+    async def _commit(self, out: Path, record: EngineRecord, reserve: Reserve) -> None:
         """A rejected engine leaves its record, so that it is not built again, but never in the place of a good one."""
         key = EngineKey(record.parts).digest
         if not record.verdict.accepted:
@@ -332,7 +332,7 @@ class Builder:
                 await asyncio.to_thread(self._store.strip, record)
             return
         if not record.adopted_from:  # whose files are shared with the engine they come from
-            await room(record.size)
+            await reserve(record.size)
         await asyncio.to_thread(self._store.commit, out, record)
 
     async def _reference(self, model: Model, recipe: Recipe, tell: Tell) -> tuple[Path, Standard]:

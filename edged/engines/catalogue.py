@@ -45,7 +45,7 @@ class Scan(NamedTuple):
     weights: dict[str, str]
 
 
-class Shelves(Protocol):
+class ModelSource(Protocol):
     """Where models come from."""
 
     def entries(self) -> dict[str, ModelEntry]:
@@ -60,7 +60,7 @@ class Catalogue:
 
     def __init__(
         self,
-        shelf: Shelves,
+        selection: ModelSource,
         named: Mapping[str, Path],
         builder: Builder,
         planner: Planner,
@@ -71,7 +71,7 @@ class Catalogue:
     ) -> None:
         """`prove` raises ModelRefused for a model that was read and must not reach a host."""
         self.models: dict[str, PlannedModel] = {}
-        self._shelf, self._named, self._builder = shelf, dict(named), builder
+        self._selection, self._named, self._builder = selection, dict(named), builder
         self._planner, self._events, self._tasks, self._retire = planner, events, tasks, retire
         self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
         self._told: dict[str, tuple[str, ...]] = {}  # what was said of each configuration
@@ -136,7 +136,7 @@ class Catalogue:
 
     def scan(self, weights: Mapping[str, tuple[Path, ...]]) -> Scan:
         """Reads the disk. `weights` are the files that hold the weights of models, by name."""
-        shelved = {k: e for k, e in self._shelf.entries().items() if e.model not in self._named}
+        shelved = {k: e for k, e in self._selection.entries().items() if e.model not in self._named}
         named = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
         return Scan({**shelved, **named}, {name: stamp(files) for name, files in weights.items()})
 

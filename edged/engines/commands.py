@@ -8,13 +8,14 @@ from typing import TypeAlias
 
 import msgspec
 
+from edged.api_types import EngineProgress
 from edged.engines.catalogue import Catalogue
+from edged.engines.eviction import EvictionClass
 from edged.engines.maker import Maker
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.states import MAKING, EngineState
 from edged.errors import InvalidInput, NotFound, Refused
 from edged.events import Commanded, EventLog
-from edged.store.space import Standing as Worth
 from edged.store.store import Store
 
 _SHORTEST = 6  # characters of a key that are taken for it
@@ -42,24 +43,6 @@ class Ordered(msgspec.Struct, frozen=True):
     model: str
     key: str
     by: str
-
-
-class Standing(msgspec.Struct, frozen=True):
-    """One engine that a command is about, as it is now. `fraction` is 0 to 1 and None where it is not known."""
-
-    key: str
-    model: str
-    backend: str
-    precision: str
-    device: str
-    state: str
-    reason: str
-    phase: str = ""
-    fraction: float | None = None
-    elapsed_s: float = 0.0
-    estimate_s: float | None = None
-    done: bool = False
-    succeeded: bool = False
 
 
 class Commands:
@@ -90,7 +73,7 @@ class Commands:
             (planned, engine)
             for planned, engine in self._planned(selection)
             if force
-            or engine.barred
+            or engine.quarantined
             or engine.state in _TRIABLE | MAKING
             or (engine.state is EngineState.REJECTED and selection.engine)
         ]
@@ -98,14 +81,18 @@ class Commands:
         if hopeless and len(hopeless) == len(chosen):
             raise Refused(f"engine {hopeless[0].digest[:12]} cannot be made: {hopeless[0].problem}")
         chosen = [(planned, engine) for planned, engine in chosen if not engine.problem]
-        kept = {id(e) for _, e in chosen if e.barred and not force and (e.is_usable or e.recipe.is_reference)}
+        kept = {id(e) for _, e in chosen if e.quarantined and not force and (e.is_usable or e.recipe.is_reference)}
         for planned, engine in chosen:
             self._forgive(planned.entry.name, engine.digest)
         made = _once(chosen)
         for _, engine in made.values():
             if engine.state not in MAKING and id(engine) not in kept:
                 self._maker.forgive(engine)
-                engine.wish, engine.trial, engine.setback = Wish.BUILD, "" if force else engine.trial, ""
+                engine.request, engine.trial, engine.last_attempt_failed = (
+                    Request.BUILD,
+                    "" if force else engine.trial,
+                    "",
+                )
         return self._commanded("rebuild", chosen, made)
 
     def verify(self, selection: Selection) -> tuple[Ordered, ...]:
@@ -119,13 +106,13 @@ class Commands:
         made = _once(chosen)
         for _, engine in made.values():
             if engine.state not in MAKING:
-                engine.wish, engine.retry_at, engine.setback = Wish.VERIFY, 0.0, ""
+                engine.request, engine.retry_at, engine.last_attempt_failed = Request.VERIFY, 0.0, ""
         return self._commanded("verify", chosen, made)
 
     def cancel(self, selection: Selection) -> tuple[str, ...]:
         """Ends what is being made or waits to be; only `rebuild` starts it again. Returns the keys."""
         waiting = frozenset({EngineState.ABSENT, EngineState.FAILED}) | MAKING
-        chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.wish is not Wish.NONE]
+        chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.request is not Request.NONE]
         for _, engine in chosen:
             self._maker.cancel(engine, "cancelled by an operator; see: edged engines rebuild")
         self._commanded("cancel", chosen, _once(chosen))
@@ -146,61 +133,64 @@ class Commands:
         """
         self._require_writable()
         keys = [key for key in self._stored(selection) if self._store.records()[key].files]
-        needed = [key for key in keys if self._maker.room.standing(key) is Worth.NEEDED]
+        needed = [key for key in keys if self._maker.eviction.eviction_class(key) is EvictionClass.NEEDED]
         if needed and not selection.everything and len(needed) == len(keys):
             why = "pinned; unpin it first" if self._store.is_pinned(needed[0]) else "needed: it serves or soon will"
             raise Refused(f"engine {needed[0][:12]} is {why}; nothing was evicted")
         chosen = [key for key in keys if key not in needed]
         for key in chosen:
             self._events.tell(Commanded("evict"), self._store.records()[key].model, key)
-            await self._maker.room.evict(key, "by command")
+            await self._maker.eviction.evict(key, "by command")
         self._wake()
         return tuple(chosen)
 
-    async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[Standing, None]:
+    async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[EngineProgress, None]:
         """How engines that were commanded to be made get on: all at once, then every change until all are done."""
-        told: dict[tuple[str, str], Standing] = {}
+        told: dict[tuple[str, str], EngineProgress] = {}
         while True:
-            for standing in self.standings(ordered):
-                if told.get((standing.model, standing.key)) != standing:
-                    told[standing.model, standing.key] = standing
-                    yield standing
-            if all(standing.done for standing in told.values()):
+            for status in self.statuses(ordered):
+                if told.get((status.model, status.key)) != status:
+                    told[status.model, status.key] = status
+                    yield status
+            if all(status.done for status in told.values()):
                 return
             await asyncio.sleep(_FOLLOW_SECONDS)
 
-    def standings(self, ordered: Iterable[Ordered]) -> list[Standing]:
+    def statuses(self, ordered: Iterable[Ordered]) -> list[EngineProgress]:
         """Engines as they are now. One that is not wanted any more has no more to come."""
         models = self._catalogue.models
         found = []
         for each in ordered:
             plans = [models[name] for name in (each.by, each.model, *models) if name in models]
             engine = next((plan.engines[each.key] for plan in plans if each.key in plan.engines), None)
-            found.append(self._standing(each.model, engine) if engine is not None else _gone(each))
+            found.append(self._status(each.model, engine) if engine is not None else _gone(each))
         return found
 
-    def making(self) -> list[Standing]:
+    def making(self) -> list[EngineProgress]:
         """What is being made now."""
         engines = [(name, e) for name, p in self._catalogue.models.items() for e in p.engines.values()]
-        return [self._standing(name, engine) for name, engine in engines if self._maker.is_making(engine)]
+        return [self._status(name, engine) for name, engine in engines if self._maker.is_making(engine)]
 
-    def _standing(self, model: str, engine: PlannedEngine) -> Standing:
-        making, done = engine.making, engine.state not in MAKING and engine.wish not in (Wish.BUILD, Wish.VERIFY)
-        paused = "" if done or making is not None else self._maker.room.paused
-        return Standing(
+    def _status(self, model: str, engine: PlannedEngine) -> EngineProgress:
+        making, done = (
+            engine.making,
+            engine.state not in MAKING and engine.request not in (Request.BUILD, Request.VERIFY),
+        )
+        paused = "" if done or making is not None else self._maker.eviction.paused
+        return EngineProgress(
             key=engine.digest,
             model=model,
             backend=engine.recipe.backend,
             precision=engine.recipe.precision,
             device=engine.recipe.device,
             state=engine.state.value,
-            reason=paused or (engine.setback if done else "") or engine.reason,
+            reason=paused or (engine.last_attempt_failed if done else "") or engine.reason,
             phase=making.phase if making is not None else "" if done else "waiting",
             fraction=making.fraction if making is not None else None,
             elapsed_s=round(making.elapsed_s, 1) if making is not None else 0.0,
             estimate_s=making.estimate_s if making is not None else None,
             done=done,
-            succeeded=done and engine.state is EngineState.READY and not engine.setback,
+            succeeded=done and engine.state is EngineState.READY and not engine.last_attempt_failed,
         )
 
     # -- which engines ----------------------------------------------------------------------------------------------
@@ -241,8 +231,8 @@ class Commands:
         return keys
 
     def _require_writable(self) -> None:
-        if self._maker.room.problem:
-            raise Refused(f"nothing can be changed in the store: {self._maker.room.problem}")
+        if self._maker.eviction.problem:
+            raise Refused(f"nothing can be changed in the store: {self._maker.eviction.problem}")
 
     @staticmethod
     def _require_one(keys: set[str], selection: Selection) -> None:
@@ -271,7 +261,7 @@ def _once(engines: Iterable[_Planned]) -> dict[str, _Planned]:
 
 
 def _is_under_way(engine: PlannedEngine) -> bool:
-    return engine.state in MAKING or engine.wish in (Wish.BUILD, Wish.VERIFY)
+    return engine.state in MAKING or engine.request in (Request.BUILD, Request.VERIFY)
 
 
 def _check(selection: Selection) -> None:
@@ -281,6 +271,15 @@ def _check(selection: Selection) -> None:
         raise InvalidInput(f"{selection.engine!r} is too short for the beginning of a key; give {_SHORTEST} characters")
 
 
-def _gone(ordered: Ordered) -> Standing:
+def _gone(ordered: Ordered) -> EngineProgress:
     reason = "the device or the model changed, and it is not wanted any more"
-    return Standing(ordered.key, ordered.model, "", "", "", "gone", reason, done=True)
+    return EngineProgress(
+        key=ordered.key,
+        model=ordered.model,
+        backend="",
+        precision="",
+        device="",
+        state="gone",
+        reason=reason,
+        done=True,
+    )

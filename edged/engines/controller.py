@@ -19,22 +19,22 @@ from edged.config.limits import HostLimits
 from edged.confinement import settings as confinement
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.load import LoadMonitor, was_loaded
-from edged.engines import alarms, lowering
+from edged.engines import alarms, planner
 from edged.engines.actual import actual
 from edged.engines.admission.examination import prove
 from edged.engines.alarms import Alarm, Alarms
 from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
 from edged.engines.commands import Commands
-from edged.engines.fallback import Beside
+from edged.engines.fallback import FallbackSlots
 from edged.engines.learning import Learning
-from edged.engines.loader import Loader, Shelf
+from edged.engines.loader import Loader, ModelSelection
 from edged.engines.maker import Maker
 from edged.engines.opener import Opener
-from edged.engines.plan import PlannedModel, Wish
+from edged.engines.plan import PlannedModel, Request
 from edged.engines.planner import Planner
-from edged.engines.probe import Questioner
-from edged.engines.quarantine import Warden
+from edged.engines.probe import SessionProbe
+from edged.engines.quarantine import Quarantine
 from edged.engines.readiness import Prober, Readiness, readiness
 from edged.engines.reconcile import Open, reconcile
 from edged.engines.surveyor import Surveyor
@@ -50,7 +50,7 @@ from edged.serving.link import HostLink
 from edged.serving.slot import Slot
 from edged.serving.tracking import Tracking
 from edged.store.attempts import AttemptLog
-from edged.store.background import Background
+from edged.store.sealed import Background
 from edged.store.store import Store
 from edged.tasks import TaskGroup, keep, until_set
 
@@ -83,11 +83,11 @@ class Controller:
         fingerprint: Fingerprint,
         limits: HostLimits,
         settings: Engines,
-        shelf: Shelf | None = None,
+        selection: ModelSelection | None = None,
         health_settings: Health | None = None,
         disk: Background | None = None,
     ) -> None:
-        """`shelf` says which of the repository's models there are to be; all of them where there is none."""
+        """`selection` says which of the repository's models there are to be; all of them where there is none."""
         self.repository, self.store, self.builder, self.settings = repository, store, builder, settings
         self.events = EventLog()
         self.alarms = Alarms(self.events)
@@ -104,9 +104,9 @@ class Controller:
         self.health = health_settings or Health()
         self.observers: list[Callable[[], None]] = []  # called after every look
         self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # what others find wrong, asked at every look
-        questioner = Questioner(builder.recorded)
-        self.prober = Prober(questioner, self.health, self._tasks)
-        self._warden = Warden(store.root, self._disk.put)
+        probe = SessionProbe(builder.recorded)
+        self.prober = Prober(probe, self.health, self._tasks)
+        self._quarantine = Quarantine(store.root, self._disk.put)
         self.opener = Opener(
             self._hosts,
             store,
@@ -114,21 +114,21 @@ class Controller:
             self.events,
             self._tasks,
             self._read_again,
-            questioner,
+            probe,
         )
-        self.shelf = shelf or Shelf(repository)
+        self.selection = selection or ModelSelection(repository)
         self.catalogue = Catalogue(
-            self.shelf, named, builder, self._planner, self.events, self._tasks, self.opener.retire, self._prove
+            self.selection, named, builder, self._planner, self.events, self._tasks, self.opener.retire, self._prove
         )
         self.models = self.catalogue.models
         self.maker = Maker(builder, store, self.models, settings, self.events, self._tasks, attempts, self._read_again)
-        self.beside = Beside(self.opener, self._tasks, self.wake)
+        self.fallbacks = FallbackSlots(self.opener, self._tasks, self.wake)
         self.learning = Learning(self._planner.book, self.catalogue.replan, self._tasks)
         self.surveyor = Surveyor(fingerprint, self.events, self._device_changed)
-        self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._warden.forgive)
+        self.commands = Commands(self.catalogue, store, self.maker, self.events, self.wake, self._quarantine.forgive)
         self.overrides = Overrides(repository.root.parent / "overrides", repository)
         self.loader = Loader(
-            self.shelf, self.catalogue, self.overrides, builder, self._installed, self.wake, self._readiness
+            self.selection, self.catalogue, self.overrides, builder, self._installed, self.wake, self._readiness
         )
         self._reviewed: dict[str, float] = {}
         self._state = ""  # why the state folder cannot be written
@@ -158,7 +158,7 @@ class Controller:
         while True:
             try:
                 await self.catalogue.look_aside()
-                await asyncio.to_thread(self.maker.room.look)
+                await asyncio.to_thread(self.maker.eviction.look)
                 self._state = await asyncio.to_thread(unwritable, self.repository.root.parent)
                 self.wake()
             except OSError as error:  # nothing is lost by a look that is made again
@@ -247,17 +247,17 @@ class Controller:
 
     async def added(self, name: str) -> PlannedModel:
         """The plan of a model that was just put into the repository by command, whatever the mode of control."""
-        await asyncio.to_thread(self.shelf.take, name)
+        await asyncio.to_thread(self.selection.take, name)
         await self.catalogue.look_aside()
         return self.catalogue.find(name)
 
     async def removed(self, name: str) -> None:
         """A model was just taken out of the repository by command: from now on it is not planned, whatever a look at
         the disk saw that began before."""
-        loaded = self.shelf.held(name)
-        self.shelf.drop(name)
+        loaded = self.selection.held(name)
+        self.selection.drop(name)
         self._disk.put(partial(self.overrides.discard, loaded))
-        self._warden.forgive(name)
+        self._quarantine.forgive(name)
         with contextlib.suppress(OSError):  # the next look is made all the same
             await self.catalogue.look_aside()
 
@@ -282,15 +282,15 @@ class Controller:
     def _act(self) -> None:
         now = time.monotonic()
         self.load.sample(now)
-        paused = self.maker.room.paused
+        paused = self.maker.eviction.paused
         is_reboot_pending = self.surveyor.is_reboot_pending
         self.maker.abandon()
         self._review(now)
         self.learning.look(self.models.values(), now)
         for planned in self.models.values():
-            if lowering.is_due(planned):
+            if planner.is_lowering_due(planned):
                 self.catalogue.replan(planned)
-        self._warden.look(self.models.values())
+        self._quarantine.look(self.models.values())
         views = actual(self.store, self.models.values())
         by_command, is_paused = self.settings.build == "command", bool(paused) or is_reboot_pending
         busy, slow = self.maker.busy, self.maker.slow(memory.available_mb)
@@ -300,7 +300,7 @@ class Controller:
                 self.opener.start(planned, action.key)
             else:
                 self.maker.start(planned, action)
-        self.beside.look(self.models.values(), now)
+        self.fallbacks.look(self.models.values(), now)
         self.opener.tidy(self.models)
         self.catalogue.refuse_hopeless()
         models = self.models.values()
@@ -319,12 +319,12 @@ class Controller:
             slow = alarms.slow_engine(planned, self.settings, now) is not None
             for key, engine in planned.engines.items():
                 record = engine.record
-                if record is None or not engine.is_usable or engine.wish is not Wish.NONE:
+                if record is None or not engine.is_usable or engine.request is not Request.NONE:
                     continue
                 is_due = now - self._reviewed.get(key, -_REVIEW_SECONDS) >= _REVIEW_SECONDS
                 if is_due and ((slow and key == planned.serving) or (has_lasted and was_loaded(record.load))):
                     self._reviewed[key] = now
-                    engine.wish = Wish.REVIEW
+                    engine.request = Request.REVIEW
 
     def _readiness(self, planned: PlannedModel) -> Readiness:
         return readiness(planned, self.health)
@@ -338,11 +338,11 @@ class Controller:
         self.wake()
 
     def _host_lost(self, link: HostLink, why: str) -> None:
-        self.beside.host_lost(link)
+        self.fallbacks.host_lost(link)
         affected = [name for name, planned in self.models.items() if planned.slot.vacate(link)]
         if not link.stopping:
             self.events.tell(HostLost(link.backend, why))
-            self._warden.lost(link.loss)
+            self._quarantine.lost(link.loss)
         if affected and not self._stopping:
             told = "engine host %s (pid %d) %s; affected: %s"
             about = {"event": "host_lost", "backend": link.backend}

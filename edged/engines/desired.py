@@ -2,17 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 import msgspec
 
-from edged.backends.contract import Recipe
-from edged.device.fingerprint import Fingerprint
-from edged.engines.policy import candidates, lanes
-from edged.engines.recipes import complete
+from edged.backends import registry
+from edged.backends.contract import REFERENCE, Recipe
+from edged.backends.profile import PREFIX, Profile
+from edged.backends.trt import options as trt_options
+from edged.device.fingerprint import Device, Fingerprint, devices
+from edged.errors import ConfigError, Unsuitable
+from edged.models import settings as model_settings
 from edged.models.model import Model
+from edged.models.settings import PRECISIONS
 from edged.store.key import EngineKey
+from edged.verification import calibration
 from edged.verification.standard import Standard
+
+# Whether a precision is worth a try by itself, by the device and the instructions of its processor.
+_Suits: TypeAlias = Callable[[Device, frozenset[str]], bool]
+
+
+def _with_any(*instructions: str) -> _Suits:
+    return lambda _, known: not known.isdisjoint(instructions)
+
+
+def _from(major: int, minor: int) -> _Suits:
+    return lambda device, _: (_capability(device) or (0, 0)) >= (major, minor)
+
+
+def _by_itself(device: Device, known: frozenset[str]) -> bool:
+    return True
+
+
+def _on_request(device: Device, known: frozenset[str]) -> bool:
+    return False
+
+
+# The precisions that a backend can build for a kind of device, the most promising first where making one takes long.
+# Where the hardware lacks one, a runtime would emulate it or go on in fp32 in silence. int8 is for who asks for it: its
+# answers are as good as the pictures it was calibrated on.
+_CUDA: dict[str, _Suits] = {"fp16": _from(5, 3), "tf32": _from(8, 0), "fp32": _by_itself, "int8": _on_request}
+_PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
+    ("null", "cpu"): {"fp32": _by_itself},
+    ("onnxruntime", "cpu"): {"fp32": _by_itself, "fp16": _on_request, "int8": _on_request},
+    ("onnxruntime", "cuda"): _CUDA,
+    ("openvino", "cpu"): {
+        "fp32": _by_itself,
+        "bf16": _with_any("avx512_bf16", "amx_bf16", "svebf16"),
+        "fp16": _with_any("avx512_fp16", "amx_fp16", "asimdhp"),
+        "int8": _on_request,
+    },
+    ("openvino", "intel-gpu"): {"fp16": _by_itself, "fp32": _by_itself, "int8": _on_request},
+    ("openvino", "intel-npu"): {"fp16": _by_itself, "int8": _on_request},  # it computes in nothing wider
+    ("tensorrt", "cuda"): _CUDA,
+    ("tensorrt_rtx", "cuda"): _CUDA,
+}
+
+
+def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_decoded: bool = True) -> tuple[Recipe, ...]:
+    """Every engine worth having, the reference first: it answers before anything is built.
+
+    Devices x backends x precisions x threads. The setting `backends` narrows the choice, also to backends that are
+    never chosen by themselves (`null`); `precisions` narrows or widens it within what a backend can do on a device;
+    `threads` lists the numbers to try on the CPU. If the model's outputs are not decoded (`is_decoded`), nothing says
+    whether fewer digits change what its user sees, so only the precisions that the settings name are tried. The
+    reference stays, since what is verified is verified against it.
+    """
+    counts = model_settings.threads(settings)
+    wanted = model_settings.backends(settings) or registry.installed(facts)
+    reference = Recipe(REFERENCE.backend, optimization=REFERENCE.optimization, threads=counts[0])
+    others = (
+        Recipe(backend, device.name, precision, threads=count)
+        for device in devices(Fingerprint(dict(facts)))
+        for backend in wanted
+        for precision in precisions(backend, device, settings, facts)
+        if is_decoded or precision == REFERENCE.precision or PRECISIONS in settings
+        for count in (counts if device.kind == "cpu" else (0,))
+    )
+    return tuple(dict.fromkeys((reference, *others)))
+
+
+def precisions(backend: str, device: Device, settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[str, ...]:
+    """The precisions to try with a backend on a device: those of the settings that it can do, otherwise what suits the
+    hardware; none where the backend cannot use the device."""
+    known = _PRECISIONS.get((backend, device.kind), {})
+    if not _is_usable(backend, device, facts):
+        return ()
+    chosen = model_settings.precisions(settings)
+    if chosen is not None:
+        return tuple(precision for precision in chosen if precision in known)
+    instructions = frozenset(facts.get("cpu.features", "").split())
+    return tuple(precision for precision, suits in known.items() if suits(device, instructions))
+
+
+def lanes(facts: Mapping[str, str]) -> dict[str, str]:
+    """For every device the lane in which its engines are made, one after the other.
+
+    Devices that share the system's memory share a lane: two builders at once are what a small box dies of.
+    """
+    return {d.name: "cpu" if d.is_integrated else d.name for d in devices(Fingerprint(dict(facts)))}
+
+
+def _is_usable(backend: str, device: Device, facts: Mapping[str, str]) -> bool:
+    if device.kind != "cuda":
+        return True
+    # Without a compute capability a key could not tell for which machine the code is.
+    if _capability(device) is None:
+        return False
+    return backend != "onnxruntime" or "runtime.onnxruntime_gpu" in facts  # only that package has CUDA in it
+
+
+def _capability(device: Device) -> tuple[int, int] | None:
+    major, _, minor = (device.compute_capability or "").partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+
+
+# Backends that build for a range of shapes and take options of TensorRT's.
+_TENSORRT = frozenset({"tensorrt", "tensorrt_rtx"})
+# One that takes any shape, and keeps to a range where somebody asks for one: what is true of it is tested with it.
+_NULL = "null"
+RANGED = _TENSORRT | {_NULL}
+
+
+def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Recipe, str]:
+    """The recipe of a model's engine on a box with those facts, and why it cannot be made; empty when it can."""
+    try:
+        return _complete(recipe, model, facts), ""
+    except (ConfigError, Unsuitable) as error:
+        return recipe, str(error)
+
+
+def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
+    if recipe.precision == "int8":
+        digest = calibration.digest(model.recognition, model.samples, model.content)
+        if not digest:
+            raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {model.recognition.picture}")
+        recipe = msgspec.structs.replace(recipe, calibration=digest)
+    if recipe.backend in _TENSORRT:
+        settings = model.entry.settings
+        options = trt_options.of(settings, _memory_mb(recipe, facts))
+        recipe = msgspec.structs.replace(
+            recipe, optimization=options.optimization, options=str(options), profile=str(model.profile)
+        )
+    elif recipe.backend == _NULL:
+        recipe = msgspec.structs.replace(recipe, profile=str(_asked_for(model)))
+    return recipe
+
+
+def _asked_for(model: Model) -> Profile:
+    """The range that settings or traffic give a model; empty where they give none."""
+    is_told = any(name.startswith(PREFIX) for name in model.entry.settings)
+    return model.profile if model.learnt.ranges or is_told else Profile()
+
+
+def _memory_mb(recipe: Recipe, facts: Mapping[str, str]) -> int | None:
+    """The GPU's own, in MiB. A limit that somebody set on this process is no part of a key."""
+    _, _, index = recipe.device.partition(":")
+    text = facts.get(f"gpu.{index or 0}.memory_mb", "")
+    return int(text) if text.isdecimal() else None
 
 
 class DesiredEngine(msgspec.Struct, frozen=True):
@@ -45,3 +194,36 @@ def _of_model(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ..
         standard = Standard.of(model, recipe.precision).digest
         engines.append(DesiredEngine(key, recipe, standard, lane.get(recipe.device, recipe.device), problem))
     return tuple(engines)
+
+
+_BACKEND, _PRECISION = "onnxruntime", "fp32"  # one of fewer digits is rejected for its digits
+_BELOW = {"all": "extended", "extended": "basic"}
+
+
+def below(recipe: Recipe) -> Recipe | None:
+    """The same engine, optimised less; None where there is no such thing."""
+    if (recipe.backend, recipe.precision) != (_BACKEND, _PRECISION) or recipe.optimization not in _BELOW:
+        return None
+    return msgspec.structs.replace(recipe, optimization=_BELOW[recipe.optimization])
+
+
+def lowered(wanted: Iterable[DesiredEngine], is_rejected: Callable[[DesiredEngine], bool]) -> tuple[DesiredEngine, ...]:
+    """What is wanted, and behind each engine that was rejected the one to try instead."""
+    found: list[DesiredEngine] = []
+    for each in wanted:
+        engine: DesiredEngine | None = each
+        while engine is not None:
+            found.append(engine)
+            engine = _lower_engine(engine) if is_rejected(engine) else None
+    return tuple(found)
+
+
+def _lower_engine(engine: DesiredEngine) -> DesiredEngine | None:
+    lower = below(engine.recipe)
+    if lower is None:
+        return None
+    return msgspec.structs.replace(engine, recipe=lower, key=key_below(engine.key, lower))
+
+
+def key_below(key: EngineKey, lower: Recipe) -> EngineKey:
+    return EngineKey({**key.parts, **lower.parts()})

@@ -1,7 +1,8 @@
-"""Engines that answer what the serving one was not built for. One that takes any shape is opened beside an engine with
-a range of shapes when a request outside it waits; the reference, when a request gives an input that has a default. It
-is closed when none has come for a while: on a small box the memory is worth more than the second that the next such
-request waits.
+"""Engines that answer requests that the serving engine was not built for.
+
+Beside an engine with a range of shapes, one that takes any shape is opened when a request outside the range waits; the
+reference is opened when a request gives an input that has a default. It is closed when no such request has come for a
+while: on a small box the memory is worth more than the second that the next one waits.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _REFUSED_SECONDS = 30.0  # after the runtime refused it
 
 @dataclass
 class _Place:
-    """What is beside one model's slot. Times in monotonic seconds."""
+    """The fallback slot of one model. Times in monotonic seconds."""
 
     planned: PlannedModel
     opening: asyncio.Task[None] | None = None
@@ -41,7 +42,7 @@ class _Place:
     busy: float = 0.0  # when it last had something to do
 
 
-class Beside:
+class FallbackSlots:
     """Keeps the second slot of every model as it should be. `wake` has the control loop look at once."""
 
     def __init__(self, opener: Opener, tasks: TaskGroup, wake: Callable[[], None]) -> None:
@@ -54,18 +55,18 @@ class Beside:
         for planned in models:
             place = known.pop(id(planned), None) or _Place(planned)
             self._places[id(planned)] = place
-            planned.beside.awaited = self._wake
+            planned.fallback.awaited = self._wake
             self._see_to(place, now)
         for place in known.values():  # of models that are gone; what is being opened is closed once it is open
-            self._opener.retire(place.planned.beside.refuse(NotReady(f"model {place.planned.entry.name!r} is gone")))
+            self._opener.retire(place.planned.fallback.refuse(NotReady(f"model {place.planned.entry.name!r} is gone")))
 
     def host_lost(self, link: HostLink) -> None:
         """What was in flight is tried once more, on a new one."""
         for place in self._places.values():
-            place.planned.beside.vacate(link)
+            place.planned.fallback.vacate(link)
 
     def _see_to(self, place: _Place, now: float) -> None:
-        planned, slot = place.planned, place.planned.beside
+        planned, slot = place.planned, place.planned.fallback
         current = slot.current
         if current is not None:
             if slot.waiting or current.in_flight or slot.answered != place.answered:
@@ -99,7 +100,7 @@ class Beside:
         place.open_at = time.monotonic() + _REFUSED_SECONDS
         place.why = "the engine for other shapes could not be opened"  # until it is known how this ends
         try:
-            session = await self._opener.beside(planned, model, engine)
+            session = await self._opener.open_session(planned, model, engine)
         except (HostLost, NotReady, Superseded) as error:
             place.open_at, place.why = time.monotonic() + _AGAIN_SECONDS, ""
             _LOG.warning("model %s: engine %s for other shapes: %s", model.name, engine.digest[:12], error)
@@ -112,7 +113,7 @@ class Beside:
                 await session.retire()
                 return
             _LOG.info("model %s: engine %s opened for other shapes", model.name, engine.digest[:12])
-            self._opener.retire(planned.beside.install(session))
+            self._opener.retire(planned.fallback.install(session))
         finally:
             place.opening = None
 
@@ -121,8 +122,8 @@ class Beside:
         """Those who wait; what comes later is looked at anew."""
         builds = any(engine.recipe.profile and engine.state in MAKING for engine in planned.engines.values())
         more = "; an engine of a wider range is being built, try again later" if builds else ""
-        planned.beside.refuse(NotReady(f"model {planned.entry.name!r}: {why}{more}"))
-        planned.beside.hold(None)
+        planned.fallback.refuse(NotReady(f"model {planned.entry.name!r}: {why}{more}"))
+        planned.fallback.hold(None)
 
 
 def _choice(planned: PlannedModel, now: float) -> PlannedEngine | None:

@@ -18,8 +18,8 @@ import msgspec
 
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile, Range, Shape
+from edged.engines.desired import RANGED
 from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.recipes import RANGED
 from edged.engines.shape_book import ShapeBook, largest_bytes, told
 from edged.engines.states import MAKING, EngineState
 from edged.errors import Unsuitable

@@ -52,7 +52,7 @@ class Loader:
 
     def __init__(
         self,
-        shelf: Shelf,
+        selection: ModelSelection,
         catalogue: Catalogue,
         overrides: Overrides,
         builder: Builder,
@@ -60,7 +60,7 @@ class Loader:
         wake: Callable[[], None],
         readiness: Callable[[PlannedModel], Readiness],
     ) -> None:
-        self._shelf, self._catalogue, self._overrides = shelf, catalogue, overrides
+        self._selection, self._catalogue, self._overrides = selection, catalogue, overrides
         self._builder, self._installed, self._wake, self._readiness = builder, installed, wake, readiness
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,8 +88,8 @@ class Loader:
         catalogue = self._catalogue
         loaded = {planned.entry.model for planned in catalogue.models.values()}
         found = {name: _once([self._rows(name, each) for each in catalogue.versions(name)]) for name in loaded}
-        if self._shelf.mode == "explicit":
-            there = await asyncio.to_thread(self._shelf.on_disk)
+        if self._selection.mode == "explicit":
+            there = await asyncio.to_thread(self._selection.on_disk)
             for name in (there.keys() | self._why.keys()) - loaded:
                 found[name] = [Listed(name, "", UNAVAILABLE, self._why.get(name, "it is not loaded"))]
         return [row for _, rows in sorted(found.items()) for row in rows]
@@ -128,7 +128,7 @@ class Loader:
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         async with self._turn(name):
-            before = await asyncio.to_thread(self._shelf.held, name)
+            before = await asyncio.to_thread(self._selection.held, name)
             entries: dict[str, ModelEntry] = {}
             try:
                 entries = await asyncio.to_thread(self._overrides.entries, name, config, files)
@@ -136,7 +136,7 @@ class Loader:
                     raise NotFound(f"there is no model {name!r} to be loaded; put it into the folder of models first")
                 for entry in entries.values():
                     await self._admit(entry)
-                self._shelf.hold(name, entries)
+                self._selection.hold(name, entries)
                 await self._look()
                 self._try_again(entries)
                 await self._until_served(entries)
@@ -183,11 +183,11 @@ class Loader:
         self, name: str, before: Mapping[str, ModelEntry], entries: Mapping[str, ModelEntry], error: BaseException
     ) -> None:
         """What was loaded before goes on, as if nothing had been asked for."""
-        if self._shelf.held(name) != before:
+        if self._selection.held(name) != before:
             if before:
-                self._shelf.hold(name, before)
+                self._selection.hold(name, before)
             else:
-                self._shelf.drop(name)
+                self._selection.drop(name)
             await self._look()
         if not before and isinstance(error, EdgedError) and not isinstance(error, NotFound):
             self._tell(name, str(error))
@@ -195,12 +195,12 @@ class Loader:
 
     async def _unload(self, name: str) -> None:
         async with self._turn(name):
-            before = await asyncio.to_thread(self._shelf.held, name)
+            before = await asyncio.to_thread(self._selection.held, name)
             if not before:
                 return
             leaving = self._catalogue.versions(name)
             sessions = [planned.slot.current for planned in leaving if planned.slot.current is not None]
-            self._shelf.drop(name)
+            self._selection.drop(name)
             self._tell(name, "unloaded")
             await self._look()
             end = asyncio.get_running_loop().time() + _DRAIN_SECONDS
@@ -227,8 +227,8 @@ class Loader:
         self._wake()
 
     def _require_command(self, name: str) -> None:
-        if self._shelf.mode != "explicit":
-            mode = self._shelf.mode
+        if self._selection.mode != "explicit":
+            mode = self._selection.mode
             every = "every model on disk" if mode == "poll" else "every model that was there at the start"
             raise Refused(f'models are loaded by command only with model_control = "explicit"; "{mode}" serves {every}')
         check_name(name)
@@ -251,7 +251,7 @@ def _once(places: Sequence[_Rows]) -> list[Listed]:
 EVERY = "*"
 
 
-class Shelf:
+class ModelSelection:
     """The entries that the catalogue plans. In mode `poll` nothing is held: `hold` and `drop` do nothing."""
 
     def __init__(self, repository: Repository, mode: ModelControl = "poll", startup: Iterable[str] = ()) -> None:

@@ -15,9 +15,9 @@ from edged.backends.contract import Effort
 from edged.config import Engines
 from edged.engines.builder import Builder, Task
 from edged.engines.child import ChildLost
-from edged.engines.plan import Making, PlannedEngine, PlannedModel, Wish
+from edged.engines.eviction import EvictionManager
+from edged.engines.plan import Making, PlannedEngine, PlannedModel, Request
 from edged.engines.reconcile import Action, Make, Open, Try
-from edged.engines.room import Room
 from edged.engines.states import EngineState
 from edged.errors import (
     EdgedError,
@@ -70,7 +70,7 @@ class Maker:
         attempts: AttemptLog,
         read_again: Callable[[PlannedModel], None],
     ) -> None:
-        self.room = Room(store, settings, models, events, self._keys)
+        self.eviction = EvictionManager(store, settings, models, events, self._keys)
         self._builder, self._store, self._models, self._settings = builder, store, models, settings
         self._events, self._tasks = events, tasks
         self._attempts, self._read_again = attempts, read_again
@@ -79,7 +79,7 @@ class Maker:
     def heed(self, settings: Engines) -> None:
         """Other settings, for what ends from now on."""
         self._settings = settings
-        self.room.heed(settings)
+        self.eviction.heed(settings)
 
     @property
     def busy(self) -> frozenset[str]:
@@ -116,9 +116,9 @@ class Maker:
         elif engine.state in (EngineState.ABSENT, EngineState.FAILED):
             engine.quarantine(reason, held=True)
             self._keep_cancelled(engine, reason)
-        elif engine.wish is Wish.BUILD or engine.wish is Wish.VERIFY:
-            engine.setback = reason
-        engine.wish = Wish.NONE
+        elif engine.request is Request.BUILD or engine.request is Request.VERIFY:
+            engine.last_attempt_failed = reason
+        engine.request = Request.NONE
 
     def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
         """Across restarts; off the loop, since it waits for the disk."""
@@ -189,8 +189,8 @@ class Maker:
         engine.making = Making(time.monotonic(), self._builder.expected_seconds(task))
         try:
             await asyncio.to_thread(self._attempts.begin, key)  # it waits for the disk
-            room = partial(self.room.make, replacing=key)
-            record = await self._builder.make(task, partial(self._told, task, engine), room)
+            capacity = partial(self.eviction.wait_for_capacity, replacing=key)
+            record = await self._builder.make(task, partial(self._told, task, engine), capacity)
         except (Superseded, OutOfSpace, asyncio.CancelledError):
             self._attempts.undone(key)
             raise
@@ -229,7 +229,7 @@ class Maker:
             # One that takes the whole box down must not be tried at every start.
             await asyncio.to_thread(self._attempts.begin, engine.digest)
             tell = partial(self._told, task, engine)
-            record = await self._builder.adopt(task, source, tell, self.room.make)
+            record = await self._builder.adopt(task, source, tell, self.eviction.wait_for_capacity)
         except (Superseded, OutOfSpace):
             raise
         except EngineDamaged as error:

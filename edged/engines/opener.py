@@ -7,15 +7,17 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edged.backends import registry
 from edged.backends.artefact import Artefact
+from edged.backends.contract import Nodes, Recipe
 from edged.backends.profile import parsed
 from edged.engines.batches import batching, rows
 from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.probe import Questioner, Unaskable
+from edged.engines.probe import NoUsableProbe, SessionProbe
 from edged.engines.states import EngineState
 from edged.engines.warmup import warm_up
 from edged.errors import (
@@ -35,7 +37,7 @@ from edged.errors import (
 from edged.events import EngineServes, EventLog
 from edged.models.identity import require_same
 from edged.models.model import Model
-from edged.serving.blame import Suspect
+from edged.serving.crash_attribution import EngineId
 from edged.serving.hosts import HostKind, Hosts
 from edged.serving.link import Tenant
 from edged.serving.session import ServingSession
@@ -63,15 +65,15 @@ class Opener:
         events: EventLog,
         tasks: TaskGroup,
         read_again: Callable[[PlannedModel], None],
-        questioner: Questioner | None = None,
+        probe: SessionProbe | None = None,
     ) -> None:
-        """`questioner` asks every engine one question before it serves; without one none is asked."""
+        """`probe` asks every engine one question before it serves; without one none is asked."""
         self._hosts, self._store, self._attempts = hosts, store, attempts
         self._proven: set[tuple[str, str]] = (
             set()
         )  # engines that answered a golden question rightly, by key and edition
         self._events, self._tasks, self._read_again = events, tasks, read_again
-        self._questioner = questioner
+        self._probe = probe
 
     def heed(self, attempts: int) -> None:
         """Other patience, from now on."""
@@ -82,10 +84,6 @@ class Opener:
         planned.opening_key = key
         assert planned.model is not None  # nothing is decided for a model that could not be read
         planned.opening = self._tasks.start(self._open(planned, planned.model, planned.engines[key]))
-
-    async def beside(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
-        """Opens an engine beside the one that serves, and leaves it to the caller."""
-        return await self._session(planned, model, engine)
 
     def retire(self, session: ServingSession | None) -> None:
         """Closes a session once it has finished what it has."""
@@ -108,7 +106,7 @@ class Opener:
         # Until it is known how this ends: an error that nobody expected must not be tried again at once.
         engine.open_at = time.monotonic() + _RETRY_SECONDS
         try:
-            session = await self._session(planned, model, engine)
+            session = await self.open_session(planned, model, engine)
         except EngineDamaged as error:
             _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
             if engine.state is EngineState.READY:  # while it is being made anew, the outcome decides
@@ -140,10 +138,10 @@ class Opener:
             self._events.tell(EngineServes(engine.recipe.backend), model.name, engine.digest)
             self.retire(previous)
 
-    async def _session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
+    async def open_session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
         apart, kind = engine.apart, _kind(engine)
         link = await self._hosts.get(kind, Path(model.entry.path))
-        tenant = Tenant(Suspect(model.name, engine.digest), model.limits)
+        tenant = Tenant(EngineId(model.name, engine.digest), model.limits)
         edition, artefact = engine.edition, self._artefact(engine)
         order, batches = model.order(engine.recipe, artefact), batching(model, engine.recipe)
         ref = EngineRef(
@@ -175,9 +173,11 @@ class Opener:
         try:
             if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
                 await asyncio.to_thread(require_same, order)
-            engine.placed(link.nodes.get(number, {}))
-            if engine.astray and planned.has_other(engine):
-                raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.astray)}")
+            nodes = link.nodes.get(number, {})
+            verified = engine.record.composition.nodes if engine.record is not None else {}
+            engine.nodes, engine.misplaced = nodes, misplaced_nodes(engine.recipe, verified, nodes)
+            if engine.misplaced and planned.has_other(engine):
+                raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.misplaced)}")
             await warm_up(model, link, number, ref.profile)
             session.vitals = await self._prove(planned, model, engine, session)
             if link.lost:  # after its last answer: who is told of a loss does not know of this session
@@ -192,18 +192,18 @@ class Opener:
     ) -> Vitals:
         """Has it answer once. Where the reference refuses every question the model needs others than edged can make up:
         its engines serve, and it is ready once one of them has answered a request."""
-        if self._questioner is None or planned.model is not model:  # another model is on disk by now
+        if self._probe is None or planned.model is not model:  # another model is on disk by now
             return Vitals()
-        known, is_reference = planned.acquainted(), engine.recipe.is_reference
+        known, is_reference = planned.known_answers(), engine.recipe.is_reference
         try:
-            await self._questioner.ask(known, session.link, session.number, is_reference=is_reference)
-        except Unaskable as error:
+            await self._probe.ask(known, session.link, session.number, is_reference=is_reference)
+        except NoUsableProbe as error:
             before = planned.slot.current if planned.fits() else None
             is_proven = bool(model.triton.warmups) or (before is not None and not before.vitals.unproven)
             return Vitals("" if is_proven else str(error))
         if not is_reference and (engine.digest, engine.edition) not in self._proven:
             # A record may have been rewritten together with another model's files, which then match it.
-            wrong = await self._questioner.compare(model, engine.recipe.precision, session.link, session.number)
+            wrong = await self._probe.compare(model, engine.recipe.precision, session.link, session.number)
             if wrong:
                 engine.mismatch = wrong
                 await asyncio.to_thread(self._store.damaged, self._store.artefact(engine.digest))
@@ -258,3 +258,59 @@ def _kind(engine: PlannedEngine) -> HostKind:
 
 def _may_serve(engine: PlannedEngine) -> bool:
     return engine.recipe.is_reference or engine.is_usable
+
+
+# The provider that a backend's nodes are meant for, by the kind of the recipe's device. Other backends have one only.
+_HOMES: dict[tuple[str, str], str] = {
+    ("onnxruntime", "cpu"): "CPUExecutionProvider",
+    ("onnxruntime", "cuda"): "CUDAExecutionProvider",
+    ("openvino", "cpu"): "CPU",
+    ("openvino", "intel-gpu"): "GPU",
+    ("openvino", "intel-npu"): "NPU",
+}
+_MOST_NAMED = 5  # operators
+
+
+def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str, ...]:
+    """What of an opened engine does not run where it did when it was verified, a line each.
+
+    A reference is never recorded: its nodes are all for the CPU. Where a runtime does not tell, nothing is known.
+    """
+    home = _HOMES.get((recipe.backend, recipe.device.partition(":")[0]))
+    if home is None or not opened:
+        return ()
+    if not any(_is(provider, home) for provider in opened):
+        return (f"nothing runs on {home}: its nodes are on {', '.join(sorted(opened))}",)
+    is_recorded = bool(verified) and not recipe.is_reference
+    lines = []
+    for provider in sorted(opened):
+        known = Counter(verified.get(provider, {})) if is_recorded else Counter[str]()
+        moved = Counter(opened[provider]) - known
+        if _is(provider, home):
+            continue
+        if moved:
+            lines.append(f"{_words(moved)} run on {provider} instead of {home}")
+        elif provider not in verified:
+            lines.append(f"some nodes run on {provider} instead of {home}")
+    if not lines and is_recorded and home != "CPUExecutionProvider" and recipe.backend == "onnxruntime":
+        lines += _missing(home, verified.get(home, {}), opened.get(home, {}))
+    return tuple(lines)
+
+
+def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """Fewer nodes on the device, although none turned up elsewhere. Without operators only the provider is told."""
+    gone = Counter(before) - Counter(now) if before and now else Counter[str]()
+    return (
+        [f"{gone.total()} of {sum(before.values())} nodes are not on {home} any more: {_words(gone)}"] if gone else []
+    )
+
+
+def _is(provider: str, home: str) -> bool:
+    """Of several devices of a kind OpenVINO names one as `GPU.1`."""
+    return provider.partition(".")[0] == home
+
+
+def _words(operators: Counter[str]) -> str:
+    ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{count} {operator or 'nodes'}" for operator, count in ordered[:_MOST_NAMED])
+    return f"{named}, …" if len(ordered) > _MOST_NAMED else named

@@ -14,8 +14,7 @@ from edged.backends.contract import Nodes, Recipe
 from edged.engines import states
 from edged.engines.batches import tensor_batching
 from edged.engines.desired import DesiredEngine
-from edged.engines.placement import astray
-from edged.engines.probe import Acquaintance
+from edged.engines.probe import KnownAnswers
 from edged.engines.states import EngineState
 from edged.errors import DiskFailing, EdgedError, NotReady, Quarantined
 from edged.ipc.job_messages import Progress
@@ -32,7 +31,7 @@ from edged.store.record import EngineRecord
 _RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
 
 
-class Wish(str, enum.Enum):
+class Request(str, enum.Enum):
     """What is to be done with an engine beyond what it lacks."""
 
     NONE = ""
@@ -80,18 +79,18 @@ class PlannedEngine:
     record: EngineRecord | None = None
     reason: str = ""
     is_held: bool = False  # quarantined by an operator's command, which is nothing to be alarmed at
-    setback: str = ""  # why the last attempt at it came to nothing, while what was there before stays
+    last_attempt_failed: str = ""  # why the last attempt at it came to nothing, while what was there before stays
     failures: int = 0
     failure: str = ""  # what the last one said
     retry_at: float = 0.0
     open_at: float = 0.0
     refusals: int = 0  # how often in a row its host would not open it
-    barred: str = ""  # why it is not opened any more although it could be: its work kept killing its host
+    quarantined: str = ""  # why it is not opened any more although it could be: its work kept killing its host
     apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
-    wish: Wish = Wish.NONE
+    request: Request = Request.NONE
     trial: str = ""  # key of an engine for another driver whose files may do
     nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
-    astray: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
+    misplaced: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
     mismatch: str = ""  # how its answers differed from the reference's when the stored one was opened; until it is made
     disk: str = ""  # how its disk failed the last time it was made or opened
     disk_failures: int = 0  # in a row
@@ -132,17 +131,23 @@ class PlannedEngine:
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
         """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
         good one before it."""
-        self.wish, self.setback, self.refusals, self.astray, self.mismatch = Wish.NONE, "", 0, (), ""
+        self.request, self.last_attempt_failed, self.refusals, self.misplaced, self.mismatch = (
+            Request.NONE,
+            "",
+            0,
+            (),
+            "",
+        )
         self.disk, self.disk_failures = "", 0
         if self._is_outdated(record) and not record.verdict.accepted:
             self.lose()  # by today's standard it may do: it is built again
         elif record.verdict.accepted:
             self.record = record
-            self.wish = Wish.REVIEW if self._is_outdated(record) else Wish.NONE
+            self.request = Request.REVIEW if self._is_outdated(record) else Request.NONE
             self.move(EngineState.READY, reason)
         elif stored is not None and stored.is_usable and (not self._is_outdated(stored) or stored == self.record):
             self.record = stored
-            self.wish = Wish.REVIEW if self._is_outdated(stored) else Wish.NONE
+            self.request = Request.REVIEW if self._is_outdated(stored) else Request.NONE
             self._stay(f"built again and rejected: {record.verdict.reason}; the one before stays")
         else:
             self.record = record
@@ -151,7 +156,7 @@ class PlannedEngine:
     def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
         """Making it had no outcome: it is tried again, later each time, up to `most` times in a row (0: for ever), or
         not at all if it is `hopeless`, which says why."""
-        self.wish = Wish.NONE
+        self.request = Request.NONE
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures, self.failure = self.failures + 1, str(error)
         if self.is_usable:
@@ -165,7 +170,7 @@ class PlannedEngine:
 
     def unsuited(self, error: EdgedError) -> None:
         """The backend cannot do what the model needs; another attempt would end the same."""
-        self.wish = Wish.NONE
+        self.request = Request.NONE
         if self.is_usable:
             self._stay(str(error))
         else:
@@ -182,7 +187,7 @@ class PlannedEngine:
 
     def _stay(self, reason: str) -> None:
         """The attempt came to nothing."""
-        self.setback = reason
+        self.last_attempt_failed = reason
         self.move(EngineState.READY, reason)
 
     def postpone(self, reason: str, seconds: float) -> None:
@@ -192,7 +197,7 @@ class PlannedEngine:
 
     def quarantine(self, reason: str, *, held: bool = False) -> None:
         """Only a command tries it again."""
-        self.wish, self.is_held = Wish.NONE, held
+        self.request, self.is_held = Request.NONE, held
         self.move(EngineState.QUARANTINED, reason)
 
     def adopt(self, record: EngineRecord) -> None:
@@ -204,18 +209,13 @@ class PlannedEngine:
             self._settle(EngineState.EVICTED, "its files gave way to others")
         elif record.is_usable:
             self._settle(EngineState.READY)
-            if self.wish is Wish.NONE and self._is_outdated(record):
-                self.wish = Wish.REVIEW
+            if self.request is Request.NONE and self._is_outdated(record):
+                self.request = Request.REVIEW
         elif self._is_outdated(record):
             self.record = None  # by today's standard it may do: it is built again
             self._settle(EngineState.ABSENT)
         else:
             self._settle(EngineState.REJECTED, record.verdict.reason)
-
-    def placed(self, nodes: Nodes) -> None:
-        """It was opened, and its nodes run there."""
-        recorded = self.record.composition.nodes if self.record is not None else {}
-        self.nodes, self.astray = nodes, astray(self.recipe, recorded, nodes)
 
     def opened(self) -> None:
         """It serves: what went wrong before is forgiven."""
@@ -245,7 +245,7 @@ class PlannedEngine:
 
     def lose(self) -> None:
         """Its files are gone or damaged: it has to be made again."""
-        self.record, self.nodes, self.astray = None, {}, ()
+        self.record, self.nodes, self.misplaced = None, {}, ()
         self.move(EngineState.ABSENT)
 
 
@@ -262,26 +262,26 @@ class PlannedModel:
     quarantine: str = ""  # why none of its engines is opened any more
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
-    beside: Slot = field(init=False)  # what answers requests outside the range of the engine in the slot
+    fallback: Slot = field(init=False)  # answers requests outside the range of the engine in `slot`
     opening: asyncio.Task[None] | None = None
     opening_key: str = ""
     reading: asyncio.Task[None] | None = None
     examined: str = ""  # digest of what was read last, whatever came of it
-    weights: tuple[Path, ...] = ()  # the files beside it that it names, as it was last read
+    weights: tuple[Path, ...] = ()  # external data files, as the model was last read
     _weights: str = ""
-    _known: Acquaintance | None = None
+    _known: KnownAnswers | None = None
 
-    def acquainted(self) -> Acquaintance:
+    def known_answers(self) -> KnownAnswers:
         """What is known of the answers of the model that the disk has now, which was read."""
         assert self.model is not None
         if self._known is None or not self._known.is_of(self.model):
-            self._known = Acquaintance(self.model)
+            self._known = KnownAnswers(self.model)
         self._known.model = self.model
         return self._known
 
     def __post_init__(self) -> None:
-        self.beside = self.slot.beside = Slot(self.entry.name)
-        self.beside.count_with(self.slot)
+        self.fallback = self.slot.fallback = Slot(self.entry.name)
+        self.fallback.count_with(self.slot)
 
     @property
     def serving(self) -> str | None:
@@ -333,8 +333,8 @@ class PlannedModel:
         if self.served is not None and self.served.entry != model.entry:
             self.slot.count_anew()
         self.served = model
-        self.slot.batching_policy = self.beside.batching_policy = tensor_batching(model)
-        self.beside.count_with(self.slot)
+        self.slot.batching_policy = self.fallback.batching_policy = tensor_batching(model)
+        self.fallback.count_with(self.slot)
 
     @staticmethod
     def _hold_to(engine: PlannedEngine, standard: str) -> None:
@@ -342,8 +342,8 @@ class PlannedModel:
         if engine.standard == standard or engine.recipe.is_reference:
             return
         engine.standard = standard
-        if engine.is_usable and engine.wish is Wish.NONE:
-            engine.wish = Wish.REVIEW
+        if engine.is_usable and engine.request is Request.NONE:
+            engine.request = Request.REVIEW
         elif engine.state is EngineState.REJECTED:
             engine.lose()
 
@@ -363,7 +363,7 @@ class PlannedModel:
                 f"model {name!r} is quarantined: {self.quarantine}; mend the model or what is sent to it, then:"
                 f" edged engines rebuild {name}"
             )
-        for slot in (self.slot, self.beside):
+        for slot in (self.slot, self.fallback):
             slot.hold(refusal)
 
     def fits(self) -> bool:
@@ -373,7 +373,7 @@ class PlannedModel:
 
     def has_other(self, engine: PlannedEngine) -> bool:
         """Whether the model can be served without this engine, by one that is as it was verified."""
-        others = (other for other in self.engines.values() if other is not engine and not other.astray)
+        others = (other for other in self.engines.values() if other is not engine and not other.misplaced)
         return any((other.is_usable or other.recipe.is_reference) and other.open_at < math.inf for other in others)
 
     def is_hopeless(self) -> bool:
@@ -381,14 +381,14 @@ class PlannedModel:
         reference = self.reference
         if self.serving in self.engines or self.opening is not None or reference is None:
             return False
-        if any(engine.barred for engine in self.engines.values()):
+        if any(engine.quarantined for engine in self.engines.values()):
             return False
         ready = any(engine.is_usable and engine.open_at < math.inf for engine in self.engines.values())
         return reference.open_at == math.inf and not ready
 
 
 def external_files(entry: ModelEntry, inspection: Inspection) -> tuple[Path, ...]:
-    """The files beside a model that hold weights of it, also those that are missing."""
+    """The files that hold a model's external weights, also those that are missing."""
     folder = Path(entry.path).parent
     return tuple(folder / file.path for file in inspection.external)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 
 from edged.config import Engines
 from edged.device.fingerprint import Fingerprint
-from edged.engines.desired import DesiredEngine, desired
-from edged.engines.lowering import lowered
+from edged.engines.desired import DesiredEngine, below, desired, key_below, lowered
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.shape_book import ShapeBook
 from edged.engines.states import EngineState
@@ -74,6 +73,15 @@ class Planner:
         if engine.trial:
             how = "was built ahead" if stored[engine.trial].ahead else "differs only by the driver"
             engine.reason = f"engine {engine.trial[:12]} {how} and is tried first"
+
+
+def is_lowering_due(planned: PlannedModel) -> bool:
+    """Whether an engine was rejected since the model was planned, and another is to be tried instead."""
+    return any(
+        key_below(engine.key, lower).digest not in planned.engines
+        for engine in planned.engines.values()
+        if engine.state is EngineState.REJECTED and (lower := below(engine.recipe)) is not None
+    )
 
 
 def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str, EngineRecord]) -> bool:

@@ -31,7 +31,7 @@ from edged.verification.verify import Pair, judge
 
 
 @contextlib.asynccontextmanager
-async def asked(inputs: tuple[InputTensor, ...], link: HostLink, session: int) -> AsyncIterator[m.Answer]:
+async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session: int) -> AsyncIterator[m.Answer]:
     """The answer, whose outputs lie in the host's arena until the block ends. Overloaded where they have no room there;
     whatever the session raises."""
     work = TensorWork(inputs, None)
@@ -57,7 +57,7 @@ _COMPARED = 3  # golden questions: one of them suffices
 _MOST_BYTES = 64 << 20  # of one question: it takes room from requests
 
 
-class Form(msgspec.Struct, frozen=True):
+class OutputForm(msgspec.Struct, frozen=True):
     """What one output looks like."""
 
     datatype: str
@@ -65,44 +65,44 @@ class Form(msgspec.Struct, frozen=True):
     is_finite: bool
 
     @classmethod
-    def of(cls, datatype: str, array: Array) -> Form:
+    def of(cls, datatype: str, array: Array) -> OutputForm:
         return cls(datatype, array.shape, _is_finite(datatype, array))
 
 
-Forms = Mapping[str, Form]
+OutputForms = Mapping[str, OutputForm]
 
 
-class Unaskable(EngineUnusable):
+class NoUsableProbe(EngineUnusable):
     """An engine that refused every question, as far as is known like the reference: the model needs others."""
 
 
 @dataclass
-class Acquaintance:
+class KnownAnswers:
     """What is known of a model's answers: which question it takes, and what the reference's look like, once it was
-    asked. Of one content and one reading of it only."""
+    probe_session. Of one content and one reading of it only."""
 
     model: Model
     place: int | None = None  # of the question that was answered among those there are
-    reference: Forms = field(default_factory=dict)
+    reference: OutputForms = field(default_factory=dict)
 
     def is_of(self, model: Model) -> bool:
         same = self.model.digest == model.digest and self.model.recognition == model.recognition
-        same = same and self.model.learnt == model.learnt  # other shapes are asked first then
+        same = same and self.model.learnt == model.learnt  # other shapes are probe_session first then
         return same and (not model.samples or self.model.entry.stamp == model.entry.stamp)
 
 
-class Questioner:
-    """`recorded` reads from disk what the reference was asked and answered when engines were verified."""
+class SessionProbe:
+    """`recorded` reads from disk what the reference was probe_session and answered when engines were verified."""
 
     def __init__(self, recorded: Callable[[Model], Sequence[Sample]]) -> None:
         self._recorded = recorded
 
-    async def ask(self, known: Acquaintance, link: HostLink, session: int, *, is_reference: bool) -> None:
+    async def ask(self, known: KnownAnswers, link: HostLink, session: int, *, is_reference: bool) -> None:
         """Asks an engine that serves nobody yet, or has nothing to do.
 
         WrongAnswers where an answer is not of the declared form, nor of the reference's; EngineUnusable where it
-        refuses what the reference answers, Unaskable where that refuses it, too; HostLost; NotReady where there is no
-        room for a question now.
+        refuses what the reference answers, NoUsableProbe if the reference refuses it, too; HostLost;
+        NotReady if there is no room for a question now.
         """
         first: EdgedError | None = None
         for place, question in await asyncio.to_thread(_questions, known):
@@ -112,7 +112,7 @@ class Questioner:
                 first = first or error
                 continue
             except Overloaded as error:
-                raise NotReady(f"it could not be asked anything: {error}") from error
+                raise NotReady(f"it could not be probe_session anything: {error}") from error
             if is_reference:
                 known.reference = forms
             elif (fault := await self._fault(known, question, forms)) != "":
@@ -122,7 +122,7 @@ class Questioner:
         why = first or "a question would be too large"
         if first is not None and not is_reference and await self._is_answered(known):
             raise EngineUnusable(f"it refuses what the reference answers: {first}")
-        raise Unaskable(f"no question that edged can make up is answered: {why}")
+        raise NoUsableProbe(f"no question that edged can make up is answered: {why}")
 
     async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
         """Why an engine cannot be one of this model; empty if it answers any of a few golden questions as the reference
@@ -134,38 +134,38 @@ class Questioner:
         first = ""
         for sample in samples[:_COMPARED]:
             try:
-                async with asked(tuple(_inputs(signature, sample)), link, session) as reply:
+                async with probe_session(tuple(_inputs(signature, sample)), link, session) as reply:
                     verdict = await asyncio.to_thread(_verdict, sample, reply, link.arena, model, held)
-            except (EngineUnusable, InvalidInput):  # it was asked before whether it answers
+            except (EngineUnusable, InvalidInput):  # it was probe_session before whether it answers
                 continue
             except Overloaded as error:
-                raise NotReady(f"it could not be asked anything: {error}") from error
+                raise NotReady(f"it could not be probe_session anything: {error}") from error
             if verdict.accepted:
                 return ""
             first = first or verdict.reason
         return first
 
-    async def _fault(self, known: Acquaintance, question: Callable[[], Question], forms: Forms) -> str:
+    async def _fault(self, known: KnownAnswers, question: Callable[[], Question], forms: OutputForms) -> str:
         """What is wrong with an answer; empty where nothing is. The reference's is looked up only where it matters."""
         signature = known.model.inspection.signature
         found = fault(signature, forms, known.reference)
         if not found or known.reference:
             return found
-        asked, samples = await asyncio.to_thread(lambda: (question(), self._recorded(known.model)))
-        answers = next((sample.outputs for sample in samples if _is_same(sample, asked)), {})
+        probe_session, samples = await asyncio.to_thread(lambda: (question(), self._recorded(known.model)))
+        answers = next((sample.outputs for sample in samples if _is_same(sample, probe_session)), {})
         datatypes = {spec.name: spec.datatype for spec in signature.outputs}
-        recorded = {name: Form.of(datatypes[name], array) for name, array in answers.items()}
+        recorded = {name: OutputForm.of(datatypes[name], array) for name, array in answers.items()}
         return fault(signature, forms, recorded)
 
-    async def _is_answered(self, known: Acquaintance) -> bool:
-        """Whether the reference answers any question of those that are asked here."""
+    async def _is_answered(self, known: KnownAnswers) -> bool:
+        """Whether the reference answers any question of those that are probe_session here."""
         if known.reference:
             return True
         samples = await asyncio.to_thread(self._recorded, known.model)
         return any(sample.kind not in (PICTURE, WIDE) for sample in samples)
 
 
-def fault(signature: Signature, forms: Forms, reference: Forms) -> str:
+def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> str:
     """What of an answer is neither as the model declares it nor as the reference has it; empty where nothing is.
 
     Shapes that a file declares are often wrong, and what is no number may be right: the reference decides.
@@ -183,7 +183,7 @@ def fault(signature: Signature, forms: Forms, reference: Forms) -> str:
     return ""
 
 
-def _questions(known: Acquaintance) -> list[tuple[int, Callable[[], Question]]]:
+def _questions(known: KnownAnswers) -> list[tuple[int, Callable[[], Question]]]:
     """Questions to try, each to be made when its turn comes: the one that was answered before, or all."""
     model = known.model
     signature = model.inspection.signature
@@ -192,8 +192,8 @@ def _questions(known: Acquaintance) -> list[tuple[int, Callable[[], Question]]]:
     return [each for each in every if known.place in (None, each[0])]
 
 
-async def _infer(model: Model, question: Question, link: HostLink, session: int) -> Forms:
-    async with asked(tuple(_inputs(model.inspection.signature, question)), link, session) as reply:
+async def _infer(model: Model, question: Question, link: HostLink, session: int) -> OutputForms:
+    async with probe_session(tuple(_inputs(model.inspection.signature, question)), link, session) as reply:
         return await asyncio.to_thread(_forms, reply, link.arena)
 
 
@@ -221,11 +221,11 @@ def _verdict(sample: Sample, reply: m.Answer, arena: Arena, model: Model, held: 
     return judge([Pair.of(sample, answer)], held, matcher_for(model.recognition, held.box_score))
 
 
-def _forms(reply: m.Answer, arena: Arena) -> Forms:
+def _forms(reply: m.Answer, arena: Arena) -> OutputForms:
     forms = {}
     for ref in reply.outputs:
         data = ref.data if ref.span is None else arena.read(ref.span)
-        forms[ref.name] = Form.of(ref.datatype, to_array(ref.name, ref.datatype, ref.shape, data))
+        forms[ref.name] = OutputForm.of(ref.datatype, to_array(ref.name, ref.datatype, ref.shape, data))
     return forms
 
 

@@ -1,6 +1,6 @@
 """Which engines are not opened because their work kept killing its host, and which only apart from others.
 
-`serving/blame.py` decides; here it is remembered over a restart, and told to the plans. A model whose file changes has
+`serving/crash_attribution.py` decides; this module keeps it across restarts. A model whose file changes has
 engines of other keys, and starts anew.
 """
 
@@ -17,18 +17,18 @@ from pathlib import Path
 import msgspec
 
 from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.serving import blame, memory
-from edged.serving.blame import Death, Record, Suspect
+from edged.serving import crash_attribution, memory
+from edged.serving.crash_attribution import Death, EngineId, Record
 from edged.serving.link import Loss
 from edged.store import atomic, sealed
-from edged.store.background import Later, at_once
+from edged.store.sealed import Later, at_once
 
 _LOG = logging.getLogger("edged.engines")
 _KEPT = 1000  # engines that something is held against; of more, the oldest are forgotten
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    suspect: Suspect
+    suspect: EngineId
     record: Record
 
 
@@ -36,13 +36,13 @@ class _File(msgspec.Struct, frozen=True):
     entries: tuple[_Entry, ...]
 
 
-class Warden:
+class Quarantine:
     """Keeps the records in one small file; a disk that cannot be written only makes it forget."""
 
     def __init__(self, folder: Path, later: Later = at_once) -> None:
         """`later` has the file written."""
         self._place, self._later = folder.absolute() / "blame.json", later
-        self._records = blame.live(_read(self._place), time.time())
+        self._records = crash_attribution.live(_read(self._place), time.time())
 
     def lost(self, loss: Loss) -> None:
         """A host died, hung, or took too much memory."""
@@ -50,7 +50,7 @@ class Warden:
             return
         death = Death(time.time(), loss.why, is_alone=len(loss.suspects) == 1, is_outside=loss.end.is_outside)
         before, most = self._records, memory.hosts_for(memory.available_mb())
-        self._records = blame.died(before, loss.suspects, death, most)
+        self._records = crash_attribution.died(before, loss.suspects, death, most)
         for suspect, record in self._records.items():
             known = before.get(suspect, Record())
             if record.is_quarantined and not known.is_quarantined:
@@ -59,13 +59,13 @@ class Warden:
                 _LOG.info("model %s: engine %s moves to host %d for suspects", *_named(suspect), record.host)
         self._write()
 
-    def apart(self, suspect: Suspect) -> str:
+    def apart(self, suspect: EngineId) -> str:
         """The host for suspects that an engine is to be opened in; empty for the one that all share."""
-        return str(blame.host_of(self._records, suspect, time.time()) or "")
+        return str(crash_attribution.host_of(self._records, suspect, time.time()) or "")
 
     def forgive(self, model: str, engine: str = "") -> None:
         """What is held against a model, or against one engine of it, counts no more."""
-        kept = blame.forgiven(self._records, model, engine)
+        kept = crash_attribution.forgiven(self._records, model, engine)
         if kept != self._records:
             self._records = kept
             self._write()
@@ -78,7 +78,7 @@ class Warden:
             self._see_to(planned)
 
     def _bar(self, planned: PlannedModel, engine: PlannedEngine) -> None:
-        suspect = Suspect(planned.entry.name, engine.digest)
+        suspect = EngineId(planned.entry.name, engine.digest)
         apart, current = self.apart(suspect), planned.slot.current
         is_here = current is not None and current.engine.key == engine.digest
         if apart != engine.apart and (apart or not is_here or current is None or _has_room_for(current.link.pid)):
@@ -86,28 +86,28 @@ class Warden:
         reason = self._reason(suspect)
         if reason:
             engine.open_at = math.inf
-        elif engine.barred:
+        elif engine.quarantined:
             engine.open_at = 0.0
-        engine.barred = reason
+        engine.quarantined = reason
 
     def _see_to(self, planned: PlannedModel) -> None:
-        barred = [engine for engine in planned.engines.values() if engine.barred]
+        quarantined = [engine for engine in planned.engines.values() if engine.quarantined]
         is_out = planned.slot.current is None and planned.opening is None
-        if barred and is_out and not any(_can_open(engine) for engine in planned.engines.values()):
+        if quarantined and is_out and not any(_can_open(engine) for engine in planned.engines.values()):
             if not planned.quarantine:
-                planned.quarantine = barred[-1].barred
+                planned.quarantine = quarantined[-1].quarantined
         else:
             planned.quarantine = ""
         planned.hold()
 
-    def _reason(self, suspect: Suspect) -> str:
+    def _reason(self, suspect: EngineId) -> str:
         record = self._records.get(suspect)
         if record is None or not record.is_quarantined:
             return ""
         return f"its work ended its engine host {len(record.deaths)} times, which at last {record.deaths[-1].why}"
 
     def _write(self) -> None:
-        self._records = blame.live(self._records, time.time())
+        self._records = crash_attribution.live(self._records, time.time())
         newest = sorted(self._records.items(), key=lambda item: item[1].deaths[-1].unix_s)[-_KEPT:]
         self._later(partial(_keep, self._place, _File(tuple(_Entry(*item) for item in newest))))
 
@@ -121,7 +121,7 @@ def _can_open(engine: PlannedEngine) -> bool:
     return (engine.is_usable or engine.recipe.is_reference) and engine.open_at < math.inf
 
 
-def _named(suspect: Suspect) -> tuple[str, str]:
+def _named(suspect: EngineId) -> tuple[str, str]:
     return suspect.model, suspect.engine[:12]
 
 
@@ -130,7 +130,7 @@ def _keep(place: Path, file: _File) -> None:
         sealed.write(place, file)
 
 
-def _read(place: Path) -> blame.Records:
+def _read(place: Path) -> crash_attribution.Records:
     atomic.sweep(place.parent)
     file = sealed.read(place, _File, "quarantine") or _File(())
     return {entry.suspect: entry.record for entry in file.entries if entry.record.deaths}

@@ -11,7 +11,7 @@ import msgspec
 
 from edged.config import Health
 from edged.engines.plan import PlannedModel
-from edged.engines.probe import Questioner
+from edged.engines.probe import SessionProbe
 from edged.errors import EdgedError, HostLost, NotReady
 from edged.serving.session import ServingSession
 from edged.tasks import TaskGroup
@@ -109,8 +109,8 @@ _LOG = logging.getLogger("edged.engines")
 class Prober:
     """What it finds goes into the vitals of the sessions."""
 
-    def __init__(self, questioner: Questioner, settings: Health, tasks: TaskGroup) -> None:
-        self._questioner, self._settings, self._tasks = questioner, settings, tasks
+    def __init__(self, session_probe: SessionProbe, settings: Health, tasks: TaskGroup) -> None:
+        self._session_probe, self._settings, self._tasks = session_probe, settings, tasks
         self._is_asking = False
 
     def heed(self, settings: Health) -> None:
@@ -147,5 +147,5 @@ class Prober:
         engine = planned.engines.get(session.engine.key)
         if engine is None or planned.model is None:
             raise NotReady("the model was planned again since: another engine is about to serve")
-        known = planned.acquainted()
-        await self._questioner.ask(known, session.link, session.number, is_reference=engine.recipe.is_reference)
+        known = planned.known_answers()
+        await self._session_probe.ask(known, session.link, session.number, is_reference=engine.recipe.is_reference)

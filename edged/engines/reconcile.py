@@ -36,7 +36,7 @@ class EngineView(msgspec.Struct, frozen=True):
     cost: float | None = None
     retry_at: float = 0.0  # of a failed build
     open_at: float = 0.0  # when opening it may be tried (again)
-    wish: str = ""  # "build", "verify": commands; "review": the daemon's own wish to verify it again
+    request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
     trial: str = ""  # key of an engine for another driver whose files may do
     failures: int = 0  # in a row, of making it
 
@@ -177,7 +177,7 @@ def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], b
     for model in models:
         for engine in () if model.reading else model.engines:
             action = _next(model, engine, now)
-            commanded = engine.wish in ("build", "verify")
+            commanded = engine.request in ("build", "verify")
             if by_command and not commanded and _is_build(engine, action):
                 continue
             is_free = engine.lane not in busy or (engine.lane in slow and _may_overtake(engine, action))
@@ -200,10 +200,10 @@ def _next(model: ModelView, engine: EngineView, now: float) -> Action | None:
     """What an engine lacks, or what is wished of it."""
     if engine.state in MAKING:
         return None
-    if engine.wish == "build" or (engine.wish and engine.usable):
+    if engine.request == "build" or (engine.request and engine.usable):
         if engine.retry_at > now:  # a disk that is full stays full for a while
             return None
-        return _obtain(model, engine) if engine.wish == "build" else Verify(model.name, engine.key)
+        return _obtain(model, engine) if engine.request == "build" else Verify(model.name, engine.key)
     if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):
         return _obtain(model, engine)
     if engine.state is EngineState.EVICTED and _is_missed(model, engine):

@@ -1,4 +1,4 @@
-"""What the controller tells about models and engines, as plain data."""
+"""What the controller reports of models, engines and itself, in the types of `edged.api_types`."""
 
 from __future__ import annotations
 
@@ -6,80 +6,71 @@ import time
 
 import msgspec
 
+from edged.api_types import AlarmInfo, EngineInfo, Explanation, ModelInfo, PartChange, Shapes, StatusInfo, TensorInfo
 from edged.backends.contract import Composition
+from edged.config import Health
+from edged.engines import preference
 from edged.engines.alarms import Alarm
-from edged.engines.commands import Standing
 from edged.engines.controller import Controller
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
-from edged.engines.readiness import readiness
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
+from edged.engines.readiness import Readiness, ReadyState, held_up, readiness
 from edged.engines.states import EngineState
-from edged.store.key import PartChange, changes, nearest
-from edged.store.record import EngineRecord, Verdict
+from edged.models.finding import Reason
+from edged.store import key as keys
+from edged.store.record import EngineRecord
 from edged.store.store import Store
+from edged.tensors import TensorSpec
 from edged.version import __version__
 
 SERVING = "serving"
 
 
-class EngineReport(msgspec.Struct, frozen=True):
-    """One engine, wanted or stored. Milliseconds, bytes, seconds."""
-
-    key: str
-    model: str
-    backend: str
-    precision: str
-    device: str
-    state: str
-    reason: str
-    parts: dict[str, str]
-    latency_ms: float | None
-    reference_ms: float | None
-    bytes: int
-    created_unix_s: float
-    build_s: float | None
-    verdict: Verdict | None
-    pinned: bool  # an operator keeps it from being evicted
-    used_unix_s: float  # when it was last made or opened; 0 when that is not known
-    load: float | None  # share of the processors, 0 to 1, that others used while it was timed
-    adopted_from: str  # key of the engine for another driver whose files it has
-    effort: str  # how hard its build tried
-    standard: str  # digest of what it was held to
-    composition: Composition
-    ahead: str  # the device that it was built for on another box
-
-
-class StatusReport(msgspec.Struct, frozen=True):
-    """The daemon at a glance. `budget_bytes` 0 is no limit; `paused` says why nothing is built."""
-
-    version: str
-    epoch: str
-    uptime_s: float
-    models: int
-    serving: int
-    engines: int
-    engine_bytes: int
-    budget_bytes: int
-    free_bytes: int
-    paused: str
-    building: tuple[Standing, ...]
-    alarms: tuple[Alarm, ...]
+def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shapes: Shapes | None) -> ModelInfo:
+    """Report a model, with those of the alarms that are about it."""
+    read, slot, state = planned.model, planned.slot, public_readiness(planned, asking)
+    refused, serving = Reason.of(planned.problem), planned.engines.get(planned.serving or "")
+    return ModelInfo(
+        name=planned.entry.name,
+        version=planned.version,
+        digest=read.digest if read else "",
+        state=state.state.value,
+        reason=state.reason,
+        family=(read.recognition.family or "") if read else "",
+        engine=slot.current.engine.key if slot.current else "",
+        backend=slot.current.engine.backend if slot.current else "",
+        inputs=_tensors(read.inspection.signature.inputs) if read else (),
+        outputs=_tensors(read.inspection.signature.outputs) if read else (),
+        settings=planned.entry.settings,
+        swaps=slot.swaps,
+        alarms=tuple(_alarm(each) for each in alarms if each.model == planned.entry.name),
+        notes=(*read.notes, *(warning.line() for warning in planned.warnings)) if read else (),
+        shapes=shapes,
+        repair=read.repair if read else None,
+        category=refused.category,
+        stage=refused.stage,
+        precision=serving.recipe.precision if serving else "",
+        precision_reason=preference.reason(planned) if serving else "",
+    )
 
 
-class ExplanationReport(msgspec.Struct, frozen=True):
-    """Why a wanted engine is, or is not, in the store: the nearest one there is, and what differs from it."""
-
-    wanted: str
-    backend: str
-    precision: str
-    state: str
-    nearest: str
-    changes: tuple[PartChange, ...]
-    summary: str
+def public_readiness(planned: PlannedModel, asking: Health) -> Readiness:
+    """Whether a model answers, as operators see it: refused if its newest content cannot be served, even while the
+    content before that answers. A model that is loading has a reason only if something is in its way."""
+    if planned.problem:
+        return Readiness(ReadyState.REFUSED, str(planned.problem))
+    ready = readiness(planned, asking)
+    return Readiness(ready.state, held_up(planned)) if ready.state is ReadyState.LOADING else ready
 
 
-def engines(
-    models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False
-) -> list[EngineReport]:
+def _tensors(specs: tuple[TensorSpec, ...]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(spec.name, spec.datatype, spec.dims) for spec in specs)
+
+
+def _alarm(raised: Alarm) -> AlarmInfo:
+    return AlarmInfo(raised.kind.value, raised.message, raised.model, raised.engine, raised.since_unix_s)
+
+
+def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False) -> list[EngineInfo]:
     """Every engine that a model should have, then those in the store that none wants any more. `by_command`: the
     configuration has engines built by command alone."""
     reports = [
@@ -111,15 +102,15 @@ def engines(
 
 def _awaited(engine: PlannedEngine, model: str) -> str:
     """The reason of its state, where none is built by itself."""
-    if engine.state is not EngineState.ABSENT or engine.wish is not Wish.NONE or engine.recipe.is_reference:
+    if engine.state is not EngineState.ABSENT or engine.request is not Request.NONE or engine.recipe.is_reference:
         return engine.reason
     return engine.reason or f"built by command alone (engines.build): edged engines rebuild {model}"
 
 
-def status(controller: Controller) -> StatusReport:
+def status(controller: Controller) -> StatusInfo:
     """The daemon at a glance."""
-    models, room = controller.models.values(), controller.maker.room
-    return StatusReport(
+    models, eviction = controller.models.values(), controller.maker.eviction
+    return StatusInfo(
         version=__version__,
         epoch=controller.events.epoch,
         uptime_s=round(time.monotonic() - controller.started, 1),
@@ -127,15 +118,15 @@ def status(controller: Controller) -> StatusReport:
         serving=sum(readiness(planned, controller.health).is_ready for planned in models),
         engines=sum(bool(record.files) for record in controller.store.records().values()),
         engine_bytes=controller.store.size,
-        budget_bytes=room.budget_bytes,
-        free_bytes=room.free_bytes,
-        paused=room.paused,
+        budget_bytes=eviction.budget_bytes,
+        free_bytes=eviction.free_bytes,
+        paused=eviction.paused,
         building=tuple(controller.commands.making()),
-        alarms=controller.alarms.active(),
+        alarms=tuple(map(_alarm, controller.alarms.active())),
     )
 
 
-def explain(planned: PlannedModel, store: Store) -> list[ExplanationReport]:
+def explain(planned: PlannedModel, store: Store) -> list[Explanation]:
     """For every engine the model should have: is it there, and if not, what differs from the nearest one."""
     name = planned.entry.name
     digest = planned.model.digest if planned.model else ""
@@ -154,19 +145,19 @@ def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], tr
     return EngineState.STALE.value, record.verdict.reason
 
 
-def _as_opened(engine: PlannedEngine, found: EngineReport) -> EngineReport:
+def _as_opened(engine: PlannedEngine, found: EngineInfo) -> EngineInfo:
     """Where its nodes run is told as it came up when it was last opened, by which everything else is judged."""
     if not engine.nodes:
         return found
     made = found.composition
-    composition = msgspec.structs.replace(made, nodes=engine.nodes, fallback=(*made.fallback, *engine.astray))
+    composition = msgspec.structs.replace(made, nodes=engine.nodes, fallback=(*made.fallback, *engine.misplaced))
     return msgspec.structs.replace(found, composition=composition)
 
 
 def _state(engine: PlannedEngine, serving: str | None) -> str:
     if engine.digest == serving:
         return SERVING
-    return EngineState.QUARANTINED.value if engine.barred else engine.state.value
+    return EngineState.QUARANTINED.value if engine.quarantined else engine.state.value
 
 
 def _report(
@@ -177,8 +168,8 @@ def _report(
     parts: dict[str, str],
     record: EngineRecord | None,
     store: Store,
-) -> EngineReport:
-    return EngineReport(
+) -> EngineInfo:
+    return EngineInfo(
         key=key,
         model=model,
         backend=parts["recipe.backend"],
@@ -204,9 +195,9 @@ def _report(
     )
 
 
-def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, EngineRecord]) -> ExplanationReport:
+def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, EngineRecord]) -> Explanation:
     wanted, state = engine.key.parts, _state(engine, serving)
-    differing: tuple[PartChange, ...] = ()
+    differing: tuple[keys.PartChange, ...] = ()
     if engine.digest in records and records[engine.digest].is_unproven:
         near = engine.digest
         summary = f"{state}: in the store, built ahead for {records[near].ahead}; it is tried before it is used"
@@ -217,16 +208,15 @@ def _explain(engine: PlannedEngine, serving: str | None, records: dict[str, Engi
     elif engine.problem:
         near, summary = "", f"{state}: {engine.problem}"
     else:
-        others = ((key, record.parts) for key, record in records.items())
-        near = nearest(wanted, others) or ""
-        differing = changes(records[near].parts, wanted) if near else ()
+        others = ((digest, record.parts) for digest, record in records.items())
+        near = keys.nearest(wanted, others) or ""
+        differing = keys.changes(records[near].parts, wanted) if near else ()
         summary = _summary(state, differing, near)
-    return ExplanationReport(
-        engine.digest, engine.recipe.backend, engine.recipe.precision, state, near, differing, summary
-    )
+    parts = tuple(PartChange(change.part, change.old or "", change.new or "") for change in differing)
+    return Explanation(engine.digest, engine.recipe.backend, engine.recipe.precision, state, near, parts, summary)
 
 
-def _summary(state: str, differing: tuple[PartChange, ...], near: str) -> str:
+def _summary(state: str, differing: tuple[keys.PartChange, ...], near: str) -> str:
     if not near:
         return f"{state}: the store holds none of this model and backend yet"
     told = "; ".join(str(change) for change in differing if change.part not in ("model",))

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from edged.api_types import InputShapes, ShapeRange, Shapes
 from edged.backends.contract import Signature
-from edged.backends.profile import Profile, Range
+from edged.backends.profile import Profile
 from edged.engines.plan import PlannedModel
 from edged.errors import ConfigError, Unsuitable
 from edged.models import shapes
@@ -155,28 +156,7 @@ def _require_sound(page: Page, model: Model) -> None:
             raise ValueError("its range is beyond all bounds")
 
 
-class InputShapeReport(msgspec.Struct, frozen=True):
-    """One input: `dims` as the model declares them; what the serving engine takes, what engines are built for and what
-    requests had, each None where there is no such range."""
-
-    name: str
-    dims: tuple[str, ...]
-    serving: Range | None
-    wanted: Range | None
-    seen: Range | None
-
-
-class ShapeReport(msgspec.Struct, frozen=True):
-    """One model's open dimensions; see protos/operations.proto."""
-
-    policy: str
-    inputs: tuple[InputShapeReport, ...]
-    ties: tuple[str, ...]
-    learning: str
-    requests: int
-
-
-def shape_report(planned: PlannedModel, learning: str = "") -> ShapeReport | None:
+def shape_report(planned: PlannedModel, learning: str = "") -> Shapes | None:
     """The report of a model; None where every input has one shape, or it could not be read."""
     model = planned.model
     if model is None or model.is_static:
@@ -184,15 +164,15 @@ def shape_report(planned: PlannedModel, learning: str = "") -> ShapeReport | Non
     current, seen = planned.slot.current, planned.traffic.seen()
     serving, wanted = current.engine.profile if current is not None else Profile(), _wanted(model)
     signature = model.inspection.signature
-    return ShapeReport(
+    return Shapes(
         model.shape_policy.kind,
         tuple(
-            InputShapeReport(
+            InputShapes(
                 spec.name,
                 tuple(map(str, spec.shape)),
-                serving.range(spec.name),
-                wanted.range(spec.name),
-                seen.range(spec.name),
+                _range(serving, spec.name),
+                _range(wanted, spec.name),
+                _range(seen, spec.name),
             )
             for spec in signature.inputs
             if not spec.is_static
@@ -208,3 +188,8 @@ def _wanted(model: Model) -> Profile:
         return model.profile
     except Unsuitable:
         return Profile()
+
+
+def _range(known: Profile | Seen, name: str) -> ShapeRange | None:
+    found = known.range(name)
+    return ShapeRange(found.minimum, found.optimum, found.maximum) if found is not None else None

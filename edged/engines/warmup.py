@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from edged.backends.profile import Profile
-from edged.engines.probe import asked
+from edged.engines.probe import probe_session
 from edged.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -42,7 +42,7 @@ async def warm_up(model: Model, link: HostLink, session: int, profile: Profile =
             if not profile.takes({tensor.name: tensor.shape for tensor in inputs}):
                 continue
             for _ in range(warmup.count):
-                async with asked(inputs, link, session):
+                async with probe_session(inputs, link, session):
                     pass
         except HostLost:
             raise

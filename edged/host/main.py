@@ -164,7 +164,7 @@ class _SessionThreads:
 
     def _shot(self, picture: m.Picture) -> Shot:
         p, data = picture, self._shared.at(picture.span)
-        return Shot(data, p.pixel_format, p.width, p.height, p.stride, p.view, p.thresholds)
+        return Shot(data, p.pixel_format, p.width, p.height, p.stride, p.roi, p.thresholds)
 
     def _seen(self, outcome: Outcome | Exception, datatypes: dict[str, str], reply: Span | None, bulk: Bulk) -> m.Seen:
         if isinstance(outcome, Exception):

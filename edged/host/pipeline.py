@@ -24,13 +24,11 @@ from edged.ipc.messages import Times
 from edged.models.limits import Bounds
 from edged.tensors import Array, numpy_dtype
 from edged.vision import image as pictures
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections
+from edged.vision.detections import Classes, Detections
 from edged.vision.family import Classifier, Recognition, Thresholds, open_family
 from edged.vision.image import Decoded, Image
-from edged.vision.placement import Placement
+from edged.vision.placement import Placement, Roi
 from edged.vision.prepare import Preparer
-from edged.vision.view import View
 
 _BUFFERS = 3  # one being prepared, one being inferred, one waiting between the two
 _UNWATCHED = Bounds(finite="ignore")
@@ -45,7 +43,7 @@ class Shot(msgspec.Struct, frozen=True):
     width: int = 0
     height: int = 0
     stride: int = 0
-    view: View | None = None
+    roi: Roi | None = None
     thresholds: Thresholds | None = None
 
 
@@ -201,7 +199,7 @@ class Pipeline:
         self, preparer: Preparer, shot: Shot, pixels: Image | Decoded, decode_ms: float, tensor: Array, row: int
     ) -> _Fitted:
         started = time.perf_counter()
-        placement = preparer.prepare(pixels, tensor[row], shot.view)
+        placement = preparer.prepare(pixels, tensor[row], shot.roi)
         thresholds = shot.thresholds or self.recognition.thresholds
         return _Fitted(row, placement, thresholds, decode_ms, (time.perf_counter() - started) * 1e3)
 
@@ -248,7 +246,7 @@ def _decode(preparer: Preparer, shot: Shot) -> tuple[Image | Decoded, float] | E
             kind = pictures.PixelFormat(shot.pixel_format)
             pixels = pictures.from_raw(shot.data, kind, shot.width, shot.height, shot.stride)
         else:
-            pixels = pictures.decode_reduced(shot.data, partial(preparer.reduction, view=shot.view))
+            pixels = pictures.decode_reduced(shot.data, partial(preparer.reduction, roi=shot.roi))
     except Exception as error:
         return error
     return pixels, (time.perf_counter() - started) * 1e3

@@ -11,7 +11,7 @@ from edged.backends.contract import Order
 from edged.ipc.arena import Span
 from edged.models.limits import Bounds
 from edged.vision.family import Recognition, Thresholds
-from edged.vision.view import View
+from edged.vision.placement import Roi
 
 _FEW, _MANY = msgspec.Meta(max_length=1024), msgspec.Meta(max_length=4096)
 
@@ -21,7 +21,7 @@ _FEW, _MANY = msgspec.Meta(max_length=1024), msgspec.Meta(max_length=4096)
 class Picture(msgspec.Struct, frozen=True, array_like=True):
     """One picture: encoded when `pixel_format` is empty, else raw with its geometry in pixels and bytes.
 
-    None as view means all of it as it is, None as thresholds the model's own.
+    None as roi means all of it as it is, None as thresholds the model's own.
     """
 
     span: Span
@@ -29,7 +29,7 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
     width: int = 0
     height: int = 0
     stride: int = 0
-    view: View | None = None
+    roi: Roi | None = None
     thresholds: Thresholds | None = None
 
 
@@ -57,7 +57,7 @@ class Times(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Seen(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What became of one picture of `width` x `height` pixels.
 
-    Detections or classes, packed as `edged.vision.detections` and `edged.vision.classifications` do; or the outputs of
+    Detections or classes, packed as `edged.vision.detections` does; or the outputs of
     a model of no family; or the name and line of the error that is its answer. `not_finite` names outputs that
     held NaN or infinity. `following`: bytes that follow the message, which are its detections.
     """

@@ -15,9 +15,9 @@ def collect(sheet: Sheet, controller: Controller, tally: Tally) -> None:
         sheet.put(names.BUILDS, count, backend, outcome)
     for backend, seconds in tally.build_seconds.items():
         sheet.spread(names.BUILD_SECONDS, seconds, backend)
-    store, room = controller.store, controller.maker.room
+    store, eviction = controller.store, controller.maker.eviction
     sheet.put(names.BUILDING, len(controller.maker.busy))
-    sheet.put(names.PAUSED, bool(room.paused))
+    sheet.put(names.PAUSED, bool(eviction.paused))
     sheet.put(names.CACHE_HITS, store.counts.hits)
     for reason, count in controller.misses.items():
         sheet.put(names.CACHE_MISSES, count, reason)
@@ -27,4 +27,4 @@ def collect(sheet: Sheet, controller: Controller, tally: Tally) -> None:
     records = store.records()
     sheet.put(names.STORE_ENGINES, sum(bool(record.files) for record in records.values()))
     sheet.put(names.STORE_BYTES, sum(record.size for record in records.values()))
-    sheet.put(names.STORE_FREE, room.free_bytes)
+    sheet.put(names.STORE_FREE, eviction.free_bytes)

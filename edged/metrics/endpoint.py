@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 
+from edged.api.endpoints.address import make_way, tcp_address, unix_path
 from edged.api.http.access import refusal
-from edged.api.lanes.address import make_way, tcp_address, unix_path
 from edged.errors import ConfigError
 
 _LOG = logging.getLogger("edged.metrics")

@@ -23,7 +23,7 @@ def collect(sheet: Sheet, name: str, planned: PlannedModel) -> None:
         if engine.usual_ms:
             sheet.put(names.ENGINE_BASELINE, engine.usual_ms / 1e3, *who)
         built = record.composition.fallback if record is not None else ()
-        sheet.put(names.ENGINE_FALLBACK, len(built) + len(engine.astray), *who)
+        sheet.put(names.ENGINE_FALLBACK, len(built) + len(engine.misplaced), *who)
     current = planned.slot.current
     if current is not None and current.engine.key not in planned.engines:
         sheet.put(names.ENGINE_SERVING, 1, name, current.engine.key[:_SHORT], current.engine.backend)

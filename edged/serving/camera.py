@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 
-import msgspec
-
+from edged.api_types import CameraInfo
 from edged.serving.histogram import Histogram
 from edged.serving.options import StreamOptions
 from edged.serving.rate import Rate
@@ -65,10 +64,10 @@ class CameraRecord:
         self.last_error = f"a frame was stale when it came, {age:.4g} s after its capture; is the camera's clock right?"
         self.last_error_unix_s = unix_s
 
-    def report(self, now: float) -> CameraReport:
+    def report(self, now: float) -> CameraInfo:
         """How it fares."""
         ages = sorted(self._ages)
-        return CameraReport(
+        return CameraInfo(
             camera=self.camera,
             model=self.model,
             lane=self.lane,
@@ -90,31 +89,6 @@ class CameraRecord:
             mode=self.options.mode,
             tracked=self.options.track,
         )
-
-
-class CameraReport(msgspec.Struct, frozen=True):
-    """One camera at one moment. Rates are frames a second, ages are milliseconds from capture to answer."""
-
-    camera: str
-    model: str
-    lane: str
-    connections: int
-    received: int
-    answered: int
-    failed: int
-    dropped: int
-    skipped: dict[str, int]
-    fps_in: float
-    fps_answered: float
-    age_p50_ms: float | None
-    age_p99_ms: float | None
-    last_error: str
-    last_error_unix_s: float
-    last_frame_unix_s: float
-    width: int
-    height: int
-    mode: str
-    tracked: bool
 
 
 class Cameras:
@@ -143,7 +117,7 @@ class Cameras:
         self._forget(time.monotonic())
         return list(self._records.values())
 
-    def reports(self) -> list[CameraReport]:
+    def reports(self) -> list[CameraInfo]:
         """All that send or did lately, by camera and model."""
         now = time.monotonic()
         self._forget(now)

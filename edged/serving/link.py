@@ -23,7 +23,7 @@ from edged.ipc.arena import Arena
 from edged.ipc.sockets import HostSocket
 from edged.models.limits import SECONDS, Bounds
 from edged.serving import memory
-from edged.serving.blame import Suspect
+from edged.serving.crash_attribution import EngineId
 from edged.serving.host_process import End, HostProcess
 from edged.serving.progress import Progress, read
 from edged.serving.turns import Turns
@@ -42,7 +42,7 @@ Reply = m.Answer | m.Detected
 class Tenant(msgspec.Struct, frozen=True):
     """Whose engine is opened in a host, and what its requests may take."""
 
-    suspect: Suspect = Suspect("", "")
+    suspect: EngineId = EngineId("", "")
     bounds: Bounds = Bounds()
 
 
@@ -51,7 +51,7 @@ class Loss(msgspec.Struct, frozen=True):
     before; and what ended it."""
 
     why: str = ""
-    suspects: tuple[tuple[Suspect, bool], ...] = ()
+    suspects: tuple[tuple[EngineId, bool], ...] = ()
     end: End = End.WORK
 
 

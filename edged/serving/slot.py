@@ -47,7 +47,7 @@ class Slot:
         self._refusal: EdgedError | None = None
         self._room = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None  # while frames wait for others to go with
-        self.beside: Slot | None = None  # of an engine that takes what the one here was not built for
+        self.fallback: Slot | None = None  # of an engine that takes what the one here was not built for
         self.awaited: Callable[[], None] | None = None  # told of a request that nothing serves yet
 
     def offer(self, lane: Hashable, frame: Work, share: Share = _EQUAL) -> Work | None:
@@ -169,19 +169,19 @@ class Slot:
     def _place(self, request: Work) -> Slot:
         """Where a request is answered: an engine with a range of shapes never sees one outside it."""
         current = self.current
-        return self if current is None or self.beside is None or current.engine.takes(request) else self.beside
+        return self if current is None or self.fallback is None or current.engine.takes(request) else self.fallback
 
     def _divert(self, engine: EngineRef, chosen: Sequence[Work]) -> list[Work]:
-        """What the engine takes of work that was accepted while another served; the rest goes beside."""
+        """What the engine takes of work that was accepted while another served; the rest goes to the fallback slot."""
         taken = []
         for work in chosen:
             if engine.takes(work):
                 taken.append(work)
                 continue
             try:
-                if self.beside is None:
+                if self.fallback is None:
                     raise NotReady(outside(engine))
-                self.beside.push(work)
+                self.fallback.push(work)
             except EdgedError as error:
                 self._delivery.fail(work, error)
         return taken
@@ -209,7 +209,7 @@ class Slot:
                 return
 
     def _has_room(self, session: ServingSession) -> bool:
-        """Work that was lost with its host is tried again with nothing beside it: if it was what killed the host, it
+        """Work that was lost with its host is tried again alone: if it was what killed the host, it
         takes nobody along."""
         again = self._schedule.first_again
         most = 1 if again is not None and again.retried else IN_FLIGHT

@@ -19,7 +19,7 @@ from edged.models.limits import Bounds
 from edged.serving.schedule import Batching
 from edged.tensors import Shape
 from edged.vision.family import Recognition, Thresholds
-from edged.vision.view import View
+from edged.vision.placement import Roi
 
 
 class Source(Protocol):
@@ -158,7 +158,7 @@ class Work(ABC):
 class FrameWork(Work):
     """A picture to detect on: encoded bytes, or raw pixels with their geometry."""
 
-    __slots__ = ("data", "height", "must_answer", "pixel_format", "stride", "thresholds", "view", "width")
+    __slots__ = ("data", "height", "must_answer", "pixel_format", "roi", "stride", "thresholds", "width")
     is_frame = True
 
     def __init__(
@@ -169,13 +169,13 @@ class FrameWork(Work):
         height: int = 0,
         stride: int = 0,
         thresholds: Thresholds | None = None,
-        view: View | None = None,
+        roi: Roi | None = None,
         expires: float = math.inf,
         must_answer: bool = False,
     ) -> None:
         """`must_answer`: it is a request, which is late by its caller's deadline, and not one of many of a camera."""
         super().__init__(expires)
-        self.data, self.thresholds, self.view, self.must_answer = data, thresholds, view, must_answer
+        self.data, self.thresholds, self.roi, self.must_answer = data, thresholds, roi, must_answer
         self.pixel_format, self.width, self.height, self.stride = pixel_format, width, height, stride
 
     @property
@@ -187,7 +187,7 @@ class FrameWork(Work):
 
     def picture(self, span: Span) -> m.Picture:
         """The picture where it was placed."""
-        return m.Picture(span, self.pixel_format, self.width, self.height, self.stride, self.view, self.thresholds)
+        return m.Picture(span, self.pixel_format, self.width, self.height, self.stride, self.roi, self.thresholds)
 
     def too_late(self) -> EdgedError:
         return super().too_late() if self.must_answer else Stale("the frame was too old when its turn came")

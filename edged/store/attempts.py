@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from edged.store import atomic, sealed
-from edged.store.background import Later, at_once
+from edged.store.sealed import Later, at_once
 from edged.version import __version__
 
 _CUT_OFF = "the box stopped while it was being made"

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import queue
+import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -95,3 +98,45 @@ def discard(path: Path, what: str, why: str) -> None:
 
 def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
+
+
+Work: TypeAlias = Callable[[], object]
+Later: TypeAlias = Callable[[Work], None]
+
+
+def at_once(work: Work) -> None:
+    """Does it now, for programs that have nothing else to do meanwhile."""
+    work()
+
+
+class Background:
+    """The thread starts with the first work and does not keep the process alive."""
+
+    def __init__(self) -> None:
+        self._works: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, work: Work) -> None:
+        """Has it done after everything that was put before."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
+                self._thread.start()
+        self._works.put(work)
+
+    def flush(self, seconds: float) -> bool:
+        """Waits until everything that was put is done; whether it was in time."""
+        done = threading.Event()
+        self.put(done.set)
+        return done.wait(seconds)
+
+    def _run(self) -> None:
+        while True:
+            work = self._works.get()
+            try:
+                work()
+            except OSError as error:  # as when the disk is full: the daemon forgets it at its end
+                _LOG.info("something could not be written: %s", error)
+            except Exception:
+                _LOG.exception("a write ended with an unexpected error")

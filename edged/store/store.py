@@ -20,10 +20,10 @@ import msgspec
 from edged.backends.artefact import Artefact
 from edged.files import NO_DESCRIPTORS, foreign, read_regular, unwritable
 from edged.store import atomic, sealed
-from edged.store.background import Later, at_once
+from edged.store.atomic import Staging
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
-from edged.store.staging import Staging
+from edged.store.sealed import Later, at_once
 
 _LOG = logging.getLogger("edged.store")
 _RECORD = "record.json"

@@ -1,28 +1,68 @@
-"""What a detector found in one picture."""
+"""What a model found in one picture, and its packed form between processes of one box and one version of edged.
+
+Packed classes, and packed detections of boxes only, are fixed-size records. Detections with more start with a header
+that cannot be mistaken for a record (its first four bytes are a float32 NaN) and says what follows, little endian:
+
+    header | n records | tracker ids | keypoints | corners | length of each mask | runs of all masks
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edged.vision import packing
 from edged.vision.masks import Counts
-from edged.vision.packing import RECORD
 
 Rows = npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice
+
+RECORD = np.dtype([("box", "<f4", (4,)), ("score", "<f4"), ("class_id", "<i4")])
+CLASS_RECORD = np.dtype([("class_id", "<i4"), ("score", "<f4")])
+
+_MAGIC = b"\xed\x9e\xff\x7f"
+_HEADER = struct.Struct("<4sIIIQ")  # magic, flags, detections, keypoints per detection, runs of all masks
+_TRACKERS, _KEYPOINTS, _CORNERS, _MASKS = 1, 2, 4, 8
+_ID, _FLOAT, _COUNT = np.dtype("<i8"), np.dtype("<f4"), np.dtype("<u4")
+
+
+class Classes(msgspec.Struct, frozen=True, eq=False):
+    """k classes: class_ids int32 [k], scores float32 [k] in 0..1; best first. All values are finite."""
+
+    class_ids: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+
+    @classmethod
+    def empty(cls) -> Classes:
+        return cls(np.empty(0, np.int32), np.empty(0, np.float32))
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def pack(self) -> bytes:
+        """k records of `CLASS_RECORD`."""
+        records = np.empty(len(self), CLASS_RECORD)
+        records["class_id"], records["score"] = self.class_ids, self.scores
+        return records.tobytes()
+
+    @classmethod
+    def unpack(cls, packed: bytes | memoryview) -> Classes:
+        """Reverse `pack`. Copies, since the bytes may lie in reused memory. ValueError if they are truncated."""
+        records = np.frombuffer(packed, CLASS_RECORD)
+        return cls(records["class_id"].copy(), records["score"].copy())
 
 
 class Detections(msgspec.Struct, frozen=True, eq=False):
     """n detections: boxes float32 [n, 4] xyxy in pixels of the original picture, scores float32 [n] in 0..1,
-    class_ids int32 [n]; best score first where a decoder made them. Everything in it is finite.
+    class_ids int32 [n]. Decoders return the best score first. All values are finite.
 
-    What a model does not tell is None: `masks`, one of `masks.encode` over the whole picture for each detection;
+    None for what the model does not provide: `masks`, one of `masks.encode` over the whole picture for each detection;
     `keypoints` float32 [n, k, 3], x and y in pixels of the original picture and score; `corners` float32 [n, 4, 2] of
-    oriented boxes, one after the other round each, of which `boxes` is then the hull, cut to the picture; `tracker_ids`
-    int64 [n], negative for a detection that is not tracked.
+    oriented boxes, in order around each, whose hull, cut to the picture, is then `boxes`; `tracker_ids` int64 [n],
+    negative for a detection that is not tracked.
     """
 
     boxes: npt.NDArray[np.float32]
@@ -45,7 +85,7 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         corners: npt.ArrayLike | None = None,
         tracker_ids: npt.ArrayLike | None = None,
     ) -> Detections:
-        """From anything array-like, in the right dtypes; ValueError where the lengths differ or a shape is wrong."""
+        """Convert anything array-like to the right dtypes; ValueError if lengths differ or a shape is wrong."""
         found = cls(
             np.asarray(boxes, np.float32).reshape(-1, 4),
             np.asarray(scores, np.float32).reshape(-1),
@@ -61,9 +101,9 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
         if found.masks is not None and len(found.masks) != n:
             raise ValueError(f"{len(found.masks)} masks, {n} scores")
         if found.keypoints is not None and (found.keypoints.shape[::2] != (n, 3) or found.keypoints.ndim != 3):
-            raise ValueError(f"keypoints of shape {found.keypoints.shape}, wanted ({n}, k, 3)")
+            raise ValueError(f"keypoints of shape {found.keypoints.shape}, expected ({n}, k, 3)")
         if found.corners is not None and found.corners.shape != (n, 4, 2):
-            raise ValueError(f"corners of shape {found.corners.shape}, wanted ({n}, 4, 2)")
+            raise ValueError(f"corners of shape {found.corners.shape}, expected ({n}, 4, 2)")
         if found.tracker_ids is not None and len(found.tracker_ids) != n:
             raise ValueError(f"{len(found.tracker_ids)} tracker ids, {n} scores")
         return found
@@ -81,45 +121,94 @@ class Detections(msgspec.Struct, frozen=True, eq=False):
             self.boxes[rows],
             self.scores[rows],
             self.class_ids[rows],
-            None if self.masks is None else _chosen(self.masks, rows),
+            None if self.masks is None else _select_masks(self.masks, rows),
             None if self.keypoints is None else self.keypoints[rows],
             None if self.corners is None else self.corners[rows],
             None if self.tracker_ids is None else self.tracker_ids[rows],
         )
 
     def pack(self) -> bytes:
-        """The form between processes of one box: n records of `RECORD`, and what else there is behind a header."""
+        """n records of `RECORD`; behind a header, with what else there is, unless there are boxes only."""
         records = np.empty(len(self), RECORD)
         records["box"], records["score"], records["class_id"] = self.boxes, self.scores, self.class_ids
         if self.masks is None and self.keypoints is None and self.corners is None and self.tracker_ids is None:
             return records.tobytes()
-        return packing.pack(packing.Parts(records, self.masks, self.keypoints, self.corners, self.tracker_ids))
+        flags = keypoints = runs = 0
+        pieces = [b"", records.tobytes()]
+        if self.tracker_ids is not None:
+            flags |= _TRACKERS
+            pieces.append(self.tracker_ids.astype(_ID, copy=False).tobytes())
+        if self.keypoints is not None:
+            flags |= _KEYPOINTS
+            keypoints = self.keypoints.shape[1]
+            pieces.append(self.keypoints.astype(_FLOAT, copy=False).tobytes())
+        if self.corners is not None:
+            flags |= _CORNERS
+            pieces.append(self.corners.astype(_FLOAT, copy=False).tobytes())
+        if self.masks is not None:
+            flags |= _MASKS
+            lengths = [len(mask) for mask in self.masks]
+            runs = sum(lengths)
+            pieces.append(np.array(lengths, _COUNT).tobytes())
+            pieces += [mask.astype(_COUNT, copy=False).tobytes() for mask in self.masks]
+        pieces[0] = _HEADER.pack(_MAGIC, flags, len(self), keypoints, runs)
+        return b"".join(pieces)
 
     @classmethod
     def unpack(cls, packed: bytes | memoryview) -> Detections:
-        """From `pack`. Copies: the bytes may lie in memory that is reused; ValueError where it is torn."""
-        if packed[:4] != packing.MAGIC:
-            records = np.frombuffer(packed, RECORD)
-            return cls(records["box"].copy(), records["score"].copy(), records["class_id"].copy())
-        parts = packing.unpack(packed)
-        records = parts.records
-        return cls(
-            records["box"].copy(),
-            records["score"].copy(),
-            records["class_id"].copy(),
-            parts.masks,
-            parts.keypoints,
-            parts.corners,
-            parts.tracker_ids,
-        )
+        """Reverse `pack`. Copies, since the bytes may lie in reused memory. ValueError if they are truncated."""
+        if packed[:4] != _MAGIC:
+            return cls(*_columns(np.frombuffer(packed, RECORD)))
+        if len(packed) < _HEADER.size:
+            raise ValueError(f"{len(packed)} bytes of detections are too few for their header")
+        _, flags, n, keypoints, runs = _HEADER.unpack_from(packed)
+        reader = _Reader(packed, _HEADER.size)
+        boxes, scores, class_ids = _columns(reader.take(n, RECORD))
+        tracker_ids = reader.take(n, _ID).copy() if flags & _TRACKERS else None
+        points = reader.take(n * keypoints * 3, _FLOAT).reshape(n, keypoints, 3).copy() if flags & _KEYPOINTS else None
+        corners = reader.take(n * 8, _FLOAT).reshape(n, 4, 2).copy() if flags & _CORNERS else None
+        masks = _unpack_masks(reader, n, runs) if flags & _MASKS else None
+        reader.end()
+        return cls(boxes, scores, class_ids, masks, points, corners, tracker_ids)
 
 
 def class_name(names: Sequence[str], class_id: int) -> str:
-    """The name of a class, or its number as text where the model names no such class."""
+    """The name of a class, or its number as text if the model has no name for it."""
     return names[class_id] if 0 <= class_id < len(names) else str(class_id)
 
 
-def _chosen(masks: tuple[Counts, ...], rows: Rows) -> tuple[Counts, ...]:
+def _select_masks(masks: tuple[Counts, ...], rows: Rows) -> tuple[Counts, ...]:
     if isinstance(rows, slice):
         return masks[rows]
     return tuple(masks[index] for index in np.arange(len(masks))[rows].tolist())
+
+
+def _columns(records: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    return records["box"].copy(), records["score"].copy(), records["class_id"].copy()
+
+
+def _unpack_masks(reader: _Reader, n: int, runs: int) -> tuple[Counts, ...]:
+    stops = np.cumsum(reader.take(n, _COUNT), dtype=np.int64).tolist()
+    all_runs = reader.take(runs, _COUNT).copy()
+    if (stops[-1] if stops else 0) != runs:
+        raise ValueError(f"the lengths of the masks do not add up to {runs}")
+    return tuple(all_runs[start:stop] for start, stop in zip([0, *stops], stops, strict=False))
+
+
+class _Reader:
+    """Takes arrays from bytes, one after the other."""
+
+    def __init__(self, packed: bytes | memoryview, position: int) -> None:
+        self._packed = packed
+        self._position = position
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        if self._position + count * dtype.itemsize > len(self._packed):
+            raise ValueError(f"{len(self._packed)} bytes of detections are too few")
+        found = np.frombuffer(self._packed, dtype, count, self._position) if count else np.empty(0, dtype)
+        self._position += count * dtype.itemsize
+        return found
+
+    def end(self) -> None:
+        if self._position != len(self._packed):
+            raise ValueError(f"{len(self._packed)} bytes of detections, but their header describes {self._position}")

@@ -1,26 +1,42 @@
-"""Paints what a model found on a picture, for demos and for looking at what it saw."""
+"""Draws what a model found on a picture: masks, boxes, keypoints and labels, on BGR uint8 pictures.
+
+Line widths and font size scale with the picture.
+"""
 
 from __future__ import annotations
 
 import colorsys
 import functools
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from edged.vision import masks, strokes
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections, class_name
+from edged.vision import masks
+from edged.vision.detections import Classes, Detections, class_name
 from edged.vision.image import Image
-from edged.vision.skeleton import paint_keypoints
-from edged.vision.strokes import Box, Color, Style
+
+Color: TypeAlias = tuple[int, int, int]
+Box: TypeAlias = tuple[int, int, int, int]
 
 _GOLDEN = 0.618033988749895  # steps of the golden ratio keep any run of class ids far apart in hue
 _TINT, _MASK_TINT = 0.12, 0.45
 _MAX_LABEL = 40
 _MAX_CLASSES = 5
+_DARK, _LIGHT = (24, 24, 24), (255, 255, 255)
+_FONT = cv2.FONT_HERSHEY_SIMPLEX
+_MAX_COORDINATE = 1 << 15  # OpenCV computes in fractions of a pixel, and overflows above
+_ASCII = str.maketrans({"\u00b7": "-", "\u2013": "-", "\u2014": "-", "\u00d7": "x", "\u00b5": "u", "\u2026": "..."})
+
+# COCO's 17 points of a person: nose; then left and right of eyes, ears, shoulders, elbows, wrists, hips, knees, ankles.
+_PERSON = 17
+_FACE = ((0, 1), (0, 2), (1, 2), (1, 3), (2, 4), (3, 5), (4, 6))
+_BODY = ((5, 6), (5, 11), (6, 12), (11, 12))
+_LIMBS = ((5, 7), (7, 9), (6, 8), (8, 10), (11, 13), (13, 15), (12, 14), (14, 16))
+_SKELETON = (*_FACE, *_BODY, *_LIMBS)
+_VISIBLE = 0.25  # keypoints with a lower score are hidden or guessed
 
 
 def annotate(
@@ -30,29 +46,28 @@ def annotate(
     caption: str | None = None,
     classes: Classes | None = None,
 ) -> Image:
-    """A new picture, BGR uint8 of the same size, with all that detections tell: masks, boxes or oriented boxes,
-    keypoints, and labels "#7 name 87%", the number being the tracker's; with the best `classes` of the whole picture
-    in the upper corner and a caption in the lower.
+    """Return a copy of a picture with everything that `detections` hold: masks, boxes or oriented boxes, keypoints,
+    and labels "#7 name 87%" with the tracker's number.
 
-    Lines and letters grow with the picture. The better of two overlapping detections is painted on top. ValueError for
-    masks of a picture of another size.
+    The best `classes` of the whole picture are listed in the upper left corner, a caption is in the lower left. The
+    better of two overlapping detections is painted on top. ValueError for masks of a picture of another size.
     """
     canvas: Image = image.copy()
-    style = Style(image.shape[1], image.shape[0])
+    style = _Style(image.shape[1], image.shape[0])
     rows = detections.select(np.argsort(detections.scores, kind="stable"))
-    boxes = [_whole(box) for box in rows.boxes]
+    boxes = [_rounded(box) for box in rows.boxes]
     colors = [class_color(class_id) for class_id in rows.class_ids.tolist()]
-    _paint_areas(canvas, rows, boxes, colors)
-    _paint_outlines(canvas, rows, boxes, colors, style)
+    _draw_areas(canvas, rows, boxes, colors)
+    _draw_outlines(canvas, rows, boxes, colors, style)
     if rows.keypoints is not None:
         for keypoints, color in zip(rows.keypoints, colors, strict=True):
-            paint_keypoints(canvas, keypoints, color, style)
+            _draw_keypoints(canvas, keypoints, color, style)
     for box, text, color in zip(boxes, _labels(rows, names), colors, strict=True):
-        strokes.label(canvas, box, text, color, style)
+        _draw_label(canvas, box, text, color, style)
     if classes is not None:
-        strokes.listing(canvas, _lines(classes, names), style)
+        _draw_list(canvas, _lines(classes, names), style)
     if caption:
-        strokes.caption(canvas, caption, style)
+        _draw_caption(canvas, caption, style)
     return canvas
 
 
@@ -71,43 +86,151 @@ def class_color(class_id: int) -> Color:
     return round(blue * 255), round(green * 255), round(red * 255)
 
 
-def _whole(box: npt.NDArray[np.float32]) -> Box:
-    x1, y1, x2, y2 = (round(v) for v in box.tolist())
-    return x1, y1, x2, y2
+class _Style:
+    """Sizes in pixels that follow from the picture's."""
+
+    def __init__(self, width: int, height: int) -> None:
+        side = (width * height) ** 0.5
+        self.line = max(1, round(side / 420))
+        self.font = min(2.0, max(0.36, side / 1500))
+        self.weight = max(1, round(self.font * 1.4))
+        self.gap = max(2, round(self.font * 7))
+
+    def measure(self, text: str) -> tuple[int, int, int]:
+        """Width, height above and depth below the baseline."""
+        (width, height), depth = cv2.getTextSize(text, _FONT, self.font, self.weight)
+        return width, height, depth
 
 
-def _paint_areas(canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color]) -> None:
-    """Where the objects are: their masks, or else their boxes. Oriented boxes and keypoints are left clear."""
+def _draw_areas(canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color]) -> None:
+    """Tint the masks of objects, or else their boxes. Oriented boxes and keypoints are left clear."""
     if rows.masks is not None:
         height, width = canvas.shape[:2]
         for mask, color in zip(rows.masks, colors, strict=True):
             inside, x, y = masks.crop(mask, width, height)
-            strokes.tint(canvas, (x, y, x + inside.shape[1], y + inside.shape[0]), color, _MASK_TINT, inside)
+            _tint(canvas, (x, y, x + inside.shape[1], y + inside.shape[0]), color, _MASK_TINT, inside)
     elif rows.corners is None and rows.keypoints is None:
         for box, color in zip(boxes, colors, strict=True):
-            strokes.tint(canvas, box, color, _TINT)
+            _tint(canvas, box, color, _TINT)
 
 
-def _paint_outlines(
-    canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color], style: Style
+def _draw_outlines(
+    canvas: Image, rows: Detections, boxes: Sequence[Box], colors: Sequence[Color], style: _Style
 ) -> None:
     if rows.corners is not None:
         for corners, color in zip(rows.corners, colors, strict=True):
-            strokes.outline(canvas, strokes.whole(corners), color, style.line + 1)
+            cv2.polylines(canvas, [_drawable(corners)], True, color, style.line + 1, cv2.LINE_AA)
         return
     for box, color in zip(boxes, colors, strict=True):
-        strokes.frame(canvas, box, color, style)
+        _draw_box(canvas, box, color, style)
+
+
+def _draw_box(canvas: Image, box: Box, color: Color, style: _Style) -> None:
+    """A thin line all around and thicker corners, so that crowded boxes stay apart."""
+    x1, y1, x2, y2 = box
+    cv2.rectangle(canvas, (x1, y1), (x2, y2), color, style.line, cv2.LINE_AA)
+    length = max(2, min(x2 - x1, y2 - y1) // 5)
+    for x, step_x in ((x1, length), (x2, -length)):
+        for y, step_y in ((y1, length), (y2, -length)):
+            corner = np.array([(x + step_x, y), (x, y), (x, y + step_y)], np.int32)
+            cv2.polylines(canvas, [corner], False, color, style.line * 2 + 1, cv2.LINE_AA)
+
+
+def _draw_keypoints(canvas: Image, keypoints: npt.NDArray[np.float32], color: Color, style: _Style) -> None:
+    """Draw the keypoints of one object, [k, 3], as dots; 17 are taken for a person's and joined by lines."""
+    seen = keypoints[:, 2] >= _VISIBLE
+    points = [(x, y) for x, y in _drawable(keypoints[:, :2]).tolist()]
+    if len(points) == _PERSON:
+        for one, other in _SKELETON:
+            if seen[one] and seen[other]:
+                cv2.line(canvas, points[one], points[other], color, style.line + 1, cv2.LINE_AA)
+    for point, is_seen in zip(points, seen.tolist(), strict=True):
+        if is_seen:
+            cv2.circle(canvas, point, style.line * 2 + 1, _DARK, cv2.FILLED, cv2.LINE_AA)
+            cv2.circle(canvas, point, style.line * 2, color, cv2.FILLED, cv2.LINE_AA)
+
+
+def _draw_label(canvas: Image, box: Box, text: str, color: Color, style: _Style) -> None:
+    """Draw a filled label on the box's upper edge, or inside the box if there is no space above."""
+    text = _printable(text)
+    width, height, depth = style.measure(text)
+    label_w, label_h = width + 2 * style.gap, height + depth + style.gap
+    left = max(0, min(box[0] - style.line // 2, canvas.shape[1] - label_w))
+    top = box[1] - label_h if box[1] >= label_h else max(0, box[1])
+    cv2.rectangle(canvas, (left, top), (left + label_w, top + label_h), color, cv2.FILLED)
+    blue, green, red = color
+    is_bright = 0.114 * blue + 0.587 * green + 0.299 * red > 110
+    _write(canvas, text, (left + style.gap, top + style.gap // 2 + height), _DARK if is_bright else _LIGHT, style)
+
+
+def _draw_caption(canvas: Image, text: str, style: _Style) -> None:
+    """White text on a darkened background in the lower left corner."""
+    text = _printable(text)
+    width, height, depth = style.measure(text)
+    top = max(0, canvas.shape[0] - height - depth - 2 * style.gap)
+    _darken(canvas[top:, : width + 2 * style.gap])
+    _write(canvas, text, (style.gap, top + style.gap + height), _LIGHT, style)
+
+
+def _draw_list(canvas: Image, lines: Sequence[tuple[str, Color]], style: _Style) -> None:
+    """Lines of text, each with a coloured mark, on a darkened background in the upper left corner."""
+    texts = [_printable(text) for text, _ in lines]
+    sizes = [style.measure(text) for text in texts]
+    if not sizes:
+        return
+    step = max(height + depth for _, height, depth in sizes) + style.gap
+    mark = max(height for _, height, _ in sizes)
+    _darken(canvas[: step * len(texts) + style.gap, : max(width for width, _, _ in sizes) + mark + 3 * style.gap])
+    for number, (text, (_, color)) in enumerate(zip(texts, lines, strict=True)):
+        top = style.gap + number * step
+        cv2.rectangle(canvas, (style.gap, top), (style.gap + mark // 2, top + mark), color, cv2.FILLED)
+        _write(canvas, text, (2 * style.gap + mark // 2, top + mark), _LIGHT, style)
+
+
+def _tint(canvas: Image, box: Box, color: Color, strength: float, inside: npt.NDArray[np.bool_] | None = None) -> None:
+    """Colour a box, or only the part of it that is `inside`, bool of the box's size."""
+    x1, y1, x2, y2 = (max(0, v) for v in box)
+    under = canvas[y1:y2, x1:x2]
+    if not under.size:
+        return
+    mixed = cv2.addWeighted(under, 1 - strength, np.full_like(under, color), strength, 0)
+    if inside is None:
+        canvas[y1:y2, x1:x2] = mixed
+    else:
+        np.copyto(under, mixed, where=inside[:, :, None])
+
+
+def _darken(part: Image) -> None:
+    part[:] = part // 3  # the picture stays visible, and white text readable
+
+
+def _write(canvas: Image, text: str, origin: tuple[int, int], color: Color, style: _Style) -> None:
+    cv2.putText(canvas, text, origin, _FONT, style.font, color, style.weight, cv2.LINE_AA)
 
 
 def _labels(rows: Detections, names: Sequence[str]) -> list[str]:
     trackers = [-1] * len(rows) if rows.tracker_ids is None else rows.tracker_ids.tolist()
-    told = zip(trackers, rows.class_ids.tolist(), rows.scores.tolist(), strict=True)
     return [
         f"{f'#{tracker} ' if tracker >= 0 else ''}{class_name(names, class_id)[:_MAX_LABEL]} {score:.0%}"
-        for tracker, class_id, score in told
+        for tracker, class_id, score in zip(trackers, rows.class_ids.tolist(), rows.scores.tolist(), strict=True)
     ]
 
 
 def _lines(classes: Classes, names: Sequence[str]) -> list[tuple[str, Color]]:
     best = zip(classes.class_ids.tolist()[:_MAX_CLASSES], classes.scores.tolist()[:_MAX_CLASSES], strict=True)
     return [(f"{class_name(names, c)[:_MAX_LABEL]} {score:.0%}", class_color(c)) for c, score in best]
+
+
+def _rounded(box: npt.NDArray[np.float32]) -> Box:
+    x1, y1, x2, y2 = (round(v) for v in box.tolist())
+    return x1, y1, x2, y2
+
+
+def _drawable(points: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+    """Points as OpenCV draws them; points far outside the picture stay outside."""
+    return np.clip(np.rint(points), -_MAX_COORDINATE, _MAX_COORDINATE).astype(np.int32)
+
+
+def _printable(text: str) -> str:
+    """Replace what OpenCV cannot draw: it draws ASCII only."""
+    return text.translate(_ASCII).encode("ascii", "replace").decode()

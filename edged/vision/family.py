@@ -17,7 +17,6 @@ from edged.vision import settings as keys
 from edged.vision.families import (
     classification,
     deepstream_yolo,
-    lookalikes,
     rfdetr,
     rtdetr,
     rtdetr_ultralytics,
@@ -32,7 +31,17 @@ from edged.vision.families import (
     yolov7,
     yolox,
 )
-from edged.vision.families.contract import Claim, Classifier, Evidence, Family, Maker, Reading, Rule, Thresholds
+from edged.vision.families.contract import (
+    Claim,
+    Classifier,
+    Evidence,
+    Family,
+    Maker,
+    Reading,
+    Rule,
+    Thresholds,
+    undecided,
+)
 from edged.vision.metadata import ExportMetadata, read_metadata
 from edged.vision.preprocess import (
     Preprocess,
@@ -89,6 +98,37 @@ _FAMILIES: dict[str, Maker] = {
     classification.ULTRALYTICS: classification.MAKER_ULTRALYTICS,
 }
 
+
+def _ambiguous_shape(evidence: Evidence) -> Claim | None:
+    """Name the settings that decide between several formats of one shape, instead of guessing."""
+    output = evidence.only_output
+    if evidence.picture is None or output is None:
+        return None
+    if evidence.flat_list is not None:
+        formats = "two formats (class before score, or after), or classes"
+        what = f"{_shape_text(output)} is a list of detections in one of {formats}"
+        return undecided(what, "yolov7", "yolo-nas", "classification")
+    return _ambiguous_rows(evidence, output) if len(output.shape) == 3 else None
+
+
+def _ambiguous_rows(evidence: Evidence, output: TensorSpec) -> Claim | None:
+    """Detections in rows, [1, rows, columns]: boxes first, so at least 6 columns."""
+    _, rows, columns = output.shape
+    if not isinstance(columns, int) or columns < 6 or columns == evidence.cells():
+        return None
+    if columns == 6:
+        formats = "three formats (corners in pixels, centres in 0..1, or suppression to be done)"
+        what = f"{_shape_text(output)} is one of {formats}"
+        return undecided(what, "ultralytics-end2end", "rtdetr-ultralytics", "deepstream-yolo")
+    if rows == 300:
+        return undecided(f"{_shape_text(output)} is 300 queries, as RT-DETR has", "rtdetr-ultralytics")
+    return None
+
+
+def _shape_text(output: TensorSpec) -> str:
+    return f"{output.name} [{','.join(map(str, output.shape))}]"
+
+
 # Quantised numbers and BF16, which numpy holds as plain integers, would pass for pixels and scores.
 _DECODED = frozenset({"FP64", "FP32", "FP16", "INT32", "INT64"})
 
@@ -115,7 +155,7 @@ _RULES: tuple[Rule, ...] = (
     yolox.by_shape,
     yolov7.by_shape,
     ssd.by_shape,
-    lookalikes.by_shape,
+    _ambiguous_shape,
     classification.by_shape,
     ultralytics.by_shape,
 )

@@ -14,8 +14,116 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edged.vision.crop import middle
-from edged.vision.window import Window, window_of
+from edged.errors import InvalidInput
+
+
+class Region(msgspec.Struct, frozen=True, array_like=True):
+    """Part of a picture, in pixels of the picture as sent; a width or height of 0 reaches to the edge."""
+
+    x: int = 0
+    y: int = 0
+    width: int = 0
+    height: int = 0
+
+
+class Roi(msgspec.Struct, frozen=True, array_like=True):
+    """A region, None for the whole picture, and the degrees clockwise that it is turned by: 0, 90, 180 or 270."""
+
+    region: Region | None = None
+    rotation: int = 0
+
+
+# x, y of the picture = x, y of the turned window (y, x after a quarter turn) times these signs, counted from the edge
+# of the window where they begin.
+_SIGNS = {0: (1, 1), 90: (1, -1), 180: (-1, -1), 270: (-1, 1)}
+
+
+class CropWindow(msgspec.Struct, frozen=True):
+    """What was cut out and how it was turned.
+
+    `left`, `top`, `width` and `height` are what the model is shown; `region` (x1, y1, x2, y2) is what was asked for,
+    which can be some pixels less: where a JPEG was decoded at a reduced scale only whole pixels of that can be cut out.
+    Answers are clipped to `region`. `rotation` is 0, 90, 180 or 270 degrees clockwise.
+    """
+
+    left: int
+    top: int
+    width: int
+    height: int
+    region: tuple[int, int, int, int]
+    rotation: int = 0
+
+    @property
+    def is_sideways(self) -> bool:
+        return self.rotation in (90, 270)
+
+    @property
+    def turned(self) -> tuple[int, int]:
+        """(width, height) after turning."""
+        return (self.height, self.width) if self.is_sideways else (self.width, self.height)
+
+    def to_picture(self, points: Points) -> Points:
+        """x, y [..., 2] of the turned window, float32, to the picture; a new array, not clipped."""
+        sign_x, sign_y = _SIGNS[self.rotation]
+        ordered = points[..., ::-1] if self.is_sideways else points
+        found: Points = ordered * np.array((sign_x, sign_y), np.float32) + np.array(self._far, np.float32)
+        return found
+
+    def from_picture(self) -> npt.NDArray[np.float64]:
+        """The other way round as an affine matrix [2, 3]: x, y of the turned window = matrix @ (x, y, 1)."""
+        sign_x, sign_y = _SIGNS[self.rotation]
+        far_x, far_y = self._far
+        rows = np.array(((sign_x, 0, -sign_x * far_x), (0, sign_y, -sign_y * far_y)), np.float64)
+        return rows[::-1] if self.is_sideways else rows
+
+    @property
+    def _far(self) -> tuple[int, int]:
+        """The edges of the window that x and y of the turned window count from."""
+        sign_x, sign_y = _SIGNS[self.rotation]
+        return self.left + (self.width if sign_x < 0 else 0), self.top + (self.height if sign_y < 0 else 0)
+
+    def boxes_to_picture(self, boxes: Points) -> Points:
+        """xyxy [n, 4] of the turned window, float32, to the picture, clipped to the region; a new array."""
+        corners = self.to_picture(boxes.reshape(-1, 2, 2))
+        x1, y1, x2, y2 = self.region
+        low, high = np.array((x1, y1), np.float32), np.array((x2, y2), np.float32)
+        first, second = corners[:, 0], corners[:, 1]
+        # A turn swaps which corner comes first on an axis. It is undone by the turn, not by sorting, so that a box
+        # that is inside out stays so and is seen to have no area.
+        swapped = np.array(_SIGNS[self.rotation]) < 0
+        upper, lower = np.where(swapped, second, first), np.where(swapped, first, second)
+        found: Points = np.concatenate((np.clip(upper, low, high), np.clip(lower, low, high)), axis=1, dtype=np.float32)
+        return found
+
+
+def crop_window(roi: Roi | None, width: int, height: int, step: int = 1) -> CropWindow | None:
+    """The window that shows what `roi` wants of a picture of width x height, of which one pixel in `step` is there.
+
+    None where that is all of it as it is. InvalidInput for a region outside of the picture or an impossible rotation.
+    """
+    roi = roi or Roi()
+    if roi.rotation not in _SIGNS:
+        raise InvalidInput(f"a rotation of {roi.rotation} degrees is not possible; give 0, 90, 180 or 270")
+    x1, y1, x2, y2 = region = _cut(roi.region, width, height)
+    left, top = x1 // step * step, y1 // step * step
+    shown_w, shown_h = -(-x2 // step) * step - left, -(-y2 // step) * step - top
+    if (left, top, shown_w, shown_h, roi.rotation) == (0, 0, width, height, 0):
+        return None
+    return CropWindow(left, top, shown_w, shown_h, region, roi.rotation)
+
+
+def _cut(region: Region | None, width: int, height: int) -> tuple[int, int, int, int]:
+    """x1, y1, x2, y2 of what lies inside the picture."""
+    if region is None:
+        return 0, 0, width, height
+    x1, y1 = max(0, region.x), max(0, region.y)
+    x2 = min(width, region.x + region.width) if region.width else width
+    y2 = min(height, region.y + region.height) if region.height else height
+    if x1 >= x2 or y1 >= y2 or region.width < 0 or region.height < 0:
+        what = f"x {region.x}, y {region.y}, width {region.width}, height {region.height}"
+        raise InvalidInput(f"the region ({what}) holds nothing of a picture of {width}x{height} pixels; move it inside")
+    return x1, y1, x2, y2
+
 
 Boxes = npt.NDArray[np.float32]
 Points = npt.NDArray[np.float32]
@@ -44,7 +152,7 @@ class Placement(msgspec.Struct, frozen=True):
     pad_y: int
     width: int
     height: int
-    window: Window | None = None
+    window: CropWindow | None = None
 
     @property
     def inner(self) -> tuple[int, int]:
@@ -99,7 +207,7 @@ def place(width: int, height: int, input_width: int, input_height: int, fit: Fit
     ratio = min(input_height / height, input_width / width) * min(zoom, 1.0)
     pad_x = pad_y = 0
     if fit is Fit.CENTER_CROP:
-        shown = window_of(middle(None, width, height, (input_width, input_height), zoom), width, height)
+        shown = crop_window(center_region(None, width, height, (input_width, input_height), zoom), width, height)
         if shown is not None:
             return place_window(shown, width, height, input_width, input_height, fit)
     match fit:
@@ -116,7 +224,7 @@ def place(width: int, height: int, input_width: int, input_height: int, fit: Fit
 
 
 def place_window(
-    window: Window, width: int, height: int, input_width: int, input_height: int, fit: Fit, zoom: float = 1.0
+    window: CropWindow, width: int, height: int, input_width: int, input_height: int, fit: Fit, zoom: float = 1.0
 ) -> Placement:
     """The placement of a window of a picture of width x height. It is fitted as a picture of the region's size is; the
     window of a crop was cut to its middle before."""
@@ -134,3 +242,18 @@ def place_window(
 
 def _at_least_one(size: int) -> int:
     return max(1, size)  # a picture thousands of times wider than high still has a row of pixels
+
+
+def center_region(roi: Roi | None, width: int, height: int, shape: tuple[int, int], zoom: float = 1.0) -> Roi:
+    """The middle of what `roi` shows of a picture of width x height, for an input of `shape` (width, height).
+
+    With a `zoom` of 1 it reaches to both edges of one axis, with a larger one it shows so much less: 256/224 is a
+    resize to 256 and a crop of 224. InvalidInput where the roi shows nothing of the picture.
+    """
+    window = crop_window(roi, width, height)
+    x1, y1, x2, y2 = (0, 0, width, height) if window is None else window.region
+    across, down = shape[::-1] if window is not None and window.is_sideways else shape
+    side = min((x2 - x1) / across, (y2 - y1) / down) / max(zoom, 1.0)  # picture pixels for one of the input
+    shown_w, shown_h = max(1, round(across * side)), max(1, round(down * side))
+    left, top = x1 + (x2 - x1 - shown_w) // 2, y1 + (y2 - y1 - shown_h) // 2
+    return Roi(Region(left, top, shown_w, shown_h), roi.rotation if roi else 0)

@@ -9,24 +9,21 @@ does it in one pass.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, cast
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from edged.tensors import Array, numpy_dtype
-from edged.vision import antialias
-from edged.vision.crop import middle
 from edged.vision.image import Decoded, Image
-from edged.vision.placement import Fit, Placement, place, place_window
+from edged.vision.placement import CropWindow, Fit, Placement, Roi, center_region, crop_window, place, place_window
 from edged.vision.preprocess import Preprocess
-from edged.vision.view import View
-from edged.vision.window import Window, window_of
 
 Plane: TypeAlias = npt.NDArray[np.uint8]
 
-_PLACEMENTS = 64  # sizes and views that are remembered: those of some cameras
+_PLACEMENTS = 64  # sizes and regions that are remembered: those of some cameras
 _TURNS = {90: cv2.ROTATE_90_CLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_COUNTERCLOCKWISE}
 
 
@@ -43,26 +40,26 @@ class Preparer:
         self._values = _Values(preprocess, self._dtype)
         self._pad_row = np.tile(self._values.pad, (preprocess.width, 1))
         self._turned = np.empty(0, np.uint8)  # made when the first picture has to be turned
-        self._placements: dict[tuple[int, int, int, View | None], Placement] = {}
+        self._placements: dict[tuple[int, int, int, Roi | None], Placement] = {}
 
-    def prepare(self, picture: Image | Decoded, out: Array, view: View | None = None) -> Placement:
-        """Write `picture`, BGR uint8 [h, w, 3], or what `view` shows of it, into all of `out`; returns where it lies.
+    def prepare(self, picture: Image | Decoded, out: Array, roi: Roi | None = None) -> Placement:
+        """Write `picture`, BGR uint8 [h, w, 3], or what `roi` shows of it, into all of `out`; returns where it lies.
 
         `out` is one picture of the batch: [C, H, W] or [H, W, C] as the layout says, in the input's dtype, C
-        contiguous. ValueError where it is not, InvalidInput for a view that shows nothing of the picture.
+        contiguous. ValueError where it is not, InvalidInput for a roi that shows nothing of the picture.
         """
         self._check(out)
         if isinstance(picture, Decoded):
             image, step = picture.image, picture.step
-            placement = self._place(picture.width, picture.height, step, view)
+            placement = self._place(picture.width, picture.height, step, roi)
         else:
             image, step = picture, 1
-            placement = self._place(image.shape[1], image.shape[0], step, view)
+            placement = self._place(image.shape[1], image.shape[0], step, roi)
         width, height = placement.inner
         rows = slice(placement.pad_y, placement.pad_y + height)
         columns = slice(placement.pad_x, placement.pad_x + width)
         if self.preprocess.antialias and self.preprocess.fit is Fit.CENTER_CROP:
-            scaled = self._middle(image, placement, step, view)
+            scaled = self._middle(image, placement, step, roi)
         elif placement.window is None:
             scaled = self._resize(image, width, height)
         else:
@@ -83,33 +80,33 @@ class Preparer:
                 f" {self._dtype}{list(self.preprocess.shape)}"
             )
 
-    def reduction(self, width: int, height: int, view: View | None = None) -> float:
+    def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
         """How many times smaller a picture of width x height may be decoded without being enlarged afterwards; 1 unless
         the model's settings allow it, since its boxes move.
 
         For `image.decode_reduced`; other threads than the owner may ask as well. InvalidInput as from `prepare`.
         """
-        return self._place(width, height, 1, view).reduction() if self.preprocess.reduce else 1.0
+        return self._place(width, height, 1, roi).reduction() if self.preprocess.reduce else 1.0
 
-    def _place(self, width: int, height: int, step: int, view: View | None) -> Placement:
-        known = self._placements.get((width, height, step, view))
+    def _place(self, width: int, height: int, step: int, roi: Roi | None) -> Placement:
+        known = self._placements.get((width, height, step, roi))
         if known is not None:
             return known
         wanted = self.preprocess
-        cut = view
+        cut = roi
         if wanted.fit is Fit.CENTER_CROP:
-            cut = middle(view, width, height, (wanted.width, wanted.height), wanted.zoom)
-        window = window_of(cut, width, height, step)
+            cut = center_region(roi, width, height, (wanted.width, wanted.height), wanted.zoom)
+        window = crop_window(cut, width, height, step)
         if window is None:
             placement = place(width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
         else:
             placement = place_window(window, width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
         if len(self._placements) >= _PLACEMENTS:
             self._placements.clear()  # a region that wanders
-        self._placements[width, height, step, view] = placement
+        self._placements[width, height, step, roi] = placement
         return placement
 
-    def _show(self, image: Image, window: Window, step: int, width: int, height: int) -> Image:
+    def _show(self, image: Image, window: CropWindow, step: int, width: int, height: int) -> Image:
         """The window of the picture, turned and resized to width x height; what is cheaper comes first."""
         rows = slice(window.top // step, (window.top + window.height) // step)
         columns = slice(window.left // step, (window.left + window.width) // step)
@@ -122,17 +119,17 @@ class Preparer:
             width, height = height, width
         return self._turn(self._resize(shown, width, height), window)
 
-    def _middle(self, image: Image, placement: Placement, step: int, view: View | None) -> Image:
-        """The middle of what the view shows, without the rounding to whole pixels that a window has."""
-        window = window_of(view, placement.width, placement.height, step)
+    def _middle(self, image: Image, placement: Placement, step: int, roi: Roi | None) -> Image:
+        """The middle of what the roi shows, without the rounding to whole pixels that a window has."""
+        window = crop_window(roi, placement.width, placement.height, step)
         if window is not None:
             rows = slice(window.top // step, (window.top + window.height) // step)
             image = image[rows, window.left // step : (window.left + window.width) // step]
             if window.rotation:
                 image = cast(Image, cv2.rotate(image, _TURNS[window.rotation]))
-        return antialias.middle(image, self.preprocess.width, self.preprocess.height, self.preprocess.zoom)
+        return resize_center(image, self.preprocess.width, self.preprocess.height, self.preprocess.zoom)
 
-    def _turn(self, image: Image, window: Window) -> Image:
+    def _turn(self, image: Image, window: CropWindow) -> Image:
         if self._turned.size < image.size:
             self._turned = np.empty(self.preprocess.width * self.preprocess.height * 3, np.uint8)
         height, width = image.shape[:2]
@@ -229,3 +226,66 @@ class _Values:
 
 def _as_moved(values: Array) -> Any:
     return values.view(np.uint16) if values.dtype == np.float16 else values
+
+
+_Floats = npt.NDArray[np.float32]
+_ROWS = 16  # of the result that are computed at once: their weights are a dense matrix, mostly of what is not zero
+
+
+class _Band(NamedTuple):
+    """Rows `first` to `last` of the result are `weights` times the rows of the source from `start` on."""
+
+    first: int
+    last: int
+    start: int
+    weights: _Floats  # [last - first, rows of the source]
+
+
+def resize_center(picture: Image, width: int, height: int, zoom: float = 1.0) -> Image:
+    """The middle of a picture, uint8 [h, w, 3], in width x height: its shorter side is resized to that side times
+    `zoom`, and the rest is cut off."""
+    down, across = picture.shape[:2]
+    ratio = max(round(width * zoom) / across, round(height * zoom) / down)
+    full_w, full_h = max(width, int(across * ratio + 1e-9)), max(height, int(down * ratio + 1e-9))
+    left, top = round((full_w - width) / 2), round((full_h - height) / 2)
+    # Columns first and rounded between, as Pillow does it. Only the rows that the second pass needs are computed.
+    bands = _bands(down, full_h, top, height)
+    rows = slice(bands[0].start, bands[-1].start + bands[-1].weights.shape[1])
+    turned = np.ascontiguousarray(picture[rows].transpose(1, 0, 2))
+    narrow = _rounded(_applied(_bands(across, full_w, left, width), turned))
+    return _rounded(_applied(bands, np.ascontiguousarray(narrow.transpose(1, 0, 2)), rows.start))
+
+
+def _applied(bands: tuple[_Band, ...], source: Image, skipped: int = 0) -> _Floats:
+    """The first axis, resized. `skipped` rows before those of `source` are not needed."""
+    flat = source.reshape(len(source), -1)
+    found = np.empty((bands[-1].last, flat.shape[1]), np.float32)
+    for first, last, start, weights in bands:
+        begin = start - skipped
+        np.matmul(weights, flat[begin : begin + weights.shape[1]].astype(np.float32), out=found[first:last])
+    return found.reshape(-1, *source.shape[1:])
+
+
+def _rounded(values: _Floats) -> Image:
+    pixels: Image = np.clip(np.floor(values + np.float32(0.5)), 0, 255).astype(np.uint8)
+    return pixels
+
+
+@lru_cache(64)  # sizes of some cameras
+def _bands(size: int, resized: int, skipped: int, kept: int) -> tuple[_Band, ...]:
+    """The weights of `kept` pixels after the first `skipped` of `size` pixels resized to `resized`."""
+    scale = size / resized
+    support = max(scale, 1.0)
+    centres = (np.arange(skipped, skipped + kept) + 0.5) * scale
+    starts = np.maximum((centres - support + 0.5).astype(int), 0)
+    ends = np.minimum((centres + support + 0.5).astype(int), size)
+    bands = []
+    for first in range(0, kept, _ROWS):
+        last = min(first + _ROWS, kept)
+        start, end = int(starts[first]), int(ends[last - 1])
+        at = np.arange(start, end)
+        weights = np.maximum(1 - np.abs((at - centres[first:last, None] + 0.5) / support), 0)
+        weights[(at < starts[first:last, None]) | (at >= ends[first:last, None])] = 0
+        weights /= weights.sum(axis=1, keepdims=True)
+        bands.append(_Band(first, last, start, weights.astype(np.float32)))
+    return tuple(bands)

@@ -22,7 +22,7 @@ import grpc
 import msgspec
 import numpy as np
 
-from edged.client.aio import AsyncClient
+from edged.client import AsyncClient
 from edged.errors import EdgedError
 from edged.proto import open_inference_pb2 as pb
 from edged.shapes import MODEL_PATH, Scene

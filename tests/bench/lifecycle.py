@@ -33,7 +33,7 @@ def first_answer(client: edged.Client) -> float:
             return time.monotonic() - started
 
 
-def serving(client: edged.Client) -> edged.client.operations.EngineInfo | None:
+def serving(client: edged.Client) -> edged.api_types.EngineInfo | None:
     """The engine that serves and was built for the device as it is now."""
     return next((e for e in client.engines("shapes") if e.state == "serving" and not is_of_the_past(e)), None)
 

@@ -17,10 +17,9 @@ from edged.shapes import Scene
 from edged.vision import masks
 from edged.vision.detections import Detections
 from edged.vision.image import decode, decode_reduced
-from edged.vision.placement import Fit
+from edged.vision.placement import Fit, Region, Roi
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import Preprocess
-from edged.vision.view import Region, View
 
 _RESOLUTIONS = ((1280, 720), (1920, 1080), (3840, 2160))
 _SIDES = (320, 640)
@@ -66,9 +65,9 @@ def views(seconds: float) -> None:
     out = np.empty(preparer.preprocess.shape, np.float32)
     seen = {
         "plain": None,
-        "region": View(Region(101, 51, 960, 540)),
-        "90": View(rotation=90),
-        "180": View(rotation=180),
+        "region": Roi(Region(101, 51, 960, 540)),
+        "90": Roi(rotation=90),
+        "180": Roi(rotation=180),
     }
     works = {name: lambda v=view: preparer.prepare(picture, out, v) for name, view in seen.items()}
     told("prepare 1920x1080 into 640", in_turns(works, seconds))

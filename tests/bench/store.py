@@ -23,9 +23,9 @@ from edged.config import Engines
 from edged.device.fingerprint import Fingerprint, probe
 from edged.engines import report
 from edged.engines.desired import desired
+from edged.engines.eviction import EvictionManager
 from edged.engines.plan import PlannedModel
 from edged.engines.planner import Planner
-from edged.engines.room import Room
 from edged.events import EventLog
 from edged.jobs.inspect import inspect
 from edged.models.model import Model
@@ -99,7 +99,7 @@ def measure(root: Path, count: int, read: Model, facts: Fingerprint) -> dict[str
         planner.plan(PlannedModel(strange.entry, Slot("strange")), strange)
 
     full = msgspec.structs.replace(settings, budget_mb=-(-store.size // _MB), keep_free_mb=0)
-    room = Room(store, full, models, EventLog(), set)
+    room = EvictionManager(store, full, models, EventLog(), set)
     before = len(store.records())
 
     def evict() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from edged.api.inference import wire
+from edged.api.grpc import wire
 from edged.proto import open_inference_pb2 as pb
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon

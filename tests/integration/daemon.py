@@ -117,13 +117,13 @@ class Daemon:
                 _READY_SECONDS,
             )
 
-    def settled(self, model: str, seconds: float = 180.0) -> list[edged.client.operations.EngineInfo]:
+    def settled(self, model: str, seconds: float = 180.0) -> list[edged.api_types.EngineInfo]:
         """Waits until every engine of a model that is to be made has its outcome and the best serves; returns all."""
         ends = {"ready", "serving", "failed", "rejected", "unsuitable", "quarantined", "evicted", "stale"}
         ends |= set() if self._builds else {"absent"}
         with self.client() as client:
 
-            def done() -> list[edged.client.operations.EngineInfo] | None:
+            def done() -> list[edged.api_types.EngineInfo] | None:
                 try:
                     engines = list(client.engines(model))
                 except NotFound:  # the repository has not been looked at yet
@@ -169,12 +169,12 @@ class Daemon:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def is_of_the_past(engine: edged.client.operations.EngineInfo) -> bool:
+def is_of_the_past(engine: edged.api_types.EngineInfo) -> bool:
     """Whether it serves although it was built for the device as it was."""
     return "until its successor" in engine.reason
 
 
-def _best_serves(engines: list[edged.client.operations.EngineInfo]) -> bool:
+def _best_serves(engines: list[edged.api_types.EngineInfo]) -> bool:
     """Whether no swap is due any more: what serves is within the margin, 5 %, of the least cost there is."""
     costs = {e.key: e.latency_ms / e.reference_ms for e in engines if e.latency_ms and e.reference_ms}
     wanted = {e.key: costs.get(e.key, 0.0) for e in engines if e.state in ("ready", "serving")}

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edged.api.grpc.wire import Request
 from edged.api.inference.access import Access
 from edged.api.inference.infer import Caller, Inference
-from edged.api.inference.wire import Request
 from edged.config import Engines
 from edged.config.limits import HostLimits, Limits
 from edged.device.fingerprint import probe

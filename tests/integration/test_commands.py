@@ -12,7 +12,7 @@ import pytest
 
 import edged
 from edged import events
-from edged.client.operations import EngineInfo
+from edged.api_types import EngineInfo
 from edged.errors import InvalidInput, NotFound, Refused
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from edged.client.operations import InputShapes, ShapeRange, Shapes
+from edged.api_types import InputShapes, ShapeRange, Shapes
 from edged.errors import InvalidInput
 from tests import models
 from tests.integration.daemon import Daemon
@@ -27,13 +27,13 @@ def test_a_request_outside_the_range_of_the_engine_is_answered_beside_it(tmp_pat
             await each.serves("null", AS_TEXT)
             engine = each.planned.slot.current
             assert await each.ask(x=(2, 8)) == 0
-            assert each.planned.beside.current is None  # nothing called for it so far
+            assert each.planned.fallback.current is None  # nothing called for it so far
             for shape in ((3, 8), (1, 3), (1, 9), (64, 500)):
                 assert await each.ask(x=shape) == 0
-            beside = each.planned.beside.current
+            beside = each.planned.fallback.current
             assert beside is not None
             assert (beside.engine.backend, str(beside.engine.profile)) == ("onnxruntime", "")
-            assert each.planned.beside.answered == 4
+            assert each.planned.fallback.answered == 4
             assert each.planned.slot.current is engine
             seen = each.planned.traffic.seen()
             assert (seen.requests, seen.smallest["x"], seen.largest["x"]) == (5, (1, 3), (64, 500))
@@ -46,12 +46,12 @@ def test_infer_request_that_gives_an_input_with_a_default_is_answered_by_the_ref
         async with world(tmp_path, with_default(zero("x")), backends="null", profile__x=RANGE) as each:
             await each.serves("null", AS_TEXT)
             assert await each.ask(x=(2, 8)) == 0
-            assert each.planned.beside.current is None
+            assert each.planned.fallback.current is None
             assert await each.ask(x=(2, 8), offset=5.0) == 5
-            assert each.planned.beside.current is not None
-            assert each.planned.beside.current.engine.backend == "onnxruntime"
+            assert each.planned.fallback.current is not None
+            assert each.planned.fallback.current.engine.backend == "onnxruntime"
             assert await each.ask(x=(2, 8)) == 0
-            assert each.planned.beside.answered == 1
+            assert each.planned.fallback.answered == 1
             with pytest.raises(InvalidInput, match="is missing"):
                 await each.ask(offset=5.0)
 

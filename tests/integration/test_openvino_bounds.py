@@ -18,9 +18,8 @@ from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import Order, Recipe
 from edged.config.limits import HostLimits
 from edged.errors import DeadlineExceeded
-from edged.jobs.tasks import load_graphs
 from edged.models.limits import Bounds
-from edged.serving.blame import Suspect
+from edged.serving.crash_attribution import EngineId
 from edged.serving.link import HostLink, Tenant
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
@@ -43,7 +42,7 @@ def built(proto: ModelProto, folder: Path) -> Order:
     out.mkdir(parents=True)
     path = models.save(proto, folder / "model.onnx")
     order = Order(str(path), models.signature(proto), Recipe("openvino"))
-    registry.load("openvino").build(order, out, lambda progress: None, load_graphs)
+    registry.load("openvino").build(order, out, lambda progress: None)
     files = {f.name: FileRecord(hashlib.sha256(f.read_bytes()).hexdigest(), f.stat().st_size) for f in out.iterdir()}
     return msgspec.structs.replace(order, artefact=Artefact(str(out), files))
 
@@ -63,7 +62,7 @@ class Box:
         await link.start()
         for name, order in self.orders.items():
             read = recognise(order.signature.inputs, order.signature.outputs, {}, {})
-            number = await link.open(order, read, 1, Tenant(Suspect(name, "engine"), self.bounds(name)))
+            number = await link.open(order, read, 1, Tenant(EngineId(name, "engine"), self.bounds(name)))
             self.slots[name].install(ServingSession(link, number, EngineRef("engine", "openvino", name, read)))
 
     def _lost(self, link: HostLink, why: str) -> None:
@@ -122,7 +121,7 @@ def test_a_host_whose_runtime_never_stops_is_replaced_and_no_other_model_notices
             await box.close()
         first, second = box.links
         assert "did not stop at its limit" in first.lost
-        assert first.loss.suspects == ((Suspect("endless", "engine"), True),)
+        assert first.loss.suspects == ((EngineId("endless", "engine"), True),)
         assert any(work.retried for work in done), "what the neighbour had in the host was done again"
         assert box.slots["good"].failed == 0
         assert second.lost == "was stopped"

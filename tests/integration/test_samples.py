@@ -13,7 +13,7 @@ import cv2
 import grpc
 import pytest
 
-from edged.client.operations import Verdict
+from edged.api_types import Verdict
 from edged.errors import EdgedError
 from edged.proto import operations_pb2 as pb
 from edged.shapes import MODEL_PATH, Scene

@@ -18,9 +18,9 @@ from types import TracebackType
 
 import pytest
 
+from edged.api_types import ModelInfo
 from edged.cli.local import Box
 from edged.client import Client
-from edged.client.operations import ModelInfo
 from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Scene
 from tests.integration.daemon import Daemon, wait_for

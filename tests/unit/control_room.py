@@ -18,7 +18,7 @@ from edged.device.fingerprint import Fingerprint
 from edged.engines import maker as maker_module
 from edged.engines import opener as opener_module
 from edged.engines import plan as plan_module
-from edged.engines.builder import MakeRoom, Task, Tell
+from edged.engines.builder import Reserve, Task, Tell
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.errors import EngineUnusable
 from edged.events import EventLog, What
@@ -151,10 +151,10 @@ class FakeBuilder:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def make(self, task: Task, tell: Tell, room: MakeRoom) -> EngineRecord:
+    async def make(self, task: Task, tell: Tell, reserve: Reserve) -> EngineRecord:
         self.efforts.append(task.effort)
         tell(Progress("building"))
-        await room(len(self.content))
+        await reserve(len(self.content))
         accepted = await self._work("make", task, tell)
         record = self._record(task, accepted)
         before = self.store.records().get(task.key.digest)
@@ -174,7 +174,7 @@ class FakeBuilder:
         (self.store.amend if accepted else self.store.strip)(record)
         return self.store.records()[task.key.digest]
 
-    async def adopt(self, task: Task, source: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+    async def adopt(self, task: Task, source: str, tell: Tell, reserve: Reserve) -> EngineRecord:
         self.sources.append(source)
         old = self.store.records()[source]
         if not await self._work("adopt", task, tell):

@@ -26,13 +26,13 @@ from edged.device.fingerprint import Fingerprint
 from edged.engines import opener as opener_module
 from edged.engines import planner as planner_module
 from edged.engines.actual import actual
-from edged.engines.builder import MakeRoom, Task, Tell
+from edged.engines.builder import Reserve, Task, Tell
 from edged.engines.catalogue import Catalogue
 from edged.engines.commands import Commands, Selection
 from edged.engines.desired import DesiredEngine, desired
 from edged.engines.maker import Maker
 from edged.engines.opener import Opener
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.planner import Planner
 from edged.engines.reconcile import ModelView, Open, reconcile
 from edged.engines.states import MAKING, EngineState
@@ -55,9 +55,9 @@ from edged.models.repository import ModelEntry
 from edged.serving.hosts import HostKind
 from edged.serving.session import ServingSession
 from edged.store.attempts import AttemptLog, Attempts
-from edged.store.background import at_once
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
+from edged.store.sealed import at_once
 from edged.tasks import TaskGroup
 from edged.verification.standard import Standard
 from tests.unit.control_room import MB, Clock, Unexpected, box, entry, inspection, record_of, stop_time
@@ -200,7 +200,7 @@ class Box:
 
     # -- the builder ------------------------------------------------------------------------------------------------
 
-    async def make(self, task: Task, tell: Tell, room: MakeRoom) -> EngineRecord:
+    async def make(self, task: Task, tell: Tell, reserve: Reserve) -> EngineRecord:
         async with self._child(task):
             key, recipe = task.key.digest, task.recipe
             known = self.store.records().get(key)
@@ -208,7 +208,7 @@ class Box:
                 assert key in self.commanded, "a rejected engine is not made again without a command"
             if not recipe.is_reference:
                 tell(Progress("building"))
-                await room(MB)
+                await reserve(MB)
             self.built += 1
             await self.steps.wait()
             outcome = self._next(task, "builds")
@@ -220,7 +220,7 @@ class Box:
             record = self._record(task, outcome == "good")
             if outcome == "good":
                 if record.size:
-                    await room(record.size)
+                    await reserve(record.size)
                 self.store.put(record)
             elif known is None or not known.is_usable:
                 self.store.strip(record)
@@ -239,7 +239,7 @@ class Box:
             write(msgspec.structs.replace(found, files=record.files))
             return self.store.records()[task.key.digest]
 
-    async def adopt(self, task: Task, source: str, tell: Tell, room: MakeRoom) -> EngineRecord:
+    async def adopt(self, task: Task, source: str, tell: Tell, reserve: Reserve) -> EngineRecord:
         async with self._child(task):
             old = self.store.records()[source]
             tell(Progress("verifying"))
@@ -448,7 +448,7 @@ class World:
             if isinstance(action, Open):
                 self.opener.start(planned, action.key)
             else:
-                if planned.engines[action.key].wish is Wish.BUILD:
+                if planned.engines[action.key].request is Request.BUILD:
                     self.box.commanded.add(action.key)
                 self.maker.start(planned, action)
         self.catalogue.refuse_hopeless()

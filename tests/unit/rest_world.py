@@ -14,9 +14,9 @@ from typing import Any, cast
 from edged.api.auth.guard import Guard
 from edged.api.auth.tokens import TokenFile
 from edged.api.grpc.rpc import Service
+from edged.api.grpc.wire import Request
 from edged.api.http.calls import Calls
 from edged.api.http.listener import HttpListener
-from edged.api.inference.wire import Request
 from edged.config import Access, Http, Tls
 from edged.proto import open_inference_pb2 as pb
 

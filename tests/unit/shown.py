@@ -1,34 +1,32 @@
-"""What a view shows of a picture, computed slowly: an oracle for placements, masks and points that come back."""
+"""What a roi shows of a picture, computed slowly: an oracle for placements, masks and points that come back."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from edged.vision.placement import Fit, Placement, place, place_window
-from edged.vision.view import Region, View
-from edged.vision.window import window_of
+from edged.vision.placement import Fit, Placement, Region, Roi, crop_window, place, place_window
 
 
-def placed(view: View | None, size: tuple[int, int], shape: tuple[int, int], fit: Fit) -> Placement:
+def placed(roi: Roi | None, size: tuple[int, int], shape: tuple[int, int], fit: Fit) -> Placement:
     """The placement of a picture of `size` (width, height), seen so, in an input of `shape` (width, height)."""
-    window = window_of(view, *size)
+    window = crop_window(roi, *size)
     return place(*size, *shape, fit) if window is None else place_window(window, *size, *shape, fit)
 
 
-def shown(array: np.ndarray, view: View | None) -> np.ndarray:
-    """The part of [h, w, ...] that a view shows, turned, by numpy alone."""
-    view = view or View()
-    region = view.region or Region()
+def shown(array: np.ndarray, roi: Roi | None) -> np.ndarray:
+    """The part of [h, w, ...] that a roi shows, turned, by numpy alone."""
+    roi = roi or Roi()
+    region = roi.region or Region()
     bottom = region.y + region.height if region.height else len(array)
     right = region.x + region.width if region.width else array.shape[1]
-    return np.rot90(array[region.y : bottom, region.x : right], -view.rotation // 90)
+    return np.rot90(array[region.y : bottom, region.x : right], -roi.rotation // 90)
 
 
-def in_input(placement: Placement, view: View | None) -> tuple[np.ndarray, np.ndarray]:
+def in_input(placement: Placement, roi: Roi | None) -> tuple[np.ndarray, np.ndarray]:
     """Where the middle of each pixel of the picture lies in the input: x and y, [height, width], NaN for those that are
     not shown."""
     height, width = placement.height, placement.width
-    numbers = shown(np.arange(height * width).reshape(height, width), view)
+    numbers = shown(np.arange(height * width).reshape(height, width), roi)
     rows, columns = np.indices(numbers.shape)
     across, down = np.full(height * width, np.nan), np.full(height * width, np.nan)
     across[numbers] = (columns + 0.5) * placement.scale_x + placement.pad_x

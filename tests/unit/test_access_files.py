@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.api.lanes.address import settle
+from edged.api.endpoints.address import settle
 from edged.files import foreign
 from edged.models.repository import Repository
 from edged.shapes import MODEL_PATH

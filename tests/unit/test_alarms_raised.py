@@ -244,12 +244,12 @@ def test_outputs_that_are_not_finite_are_told_of_until_they_were_finite_for_a_wh
 
 
 def test_engines_and_models_that_kill_their_hosts_are_told_of(served: Served) -> None:
-    served.engine.barred = "its work ended its engine host 3 times, which at last died"
+    served.engine.quarantined = "its work ended its engine host 3 times, which at last died"
     (alarm,) = served.look()
     assert (alarm.kind, alarm.engine) == (AlarmKind.QUARANTINED, served.engine.digest)
     assert "3 times" in alarm.message
     assert "edged engines rebuild" in alarm.message
-    served.planned.quarantine = served.engine.barred
+    served.planned.quarantine = served.engine.quarantined
     assert [each.engine for each in served.look()] == [served.engine.digest, ""]
 
 

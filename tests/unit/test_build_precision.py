@@ -15,7 +15,7 @@ from edged.backends.contract import Recipe
 from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder, Task
-from edged.engines.recipes import complete
+from edged.engines.desired import complete
 from edged.errors import Superseded, Unsuitable
 from edged.ipc import job_messages as jobs
 from edged.jobs import conversion, tasks

@@ -62,7 +62,7 @@ class Readers:
         self.tidied.append(set(needed))
 
 
-class Shelf:
+class ModelSelection:
     """A repository of entries that a test puts there."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class House:
     """A catalogue of a repository. Made within a loop."""
 
     def __init__(self, root: Path, named: dict[str, Path] | None = None, prove: Prove | None = None) -> None:
-        self.shelf, self.readers, self.events = Shelf(), Readers(), EventLog()
+        self.shelf, self.readers, self.events = ModelSelection(), Readers(), EventLog()
         self.retired: list[ServingSession | None] = []
         store = Store(root)
         self.planner = Planner.of(store, box(), Engines())

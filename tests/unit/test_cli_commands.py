@@ -16,10 +16,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from edged.api_types import AlarmInfo, ModelInfo
 from edged.cli import engines, events, models, status, words
 from edged.cli.events import position
 from edged.client.client import Client
-from edged.client.operations import AlarmInfo, ModelInfo
 from edged.errors import InvalidInput
 from edged.proto import operations_pb2 as ops
 from tests.unit.client_commands import KEYS

@@ -21,10 +21,10 @@ import typer
 from rich.table import Table
 from typer.testing import CliRunner, Result
 
+from edged.api_types import Composition, EngineInfo, Verdict
 from edged.cli import common, engines, folders, infer, local, stream
 from edged.cli.meter import Meter
 from edged.client.client import Client
-from edged.client.operations import Composition, EngineInfo, Verdict
 from edged.errors import EdgedError, InvalidInput
 from tests.unit.client_daemon import Running
 

@@ -17,8 +17,8 @@ import pytest
 
 from edged import shared_layout
 from edged.api.auth.identity import Identity
-from edged.api.lanes.shared_memory import Segments
-from edged.client.aio import AsyncClient
+from edged.api.endpoints.shared_memory import Segments
+from edged.client import AsyncClient
 from edged.client.client import Client
 from edged.errors import EdgedError, InvalidInput, OutOfSpace, SegmentUnusable
 from edged.proto import cameras_pb2 as pb

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from edged.api_types import EngineProgress
 from edged.config import Engines
 from edged.engines import commands as commands_module
 from edged.engines.actual import actual
-from edged.engines.commands import Commands, Ordered, Selection, Standing
+from edged.engines.commands import Commands, Ordered, Selection
 from edged.engines.desired import desired
 from edged.engines.maker import Maker
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.reconcile import Make, Open, reconcile
 from edged.engines.states import EngineState
 from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Refused
@@ -212,8 +213,8 @@ def test_a_key_that_two_models_share_is_one_engine_and_is_built_once(desk: Desk)
 def test_rebuilding_builds_what_is_not_there_and_leaves_what_is(desk: Desk) -> None:
     desk.have(number=1)
     assert keys(desk.commands.rebuild(M, False)) == (desk.digests()[0], desk.digests()[2])
-    assert [e.wish for e in desk.models["m"].engines.values()] == [Wish.BUILD, Wish.NONE, Wish.BUILD]
-    assert [e.wish for e in desk.models["n"].engines.values()] == [Wish.NONE] * 3
+    assert [e.request for e in desk.models["m"].engines.values()] == [Request.BUILD, Request.NONE, Request.BUILD]
+    assert [e.request for e in desk.models["n"].engines.values()] == [Request.NONE] * 3
     assert desk.commanded() == ["rebuild", "rebuild"]
     assert desk.wakes == 1
 
@@ -235,16 +236,16 @@ def test_rebuilding_tries_whatever_kept_an_engine_from_being_there(desk: Desk, s
     engine.failures, engine.retry_at = 3, desk.clock.now + 600
     desk.log.failed(engine.digest, "no memory")
     assert engine.digest in keys(desk.commands.rebuild(M, False))
-    assert (engine.wish, engine.failures, engine.retry_at) == (Wish.BUILD, 0, 0.0)
+    assert (engine.request, engine.failures, engine.retry_at) == (Request.BUILD, 0, 0.0)
     assert desk.log.of(engine.digest).failures == 0
 
 
 def test_a_rejected_engine_is_rebuilt_only_when_it_is_named_or_by_force(desk: Desk) -> None:
     engine = desk.have(accepted=False)
     assert engine.digest not in keys(desk.commands.rebuild(M, False))
-    assert engine.wish is Wish.NONE
+    assert engine.request is Request.NONE
     assert keys(desk.commands.rebuild(desk.selection(), False)) == (engine.digest,)
-    assert engine.wish is Wish.BUILD
+    assert engine.request is Request.BUILD
 
 
 def test_what_is_to_be_built_by_force_is_not_tried_with_other_files(desk: Desk) -> None:
@@ -261,7 +262,7 @@ def test_what_is_being_made_is_told_of_and_not_made_twice(desk: Desk) -> None:
         reference = desk.engine(number=0)
         assert reference.state not in (S.ABSENT, S.READY)
         assert reference.digest in keys(desk.commands.rebuild(M, True))
-        assert reference.wish is Wish.NONE
+        assert reference.request is Request.NONE
         desk.builder.gate.set()
         await desk.until_quiet()
         assert desk.builder.did.count(("make", reference.digest)) == 1
@@ -278,7 +279,7 @@ def test_only_what_is_in_the_store_can_be_verified(desk: Desk) -> None:
     engine = desk.have()
     desk.have(number=2, accepted=False)
     assert keys(desk.commands.verify(M)) == (engine.digest,)
-    assert [e.wish for e in desk.models["m"].engines.values()] == [Wish.NONE, Wish.VERIFY, Wish.NONE]
+    assert [e.request for e in desk.models["m"].engines.values()] == [Request.NONE, Request.VERIFY, Request.NONE]
     assert (desk.commanded(), desk.wakes) == (["verify"], 1)
 
 
@@ -288,7 +289,7 @@ def test_only_what_is_in_the_store_can_be_verified(desk: Desk) -> None:
 def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: Desk) -> None:
     async def story() -> None:
         ready = desk.have(number=2)
-        ready.wish = Wish.BUILD
+        ready.request = Request.BUILD
         desk.have("n", 1)
         desk.builder.gate.clear()
         desk.maker.start(desk.models["m"], Make("m", desk.digests()[0]))
@@ -297,7 +298,7 @@ def test_cancelling_ends_what_is_made_what_waits_and_what_is_wished(desk: Desk) 
         await until(lambda: not desk.maker.busy, "the child has ended")
         reference, other, _ = desk.models["m"].engines.values()
         assert (reference.state, other.state, ready.state) == (S.QUARANTINED, S.QUARANTINED, S.READY)
-        assert ready.wish is Wish.NONE
+        assert ready.request is Request.NONE
         desk.builder.gate.set()
         await desk.until_quiet()
         assert {key for _, key in desk.builder.did} & set(desk.digests("m")) == {reference.digest}, "and never again"
@@ -399,7 +400,7 @@ def test_an_engine_that_no_model_wants_any_more_can_be_evicted_by_its_key_or_the
 # -- how they get on ------------------------------------------------------------------------------------------------
 
 
-async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[Standing]:
+async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[EngineProgress]:
     """Everything that is told until all is done, while the control loop looks again and again."""
 
     async def look() -> None:
@@ -409,7 +410,7 @@ async def follow(desk: Desk, ordered: tuple[Ordered, ...]) -> list[Standing]:
 
     looking = asyncio.create_task(look())
     try:
-        return [standing async for standing in desk.commands.follow(ordered)]
+        return [status async for status in desk.commands.follow(ordered)]
     finally:
         looking.cancel()
 
@@ -453,7 +454,7 @@ def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: Desk, ou
             desk.have(name)
         desk.builder.outcomes.append(outcome)
         seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(desk.selection(), True)), 10)
-        last = {standing.model: standing for standing in seen}
+        last = {status.model: status for status in seen}
         assert {name: (s.done, s.succeeded) for name, s in last.items()} == dict.fromkeys("mn", (True, outcome))
 
     run(story())
@@ -462,8 +463,8 @@ def test_follow_models_that_share_an_engine_each_gets_its_outcome(desk: Desk, ou
 def test_follow_model_that_was_removed_is_named(desk: Desk) -> None:
     ordered = desk.commands.rebuild(desk.selection(), True)
     del desk.models["m"]
-    (standing,) = desk.commands.standings(ordered)
-    assert (standing.model, standing.state, standing.done) == ("m", "gone", True)
+    (status,) = desk.commands.statuses(ordered)
+    assert (status.model, status.state, status.done) == ("m", "gone", True)
 
 
 def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
@@ -476,8 +477,8 @@ def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
         desk.commands.cancel(desk.selection())
         await until(lambda: not desk.maker.busy, "the child has ended")
         assert (engine.state, engine.reason) == (S.READY, "")
-        (standing,) = desk.commands.standings(ordered)
-        assert (standing.done, standing.succeeded, standing.reason != "") == (True, False, True)
+        (status,) = desk.commands.statuses(ordered)
+        assert (status.done, status.succeeded, status.reason != "") == (True, False, True)
 
     run(story())
 
@@ -485,9 +486,9 @@ def test_cancel_rebuild_of_good_engine_leaves_nothing_on_it(desk: Desk) -> None:
 def test_following_ends_when_the_last_of_several_is_done(desk: Desk) -> None:
     async def story() -> None:
         seen = await asyncio.wait_for(follow(desk, desk.commands.rebuild(ALL, True)), 10)
-        last = {standing.key: standing for standing in seen}
+        last = {status.key: status for status in seen}
         assert set(last) == {*desk.digests("m"), *desk.digests("n")}
-        assert all(standing.done and standing.succeeded for standing in last.values())
+        assert all(status.done and status.succeeded for status in last.values())
 
     run(story())
 
@@ -496,8 +497,8 @@ def test_following_ends_when_what_is_followed_is_cancelled(desk: Desk) -> None:
     async def story() -> None:
         desk.builder.gate.clear()
         seen = []
-        async for standing in desk.commands.follow(desk.commands.rebuild(desk.selection(), True)):
-            seen.append(standing)
+        async for status in desk.commands.follow(desk.commands.rebuild(desk.selection(), True)):
+            seen.append(status)
             await desk.look()
             desk.commands.cancel(desk.selection())
         assert (seen[-1].done, seen[-1].succeeded, seen[-1].state) == (True, False, "quarantined")
@@ -528,8 +529,8 @@ def test_following_ends_when_what_is_to_be_verified_gives_way(desk: Desk) -> Non
         spare(desk)
         key = desk.commands.verify(desk.selection(number=2))
         await desk.commands.evict(desk.selection(number=2))
-        (standing,) = desk.commands.standings(key)
-        assert (standing.state, standing.done, standing.succeeded) == ("evicted", True, False)
+        (status,) = desk.commands.statuses(key)
+        assert (status.state, status.done, status.succeeded) == ("evicted", True, False)
 
     run(story())
 
@@ -552,10 +553,10 @@ def test_who_waits_on_a_paused_box_is_told_why(tmp_path: Path, clock: Clock, mon
     desk = Desk(tmp_path, clock)
     key = desk.commands.rebuild(desk.selection(), True)
     monkeypatch.setattr(Store, "problem", "the disk is read-only")
-    desk.maker.room.look()
-    (standing,) = desk.commands.standings(key)
-    assert (standing.phase, standing.done) == ("waiting", False)
-    assert "the disk is read-only" in standing.reason
+    desk.maker.eviction.look()
+    (status,) = desk.commands.statuses(key)
+    assert (status.phase, status.done) == ("waiting", False)
+    assert "the disk is read-only" in status.reason
 
 
 def test_a_command_that_could_not_be_carried_out_for_want_of_space_waits_and_says_so(desk: Desk, clock: Clock) -> None:
@@ -568,8 +569,8 @@ def test_a_command_that_could_not_be_carried_out_for_want_of_space_waits_and_say
         for _ in range(5):
             await desk.look()
             await until(lambda: not desk.maker.busy, "it was tried")
-        (standing,) = desk.commands.standings(key)
-        assert (standing.done, standing.reason) == (False, "it does not fit")
+        (status,) = desk.commands.statuses(key)
+        assert (status.done, status.reason) == (False, "it does not fit")
         assert len(desk.builder.did) == 1, "it is not tried over and over"
         clock.now += 600
         await desk.look()
@@ -587,9 +588,9 @@ def test_what_is_being_made_can_be_asked_for(desk: Desk) -> None:
         await desk.look()
         await until(lambda: bool(desk.builder.did), "a child is at work")
         desk.clock.now += 4
-        (standing,) = desk.commands.making()
-        assert (standing.model, standing.backend, standing.phase) == ("m", "onnxruntime", "verifying")
-        assert (standing.elapsed_s, standing.estimate_s, standing.done) == (4.0, 40.0, False)
+        (status,) = desk.commands.making()
+        assert (status.model, status.backend, status.phase) == ("m", "onnxruntime", "verifying")
+        assert (status.elapsed_s, status.estimate_s, status.done) == (4.0, 40.0, False)
         desk.builder.gate.set()
         await desk.until_quiet()
 
@@ -606,4 +607,4 @@ def test_an_engine_that_the_settings_leave_unmade_is_not_made_by_command_and_say
     made = desk.commands.rebuild(M, True)
     assert engine.digest not in made
     assert len(made) == len(desk.digests()) - 1
-    assert engine.wish is Wish.NONE
+    assert engine.request is Request.NONE

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.client.operations import EngineInfo, ModelInfo, Verdict
+from edged.api_types import EngineInfo, ModelInfo, Verdict
 from edged.demo import report
 from edged.demo.life import Life, is_cache_hit, title
 from edged.demo.runner import Outcome

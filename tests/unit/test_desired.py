@@ -6,8 +6,7 @@ import pytest
 
 from edged.backends.contract import Recipe
 from edged.device.fingerprint import Fingerprint
-from edged.engines.desired import DesiredEngine, desired
-from edged.engines.policy import candidates
+from edged.engines.desired import DesiredEngine, candidates, desired
 from edged.errors import ConfigError
 from edged.models.model import Model
 from edged.verification.standard import Standard

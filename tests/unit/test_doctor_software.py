@@ -13,9 +13,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from edged.api_types import AlarmInfo, Composition, DeviceInfo, EngineInfo, ModelInfo, StatusInfo, Verdict
 from edged.backends import one_node
-from edged.client.commands import StatusInfo
-from edged.client.operations import AlarmInfo, Composition, DeviceInfo, EngineInfo, ModelInfo, Verdict
 from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
 from edged.doctor import daemon, engines, extras, models, runtimes

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from edged.api.grpc import messages
 from edged.backends.contract import Composition, Recipe
-from edged.client import operations
+from edged.client.calls import engine_info
 from edged.engines import report
 from edged.engines.plan import PlannedEngine
+from edged.message_mapper import to_message
+from edged.proto import operations_pb2 as pb
 from edged.store.store import Store
 from tests.unit.control_room import key_of, model, planned_model, record_of
 
@@ -31,7 +32,7 @@ def test_everything_that_is_known_of_an_engine_reaches_the_client(tmp_path: Path
     planned.engines = {key.digest: PlannedEngine(key, recipe)}
     planned.engines[key.digest].adopt(record)
     (told,) = report.engines({"m": planned}, Store(tmp_path), "")
-    seen = operations.engine_info(messages.engine(told))
+    seen = engine_info(to_message(told, pb.Engine))
     expected = msgspec.to_builtins(told)
     found = seen.json()
     assert found.keys() == expected.keys()
@@ -45,4 +46,4 @@ def test_an_engine_that_is_not_there_has_no_composition(tmp_path: Path) -> None:
     key = key_of(of, recipe)
     planned.engines = {key.digest: PlannedEngine(key, recipe)}
     (told,) = report.engines({"m": planned}, Store(tmp_path), "")
-    assert operations.engine_info(messages.engine(told)).composition == operations.Composition()
+    assert engine_info(to_message(told, pb.Engine)).composition == Composition()

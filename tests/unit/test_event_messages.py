@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from edged import events
-from edged.api.grpc import messages
+from edged.api.grpc.operations import event_message
+from edged.api_types import EventInfo
 from edged.cli.events import told
-from edged.client.events import EventInfo, event_info
+from edged.client.calls import event_info
 from edged.events import Event, FactChange
 from edged.proto import operations_pb2 as pb
 
@@ -32,7 +33,7 @@ def example(kind: type[msgspec.Struct], **absent: None) -> events.What:
 
 
 def across(what: events.What, model: str = "doors", engine: str = "k" * 64) -> EventInfo:
-    sent = messages.event(Event(7, 1.5e9, model, engine, what), "e1").SerializeToString()
+    sent = event_message(Event(7, 1.5e9, model, engine, what), "e1").SerializeToString()
     return event_info(pb.Event.FromString(sent))
 
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from edged.backends.profile import Profile
-from edged.engines import fallback as beside_module
+from edged.engines import fallback as fallback_module
 from edged.engines.desired import desired
-from edged.engines.fallback import Beside
+from edged.engines.fallback import FallbackSlots
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.states import EngineState
 from edged.errors import EdgedError, EngineUnusable, HostLost, NotReady, OutOfMemory, Superseded
@@ -45,7 +45,7 @@ class Opener:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def beside(self, planned: PlannedModel, of: Model, engine: PlannedEngine) -> ServingSession:
+    async def open_session(self, planned: PlannedModel, of: Model, engine: PlannedEngine) -> ServingSession:
         self.opened.append(engine.digest)
         await self.gate.wait()
         outcome = self.outcomes.popleft() if self.outcomes else None
@@ -73,7 +73,7 @@ class Place:
         tasks = TaskGroup(lambda: None)
         self.opener = Opener(tasks)
         made: Any = self.opener
-        self.beside = Beside(made, tasks, self._wake)
+        self.fallbacks = FallbackSlots(made, tasks, self._wake)
         self.models: list[PlannedModel] = []
         self.planned = self.add()
         self.reference, self.ranged = self.planned.engines.values()
@@ -100,12 +100,12 @@ class Place:
 
     async def look(self, later: float = 0.0) -> None:
         self.clock.now += later
-        self.beside.look(self.models, self.clock.now)
+        self.fallbacks.look(self.models, self.clock.now)
         await settle()
 
     @property
     def current(self) -> ServingSession | None:
-        return self.planned.beside.current
+        return self.planned.fallback.current
 
     def ask(self, rows: int = 9) -> TensorWork:
         """A request, outside the range if nothing else is said."""
@@ -123,7 +123,7 @@ def shapes(content: str = "content", **settings: str) -> Model:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
-    monkeypatch.setattr(beside_module, "time", clock)
+    monkeypatch.setattr(fallback_module, "time", clock)
     return clock
 
 
@@ -172,7 +172,7 @@ def test_it_is_opened_once_however_many_wait(clock: Clock) -> None:
         place.opener.gate.set()
         await place.look()
         assert place.opener.opened == [place.reference.digest]
-        assert place.planned.beside.waiting == 1, "two are with the engine"
+        assert place.planned.fallback.waiting == 1, "two are with the engine"
 
     run(story())
 
@@ -356,7 +356,7 @@ def test_what_its_host_held_when_it_was_lost_is_tried_once_more_on_a_new_one(clo
         link = await opened(place)
         request = place.ask()
         link.lose()
-        place.beside.host_lost(link)  # type: ignore[arg-type]
+        place.fallbacks.host_lost(link)  # type: ignore[arg-type]
         await settle()
         await place.look()
         assert len(place.opener.opened) == 2
@@ -462,6 +462,6 @@ def test_each_model_has_its_own(clock: Clock, tmp_path: Path) -> None:
         place = Place(clock)
         place.add()
         await opened(place)
-        assert [planned.beside.current is not None for planned in place.models] == [True, False]
+        assert [planned.fallback.current is not None for planned in place.models] == [True, False]
 
     run(story())

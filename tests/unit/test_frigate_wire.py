@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.api.lanes import frigate_wire as wire
-from edged.errors import InvalidInput
-from edged.models.repository import check_name
+from edged.api.endpoints import frigate_wire as wire
+from edged.api.endpoints.frigate_wire import FAMILIES, Form, Reader
+from edged.backends.contract import Signature
+from edged.errors import InvalidInput, Unsupported
+from edged.ipc import messages as m
+from edged.models.inspection import Inspection
+from edged.models.model import Model
+from edged.models.repository import check_name, plain_entry
+from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor, TensorWork
+from edged.tensors import Shape, TensorSpec
+from edged.vision import family as families
 from edged.vision.detections import Detections
+from edged.vision.family import Thresholds
+from tests.waiting import run
 
 
 def parse(header: Any, *data: bytes) -> wire.Message:
@@ -180,3 +192,161 @@ def accepts(name: str) -> bool:
     except InvalidInput:
         return False
     return True
+
+
+_CELLS = 84  # of 64 x 64
+
+
+def model(
+    datatype: str = "FP32", shape: Shape = (1, 3, 64, 64), outputs: Shape = (1, 4 + 2, _CELLS), **settings: str
+) -> Model:
+    signature = Signature((TensorSpec("images", datatype, shape),), (TensorSpec("output0", "FP32", outputs),))
+    facts = Inspection("d", "d", 1, 10, {"": 20}, "tests", {}, signature, {"Conv": 1}, 0, 0, 0, ())
+    return Model.of(plain_entry("tiny", Path("/nowhere/tiny.onnx"), settings), facts)
+
+
+def wire_tensor(shape: tuple[int, ...], dtype: str = "uint8", top: float = 256) -> wire.Tensor:
+    values = (np.arange(math.prod(shape)) % top).astype(dtype)
+    header = json.dumps({"shape": shape, "dtype": dtype, "model_type": "yologeneric"}).encode()
+    message = wire.parse([memoryview(header), memoryview(values.tobytes())])
+    assert isinstance(message, wire.Tensor)
+    return message
+
+
+def reader(of: Model, model_type: str = "yologeneric", score: float | None = None, labels: int = 0) -> Reader:
+    return Reader(of, model_type, "rgb", score, labels)
+
+
+def work(form: Form) -> FrameWork | TensorWork:
+    async def make() -> FrameWork | TensorWork:
+        return form.work(Thresholds(), 5.0)
+
+    return run(make())
+
+
+def test_bytes_are_a_picture_whatever_the_model_wants() -> None:
+    for of in (model(), model("FP16"), model("UINT8"), model(shape=(1, 64, 64, 3))):
+        sent = wire_tensor((1, 64, 64, 3))
+        form = reader(of).form(sent)
+        made = work(form)
+        assert isinstance(made, FrameWork)
+        assert (made.pixel_format, made.width, made.height, made.stride) == ("rgb", 64, 64, 192)
+        assert bytes(form.data) == sent.pixels.tobytes()
+        assert made.expires == 5.0
+
+
+def test_a_packed_picture_is_not_copied() -> None:
+    sent = wire_tensor((1, 64, 64, 3))
+    assert sent.is_packed
+    form = reader(model()).form(sent)
+    assert np.shares_memory(np.frombuffer(form.data, np.uint8), sent.pixels)
+
+
+def test_planes_become_a_picture() -> None:
+    sent = wire_tensor((1, 3, 64, 64))
+    form = reader(model()).form(sent)
+    assert bytes(form.data) == sent.pixels[0].transpose(1, 2, 0).tobytes()
+    assert (form.pixel_format, form.spec) == ("rgb", None)
+
+
+def test_one_channel_is_gray() -> None:
+    made = work(reader(model(shape=(1, 1, 64, 64))).form(wire_tensor((1, 64, 64, 1))))
+    assert isinstance(made, FrameWork)
+    assert (made.pixel_format, made.stride) == ("gray", 64)
+
+
+@pytest.mark.parametrize("takes", [(1, 3, 64, 64), (1, 64, 64, 3), ("n", 3, "h", "w")])
+@pytest.mark.parametrize("sent", [(1, 3, 64, 64), (1, 64, 64, 3)])
+@pytest.mark.parametrize(("datatype", "dtype"), [("FP32", np.float32), ("FP16", np.float16)])
+def test_floats_go_as_they_are_in_the_models_order_of_axes(
+    takes: Shape, sent: tuple[int, ...], datatype: str, dtype: type[np.generic]
+) -> None:
+    settings = {} if takes[0] == 1 else {"preprocess.width": "64", "preprocess.height": "64"}
+    given = wire_tensor(sent, "float32")
+    form = reader(model(datatype, takes, **settings)).form(given)
+    made = work(form)
+    assert isinstance(made, TensorWork)
+    (one,) = made.inputs
+    assert (one.name, one.datatype) == ("images", datatype)
+    wanted = given.pixels.transpose(0, 2, 3, 1) if given.is_planar else given.pixels
+    got = np.frombuffer(one.data, dtype).reshape(one.shape)
+    got = got.transpose(0, 2, 3, 1) if got.shape[1] == 3 else got
+    assert np.array_equal(got, wanted.astype(dtype))
+
+
+@pytest.mark.parametrize("divisor", [1, 255])
+def test_floats_that_the_model_does_not_take_are_turned_back_into_their_picture(divisor: int) -> None:
+    original = wire_tensor((1, 32, 32, 3))
+    floats = wire.Tensor(original.pixels.astype(np.float32) / np.float32(divisor), "yologeneric")
+    for of in (model("UINT8"), model()):  # the datatype does not fit, or the size does not
+        form = reader(of).form(floats)
+        assert form.spec is None
+        assert bytes(form.data) == original.pixels.tobytes()
+
+
+def test_floats_that_are_no_numbers_become_some_picture() -> None:
+    odd = np.array([np.nan, np.inf, -np.inf] * 1024, np.float32).reshape(1, 32, 32, 3)
+    form = reader(model("UINT8")).form(wire.Tensor(odd, ""))
+    assert set(bytes(form.data)) == {0, 255}
+
+
+def test_a_model_without_pictures_takes_what_fits_and_refuses_the_rest() -> None:
+    of = model(shape=(1, 3, 64, 64), outputs=(1, 5), **{"preprocess.width": "64"})
+    assert reader(of).form(wire_tensor((1, 3, 64, 64), "float32")).spec is not None
+    blind = model(shape=(1, 7, 64, 64), outputs=(1, 5))
+    with pytest.raises(InvalidInput, match="no pictures"):
+        reader(blind).form(wire_tensor((1, 64, 64, 3)))
+
+
+def found(answer: bytes) -> np.ndarray:
+    return np.frombuffer(answer, np.float32).reshape(20, 6)
+
+
+def answered(of: Model, detections: Detections | None = None, outputs: tuple[OutputTensor, ...] = ()) -> Answered:
+    packed = None if detections is None else detections.pack()
+    return Answered(EngineRef("k", "fake", "d", of.recognition), packed, outputs, 64, 64, 0.0, m.Times())
+
+
+def test_boxes_of_the_host_are_those_of_the_picture_as_sent() -> None:
+    of = model()
+    made = reader(of, labels=3)
+    form = made.form(wire_tensor((1, 128, 128, 3)))
+    rows = found(made.read(answered(of, Detections.of([[0, 32, 64, 128]], [0.5], [2])), form))
+    assert rows[0].tolist() == [2, 0.5, 0.25, 0, 1, 0.5]
+
+
+def table(x: float, y: float, score: float, label: int) -> OutputTensor:
+    """One box of 16 x 16 pixels in the first cell."""
+    values = np.zeros((1, 6, _CELLS), np.float32)
+    values[0, :4, 0] = (x, y, 16, 16)
+    values[0, 4 + label, 0] = score
+    return OutputTensor("output0", "FP32", (1, 6, _CELLS), values.tobytes())
+
+
+@pytest.mark.parametrize("settings", [{}, {"family": "raw"}])
+def test_raw_outputs_are_read_by_the_models_family_or_by_frigates_word(settings: dict[str, str]) -> None:
+    of = model(**settings)
+    made = reader(of, score=0.2)
+    form = made.form(wire_tensor((1, 3, 64, 64), "float32"))
+    rows = found(made.read(answered(of, None, (table(32, 16, 0.75, 1),)), form))
+    assert rows[0].tolist() == pytest.approx([1, 0.75, 8 / 64, 24 / 64, 24 / 64, 40 / 64])
+    assert not rows[1:].any()
+    assert not found(made.read(answered(of, None, (table(32, 16, 0.1, 1),)), form)).any(), "below the threshold"
+
+
+@pytest.mark.parametrize("model_type", ["", "ssd", "unheard"])
+def test_what_nobody_can_read_is_said(model_type: str) -> None:
+    of = model(family="raw")
+    made = reader(of, model_type)
+    with pytest.raises(Unsupported, match="set its `family`"):
+        made.read(answered(of, None, (table(1, 1, 1, 1),)), made.form(wire_tensor((1, 64, 64, 3))))
+
+
+def test_class_ids_end_with_the_models_names_or_as_configured() -> None:
+    assert reader(model(names="a, b")).labels == 2
+    assert reader(model()).labels == 91
+    assert reader(model(names="a, b"), labels=7).labels == 7
+
+
+def test_every_family_that_stands_for_a_model_type_exists() -> None:
+    assert {name for names in FAMILIES.values() for name in names} <= set(families._FAMILIES)

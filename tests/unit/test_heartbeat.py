@@ -9,16 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from edged.api_types import EngineProgress, StatusInfo
 from edged.daemon.heartbeat import Heartbeat, headline, stalled
 from edged.engines import report as report_module
 from edged.engines.alarms import Alarm, AlarmKind
-from edged.engines.commands import Standing
 from edged.engines.controller import Liveness
-from edged.engines.report import StatusReport
 
 PATIENCE = 30.0
-REPORT = StatusReport("1", "e", 1.0, 3, 2, 0, 0, 0, 0, "", (), ())
-BUILD = Standing("key", "door", "openvino", "fp16", "cpu", "building", "", "building", 0.4)
+REPORT = StatusInfo("1", "e", 1.0, 3, 2, 0, 0, 0, 0, "", (), ())
+BUILD = EngineProgress("key", "door", "openvino", "fp16", "cpu", "building", "", "building", 0.4)
 ALARM = Alarm(AlarmKind.UNSERVED, "model gate cannot be served: it is no model")
 
 
@@ -57,7 +56,7 @@ def test_stalled_liveness_returns_reason(liveness: Liveness, why: str) -> None:
         ),
     ],
 )
-def test_the_daemon_in_a_line(report: StatusReport, problem: str, line: str) -> None:
+def test_the_daemon_in_a_line(report: StatusInfo, problem: str, line: str) -> None:
     assert headline(report, problem) == line
 
 

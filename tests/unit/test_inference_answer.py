@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from edged.api.grpc.wire import Contents, Request
 from edged.api.inference.access import Access
 from edged.api.inference.infer import Caller, Inference
-from edged.api.inference.wire import Contents, Request
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile
 from edged.engines.controller import Controller

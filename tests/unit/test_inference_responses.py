@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from edged.api.auth.identity import Identity
+from edged.api.grpc.wire import Contents
 from edged.api.inference.parameters import Place, Wanted
 from edged.api.inference.regions import Regions
 from edged.api.inference.responses import Collector, Form
 from edged.api.inference.sequences import Kept
-from edged.api.inference.wire import Contents
 from edged.errors import EngineUnusable, InvalidInput, TooLarge
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.work import OutputView

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edged.api.inference import wire
+from edged.api.grpc import wire
 from edged.api.inference.bounds import Bounds
 from edged.api.inference.parameters import Place, Wanted
 from edged.api.inference.tensors import inputs_of as checked

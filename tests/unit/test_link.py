@@ -36,7 +36,7 @@ from edged.ipc.frames import HEADER, LARGEST_MESSAGE, HostEnd
 from edged.ipc.sockets import HostSocket
 from edged.models.limits import Bounds
 from edged.raw_contents import to_bytes
-from edged.serving.blame import Suspect
+from edged.serving.crash_attribution import EngineId
 from edged.serving.host_process import End, end_of
 from edged.serving.hosts import HostKind, Hosts, pause
 from edged.serving.link import HostLink, Tenant
@@ -287,7 +287,7 @@ def test_host_crash_leaves_traceback_in_log(caplog: pytest.LogCaptureFixture) ->
 def test_who_was_at_work_in_a_host_is_known_when_it_is_lost() -> None:
     async def work(box: Box) -> None:
         link = await box.host()
-        idle, busy = Suspect("idle", "1"), Suspect("busy", "2")
+        idle, busy = EngineId("idle", "1"), EngineId("busy", "2")
         await link.open(order(), recognition(VECTOR), 1, Tenant(idle))
         number = await link.open(order(milliseconds=60_000), recognition(VECTOR), 1, Tenant(busy))
         lost = link.submit(lambda job: m.Infer(job, number, (BYTE,), None, None))
@@ -305,7 +305,7 @@ def test_who_was_at_work_in_a_host_is_known_when_it_is_lost() -> None:
 def test_a_model_has_a_time_limit_of_its_own_and_is_alone_to_blame_at_it() -> None:
     async def work(box: Box) -> None:
         link = await box.host()
-        slow, other = Suspect("slow", "1"), Suspect("other", "2")
+        slow, other = EngineId("slow", "1"), EngineId("other", "2")
         hung = await link.open(
             order(milliseconds=60_000), recognition(VECTOR), 1, Tenant(slow, Bounds("slow", seconds=0.2))
         )

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from edged.api.grpc.load import hosts, model
-from edged.client.load import load_info
+from edged.api_types import LoadInfo
 from edged.config import Health
 from edged.device import system
 from edged.device.root import Root
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import ModelRefused
 from edged.events import EventLog, HostLost
+from edged.message_mapper import to_struct
 from edged.metrics.tally import Tally
 from edged.proto import operations_pb2 as pb
 from tests.unit.control_room import planned_model
@@ -74,6 +75,6 @@ def test_memory_is_read_as_the_kernel_tells_it(tmp_path: Path) -> None:
 
 def test_what_is_absent_on_the_wire_is_none_for_the_client() -> None:
     message = pb.GetLoadResponse(models=[pb.ModelLoad(name="a"), pb.ModelLoad(name="b", infer_ms=0.0, baseline_ms=2.0)])
-    first, second = load_info(message).models
+    first, second = to_struct(message, LoadInfo).models
     assert (first.infer_ms, first.baseline_ms) == (None, None)
     assert (second.infer_ms, second.baseline_ms) == (0.0, 2.0)

@@ -13,7 +13,7 @@ import pytest
 from edged.config import Health
 from edged.engines import loader as loading
 from edged.engines.admission.examination import Admission
-from edged.engines.loader import Listed, Loader, Shelf
+from edged.engines.loader import Listed, Loader, ModelSelection
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, readiness
 from edged.errors import EngineUnusable, InvalidInput, NotReady, OutOfMemory
@@ -52,8 +52,8 @@ def ready(planned: PlannedModel) -> Readiness:
 def listing(house: House) -> Loader:
     """A loader that is only asked what there is."""
     nothing: Any = None
-    shelf: Any = SimpleNamespace(mode="poll")
-    return Loader(shelf, house.catalogue, nothing, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+    selection: Any = SimpleNamespace(mode="poll")
+    return Loader(selection, house.catalogue, nothing, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
 
 
 def test_a_model_is_listed_as_ready_only_while_it_answers(tmp_path: Path) -> None:
@@ -131,15 +131,15 @@ def test_what_could_not_be_served_is_tried_again_by_command_though_the_disk_is_t
     async def story() -> None:
         repository = Repository()
         house = House(tmp_path)
-        house.shelf = Shelf(repository, "explicit", ["m"])  # type: ignore[assignment, arg-type]
-        house.catalogue._shelf = house.shelf
+        house.selection = ModelSelection(repository, "explicit", ["m"])  # type: ignore[assignment, arg-type]
+        house.catalogue._selection = house.selection
         house.readers.files["m"] = OutOfMemory("the box was full")
         await house.look()
         planned = house.catalogue.models["m"]
         assert planned.problem is not None
         made = Overrides(repository)
         nothing: Any = None
-        loader = Loader(house.shelf, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+        loader = Loader(house.selection, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
         with pytest.raises(InvalidInput):
             await loader.load("../m")
 
@@ -166,11 +166,11 @@ def test_a_command_to_load_does_not_wait_for_room_that_may_never_come(
     async def story() -> None:
         repository, nothing = Repository(), None
         house = House(tmp_path)
-        house.shelf = Shelf(repository, "explicit", [])  # type: ignore[assignment, arg-type]
-        house.catalogue._shelf = house.shelf
+        house.selection = ModelSelection(repository, "explicit", [])  # type: ignore[assignment, arg-type]
+        house.catalogue._selection = house.selection
         house.readers.files["m"] = inspection("m")
         made = Overrides(repository)
-        loader = Loader(house.shelf, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
+        loader = Loader(house.selection, house.catalogue, made, nothing, lambda: (), lambda: None, ready)  # type: ignore[arg-type]
         task = asyncio.ensure_future(loader.load("m"))
         await until(lambda: "m" in house.catalogue.models and bool(house.catalogue.models["m"].engines), "it is read")
         reference = house.catalogue.models["m"].reference

@@ -17,7 +17,7 @@ from edged.engines.builder import Task
 from edged.engines.child import ChildLost
 from edged.engines.desired import desired
 from edged.engines.maker import Maker
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.reconcile import Action, Make, Try, Verify
 from edged.engines.states import EngineState
 from edged.errors import (
@@ -141,7 +141,7 @@ def test_an_engine_that_is_accepted_is_ready_and_in_the_store(tmp_path: Path, cl
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         engine = await shop.make()
-        assert (engine.state, engine.is_usable, engine.making, engine.wish) == (S.READY, True, None, Wish.NONE)
+        assert (engine.state, engine.is_usable, engine.making, engine.request) == (S.READY, True, None, Request.NONE)
         assert engine.record == shop.store.records()[engine.digest]
         assert shop.states() == ["queued", "building", "verifying", "ready"]
         assert shop.attempts() == Attempts()
@@ -213,11 +213,11 @@ def test_an_engine_that_is_being_made_and_its_source_are_not_evicted_for_it(tmp_
         shop.start(Try, source=source)
         await until(lambda: bool(shop.builder.did), "a child is at work")
         with pytest.raises(OutOfSpace):
-            await shop.maker.room.make(MB)
+            await shop.maker.eviction.wait_for_capacity(MB)
         assert source in shop.store.records()
         shop.builder.gate.set()
         await shop.idle()
-        await shop.maker.room.make(MB // 2)
+        await shop.maker.eviction.wait_for_capacity(MB // 2)
         assert [event.bytes for event in told(shop.events, EngineEvicted)] == [MB // 2]
 
     run(story())
@@ -314,10 +314,10 @@ def test_a_success_and_a_command_forgive_what_failed_before(tmp_path: Path, cloc
 def test_an_engine_that_a_backend_cannot_make_is_not_tried_again_and_did_not_fail(tmp_path: Path, clock: Clock) -> None:
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
-        shop.engine.wish = Wish.BUILD
+        shop.engine.request = Request.BUILD
         engine = await shop.make(Unsuitable("it would not keep int64 exact"))
         assert (engine.state, engine.reason) == (S.UNSUITABLE, "it would not keep int64 exact")
-        assert (engine.wish, engine.failures, shop.attempts()) == (Wish.NONE, 0, Attempts())
+        assert (engine.request, engine.failures, shop.attempts()) == (Request.NONE, 0, Attempts())
 
     run(story())
 
@@ -369,10 +369,10 @@ def test_an_error_that_nobody_expected_leaves_a_good_engine_as_it_was(tmp_path: 
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         before = (await shop.make()).record
-        shop.engine.wish = Wish.BUILD
+        shop.engine.request = Request.BUILD
         engine = await shop.make(Unexpected("a bug"))
-        assert (engine.state, engine.record, bool(engine.setback)) == (S.READY, before, True)
-        assert engine.wish is Wish.NONE, "it is not tried for ever"
+        assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
+        assert engine.request is Request.NONE, "it is not tried for ever"
 
     run(story())
 
@@ -426,10 +426,10 @@ def test_a_forced_rebuild_that_comes_to_nothing_leaves_the_engine_that_was_there
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         before = (await shop.make()).record
-        shop.engine.wish = Wish.BUILD
+        shop.engine.request = Request.BUILD
         engine = await shop.make(outcome)
-        assert (engine.state, engine.record, bool(engine.setback)) == (S.READY, before, True)
-        assert (engine.wish, shop.store.records()[engine.digest]) == (Wish.NONE, before)
+        assert (engine.state, engine.record, bool(engine.last_attempt_failed)) == (S.READY, before, True)
+        assert (engine.request, shop.store.records()[engine.digest]) == (Request.NONE, before)
         assert engine.reason
 
     run(story())
@@ -439,9 +439,9 @@ def test_a_forced_rebuild_that_is_accepted_is_another_edition(tmp_path: Path, cl
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         before = (await shop.make()).edition
-        shop.builder.content, shop.engine.wish = b"another", Wish.BUILD
+        shop.builder.content, shop.engine.request = b"another", Request.BUILD
         engine = await shop.make()
-        assert (engine.state, bool(engine.setback), engine.wish) == (S.READY, False, Wish.NONE)
+        assert (engine.state, bool(engine.last_attempt_failed), engine.request) == (S.READY, False, Request.NONE)
         assert engine.edition != before
 
     run(story())
@@ -456,7 +456,11 @@ def test_an_engine_that_is_good_stays_usable_while_it_is_made_anew(tmp_path: Pat
         assert (shop.engine.state, shop.engine.is_usable) == (S.VERIFYING, True)
         shop.maker.cancel(shop.engine, "cancelled by a test")
         await shop.idle()
-        assert (shop.engine.state, shop.engine.reason, shop.engine.setback) == (S.READY, "", "cancelled by a test")
+        assert (shop.engine.state, shop.engine.reason, shop.engine.last_attempt_failed) == (
+            S.READY,
+            "",
+            "cancelled by a test",
+        )
 
     run(story())
 
@@ -465,9 +469,9 @@ def test_verifying_keeps_a_good_engine_with_its_new_figures(tmp_path: Path, cloc
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         await shop.make()
-        shop.builder.cost, shop.engine.wish = 0.9, Wish.VERIFY
+        shop.builder.cost, shop.engine.request = 0.9, Request.VERIFY
         engine = await shop.make(kind=Verify)
-        assert (engine.state, engine.wish, bool(engine.setback)) == (S.READY, Wish.NONE, False)
+        assert (engine.state, engine.request, bool(engine.last_attempt_failed)) == (S.READY, Request.NONE, False)
         assert engine.record is not None
         assert engine.record.cost == pytest.approx(0.9)
         assert [verb for verb, _ in shop.builder.did] == ["make", "verify"]
@@ -479,25 +483,25 @@ def test_verifying_takes_away_an_engine_that_turns_out_to_be_wrong(tmp_path: Pat
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         await shop.make()
-        shop.engine.wish = Wish.VERIFY
+        shop.engine.request = Request.VERIFY
         engine = await shop.make(False, Verify)
-        assert (engine.state, engine.is_usable, engine.wish) == (S.REJECTED, False, Wish.NONE)
+        assert (engine.state, engine.is_usable, engine.request) == (S.REJECTED, False, Request.NONE)
 
     run(story())
 
 
-@pytest.mark.parametrize("wish", [Wish.VERIFY, Wish.REVIEW])
+@pytest.mark.parametrize("wish", [Request.VERIFY, Request.REVIEW])
 def test_a_verification_that_has_no_outcome_leaves_the_engine_as_it_was_and_is_over(
-    tmp_path: Path, clock: Clock, wish: Wish, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, clock: Clock, wish: Request, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         await shop.make()
-        shop.engine.wish = wish
+        shop.engine.request = wish
         engine = await shop.make(BuildFailed("the child ran out of time"), Verify)
-        assert (engine.state, engine.is_usable, bool(engine.setback)) == (S.READY, True, True)
+        assert (engine.state, engine.is_usable, bool(engine.last_attempt_failed)) == (S.READY, True, True)
         assert "the child ran out of time" in engine.reason
-        assert engine.wish is Wish.NONE, "it is not tried for ever"
+        assert engine.request is Request.NONE, "it is not tried for ever"
 
     with caplog.at_level(logging.ERROR, "edged.engines"):
         run(story())
@@ -509,7 +513,7 @@ def test_an_engine_that_is_gone_when_it_is_to_be_verified_has_to_be_made(tmp_pat
         shop = Workshop(tmp_path, clock)
         await shop.make()
         shop.store.remove(shop.engine.digest)
-        shop.engine.wish = Wish.VERIFY
+        shop.engine.request = Request.VERIFY
         engine = await shop.make(kind=Verify)
         assert (engine.state, engine.is_usable) == (S.ABSENT, False)
 
@@ -647,11 +651,11 @@ def test_what_is_cancelled_while_it_is_made_is_not_tried_again_and_did_not_fail(
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         await shop.at_work()
-        shop.engine.wish = Wish.BUILD
+        shop.engine.request = Request.BUILD
         shop.maker.cancel(shop.engine, "cancelled by a test")
         await shop.idle()
         assert (shop.engine.state, shop.engine.reason) == (S.QUARANTINED, "cancelled by a test")
-        assert (shop.engine.making, shop.engine.wish, shop.engine.failures) == (None, Wish.NONE, 0)
+        assert (shop.engine.making, shop.engine.request, shop.engine.failures) == (None, Request.NONE, 0)
         assert shop.engine.digest not in shop.store.records()
         reboot.write_text("second")
         assert shop.attempts().failures == 0
@@ -722,9 +726,9 @@ def test_what_has_an_outcome_keeps_it_when_a_wish_is_cancelled(tmp_path: Path, c
     async def story() -> None:
         shop = Workshop(tmp_path, clock)
         state = (await shop.make(outcome)).state
-        shop.engine.wish = Wish.BUILD
+        shop.engine.request = Request.BUILD
         shop.maker.cancel(shop.engine, "cancelled by a test")
-        assert (shop.engine.state, shop.engine.wish) == (state, Wish.NONE)
+        assert (shop.engine.state, shop.engine.request) == (state, Request.NONE)
 
     run(story())
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from edged.api.grpc import messages
-from edged.client import operations
+from edged.api_types import ModelInfo
 from edged.config import Health
+from edged.engines import report
 from edged.errors import ConfigError, EdgedError, EngineUnusable
+from edged.message_mapper import to_message, to_struct
 from edged.models.finding import Category, Finding, Stage
+from edged.proto import operations_pb2 as pb
 from tests.unit.control_room import planned_model
+
+
+def across(sent: ModelInfo) -> ModelInfo:
+    return to_struct(to_message(sent, pb.ModelStatus), ModelInfo)
+
 
 CYCLE = Finding(Stage.GRAPH, Category.CYCLE, "the graph has a cycle", "export it again")
 
@@ -27,11 +34,11 @@ def test_why_a_model_is_refused_is_told_in_words_and_by_category(
 ) -> None:
     planned = planned_model("m")
     planned.problem = problem
-    told = operations.model_info(messages.model_status(planned, (), Health(), None))
+    told = across(report.model(planned, (), Health(), None))
     assert (told.state, told.reason) == ("refused", str(problem))
     assert (told.stage, told.category) == (stage, category)
 
 
 def test_one_that_is_not_refused_has_no_category() -> None:
-    told = operations.model_info(messages.model_status(planned_model("m"), (), Health(), None))
+    told = across(report.model(planned_model("m"), (), Health(), None))
     assert (told.state, told.stage, told.category) == ("loading", "", "")

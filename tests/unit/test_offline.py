@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from edged.device.fingerprint import Fingerprint, probe
 from edged.engines import offline
-from edged.engines.desired import desired
+from edged.engines.desired import candidates, desired
 from edged.engines.offline import Target, recorded_target, target
-from edged.engines.policy import candidates
 from edged.errors import InvalidInput
 from edged.store.key import may_be_for
 from tests.unit.control_room import model

@@ -18,7 +18,7 @@ from edged.engines.alarms import Alarm, AlarmKind, Box, wrong
 from edged.engines.desired import desired
 from edged.engines.opener import Opener
 from edged.engines.plan import PlannedEngine
-from edged.engines.probe import Unaskable
+from edged.engines.probe import NoUsableProbe
 from edged.engines.report import engines as reports
 from edged.engines.states import EngineState
 from edged.errors import DiskFailing, EngineUnusable, HostLost, NotReady, OutOfSpace, WrongAnswers
@@ -44,7 +44,7 @@ ELSEWHERE: Nodes = {"GPU": {"MatMul": 3}}
 
 
 class Examiner:
-    """A questioner whose outcomes a test gives."""
+    """A probe whose outcomes a test gives."""
 
     def __init__(self) -> None:
         self.outcomes: deque[Exception | None] = deque()
@@ -75,9 +75,9 @@ class Gate:
             record = record_of(engine.key, engine.recipe, standard=engine.standard, composition=Composition(nodes=HOME))
             put(self.store, record)
             engine.adopt(record)
-        questioner: Any = self.examiner
+        probe: Any = self.examiner
         hosts: Any = self.hosts
-        self.opener = Opener(hosts, self.store, 4, EventLog(), TaskGroup(lambda: None), lambda _: None, questioner)
+        self.opener = Opener(hosts, self.store, 4, EventLog(), TaskGroup(lambda: None), lambda _: None, probe)
 
     def host(self, engine: PlannedEngine) -> FakeHost:
         return self.hosts.host(engine.recipe.backend)
@@ -186,7 +186,7 @@ def test_a_host_that_dies_over_the_question_says_nothing_against_the_engine(erro
 def test_a_model_that_cannot_be_asked_serves_and_is_not_ready(tmp_path: Path) -> None:
     async def story() -> None:
         gate = Gate(tmp_path)
-        await gate.open(gate.reference, {}, Unaskable("nothing is answered"))
+        await gate.open(gate.reference, {}, NoUsableProbe("nothing is answered"))
         assert gate.planned.slot.current is not None
         assert gate.planned.slot.current.vitals.unproven == "nothing is answered"
 
@@ -196,12 +196,12 @@ def test_a_model_that_cannot_be_asked_serves_and_is_not_ready(tmp_path: Path) ->
 def test_once_one_of_its_engines_has_answered_a_request_the_next_is_believed(tmp_path: Path, clock: Clock) -> None:
     async def story() -> None:
         gate = Gate(tmp_path)
-        await gate.open(gate.reference, {}, Unaskable("nothing is answered"))
-        await gate.open(gate.engine, None, Unaskable("nothing is answered"))
+        await gate.open(gate.reference, {}, NoUsableProbe("nothing is answered"))
+        await gate.open(gate.engine, None, NoUsableProbe("nothing is answered"))
         assert gate.planned.slot.current is not None
         assert gate.planned.slot.current.vitals.unproven
         gate.planned.slot.current.vitals.answered(clock.now)
-        await gate.open(gate.other, None, Unaskable("nothing is answered"))
+        await gate.open(gate.other, None, NoUsableProbe("nothing is answered"))
         assert gate.planned.serving == gate.other.digest
         assert not gate.planned.slot.current.vitals.unproven
 

@@ -12,7 +12,7 @@ import pytest
 from edged.backends.contract import REFERENCE, Recipe
 from edged.engines.actual import actual
 from edged.engines.desired import DesiredEngine, desired
-from edged.engines.plan import Making, PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import Making, PlannedEngine, PlannedModel, Request
 from edged.engines.reconcile import Open, reconcile
 from edged.engines.states import EngineState
 from edged.errors import BuildFailed, EngineUnusable, NotReady
@@ -107,18 +107,23 @@ def test_a_rejected_engine_keeps_its_reason_and_cannot_be_used() -> None:
 def test_a_new_build_that_is_rejected_does_not_take_away_a_good_one() -> None:
     planned = ready()
     before = planned.record
-    planned.wish = Wish.BUILD
+    planned.request = Request.BUILD
     making(planned).finish(record(planned, accepted=False), before)
-    assert (planned.state, planned.record, bool(planned.setback), planned.wish) == (S.READY, before, True, Wish.NONE)
+    assert (planned.state, planned.record, bool(planned.last_attempt_failed), planned.request) == (
+        S.READY,
+        before,
+        True,
+        Request.NONE,
+    )
     assert "the one before stays" in planned.reason
 
 
 def test_a_new_build_that_is_accepted_is_another_edition_and_no_setback() -> None:
     planned = ready()
-    before, planned.setback = planned.edition, "rejected"
+    before, planned.last_attempt_failed = planned.edition, "rejected"
     again = record(planned, content=b"another")
     making(planned).finish(again, again)
-    assert (planned.state, planned.edition != before, bool(planned.setback)) == (S.READY, True, False)
+    assert (planned.state, planned.edition != before, bool(planned.last_attempt_failed)) == (S.READY, True, False)
 
 
 def test_an_engine_that_turns_out_to_be_wrong_is_rejected_whatever_it_was() -> None:
@@ -154,10 +159,10 @@ def test_an_engine_that_fails_too_often_is_no_longer_tried() -> None:
 def test_making_a_good_engine_anew_may_fail_for_ever_and_it_stays(clock: Clock) -> None:
     planned = ready()
     for _ in range(6):
-        planned.wish = Wish.REVIEW
+        planned.request = Request.REVIEW
         making(planned).fail(BuildFailed("no memory"), most=4)
-        assert (planned.state, planned.is_usable, bool(planned.setback)) == (S.READY, True, True)
-        assert (planned.wish, planned.retry_at > clock.now) == (Wish.NONE, True)
+        assert (planned.state, planned.is_usable, bool(planned.last_attempt_failed)) == (S.READY, True, True)
+        assert (planned.request, planned.retry_at > clock.now) == (Request.NONE, True)
     assert "no memory; the one before stays" in planned.reason
 
 
@@ -200,16 +205,16 @@ def test_what_could_not_even_be_tried_is_tried_later_and_counts_for_nothing(stat
 
 def test_what_is_postponed_is_still_wished() -> None:
     planned = ready()
-    planned.wish = Wish.BUILD
+    planned.request = Request.BUILD
     making(planned).postpone("the disk is full", 30.0)
-    assert planned.wish is Wish.BUILD
+    assert planned.request is Request.BUILD
 
 
 def test_what_is_no_longer_tried_is_not_wished_either() -> None:
     planned = engine()
-    planned.wish = Wish.BUILD
+    planned.request = Request.BUILD
     planned.quarantine("cancelled")
-    assert (planned.state, planned.reason, planned.wish) == (S.QUARANTINED, "cancelled", Wish.NONE)
+    assert (planned.state, planned.reason, planned.request) == (S.QUARANTINED, "cancelled", Request.NONE)
 
 
 # -- what the store holds -------------------------------------------------------------------------------------------
@@ -222,14 +227,14 @@ def test_an_engine_of_the_store_is_as_the_store_knows_it() -> None:
     gone.adopt(msgspec.structs.replace(record(gone, standard="s"), files={}, evicted=True))
     assert [e.state for e in (good, bad, gone)] == [S.READY, S.REJECTED, S.EVICTED]
     assert [e.is_usable for e in (good, bad, gone)] == [True, False, False]
-    assert [e.wish for e in (good, bad, gone)] == [Wish.NONE] * 3
+    assert [e.request for e in (good, bad, gone)] == [Request.NONE] * 3
     assert "cosine" in bad.reason
 
 
 def test_an_engine_that_was_judged_by_another_standard_is_used_and_judged_again() -> None:
     planned = engine(standard="new")
     planned.adopt(record(planned, standard="old"))
-    assert (planned.state, planned.wish) == (S.READY, Wish.REVIEW)
+    assert (planned.state, planned.request) == (S.READY, Request.REVIEW)
 
 
 def test_an_engine_that_was_rejected_by_another_standard_is_built_again() -> None:
@@ -241,7 +246,7 @@ def test_an_engine_that_was_rejected_by_another_standard_is_built_again() -> Non
 def test_a_reference_is_held_to_no_standard_but_its_own() -> None:
     planned = engine(REFERENCE, standard="new")
     planned.adopt(record(planned, standard="old"))
-    assert (planned.state, planned.wish) == (S.READY, Wish.NONE)
+    assert (planned.state, planned.request) == (S.READY, Request.NONE)
 
 
 # -- how far it is --------------------------------------------------------------------------------------------------
@@ -320,12 +325,12 @@ def settled(planned: PlannedModel, *, accepted: bool) -> PlannedEngine:
 
 
 def test_a_new_standard_has_a_good_engine_judged_again_and_a_rejected_one_built_again() -> None:
-    for accepted, expected in ((True, (S.READY, Wish.REVIEW)), (False, (S.ABSENT, Wish.NONE))):
+    for accepted, expected in ((True, (S.READY, Request.REVIEW)), (False, (S.ABSENT, Request.NONE))):
         planned = planned_model()
         plan(planned, model())
         last = settled(planned, accepted=accepted)
         assert plan(planned, model(**STRICT)) == []
-        assert (last.state, last.wish) == expected
+        assert (last.state, last.request) == expected
         assert plan(planned, model(**STRICT)) == [], "once"
         assert last.standard == desired(box(), {"m": model(**STRICT)})["m"][-1].standard
 
@@ -334,14 +339,16 @@ def test_a_new_standard_does_not_take_the_place_of_a_command() -> None:
     planned = planned_model()
     plan(planned, model())
     last = settled(planned, accepted=True)
-    last.wish = Wish.BUILD
+    last.request = Request.BUILD
     plan(planned, model(**STRICT))
-    assert last.wish is Wish.BUILD
+    assert last.request is Request.BUILD
 
 
-@pytest.mark.parametrize(("accepted", "expected"), [(True, (S.READY, Wish.REVIEW)), (False, (S.ABSENT, Wish.NONE))])
+@pytest.mark.parametrize(
+    ("accepted", "expected"), [(True, (S.READY, Request.REVIEW)), (False, (S.ABSENT, Request.NONE))]
+)
 def test_a_verdict_by_a_standard_that_changed_while_it_was_reached_is_out_of_date(
-    accepted: bool, expected: tuple[EngineState, Wish]
+    accepted: bool, expected: tuple[EngineState, Request]
 ) -> None:
     planned = planned_model()
     plan(planned, model())
@@ -349,7 +356,7 @@ def test_a_verdict_by_a_standard_that_changed_while_it_was_reached_is_out_of_dat
     old = last.standard
     plan(planned, model(**STRICT))
     last.finish(record(last, accepted=accepted, standard=old), None)
-    assert (last.state, last.wish) == expected
+    assert (last.state, last.request) == expected
 
 
 def test_a_standard_is_nothing_to_a_reference() -> None:
@@ -357,7 +364,7 @@ def test_a_standard_is_nothing_to_a_reference() -> None:
     reference = plan(planned, model())[0]
     making(reference).finish(record(reference), None)
     plan(planned, model(**STRICT))
-    assert (reference.state, reference.wish) == (S.READY, Wish.NONE)
+    assert (reference.state, reference.request) == (S.READY, Request.NONE)
 
 
 def test_external_data_that_changes_is_noticed_once(tmp_path: Path) -> None:
@@ -413,7 +420,7 @@ def test_a_model_of_which_every_engine_answered_wrongly_has_its_reference_still(
 # -- a look ---------------------------------------------------------------------------------------------------------
 
 
-class Shelf:
+class ModelSelection:
     """As much of a store as a look takes."""
 
     def __init__(self, *records: EngineRecord) -> None:
@@ -423,8 +430,8 @@ class Shelf:
         return dict(self._records)
 
 
-def actual_views(*models: PlannedModel, shelf: Shelf | None = None):  # type: ignore[no-untyped-def]
-    return actual(shelf or Shelf(), models)  # type: ignore[arg-type]
+def actual_views(*models: PlannedModel, shelf: ModelSelection | None = None):  # type: ignore[no-untyped-def]
+    return actual(shelf or ModelSelection(), models)  # type: ignore[arg-type]
 
 
 def test_a_look_shows_every_engine_as_it_is() -> None:
@@ -432,12 +439,12 @@ def test_a_look_shows_every_engine_as_it_is() -> None:
     reference, _, last = plan(planned, model())
     made = record(last)
     making(last).finish(made, made)
-    last.open_at, last.wish, reference.retry_at = 7.0, Wish.VERIFY, 8.0
+    last.open_at, last.request, reference.retry_at = 7.0, Request.VERIFY, 8.0
     (view,) = actual_views(planned)
     assert [e.key for e in view.engines] == list(planned.engines)
     seen = view.engines[2]
     assert (seen.state, seen.usable, seen.cost, seen.edition) == (S.READY, True, 0.5, made.edition)
-    assert (seen.open_at, seen.wish, view.engines[0].retry_at) == (7.0, "verify", 8.0)
+    assert (seen.open_at, seen.request, view.engines[0].retry_at) == (7.0, "verify", 8.0)
     assert view.engines[0].recipe.is_reference
     assert (view.name, view.serving, view.opening, view.outdated) == ("m", None, False, False)
 
@@ -480,7 +487,7 @@ def test_nothing_is_begun_for_a_model_that_is_being_read(clock: Clock) -> None:
 def test_a_look_takes_up_what_others_brought_into_the_store() -> None:
     planned = planned_model()
     last = plan(planned, model())[-1]
-    actual_views(planned, shelf=Shelf(record(last, standard=last.standard)))
+    actual_views(planned, shelf=ModelSelection(record(last, standard=last.standard)))
     assert (last.state, last.is_usable) == (S.READY, True)
 
 
@@ -492,7 +499,7 @@ def test_what_others_made_is_taken_up_also_where_it_failed_or_gave_way_before(st
     if state is S.FAILED:
         last.move(S.QUEUED)
     last.move(state)
-    actual_views(planned, shelf=Shelf(record(last, standard=last.standard)))
+    actual_views(planned, shelf=ModelSelection(record(last, standard=last.standard)))
     assert (last.state, last.is_usable) == (S.READY, True)
 
 
@@ -501,7 +508,7 @@ def test_what_others_built_anew_is_taken_up() -> None:
     last = plan(planned, model())[-1]
     making(last).finish(record(last, standard=last.standard), None)
     anew = record(last, standard=last.standard, content=b"built anew")
-    (view,) = actual_views(planned, shelf=Shelf(anew))
+    (view,) = actual_views(planned, shelf=ModelSelection(anew))
     assert view.engines[-1].edition == anew.edition
 
 
@@ -509,7 +516,7 @@ def test_what_others_found_to_be_wrong_is_used_no_more() -> None:
     planned = planned_model()
     last = plan(planned, model())[-1]
     making(last).finish(record(last, standard=last.standard), None)
-    (view,) = actual_views(planned, shelf=Shelf(record(last, accepted=False, standard=last.standard)))
+    (view,) = actual_views(planned, shelf=ModelSelection(record(last, accepted=False, standard=last.standard)))
     assert (view.engines[-1].state, view.engines[-1].usable) == (S.REJECTED, False)
 
 
@@ -527,21 +534,21 @@ def judged(*, accepted: bool) -> tuple[PlannedModel, PlannedEngine]:
 def test_a_good_engine_that_another_model_accepts_by_its_own_standard_is_not_judged_again_in_turns() -> None:
     planned, last = judged(accepted=True)
     for _ in range(2):
-        actual_views(planned, shelf=Shelf(record(last, standard="of another model")))
-        assert (last.state, last.wish) == (S.READY, Wish.NONE)
+        actual_views(planned, shelf=ModelSelection(record(last, standard="of another model")))
+        assert (last.state, last.request) == (S.READY, Request.NONE)
 
 
 def test_what_another_model_accepts_by_its_own_standard_stays_rejected_here() -> None:
     planned, last = judged(accepted=False)
-    actual_views(planned, shelf=Shelf(record(last, standard="of another model")))
+    actual_views(planned, shelf=ModelSelection(record(last, standard="of another model")))
     assert (last.state, last.is_usable) == (S.REJECTED, False)
-    actual_views(planned, shelf=Shelf(record(last, standard=last.standard)))
+    actual_views(planned, shelf=ModelSelection(record(last, standard=last.standard)))
     assert (last.state, last.is_usable) == (S.READY, True)
 
 
 def test_a_good_engine_whose_files_went_by_the_standard_of_another_model_is_built_again() -> None:
     planned, last = judged(accepted=True)
-    actual_views(planned, shelf=Shelf(record(last, accepted=False, standard="of another model")))
+    actual_views(planned, shelf=ModelSelection(record(last, accepted=False, standard="of another model")))
     assert (last.state, last.is_usable) == (S.ABSENT, False), "it cannot be opened, and by its own standard it may do"
 
 
@@ -551,13 +558,13 @@ def test_what_others_found_to_be_wrong_is_not_made_to_find_it_out_again(cause: s
     last = plan(planned, model())[-1]
     if cause == "failed":
         making(last).fail(BuildFailed("no memory"))
-        actual_views(planned, shelf=Shelf(record(last, accepted=False, standard=last.standard)))
+        actual_views(planned, shelf=ModelSelection(record(last, accepted=False, standard=last.standard)))
         assert last.state is S.REJECTED
     else:
         last.move(S.QUEUED)
         last.postpone("it does not fit", 30.0)
         gone = msgspec.structs.replace(record(last, standard=last.standard), files={}, evicted=True)
-        actual_views(planned, shelf=Shelf(gone))
+        actual_views(planned, shelf=ModelSelection(gone))
         assert last.state is S.FAILED, "it is tried again when it is time, not at once"
 
 
@@ -567,7 +574,7 @@ def test_an_engine_that_failed_waits_for_its_time_whatever_another_standard_said
     last.move(S.QUEUED)
     last.postpone("the disk is full", 30.0)
     for _ in range(2):
-        actual_views(planned, shelf=Shelf(record(last, accepted=False, standard="of another release")))
+        actual_views(planned, shelf=ModelSelection(record(last, accepted=False, standard="of another release")))
         assert last.state is S.FAILED
 
 
@@ -575,7 +582,7 @@ def test_what_is_being_made_is_left_to_its_outcome() -> None:
     planned = planned_model()
     last = plan(planned, model())[-1]
     last.move(S.QUEUED)
-    actual_views(planned, shelf=Shelf(record(last, standard=last.standard)))
+    actual_views(planned, shelf=ModelSelection(record(last, standard=last.standard)))
     assert last.state is S.QUEUED
 
 
@@ -584,7 +591,7 @@ def test_what_gave_way_in_the_store_is_not_taken_for_there() -> None:
     last = plan(planned, model())[-1]
     gone = msgspec.structs.replace(record(last, standard=last.standard), files={}, evicted=True)
     for _ in range(2):
-        actual_views(planned, shelf=Shelf(gone))
+        actual_views(planned, shelf=ModelSelection(gone))
         assert (last.state, last.is_usable) == (S.EVICTED, False)
 
 

@@ -11,7 +11,7 @@ from edged.backends.contract import Recipe
 from edged.config import Engines
 from edged.engines.actual import actual
 from edged.engines.desired import desired
-from edged.engines.plan import PlannedEngine, PlannedModel, Wish
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.planner import Planner, missing, trial
 from edged.engines.states import EngineState
 from edged.store.attempts import AttemptLog
@@ -72,7 +72,7 @@ def test_an_empty_store_leaves_everything_to_be_made(store: Store) -> None:
 
 def test_what_the_store_holds_is_not_made_again(store: Store) -> None:
     put(store, stored())
-    assert (last(planned(store)).state, last(planned(store)).wish) == (S.READY, Wish.NONE)
+    assert (last(planned(store)).state, last(planned(store)).request) == (S.READY, Request.NONE)
 
 
 def test_what_was_rejected_is_not_made_again(store: Store) -> None:
@@ -91,7 +91,7 @@ def test_what_was_judged_by_another_standard_is_judged_again_and_what_was_reject
     store: Store,
 ) -> None:
     put(store, stored(standard="of another release"))
-    assert (last(planned(store)).state, last(planned(store)).wish) == (S.READY, Wish.REVIEW)
+    assert (last(planned(store)).state, last(planned(store)).request) == (S.READY, Request.REVIEW)
     put(store, stored(accepted=False, standard="of another release"))
     assert (last(planned(store)).state, last(planned(store)).record) == (S.ABSENT, None)
 

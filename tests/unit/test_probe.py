@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edged.backends.contract import Signature
-from edged.engines.probe import Acquaintance, Form, Questioner, Unaskable, fault
+from edged.engines.probe import KnownAnswers, NoUsableProbe, OutputForm, SessionProbe, fault
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady, Overloaded, WrongAnswers
 from edged.ipc import messages as m
 from edged.ipc.arena import Arena
@@ -26,19 +26,19 @@ NAN = float("nan")
 
 
 class Host:
-    """As much of a link as being asked takes: `answer` gives the outputs to an input, or raises."""
+    """As much of a link as being probe_session takes: `answer` gives the outputs to an input, or raises."""
 
     def __init__(self, answer: Callable[[Array], Array | Exception]) -> None:
         self.arena = Arena(1 << 22)
         self.answer = answer
-        self.asked: list[tuple[int, ...]] = []
+        self.probe_session: list[tuple[int, ...]] = []
 
     def submit(self, make: Callable[[int], m.Infer]) -> asyncio.Future[m.Answer]:
         order = make(1)
         (ref,) = order.inputs
         assert ref.span is not None
         data = np.frombuffer(bytes(self.arena.read(ref.span)), np.float32).reshape(ref.shape)
-        self.asked.append(ref.shape)
+        self.probe_session.append(ref.shape)
         future: asyncio.Future[m.Answer] = asyncio.get_running_loop().create_future()
         found = self.answer(data)
         if isinstance(found, Exception):
@@ -53,8 +53,8 @@ def _datatype(array: Array) -> str:
     return {"float32": "FP32", "float64": "FP64", "int32": "INT32"}[array.dtype.name]
 
 
-def acquaintance(shape: tuple[int | str, ...] = (1, 4)) -> Acquaintance:
-    return Acquaintance(Model.of(entry(), inspection(shape=shape)))
+def acquaintance(shape: tuple[int | str, ...] = (1, 4)) -> KnownAnswers:
+    return KnownAnswers(Model.of(entry(), inspection(shape=shape)))
 
 
 def nothing(_: Model) -> Sequence[Sample]:
@@ -63,14 +63,14 @@ def nothing(_: Model) -> Sequence[Sample]:
 
 def ask(
     host: Host,
-    known: Acquaintance | None = None,
+    known: KnownAnswers | None = None,
     *,
     is_reference: bool = False,
     recorded: Callable[[Model], Sequence[Sample]] = nothing,
-) -> Acquaintance:
+) -> KnownAnswers:
     known = known or acquaintance()
     link: Any = host
-    run(Questioner(recorded).ask(known, link, 1, is_reference=is_reference))
+    run(SessionProbe(recorded).ask(known, link, 1, is_reference=is_reference))
     return known
 
 
@@ -90,7 +90,7 @@ def test_an_engine_that_answers_is_asked_once_with_values_that_are_not_all_the_s
 
     host = Host(answer)
     known = ask(host)
-    assert host.asked == [(1, 4)]
+    assert host.probe_session == [(1, 4)]
     assert len(np.unique(seen[0])) > 1
     assert known.place == 0
 
@@ -98,20 +98,22 @@ def test_an_engine_that_answers_is_asked_once_with_values_that_are_not_all_the_s
 def test_shapes_that_a_model_takes_are_found_by_asking_and_remembered() -> None:
     host = Host(lambda array: array if array.shape[1] == 8 else EngineUnusable("the width must be 8"))
     known = ask(host, acquaintance(("n", "w")), is_reference=True)
-    assert host.asked[-1] == (1, 8)
-    host.asked.clear()
+    assert host.probe_session[-1] == (1, 8)
+    host.probe_session.clear()
     ask(host, known)
-    assert host.asked == [(1, 8)]
+    assert host.probe_session == [(1, 8)]
 
 
 def test_numbers_that_might_mean_how_much_are_never_large() -> None:
     host = Host(lambda array: EngineUnusable("no") if np.abs(array).max() < 32 else array)
-    with pytest.raises(Unaskable):
+    with pytest.raises(NoUsableProbe):
         ask(host, is_reference=True)
 
 
 def test_what_the_reference_refuses_whatever_it_is_asked_cannot_be_asked() -> None:
-    with pytest.raises(Unaskable, match="no question that edged can make up is answered: the index is out of range"):
+    with pytest.raises(
+        NoUsableProbe, match="no question that edged can make up is answered: the index is out of range"
+    ):
         ask(Host(lambda _: EngineUnusable("the index is out of range")), is_reference=True)
 
 
@@ -119,7 +121,7 @@ def test_an_engine_that_refuses_what_the_reference_answers_is_unusable() -> None
     known = ask(Host(same), is_reference=True)
     with pytest.raises(EngineUnusable, match="refuses what the reference answers") as refused:
         ask(Host(lambda _: EngineUnusable("no kernel")), known)
-    assert not isinstance(refused.value, Unaskable)
+    assert not isinstance(refused.value, NoUsableProbe)
 
 
 def test_so_is_one_that_refuses_what_the_reference_answered_when_it_was_verified() -> None:
@@ -133,13 +135,13 @@ def test_so_is_one_that_refuses_what_the_reference_answered_when_it_was_verified
 def test_an_engine_whose_reference_only_answered_other_questions_cannot_be_asked(kind: str) -> None:
     array = np.ones((1, 4), np.float32)
     sample = Sample({"x": array}, {"y": array}, kind)
-    with pytest.raises(Unaskable):
+    with pytest.raises(NoUsableProbe):
         ask(Host(lambda _: EngineUnusable("no kernel")), recorded=lambda _: [sample])
 
 
 @pytest.mark.parametrize("error", [HostLost("it died"), InvalidInput("no"), Overloaded("full")])
 def test_other_troubles_are_told_as_what_they_are(error: Exception) -> None:
-    kinds = {HostLost: HostLost, InvalidInput: Unaskable, Overloaded: NotReady}
+    kinds = {HostLost: HostLost, InvalidInput: NoUsableProbe, Overloaded: NotReady}
     with pytest.raises(kinds[type(error)]):  # type: ignore[index]
         ask(Host(lambda _: error))
 
@@ -175,7 +177,7 @@ def test_an_answer_of_another_datatype_is_wrong() -> None:
 def test_nothing_is_left_in_the_shared_memory() -> None:
     host = Host(lambda _: EngineUnusable("no"))
     for _ in range(3):
-        with pytest.raises(Unaskable):
+        with pytest.raises(NoUsableProbe):
             ask(host)
     whole = host.arena.reserve(1 << 21)
     host.arena.release(whole)
@@ -184,7 +186,7 @@ def test_nothing_is_left_in_the_shared_memory() -> None:
 # -- the form of an answer ------------------------------------------------------------------------------------------
 
 SIGNATURE = Signature((), (TensorSpec("a", "FP32", ("n", 4)), TensorSpec("b", "INT64", (1,))))
-GOOD = {"a": Form("FP32", (2, 4), True), "b": Form("INT64", (1,), True)}
+GOOD = {"a": OutputForm("FP32", (2, 4), True), "b": OutputForm("INT64", (1,), True)}
 
 
 def test_an_answer_as_declared_has_no_fault() -> None:
@@ -195,12 +197,12 @@ def test_an_answer_as_declared_has_no_fault() -> None:
     ("change", "told"),
     [
         ({"a": None}, "without output 'a'"),
-        ({"b": Form("INT32", (1,), True)}, "is INT32, the model declares INT64"),
-        ({"a": Form("FP32", (2, 5), True)}, "is [2, 5], the model declares [-1, 4]"),
-        ({"a": Form("FP32", (2, 4), False)}, "no numbers or infinite"),
+        ({"b": OutputForm("INT32", (1,), True)}, "is INT32, the model declares INT64"),
+        ({"a": OutputForm("FP32", (2, 5), True)}, "is [2, 5], the model declares [-1, 4]"),
+        ({"a": OutputForm("FP32", (2, 4), False)}, "no numbers or infinite"),
     ],
 )
-def test_each_fault_names_its_output(change: dict[str, Form | None], told: str) -> None:
+def test_each_fault_names_its_output(change: dict[str, OutputForm | None], told: str) -> None:
     forms = {name: form for name, form in (GOOD | change).items() if form is not None}
     assert told in fault(SIGNATURE, forms, {})
 
@@ -210,7 +212,7 @@ def test_each_fault_names_its_output(change: dict[str, Form | None], told: str) 
     [("BF16", 0x3F80, True), ("BF16", 0x7F80, False), ("BF16", 0xFFC0, False), ("UINT16", 0x7F80, True)],
 )
 def test_numbers_of_every_width_are_looked_at(datatype: str, bits: int, finite: bool) -> None:
-    assert Form.of(datatype, np.array([bits], np.uint16)).is_finite is finite
+    assert OutputForm.of(datatype, np.array([bits], np.uint16)).is_finite is finite
 
 
 def test_another_model_is_another_acquaintance() -> None:
@@ -232,20 +234,20 @@ def only(value: float) -> Callable[[Array], Array | Exception]:
 def test_constants_are_asked_where_nothing_else_is_answered() -> None:
     host = Host(only(1.0))
     known = ask(host, is_reference=True)
-    assert known.place == len(host.asked) - 1, "every other kind came first"
+    assert known.place == len(host.probe_session) - 1, "every other kind came first"
 
 
 def test_what_the_user_gave_is_asked_first_and_again_after_it_was_replaced(tmp_path: Path) -> None:
     np.savez(tmp_path / "ask.npz", x=np.full((1, 4), 7.5, np.float32))
     given = msgspec.structs.replace(entry(), samples=(str(tmp_path / "ask.npz"),))
-    host, known = Host(only(7.5)), Acquaintance(Model.of(given, inspection()))
+    host, known = Host(only(7.5)), KnownAnswers(Model.of(given, inspection()))
     ask(host, known, is_reference=True)
-    assert (known.place, len(host.asked)) == (0, 1)
+    assert (known.place, len(host.probe_session)) == (0, 1)
     assert known.is_of(Model.of(given, inspection()))
     assert not known.is_of(Model.of(msgspec.structs.replace(given, stamp="2"), inspection()))
     (tmp_path / "ask.npz").write_bytes(b"half copied")
-    with pytest.raises(Unaskable, match=r"sample ask\.npz cannot be used"):
-        ask(host, Acquaintance(Model.of(given, inspection())), is_reference=True)
+    with pytest.raises(NoUsableProbe, match=r"sample ask\.npz cannot be used"):
+        ask(host, KnownAnswers(Model.of(given, inspection())), is_reference=True)
 
 
 # -- golden questions -----------------------------------------------------------------------------------------------
@@ -255,7 +257,7 @@ def compared(answer: Callable[[Array], Array | Exception], samples: Sequence[Sam
     async def story() -> str:
         host = Host(answer)
         known = acquaintance()
-        return await Questioner(lambda _: samples).compare(known.model, precision, host, 1)  # type: ignore[arg-type]
+        return await SessionProbe(lambda _: samples).compare(known.model, precision, host, 1)  # type: ignore[arg-type]
 
     return run(story())
 
@@ -271,14 +273,14 @@ def test_compare_engine_of_another_model_is_told_of() -> None:
 
 
 def test_compare_engine_that_answers_as_the_reference_did_is_right_after_one_question() -> None:
-    asked: list[Array] = []
+    probe_session: list[Array] = []
 
     def answer(array: Array) -> Array:
-        asked.append(array)
+        probe_session.append(array)
         return 2 * array
 
     assert compared(answer, golden_answers()) == ""
-    assert len(asked) == 1
+    assert len(probe_session) == 1
 
 
 def test_compare_without_golden_answers_has_nothing_against_an_engine() -> None:

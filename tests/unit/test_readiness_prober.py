@@ -22,7 +22,7 @@ from tests.waiting import run
 LATER = 1e9  # seconds after which every engine is due
 
 
-class Questioner:
+class SessionProbe:
     """Asks nobody; what comes of it a test says."""
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class Questioner:
             raise outcome
 
 
-def prober(questioner: Questioner) -> Prober:
-    asking: Any = questioner
+def prober(probe: SessionProbe) -> Prober:
+    asking: Any = probe
     return Prober(asking, Health(), TaskGroup(lambda: None))
 
 
@@ -49,14 +49,14 @@ def prober(questioner: Questioner) -> Prober:
 
 def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
     async def story() -> None:
-        questioner, planned = Questioner(), served_reference()
-        probing = prober(questioner)
+        probe, planned = SessionProbe(), served_reference()
+        probing = prober(probe)
         assert planned.slot.current is not None
         vitals = planned.slot.current.vitals
-        questioner.outcomes.append(EngineUnusable("no kernel"))
+        probe.outcomes.append(EngineUnusable("no kernel"))
         probing.look([planned], LATER)
         await settle()
-        assert (vitals.misses, vitals.reason, questioner.asked) == (1, "no kernel", [True])
+        assert (vitals.misses, vitals.reason, probe.asked) == (1, "no kernel", [True])
         probing.look([planned], LATER)
         await settle()
         assert (vitals.misses, vitals.reason) == (0, "")
@@ -67,9 +67,9 @@ def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
 @pytest.mark.parametrize("error", [HostLost("it died"), NotReady("no room")])
 def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> None:
     async def story() -> None:
-        questioner, planned = Questioner(), served_reference()
-        questioner.outcomes.append(error)
-        prober(questioner).look([planned], LATER)
+        probe, planned = SessionProbe(), served_reference()
+        probe.outcomes.append(error)
+        prober(probe).look([planned], LATER)
         await settle()
         assert planned.slot.current is not None
         assert planned.slot.current.vitals.misses == 0
@@ -79,11 +79,11 @@ def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> None:
 
 def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that() -> None:
     async def story() -> None:
-        questioner, planned = Questioner(), served_reference()
+        probe, planned = SessionProbe(), served_reference()
         assert planned.slot.current is not None
         planned.slot.current.vitals.unproven = "nothing is answered"
-        questioner.outcomes.append(EngineUnusable("nothing is answered"))
-        prober(questioner).look([planned], LATER)
+        probe.outcomes.append(EngineUnusable("nothing is answered"))
+        prober(probe).look([planned], LATER)
         await settle()
         assert planned.slot.current.vitals.misses == 0
 
@@ -92,18 +92,18 @@ def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that() -> 
 
 def test_one_engine_is_probed_at_a_time() -> None:
     async def story() -> None:
-        questioner, models = Questioner(), [served_reference("one"), served_reference("other")]
-        probing = prober(questioner)
-        questioner.gate.clear()
+        probe, models = SessionProbe(), [served_reference("one"), served_reference("other")]
+        probing = prober(probe)
+        probe.gate.clear()
         for _ in range(3):
             probing.look(models, LATER)
             await settle()
-        assert len(questioner.asked) == 1
-        questioner.gate.set()
+        assert len(probe.asked) == 1
+        probe.gate.set()
         await settle()
         probing.look(models, LATER)
         await settle()
-        assert len(questioner.asked) == 2
+        assert len(probe.asked) == 2
 
     run(story())
 
@@ -136,14 +136,14 @@ def test_probe_of_a_model_that_was_planned_again_meanwhile_says_nothing() -> Non
     async def story() -> None:
         before = tasks.FAILURES.total()
         for change in ("engines", "model"):
-            questioner, planned = Questioner(), served_reference()
-            prober(questioner).look([planned], LATER)
+            probe, planned = SessionProbe(), served_reference()
+            prober(probe).look([planned], LATER)
             if change == "engines":
                 planned.engines = {}
             else:
                 planned.model = None
             await settle()
-            assert questioner.asked == []
+            assert probe.asked == []
             assert planned.slot.current is not None
             assert planned.slot.current.vitals.misses == 0
         assert tasks.FAILURES.total() == before

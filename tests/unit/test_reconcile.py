@@ -170,7 +170,7 @@ def test_an_engine_for_another_driver_is_tried_before_one_is_built() -> None:
 def test_trying_and_verifying_come_before_building() -> None:
     for quick, action in (
         (view("b", trial="source"), Try("m", "b", "source")),
-        (ready("b", wish="review"), Verify("m", "b")),
+        (ready("b", request="review"), Verify("m", "b")),
     ):
         assert made(model(view("a"), quick, serving="ref")) == [action]
         assert made(model(view("a"), name="n", serving="ref"), model(quick, serving="ref")) == [action]
@@ -200,10 +200,10 @@ def test_one_thing_is_made_at_a_time_in_a_lane_and_lanes_do_not_wait_for_each_ot
 
 OVERTAKING: dict[str, tuple[EngineView, bool]] = {
     "a build": (view("a"), True),
-    "a verification": (ready("a", wish="verify"), True),
+    "a verification": (ready("a", request="verify"), True),
     "a trial": (view("a", trial="old"), True),
     "a build of TensorRT's": (view("a", recipe=Recipe("tensorrt", "cuda:0")), False),
-    "a verification of TensorRT's": (ready("a", recipe=Recipe("tensorrt", "cuda:0"), wish="verify"), True),
+    "a verification of TensorRT's": (ready("a", recipe=Recipe("tensorrt", "cuda:0"), request="verify"), True),
     "in another lane that is busy": (view("a", lane="cuda:0"), False),
 }
 
@@ -225,7 +225,7 @@ def test_reconcile_engine_that_failed_comes_after_those_that_did_not() -> None:
 
 
 def test_while_paused_nothing_is_made_and_what_is_there_is_opened() -> None:
-    busy = (view("a"), ready("b", 0.5, wish="verify"), view("c", S.REJECTED, wish="build"))
+    busy = (view("a"), ready("b", 0.5, request="verify"), view("c", S.REJECTED, request="build"))
     assert reconcile([model(*busy)], NOW, frozenset(), paused=True) == [Open("m", "b")]
 
 
@@ -237,9 +237,9 @@ def test_by_command_alone_nothing_is_built_by_itself() -> None:
 
 def test_by_command_alone_what_is_commanded_is_built_and_what_takes_seconds_is_done() -> None:
     for engine, action in (
-        (view("a", wish="build"), Make("m", "a")),
+        (view("a", request="build"), Make("m", "a")),
         (view("a", trial="other"), Try("m", "a", "other")),
-        (ready("a", wish="review"), Verify("m", "a")),
+        (ready("a", request="review"), Verify("m", "a")),
         (view("ref"), Make("m", "ref")),
     ):
         assert made(model(engine), by_command=True) == [action]
@@ -250,35 +250,35 @@ def test_by_command_alone_what_is_commanded_is_built_and_what_takes_seconds_is_d
 
 @pytest.mark.parametrize("state", [s for s in S if s not in MAKING and s is not S.STALE])
 def test_a_command_has_an_engine_built_whatever_its_state(state: EngineState) -> None:
-    engine = view("a", state, 0.5, wish="build")
+    engine = view("a", state, 0.5, request="build")
     assert made(model(engine, serving="ref")) == [Make("m", "a")]
 
 
 @pytest.mark.parametrize("state", sorted(MAKING))
 def test_what_is_being_made_is_not_begun_again_by_a_command(state: EngineState) -> None:
-    assert made(model(view("a", state, wish="build"))) == []
+    assert made(model(view("a", state, request="build"))) == []
 
 
 def test_commands_come_before_models_that_nothing_serves() -> None:
     dark = model(view("d"), name="dark")
-    for engine, action in ((ready("a", wish="verify"), Verify), (ready("a", wish="build"), Make)):
+    for engine, action in ((ready("a", request="verify"), Verify), (ready("a", request="build"), Make)):
         assert made(dark, model(engine, serving="a")) == [action("m", "a")]
-    assert made(dark, model(ready("a", wish="review"), serving="a")) == [Make("dark", "d")], "this is no command"
+    assert made(dark, model(ready("a", request="review"), serving="a")) == [Make("dark", "d")], "this is no command"
 
 
 def test_only_what_is_in_the_store_is_verified() -> None:
-    assert made(model(ready("a", wish="verify"), serving="a")) == [Verify("m", "a")]
-    assert made(model(ready("a", wish="review"), serving="a")) == [Verify("m", "a")]
+    assert made(model(ready("a", request="verify"), serving="a")) == [Verify("m", "a")]
+    assert made(model(ready("a", request="review"), serving="a")) == [Verify("m", "a")]
     for wish in ("verify", "review"):
-        assert made(model(view("a", S.EVICTED, wish=wish), ready("b"), serving="b")) == []
-        assert made(model(view("a", wish=wish))) == [Make("m", "a")], "it has to be made first"
+        assert made(model(view("a", S.EVICTED, request=wish), ready("b"), serving="b")) == []
+        assert made(model(view("a", request=wish))) == [Make("m", "a")], "it has to be made first"
 
 
 @pytest.mark.parametrize("wish", ["build", "verify", "review"])
 def test_what_is_wished_and_could_not_be_done_waits_until_it_is_time(wish: str) -> None:
     """A disk that is full stays full for a while; trying at every look would keep the box busy with nothing."""
     for state in (S.READY, S.FAILED):
-        engine = view("a", state, 0.5, usable=True, wish=wish, retry_at=NOW + 30)
+        engine = view("a", state, 0.5, usable=True, request=wish, retry_at=NOW + 30)
         assert made(model(engine, serving="a")) == []
         assert len(made(model(msgspec.structs.replace(engine, retry_at=NOW), serving="a"))) == 1
 
@@ -318,8 +318,8 @@ def test_an_engine_that_is_no_better_than_the_reference_is_not_missed() -> None:
 
 @pytest.mark.parametrize("wish", ["", "build"])
 def test_what_may_do_is_tried_before_anything_is_built_also_by_command(wish: str) -> None:
-    assert made(model(view("c", trial="t", wish=wish))) == [Try("m", "c", "t")]
-    usable = ready("c", trial="t", wish="build")
+    assert made(model(view("c", trial="t", request=wish))) == [Try("m", "c", "t")]
+    usable = ready("c", trial="t", request="build")
     assert made(model(usable)) == [Make("m", "c")], "one that is there is to be made anew"
 
 
@@ -336,7 +336,7 @@ ENGINES = st.builds(
     cost=st.sampled_from((None, 0.1, 0.5, 0.52, 1.0)),
     retry_at=st.sampled_from((0.0, NOW, NOW + 1)),
     open_at=st.sampled_from((0.0, NOW + 1, math.inf)),
-    wish=st.sampled_from(("", "build", "verify", "review")),
+    request=st.sampled_from(("", "build", "verify", "review")),
     trial=st.sampled_from(("", "source")),
 )
 MODELS = st.lists(
@@ -385,8 +385,8 @@ def test_whatever_there_is_no_rule_is_broken(models: list[ModelView], busy: froz
     for action in makes:
         engine = engines[action.model, action.key]
         assert engine.state not in MAKING
-        assert engine.state not in (S.REJECTED, S.UNSUITABLE, S.QUARANTINED) or engine.wish
-        assert isinstance(action, Verify) <= (engine.usable and bool(engine.wish))
+        assert engine.state not in (S.REJECTED, S.UNSUITABLE, S.QUARANTINED) or engine.request
+        assert isinstance(action, Verify) <= (engine.usable and bool(engine.request))
         assert isinstance(action, Try) <= bool(engine.trial)
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from edged.backends.contract import Recipe
-from edged.engines.quarantine import Warden
+from edged.engines.quarantine import Quarantine
 from edged.engines.shape_book import Page
 from edged.errors import BuildFailed
 from edged.ipc.job_messages import Checked
 from edged.models.finding import Category, Finding, Stage
-from edged.serving.blame import Suspect
+from edged.serving.crash_attribution import EngineId
 from edged.serving.link import Loss
 from edged.store import sealed
 from edged.store.attempts import AttemptLog, Attempts
@@ -127,7 +127,7 @@ def _attempts(root: Path) -> object:
 
 
 def _quarantine(root: Path) -> object:
-    return Warden(root).apart(Suspect("m", "a" * 32))
+    return Quarantine(root).apart(EngineId("m", "a" * 32))
 
 
 @pytest.mark.parametrize("load", [_attempts, _quarantine])
@@ -136,7 +136,7 @@ def test_memory_of_failures_with_flipped_bit_is_forgotten_or_whole(
 ) -> None:
     nothing = load(tmp_path)
     AttemptLog(tmp_path).failed("a" * 32, "it crashed")
-    Warden(tmp_path).lost(Loss("died", ((Suspect("m", "a" * 32), True),)))
+    Quarantine(tmp_path).lost(Loss("died", ((EngineId("m", "a" * 32), True),)))
     files = list(tmp_path.rglob("*.json"))
     whole, kept = load(tmp_path), {path: path.read_bytes() for path in files}
     assert whole != nothing

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from edged.api.endpoints.address import tcp_address
 from edged.api.grpc.listener import Listener
-from edged.api.lanes.address import tcp_address
 from edged.errors import ConfigError
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from edged import shared_layout as layout
 from edged.api.auth.identity import Identity
-from edged.api.lanes.shared_memory import Segments, SharedPicture, is_local
+from edged.api.endpoints.shared_memory import Segments, SharedPicture, is_local
 from edged.client.shared import Place, SharedRing, readers_group, sweep
 from edged.errors import InvalidInput, OutOfSpace, Overwritten, SegmentUnusable
 from tests.waiting import descriptors

@@ -31,9 +31,9 @@ def ranged(link: FakeLink, profile: Profile = RANGE) -> ServingSession:
 
 
 def place() -> tuple[Slot, Slot]:
-    slot, beside = Slot("m"), Slot("m")
-    slot.beside = beside
-    return slot, beside
+    slot, fallback = Slot("m"), Slot("m")
+    slot.fallback = fallback
+    return slot, fallback
 
 
 async def turn() -> None:
@@ -41,12 +41,12 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def test_push_request_that_gives_a_folded_input_goes_beside_and_others_do_not() -> None:
+def test_push_request_that_gives_a_folded_input_goes_to_the_fallback_and_others_do_not() -> None:
     async def work() -> None:
-        (slot, beside), link, other = place(), FakeLink(), FakeLink()
+        (slot, fallback), link, other = place(), FakeLink(), FakeLink()
         folded = msgspec.structs.replace(engine_ref("folded"), folded=frozenset({"w"}))
         slot.install(ServingSession(cast(Any, link), 1, folded))
-        beside.install(other.session(key="reference"))
+        fallback.install(other.session(key="reference"))
         plain, giving = request(2, value=1), request(2, value=2)
         giving.inputs = (*giving.inputs, InputTensor("w", "UINT8", (1,), b"\7"))
         slot.push(plain)
@@ -61,9 +61,9 @@ def test_push_request_that_gives_a_folded_input_goes_beside_and_others_do_not() 
 
 def test_a_request_goes_where_its_shapes_are_taken() -> None:
     async def work() -> None:
-        (slot, beside), link, other = place(), FakeLink(), FakeLink()
+        (slot, fallback), link, other = place(), FakeLink(), FakeLink()
         slot.install(ranged(link))
-        beside.install(other.session(key="any"))
+        fallback.install(other.session(key="any"))
         inside, outside = request(4, value=1), request(5, value=2)
         slot.push(inside)
         slot.push(outside)
@@ -76,21 +76,21 @@ def test_a_request_goes_where_its_shapes_are_taken() -> None:
     run(work())
 
 
-def test_what_waits_while_an_engine_of_a_range_takes_over_goes_beside() -> None:
+def test_what_waits_while_an_engine_of_a_range_takes_over_goes_to_the_fallback() -> None:
     async def work() -> None:
-        (slot, beside), link, other = place(), FakeLink(), FakeLink()
+        (slot, fallback), link, other = place(), FakeLink(), FakeLink()
         works = [request(1, value=1), request(9, value=2), request(1, 3, value=3)]
         for each in works:
             slot.push(each)
         slot.install(ranged(link))
         assert link.sent() == [b"\1\1"]
-        assert beside.waiting == 2
-        beside.install(other.session(key="any"))
+        assert fallback.waiting == 2
+        fallback.install(other.session(key="any"))
         link.answer()
         other.answer()
         other.answer()
         assert [(await each.future).engine.key for each in works] == ["ranged", "any", "any"]
-        assert (slot.waiting, beside.waiting) == (0, 0)
+        assert (slot.waiting, fallback.waiting) == (0, 0)
 
     run(work())
 
@@ -122,8 +122,8 @@ def test_frames_are_always_taken() -> None:
 
 def test_whoever_opens_engines_is_told_of_a_request_that_nothing_serves() -> None:
     async def work() -> None:
-        (slot, beside), told = place(), list[int]()
-        beside.awaited = lambda: told.append(beside.waiting)
+        (slot, fallback), told = place(), list[int]()
+        fallback.awaited = lambda: told.append(fallback.waiting)
         slot.install(ranged(FakeLink()))
         slot.push(request(9))
         assert told == [1]
@@ -131,7 +131,7 @@ def test_whoever_opens_engines_is_told_of_a_request_that_nothing_serves() -> Non
     run(work())
 
 
-def test_without_a_place_beside_it_is_told_what_the_engine_takes() -> None:
+def test_without_a_fallback_place_it_is_told_what_the_engine_takes() -> None:
     async def work() -> None:
         slot, link = Slot("m"), FakeLink()
         slot.install(ranged(link))
@@ -146,8 +146,8 @@ def test_without_a_place_beside_it_is_told_what_the_engine_takes() -> None:
 
 def test_a_caller_that_can_be_held_back_waits_for_room_where_its_request_goes() -> None:
     async def work() -> None:
-        (slot, beside), link, other = place(), FakeLink(), FakeLink()
-        beside.batching_policy = TensorBatching(policy=QueuePolicy(1))
+        (slot, fallback), link, other = place(), FakeLink(), FakeLink()
+        fallback.batching_policy = TensorBatching(policy=QueuePolicy(1))
         slot.install(ranged(link))
         slot.push(request(9))
         with pytest.raises(Overloaded):
@@ -155,7 +155,7 @@ def test_a_caller_that_can_be_held_back_waits_for_room_where_its_request_goes() 
         patient = asyncio.create_task(slot.push_when_room(request(9)))
         await turn()
         assert not patient.done()
-        beside.install(other.session())
+        fallback.install(other.session())
         await asyncio.wait_for(patient, 5)
 
     run(work())

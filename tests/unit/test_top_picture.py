@@ -9,13 +9,10 @@ import pytest
 from rich.cells import cell_len
 from rich.text import Text
 
+from edged.api_types import AlarmInfo, CameraInfo, DeviceLoad, EngineProgress, HostLoad, LoadInfo, ModelLoad, StatusInfo
 from edged.cli.top.layout import Cell, Column, cut, plain, table
 from edged.cli.top.picture import Order, picture
 from edged.cli.top.seen import Seen, rates
-from edged.client.cameras import CameraInfo
-from edged.client.commands import EngineProgress, StatusInfo
-from edged.client.load import DeviceLoad, HostLoad, LoadInfo, ModelLoad
-from edged.client.operations import AlarmInfo
 
 NOW = 1.7e9
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.engines.loader import Shelf
+from edged.engines.loader import ModelSelection
 from edged.errors import ConfigError, InvalidInput, NotFound
 from edged.models.overrides import Overrides
 from edged.models.repository import Repository
@@ -138,39 +138,39 @@ def test_a_change_of_any_of_its_files_is_a_change_of_the_model(tmp_path: Path, n
 
 
 def test_polling_follows_the_disk(tmp_path: Path) -> None:
-    shelf = Shelf(Repository(tmp_path), "poll")
-    assert shelf.entries() == {}
+    selection = ModelSelection(Repository(tmp_path), "poll")
+    assert selection.entries() == {}
     lay(tmp_path, "m", "1")
-    assert list(shelf.entries()) == ["m"]
+    assert list(selection.entries()) == ["m"]
 
 
 def test_without_polling_what_was_there_at_the_start_stays(tmp_path: Path) -> None:
     lay(tmp_path, "m", "1")
-    shelf = Shelf(Repository(tmp_path), "none")
-    before = shelf.entries()
+    selection = ModelSelection(Repository(tmp_path), "none")
+    before = selection.entries()
     lay(tmp_path, "m", "2")
     lay(tmp_path, "other", "1")
-    assert shelf.entries() == before
-    shelf.take("other")
-    assert set(shelf.entries()) == {"m", "other"}
+    assert selection.entries() == before
+    selection.take("other")
+    assert set(selection.entries()) == {"m", "other"}
 
 
 def test_by_command_only_what_is_named_is_there_at_the_start(tmp_path: Path) -> None:
     lay(tmp_path, "m", "1", "2", settings='versions = "all"')
     lay(tmp_path, "other", "1")
-    assert Shelf(Repository(tmp_path), "explicit").entries() == {}
-    assert set(Shelf(Repository(tmp_path), "explicit", ["m", "missing"]).entries()) == {"m", "m:1"}
-    assert set(Shelf(Repository(tmp_path), "explicit", ["*"]).entries()) == {"m", "m:1", "other"}
+    assert ModelSelection(Repository(tmp_path), "explicit").entries() == {}
+    assert set(ModelSelection(Repository(tmp_path), "explicit", ["m", "missing"]).entries()) == {"m", "m:1"}
+    assert set(ModelSelection(Repository(tmp_path), "explicit", ["*"]).entries()) == {"m", "m:1", "other"}
 
 
 def test_what_is_dropped_is_there_no_more(tmp_path: Path) -> None:
     lay(tmp_path, "m", "1", "2", settings='versions = "all"')
-    shelf = Shelf(Repository(tmp_path), "explicit", ["*"])
-    held = shelf.held("m")
-    shelf.drop("m")
-    assert shelf.entries() == {}
-    shelf.hold("m", held)
-    assert set(shelf.entries()) == {"m", "m:1"}
+    selection = ModelSelection(Repository(tmp_path), "explicit", ["*"])
+    held = selection.held("m")
+    selection.drop("m")
+    assert selection.entries() == {}
+    selection.hold("m", held)
+    assert set(selection.entries()) == {"m", "m:1"}
 
 
 # -- overrides ------------------------------------------------------------------------------------------------------

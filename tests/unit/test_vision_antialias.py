@@ -7,12 +7,10 @@ import pytest
 from PIL import Image as Pillow
 
 from edged.verification.pictures import draw
-from edged.vision.antialias import middle
 from edged.vision.image import Decoded, Image
-from edged.vision.placement import Fit
-from edged.vision.prepare import Preparer
+from edged.vision.placement import Fit, Region, Roi
+from edged.vision.prepare import Preparer, resize_center
 from edged.vision.preprocess import Preprocess
-from edged.vision.view import Region, View
 
 PICTURES = list(draw())
 
@@ -32,7 +30,7 @@ def torchvision(picture: Image, size: int, crop: int) -> Image:
 @pytest.mark.parametrize("number", range(len(PICTURES)))
 @pytest.mark.parametrize(("size", "crop"), [(256, 224), (224, 224), (232, 224), (64, 64), (700, 640)])
 def test_middle_is_what_torchvision_makes_of_the_picture(number: int, size: int, crop: int) -> None:
-    found = middle(PICTURES[number], crop, crop, size / crop)
+    found = resize_center(PICTURES[number], crop, crop, size / crop)
     wanted = torchvision(PICTURES[number], size, crop)
     off = np.abs(found.astype(int) - wanted)
     assert off.max() <= 1
@@ -42,9 +40,9 @@ def test_middle_is_what_torchvision_makes_of_the_picture(number: int, size: int,
 @pytest.mark.parametrize("shape", [(1, 1), (3, 999), (999, 3), (225, 224), (224, 224)])
 def test_middle_of_any_shape_fills_the_input(shape: tuple[int, int]) -> None:
     picture = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
-    assert middle(picture, 32, 48, 1.2).shape == (48, 32, 3)
+    assert resize_center(picture, 32, 48, 1.2).shape == (48, 32, 3)
     if shape == (224, 224):
-        np.testing.assert_array_equal(middle(picture, 224, 224), picture)
+        np.testing.assert_array_equal(resize_center(picture, 224, 224), picture)
 
 
 WANTED = Preprocess(64, 64, fit=Fit.CENTER_CROP, zoom=256 / 224, antialias=True, color="bgr", scale=1.0)
@@ -54,9 +52,9 @@ WANTED = Preprocess(64, 64, fit=Fit.CENTER_CROP, zoom=256 / 224, antialias=True,
 def test_prepare_view_shows_the_middle_of_what_is_looked_at(rotation: int) -> None:
     picture = PICTURES[1]
     out = np.empty(WANTED.shape, np.float32)
-    Preparer(WANTED).prepare(picture, out, View(Region(100, 50, 300, 400), rotation))
+    Preparer(WANTED).prepare(picture, out, Roi(Region(100, 50, 300, 400), rotation))
     cut = np.ascontiguousarray(np.rot90(picture[50:450, 100:400], -rotation // 90))
-    np.testing.assert_array_equal(out.transpose(1, 2, 0), middle(cut, 64, 64, 256 / 224))
+    np.testing.assert_array_equal(out.transpose(1, 2, 0), resize_center(cut, 64, 64, 256 / 224))
 
 
 def test_prepare_picture_that_was_decoded_at_half_its_size_shows_the_same_middle() -> None:

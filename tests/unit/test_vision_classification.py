@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from edged.errors import ConfigError
 from edged.tensors import TensorSpec
-from edged.vision.classifications import Classes
+from edged.vision.detections import Classes
 from edged.vision.families.contract import Classifier, Thresholds
 from edged.vision.family import Recognition, open_family, recognise
-from edged.vision.placement import Fit, place
+from edged.vision.placement import Fit, Region, Roi, place
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from edged.vision.view import Region, View
 
 ALL = Thresholds(score=0.0, max_detections=4096)
 
@@ -187,7 +186,7 @@ def test_the_crop_is_of_the_region_that_is_looked_at() -> None:
     preparer = Preparer(Preprocess(32, 32, fit=Fit.CENTER_CROP, scale=1.0))
     out = np.empty((3, 32, 32), np.float32)
     for rotation in (0, 90, 180, 270):
-        preparer.prepare(image, out, View(Region(300, 100, 200, 100), rotation))
+        preparer.prepare(image, out, Roi(Region(300, 100, 200, 100), rotation))
         assert (out == 200).all(), rotation
 
 

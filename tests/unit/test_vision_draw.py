@@ -6,8 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections
+from edged.vision.detections import Classes, Detections
 from edged.vision.draw import annotate, class_color
 from edged.vision.masks import encode
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.errors import InvalidInput, TooLarge
-from edged.vision.header import read_header
-from edged.vision.image import Image, PixelFormat, decode, from_raw
+from edged.vision.image import Image, PixelFormat, decode, from_raw, read_header
 
 RNG = np.random.default_rng(7)
 

@@ -6,20 +6,19 @@ import numpy as np
 import pytest
 
 from edged.vision.families.contract import Family, Reading, Thresholds
-from edged.vision.families.ultralytics_forms import CELLS, ROWS
+from edged.vision.families.ultralytics import CELLS, ROWS
 from edged.vision.families.ultralytics_pose import UltralyticsPose
-from edged.vision.placement import Fit, Placement
+from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.preprocess import Preprocess
-from edged.vision.view import Region, View
 from tests.unit.shown import placed
 
 SIZE, SHAPE = (640, 360), (320, 320)
-VIEWS = [
+ROIS = [
     None,
-    View(Region(100, 51, 401, 250)),
-    View(Region(100, 51, 401, 250), 90),
-    View(rotation=180),
-    View(None, 270),
+    Roi(Region(100, 51, 401, 250)),
+    Roi(Region(100, 51, 401, 250), 90),
+    Roi(rotation=180),
+    Roi(None, 270),
 ]
 PEOPLE = [((150, 80, 250, 280), 0.9), ((300, 100, 420, 300), 0.6)]  # boxes in pixels of the picture, and scores
 POINTS = [[(160, 90, 0.75), (240, 100, 0.5), (200, 275, 0.0)], [(310, 290, 1.0), (410, 110, 0.25), (333, 222, 0.5)]]
@@ -54,9 +53,9 @@ def outputs(form: str, placement: Placement, values: int = 3, dtype: type = np.f
 
 @pytest.mark.parametrize("form", [CELLS, ROWS])
 @pytest.mark.parametrize("fit", [Fit.LETTERBOX, Fit.STRETCH, Fit.TOP_LEFT])
-@pytest.mark.parametrize("view", VIEWS)
-def test_keypoints_come_back_in_pixels_of_the_picture(view, fit, form):
-    placement = placed(view, SIZE, SHAPE, fit)
+@pytest.mark.parametrize("roi", ROIS)
+def test_keypoints_come_back_in_pixels_of_the_picture(roi, fit, form):
+    placement = placed(roi, SIZE, SHAPE, fit)
     found = family(form).decode(outputs(form, placement), 0, placement, Thresholds())
     assert np.allclose(found.boxes, [box for box, _ in PEOPLE], atol=1e-3)
     assert np.allclose(found.scores, [score for _, score in PEOPLE])
@@ -80,8 +79,8 @@ def test_half_precision_is_taken():
 
 
 def test_keypoints_beyond_what_is_looked_at_are_moved_to_its_edge():
-    view = View(Region(200, 100, 100, 100))
-    placement = placed(view, SIZE, SHAPE, Fit.LETTERBOX)
+    roi = Roi(Region(200, 100, 100, 100))
+    placement = placed(roi, SIZE, SHAPE, Fit.LETTERBOX)
     found = family(ROWS).decode(outputs(ROWS, placement), 0, placement, Thresholds())
     assert found.boxes.tolist() == [[200, 100, 250, 200]], "the second box only touches the region"
     assert found.keypoints[0, :, :2].tolist() == [[200, 100], [240, 100], [200, 200]]

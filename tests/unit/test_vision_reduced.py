@@ -14,10 +14,9 @@ from edged.shapes import MODEL_PATH, Counts, Prediction, Scene, match
 from edged.tensors import TensorSpec
 from edged.vision.family import Thresholds, open_family, recognise
 from edged.vision.image import MAX_PIXELS, Decoded, decode, decode_reduced
-from edged.vision.placement import Fit
+from edged.vision.placement import Fit, Region, Roi
 from edged.vision.prepare import Preparer
 from edged.vision.preprocess import Preprocess
-from edged.vision.view import Region, View
 from tests.unit.test_vision_image import with_exif_orientation
 
 RNG = np.random.default_rng(13)
@@ -36,8 +35,8 @@ def preparer(width: int, height: int, fit: Fit = Fit.LETTERBOX, **more: object) 
     return Preparer(Preprocess(width, height, fit=fit, pad=0, **{"reduce": True, **shape, **more}))
 
 
-def step(preparer: Preparer, encoded: bytes, view: View | None = None) -> int:
-    return decode_reduced(encoded, lambda width, height: preparer.reduction(width, height, view)).step
+def step(preparer: Preparer, encoded: bytes, roi: Roi | None = None) -> int:
+    return decode_reduced(encoded, lambda width, height: preparer.reduction(width, height, roi)).step
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 8])
@@ -71,12 +70,12 @@ def test_the_largest_step_that_does_not_enlarge_is_taken(size, shape, fit, wante
 
 def test_a_region_needs_its_own_share():
     small, encoded = preparer(320, 320), flat(2560, 1440)
-    assert step(small, encoded, View(Region(0, 0, 1280, 1280))) == 4
-    assert step(small, encoded, View(Region(500, 300, 640, 300), 90)) == 2
-    assert step(small, encoded, View(Region(500, 300, 320, 300))) == 1
-    assert step(small, encoded, View(rotation=90)) == 8
+    assert step(small, encoded, Roi(Region(0, 0, 1280, 1280))) == 4
+    assert step(small, encoded, Roi(Region(500, 300, 640, 300), 90)) == 2
+    assert step(small, encoded, Roi(Region(500, 300, 320, 300))) == 1
+    assert step(small, encoded, Roi(rotation=90)) == 8
     with pytest.raises(InvalidInput, match="holds nothing"):
-        step(small, encoded, View(Region(9999, 0)))
+        step(small, encoded, Roi(Region(9999, 0)))
 
 
 def test_gray_becomes_three_channels_and_the_orientation_is_ignored():
@@ -117,20 +116,20 @@ def test_a_rectangle_is_in_the_same_place_to_a_part_of_a_pixel(data, step, rotat
     picture[y1:y2, x1:x2] = 255
     left, top = data.draw(st.integers(0, 30)), data.draw(st.integers(0, 30))
     region = Region(left, top, width - 31 - left, height - 29 - top)
-    view = View(region if is_region else None, rotation)
+    roi = Roi(region if is_region else None, rotation)
     sides = (width, height)[:: -1 if rotation % 180 else 1]
     wanted = preparer(sides[0] // step - 9, sides[1] // step - 9, Fit.STRETCH)
     decoded = decode_reduced(jpeg(picture), lambda width, height: step)
     assert decoded.step == step
-    assert np.abs(located(wanted, decoded, view) - (x1, y1, x2, y2)).max() < 0.15 * step + 0.1, (
+    assert np.abs(located(wanted, decoded, roi) - (x1, y1, x2, y2)).max() < 0.15 * step + 0.1, (
         "a seventh of a pixel of the input"
     )
 
 
-def located(wanted: Preparer, picture: np.ndarray | Decoded, view: View | None) -> np.ndarray:
+def located(wanted: Preparer, picture: np.ndarray | Decoded, roi: Roi | None) -> np.ndarray:
     """The edges of a white rectangle on black in the picture, to a part of a pixel, from what the input holds."""
     out = np.empty(wanted.preprocess.shape, np.uint8)
-    placement = wanted.prepare(picture, out, view)
+    placement = wanted.prepare(picture, out, roi)
     value = out[:, :, 0].astype(float) / 255
     edges = []
     for profile in (value[:, value.sum(axis=0).argmax()], value[value.sum(axis=1).argmax()]):

@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.vision.families.contract import Family, Reading, Thresholds
-from edged.vision.families.ultralytics_forms import CELLS, ROWS
+from edged.vision.families.ultralytics import CELLS, ROWS
 from edged.vision.families.ultralytics_obb import UltralyticsObb
-from edged.vision.placement import Fit, Placement
+from edged.vision.nms import corners_of, hull_of, rotated_nms
+from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.preprocess import Preprocess
-from edged.vision.rotated import corners_of, hull_of, rotated_nms
-from edged.vision.view import Region, View
 from tests.unit.shown import placed
 
 SIZE, SHAPE = (800, 500), (400, 320)
-VIEWS = [None, View(Region(50, 31, 640, 401)), View(Region(50, 31, 640, 401), 90), View(rotation=180), View(None, 270)]
+ROIS = [None, Roi(Region(50, 31, 640, 401)), Roi(Region(50, 31, 640, 401), 90), Roi(rotation=180), Roi(None, 270)]
 
 
 def boxes(*rows: tuple[float, ...]) -> np.ndarray:
@@ -136,9 +135,9 @@ def in_input(placement: Placement, plank: tuple[float, ...]) -> tuple[float, ...
 
 
 @pytest.mark.parametrize("form", [CELLS, ROWS])
-@pytest.mark.parametrize("view", VIEWS)
-def test_corners_come_back_in_pixels_of_the_picture(view, form):
-    placement = placed(view, SIZE, SHAPE, Fit.LETTERBOX)
+@pytest.mark.parametrize("roi", ROIS)
+def test_corners_come_back_in_pixels_of_the_picture(roi, form):
+    placement = placed(roi, SIZE, SHAPE, Fit.LETTERBOX)
     rows = [in_input(placement, plank) for plank in PLANKS]
     found = family(form).decode(outputs(form, rows), 0, placement, Thresholds())
     wanted = corners_of(boxes(*PLANKS))

@@ -10,24 +10,23 @@ from hypothesis import strategies as st
 
 from edged.errors import TooLarge
 from edged.vision import masks
-from edged.vision.families import prototypes
+from edged.vision.families import ultralytics_segment
 from edged.vision.families.contract import Costly, Family, Reading, Thresholds
-from edged.vision.families.ultralytics_forms import CELLS, ROWS
+from edged.vision.families.ultralytics import CELLS, ROWS
 from edged.vision.families.ultralytics_segment import UltralyticsSegment
-from edged.vision.placement import Fit, Placement
+from edged.vision.placement import Fit, Placement, Region, Roi
 from edged.vision.preprocess import Preprocess
-from edged.vision.view import Region, View
 from tests.unit.shown import in_input, placed
 
 SHAPE = (160, 128)  # width, height of the input
 CLASSES = 3
-VIEWS = [
+ROIS = [
     None,
-    View(Region(31, 17, 150, 101)),
-    View(rotation=90),
-    View(Region(31, 17, 150, 101), 90),
-    View(rotation=180),
-    View(Region(7, 3, 91, 120), 270),
+    Roi(Region(31, 17, 150, 101)),
+    Roi(rotation=90),
+    Roi(Region(31, 17, 150, 101), 90),
+    Roi(rotation=180),
+    Roi(Region(7, 3, 91, 120), 270),
 ]
 FITS = [Fit.LETTERBOX, Fit.STRETCH, Fit.TOP_LEFT]
 
@@ -57,9 +56,9 @@ def tables(form: str, boxes: list[tuple[float, ...]], weights: list[tuple[float,
     return {"output0": table, "output1": ramps(dtype)}
 
 
-def expected(placement: Placement, view: View | None, box: np.ndarray, weights: tuple[float, ...]):
+def expected(placement: Placement, roi: Roi | None, box: np.ndarray, weights: tuple[float, ...]):
     """The half plane inside the box, and the pixels on its rim, where the last bit decides."""
-    across, down = in_input(placement, view)
+    across, down = in_input(placement, roi)
     rows, columns = np.indices(across.shape) + 0.5
     x1, y1, x2, y2 = box
     inside = (columns >= x1) & (columns < x2) & (rows >= y1) & (rows < y2)
@@ -71,9 +70,9 @@ def expected(placement: Placement, view: View | None, box: np.ndarray, weights: 
 
 @pytest.mark.parametrize("form", [CELLS, ROWS])
 @pytest.mark.parametrize("fit", FITS)
-@pytest.mark.parametrize("view", VIEWS)
-def test_masks_are_exact_wherever_the_picture_lies(view, fit, form):
-    placement = placed(view, (213, 140), SHAPE, fit)
+@pytest.mark.parametrize("roi", ROIS)
+def test_masks_are_exact_wherever_the_picture_lies(roi, fit, form):
+    placement = placed(roi, (213, 140), SHAPE, fit)
     boxes = [(20, 25, 120, 100), (60, 50, 70, 58), (0, 0, 160, 128)]
     weights = [(1, 0.5, -95), (-1, 1, 12), (0.25, -1, 33)]
     found = family(form).decode(tables(form, boxes, weights), 0, placement, Thresholds(class_agnostic=False))
@@ -83,7 +82,7 @@ def test_masks_are_exact_wherever_the_picture_lies(view, fit, form):
     assert np.allclose(found.boxes, seen)
     for box, weight, counts in zip(found.boxes, weights, found.masks, strict=True):
         mask = masks.decode(counts, 213, 140)
-        wanted, rim = expected(placement, view, box, weight)
+        wanted, rim = expected(placement, roi, box, weight)
         assert mask.any()
         assert np.array_equal(mask[~rim], wanted[~rim])
 
@@ -136,7 +135,7 @@ def test_what_is_not_a_number_never_comes_out():
 
 
 def test_boxes_alone_cost_no_masks_and_are_the_same():
-    placement = placed(View(rotation=90), (213, 140), SHAPE, Fit.LETTERBOX)
+    placement = placed(Roi(rotation=90), (213, 140), SHAPE, Fit.LETTERBOX)
     for form in (CELLS, ROWS):
         segment = family(form)
         assert isinstance(segment, Costly)
@@ -153,11 +152,11 @@ def test_many_large_masks_are_coarser_and_small_ones_are_not(monkeypatch):
     weights = [(1, 0.5, -95), (-1, 1, 12), (0.25, -1, 33), (0, 0, 1), (1, 0, -15)]
     outputs = tables(ROWS, boxes, weights)
     fine = family(ROWS).decode(outputs, 0, placement, Thresholds())
-    monkeypatch.setattr(prototypes, "MOST_PIXELS", 640 * 512 // 16)
+    monkeypatch.setattr(ultralytics_segment, "MOST_PIXELS", 640 * 512 // 16)
     made = []
     monkeypatch.setattr(cv2, "warpAffine", lambda *a, warp=cv2.warpAffine, **k: made.append(a[2]) or warp(*a, **k))
     coarse = family(ROWS).decode(outputs, 0, placement, Thresholds())
-    assert sum(rows * columns for rows, columns in made) < 2 * prototypes.MOST_PIXELS
+    assert sum(rows * columns for rows, columns in made) < 2 * ultralytics_segment.MOST_PIXELS
     assert np.array_equal(coarse.boxes, fine.boxes)
     for one, other in list(zip(coarse.masks, fine.masks, strict=True))[:4]:
         one, other = (masks.decode(mask, 640, 512) for mask in (one, other))
@@ -168,7 +167,7 @@ def test_many_large_masks_are_coarser_and_small_ones_are_not(monkeypatch):
 def test_masks_of_too_many_runs_are_refused(monkeypatch):
     placement = placed(None, (160, 128), SHAPE, Fit.STRETCH)
     outputs = tables(ROWS, [(0, 0, 160, 128)] * 3, [(1, 1, -140)] * 3)
-    monkeypatch.setattr(prototypes, "MOST_RUNS", 400)
+    monkeypatch.setattr(ultralytics_segment, "MOST_RUNS", 400)
     assert len(family(ROWS).decode(outputs, 0, placement, Thresholds(max_detections=1))) == 1
     with pytest.raises(TooLarge, match="raise the score threshold, or lower max_detections"):
         family(ROWS).decode(outputs, 0, placement, Thresholds())
@@ -185,7 +184,7 @@ def test_any_tensors_give_masks_that_fit_the_picture(seed, form, dtype):
         wild[rng.random(tensor.shape) < 0.1] = rng.choice([np.nan, np.inf, -np.inf, 0])
         sane = rng.uniform(0, 160, tensor.shape)
         outputs[name] = np.where(rng.random(tensor.shape) < 0.5, wild, sane).astype(dtype)
-    placement = placed(View(Region(31, 17, 150, 101), 90), (213, 140), SHAPE, Fit.LETTERBOX)
+    placement = placed(Roi(Region(31, 17, 150, 101), 90), (213, 140), SHAPE, Fit.LETTERBOX)
     found = family(form).decode(outputs, 0, placement, Thresholds(max_detections=20))
     assert np.isfinite(found.boxes).all()
     assert len(found.masks) == len(found)

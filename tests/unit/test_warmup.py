@@ -39,11 +39,11 @@ class Host:
     def __init__(self, capacity: int = 1 << 12) -> None:
         self.arena = Arena(capacity)
         self.outcomes: deque[EdgedError | None] = deque()
-        self.asked = 0
+        self.probe_session = 0
 
     def submit(self, make: Callable[[int], m.Infer]) -> asyncio.Future[m.Answer]:
         make(1)
-        self.asked += 1
+        self.probe_session += 1
         outcome = self.outcomes.popleft() if self.outcomes else None
         future: asyncio.Future[m.Answer] = asyncio.get_running_loop().create_future()
         if outcome is None:
@@ -67,7 +67,7 @@ def warm(host: Host, of: Model | None = None) -> None:
 def test_each_is_made_as_often_as_it_says_and_leaves_nothing_in_the_arena() -> None:
     host = Host()
     warm(host, model(count=3))
-    assert (host.asked, host.arena.taken) == (3, 0)
+    assert (host.probe_session, host.arena.taken) == (3, 0)
 
 
 @pytest.mark.parametrize("kind", [OutOfMemory, Overloaded, NotReady, DeadlineExceeded])
@@ -94,7 +94,7 @@ def test_an_arena_that_is_full_of_requests_is_no_failure_of_the_warm_up() -> Non
         warm(host)
     host.arena.release(span)
     warm(host)
-    assert host.asked == 1
+    assert host.probe_session == 1
 
 
 @pytest.mark.parametrize("kind", [EngineUnusable, InvalidInput, TooLarge])

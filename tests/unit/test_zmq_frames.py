@@ -18,10 +18,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from edged.api.lanes.publisher import Publisher
-from edged.api.lanes.result_json import Fields
-from edged.api.lanes.zmq_frames import FrameLane
-from edged.api.lanes.zmq_socket import BoundSocket, place
+from edged.api.endpoints.publisher import Publisher
+from edged.api.endpoints.result_json import Fields
+from edged.api.endpoints.zmq_frames import FrameEndpoint
+from edged.api.endpoints.zmq_socket import BoundSocket, place
 from edged.client.shared import SharedRing
 from edged.errors import ConfigError, NotFound
 from edged.events import EventLog, ModelRead, ModelRemoved
@@ -45,7 +45,7 @@ class Box:
         self.events = EventLog()
         self.tracking = None
         self.publisher = Publisher(self.events)
-        self.lane: FrameLane
+        self.lane: FrameEndpoint
         self.answering: asyncio.Task[None] | None = None
 
     def find(self, name: str) -> Any:
@@ -68,7 +68,7 @@ class Box:
 async def lane(folder: Path, answers: bool = True, **limits: Any) -> AsyncIterator[Box]:
     box = Box()
     controller: Any = SimpleNamespace(slot=box.slot_of, find=box.find, tracking=None)
-    box.lane = FrameLane(controller, box.cameras, f"ipc://{folder}/frames", box.publisher, **limits)
+    box.lane = FrameEndpoint(controller, box.cameras, f"ipc://{folder}/frames", box.publisher, **limits)
     box.lane.start()
     if answers:
         box.answering = asyncio.create_task(box.answer_all())
@@ -279,7 +279,7 @@ def test_stopping_answers_what_came_and_takes_nothing_more(folder: Path) -> None
 
 
 def test_no_more_peers_than_there_is_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edged.api.lanes.zmq_frames._MOST_PEERS", 2)
+    monkeypatch.setattr("edged.api.endpoints.zmq_frames._MOST_PEERS", 2)
 
     async def main() -> None:
         async with lane(folder), peer(folder) as one, peer(folder) as two, peer(folder) as three:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.api.lanes import result_json, zmq_wire
+from edged.api.endpoints import result_json, zmq_wire
 from edged.errors import InvalidInput, NotFound
 from edged.ipc import messages as m
 from edged.serving.options import StreamOptions
@@ -19,10 +19,9 @@ from edged.serving.schedule import Share
 from edged.serving.skips import Skips
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections
+from edged.vision.detections import Classes, Detections
 from edged.vision.family import Recognition, Thresholds, recognise
-from edged.vision.view import Region, View
+from edged.vision.placement import Region, Roi
 from tests.waiting import run
 
 
@@ -40,7 +39,7 @@ def work(header: Any, data: bytes = b"picture", base: Thresholds | None = None) 
 
 def test_an_empty_header_is_an_encoded_picture_for_the_only_model() -> None:
     made = work({})
-    assert (made.data, made.pixel_format, made.view, made.thresholds) == (b"picture", "", None, None)
+    assert (made.data, made.pixel_format, made.roi, made.thresholds) == (b"picture", "", None, None)
 
 
 def test_everything_can_be_said() -> None:
@@ -61,7 +60,7 @@ def test_everything_can_be_said() -> None:
     made = work(header)
     assert (made.pixel_format, made.width, made.height, made.stride) == ("nv12", 64, 48, 80)
     assert made.thresholds == Thresholds(0.4, 0.5, 9, True)
-    assert made.view == View(Region(1, 2, 3, 4), 270)
+    assert made.roi == Roi(Region(1, 2, 3, 4), 270)
     options = parse(header, b"x").header.options
     assert options is not None
     assert options.checked() == StreamOptions("every_frame", 5, 0.25, Share(2, -3), False)

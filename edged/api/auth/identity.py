@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import msgspec
 
 from edged.api.auth.policy import Caller
-from edged.api.lanes.address import unix_path
+from edged.api.endpoints.address import unix_path
 
 READ, WRITE = 4, 2  # the bits of one class of a file's mode
 _MEMBERS_SECONDS = 60  # for which the members of a group are believed

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import msgspec
 
 from edged.api.auth.tokens import Token
-from edged.api.lanes.address import is_loopback
+from edged.api.endpoints.address import is_loopback
 from edged.config.access import Access, Tls
 from edged.config.access import Role as Role
 from edged.errors import ConfigError, EdgedError, Forbidden, InvalidInput, Unauthenticated

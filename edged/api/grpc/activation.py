@@ -11,8 +11,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from edged import systemd
+from edged.api.endpoints.address import unix_path
 from edged.api.grpc.handover import Handover
-from edged.api.lanes.address import unix_path
 
 _LOG = logging.getLogger("edged.api")
 

@@ -10,12 +10,12 @@ from functools import partial
 
 from edged.api.auth import identity
 from edged.api.auth.identity import Identify, anyone
+from edged.api.endpoints.publisher import Publisher
+from edged.api.endpoints.result_json import Echo, delivered
+from edged.api.endpoints.shared_memory import Segments
 from edged.api.grpc.frames import options_of, require_pictures, work_of
 from edged.api.grpc.results import Tag, report_of, result_of
 from edged.api.grpc.rpc import Context, Service
-from edged.api.lanes.publisher import Publisher
-from edged.api.lanes.result_json import Echo, delivered
-from edged.api.lanes.shared_memory import Segments
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, Refused
 from edged.proto import cameras_pb2 as pb

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from edged.api.grpc import messages
-from edged.api.grpc.messages import selection
 from edged.api.grpc.rpc import Context, Service
 from edged.engines import report
-from edged.engines.commands import Ordered
+from edged.engines.commands import Ordered, Selection
 from edged.engines.controller import Controller
+from edged.message_mapper import to_message
 from edged.proto import operations_pb2 as pb
 
 
@@ -40,36 +39,36 @@ class EngineHandlers:
             request.model,
             by_command=self._controller.settings.build == "command",
         )
-        return pb.ListEnginesResponse(engines=[messages.engine(engine) for engine in found])
+        return pb.ListEnginesResponse(engines=[to_message(engine, pb.Engine) for engine in found])
 
     async def explain_engine(self, request: pb.ExplainEngineRequest, context: Context) -> pb.ExplainEngineResponse:
         planned = self._controller.find(request.model)
         found = report.explain(planned, self._controller.store)
-        return pb.ExplainEngineResponse(explanations=[messages.explanation(item) for item in found])
+        return pb.ExplainEngineResponse(explanations=[to_message(item, pb.Explanation) for item in found])
 
     async def rebuild(self, request: pb.RebuildRequest, context: Context) -> AsyncIterator[pb.EngineProgress]:
-        ordered = self._commands.rebuild(selection(request.selector), request.force)
+        ordered = self._commands.rebuild(_selection(request.selector), request.force)
         async with aclosing(self._tell(ordered, request.follow)) as told:
             async for progress in told:
                 yield progress
 
     async def verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.EngineProgress]:
-        ordered = self._commands.verify(selection(request.selector))
+        ordered = self._commands.verify(_selection(request.selector))
         async with aclosing(self._tell(ordered, request.follow)) as told:
             async for progress in told:
                 yield progress
 
     async def cancel(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
-        return pb.SelectedEngines(keys=self._commands.cancel(selection(request.selector)))
+        return pb.SelectedEngines(keys=self._commands.cancel(_selection(request.selector)))
 
     async def pin(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
-        return pb.SelectedEngines(keys=await self._commands.pin(selection(request.selector)))
+        return pb.SelectedEngines(keys=await self._commands.pin(_selection(request.selector)))
 
     async def unpin(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
-        return pb.SelectedEngines(keys=await self._commands.unpin(selection(request.selector)))
+        return pb.SelectedEngines(keys=await self._commands.unpin(_selection(request.selector)))
 
     async def evict(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
-        return pb.SelectedEngines(keys=await self._commands.evict(selection(request.selector)))
+        return pb.SelectedEngines(keys=await self._commands.evict(_selection(request.selector)))
 
     async def _tell(self, ordered: tuple[Ordered, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
         """Every engine once, then, if `follow`, whatever changes until all have their outcome.
@@ -77,9 +76,14 @@ class EngineHandlers:
         Whoever hangs up ends this generator and nothing else: the work belongs to the control room.
         """
         untold = {(each.model, each.key) for each in ordered}
-        async with aclosing(self._commands.follow(ordered)) as standings:
-            async for standing in standings:
-                yield messages.progress(standing)
-                untold.discard((standing.model, standing.key))
+        async with aclosing(self._commands.follow(ordered)) as statuses:
+            async for status in statuses:
+                yield to_message(status, pb.EngineProgress)
+                untold.discard((status.model, status.key))
                 if not untold and not follow:
                     return
+
+
+def _selection(selector: pb.Selector) -> Selection:
+    """Which engines a client means."""
+    return Selection(model=selector.model, engine=selector.engine, everything=selector.everything)

@@ -7,14 +7,14 @@ import math
 import time
 
 from edged.api.auth.identity import Identify, anyone
-from edged.api.lanes.shared_memory import Segments
+from edged.api.endpoints.shared_memory import Segments
 from edged.engines.controller import Controller
 from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb
 from edged.serving.options import Mode, StreamOptions
 from edged.serving.work import Blob, FrameWork
 from edged.vision.family import Thresholds
-from edged.vision.view import Region, View
+from edged.vision.placement import Region, Roi
 
 _FORMATS = {pb.BGR: "bgr", pb.RGB: "rgb", pb.GRAY: "gray", pb.NV12: "nv12", pb.I420: "i420"}
 _MODES: dict[int, Mode] = {pb.StreamOptions.FRESHEST: "freshest", pb.StreamOptions.EVERY_FRAME: "every_frame"}
@@ -36,7 +36,7 @@ def work_of(
     `client` could open it.
     """
     # Whatever may be refused comes first: an error's traceback would keep the picture.
-    thresholds, view = _thresholds(frame, controller, model), _view(frame)
+    thresholds, roi = _thresholds(frame, controller, model), _roi(frame)
     with contextlib.closing(Segments(client=client)) as own:
         data, pixel_format, width, height, stride = _image(frame, segments or own)
     return FrameWork(
@@ -46,7 +46,7 @@ def work_of(
         height,
         stride,
         thresholds=thresholds,
-        view=view,
+        roi=roi,
         expires=math.inf if seconds is None else time.monotonic() + seconds,
         must_answer=must_answer,
     )
@@ -90,14 +90,14 @@ def _image(frame: pb.Frame, segments: Segments) -> tuple[Blob, str, int, int, in
     raise InvalidInput("the frame holds no image; set `encoded`, `raw` or `shared`")
 
 
-def _view(frame: pb.Frame) -> View | None:
+def _roi(frame: pb.Frame) -> Roi | None:
     if frame.rotation not in _ROTATIONS:
         raise InvalidInput(f"a rotation of {frame.rotation} degrees is not possible; give 0, 90, 180 or 270")
     wanted = frame.region if frame.HasField("region") else None
     if wanted is None and not frame.rotation:
         return None
     region = None if wanted is None else Region(wanted.x, wanted.y, wanted.width, wanted.height)
-    return View(region, frame.rotation)
+    return Roi(region, frame.rotation)
 
 
 def _thresholds(frame: pb.Frame, controller: Controller, model: str) -> Thresholds | None:

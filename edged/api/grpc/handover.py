@@ -16,8 +16,8 @@ import os
 import socket
 from pathlib import Path
 
+from edged.api.endpoints.address import make_way, require_socket
 from edged.api.grpc.relay import Relay
-from edged.api.lanes.address import make_way, require_socket
 from edged.errors import ConfigError
 
 _LOG = logging.getLogger("edged.api")

@@ -13,9 +13,9 @@ from pathlib import Path
 import grpc
 
 from edged import tasks
+from edged.api.endpoints.address import make_way, require_untaken, settle, tcp_address, unix_path, why_not, why_not_tcp
 from edged.api.grpc import grpc_limits as edge
 from edged.api.grpc.handover import Handover
-from edged.api.lanes.address import make_way, require_untaken, settle, tcp_address, unix_path, why_not, why_not_tcp
 from edged.errors import ConfigError
 
 _LOG = logging.getLogger("edged.api")

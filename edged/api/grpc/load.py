@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from edged.api.grpc import messages
 from edged.config import Health
 from edged.device import system
 from edged.device.root import Root
@@ -15,6 +14,7 @@ from edged.engines import report
 from edged.engines.alarms import Alarm
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
+from edged.message_mapper import to_message
 from edged.metrics.box import Readings, Sensors
 from edged.metrics.process import resident_bytes
 from edged.metrics.tally import Tally
@@ -46,13 +46,13 @@ class LoadReader:
         controller, now = self._controller, time.monotonic()
         alarms = controller.alarms.active()
         return pb.GetLoadResponse(
-            status=messages.status(report.status(controller)),
+            status=to_message(report.status(controller), pb.GetStatusResponse),
             mono_s=now,
             models=[
                 model(name, planned, alarms, controller.health, now)
                 for name, planned in sorted(controller.models.items())
             ],
-            cameras=[messages.camera(each) for each in self._cameras.reports()],
+            cameras=[to_message(each, pb.CameraStatus) for each in self._cameras.reports()],
             hosts=list(hosts(controller.links(), self._tally)),
             device=_device(controller, readings, box),
         )
@@ -60,7 +60,7 @@ class LoadReader:
 
 def model(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Health, now: float) -> pb.ModelLoad:
     """One model; `now` in monotonic seconds."""
-    status = messages.model_stands(planned, asking)
+    status = report.public_readiness(planned, asking)
     slot, statistics = planned.slot, planned.slot.statistics
     message = pb.ModelLoad(
         name=name,

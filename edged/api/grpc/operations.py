@@ -9,11 +9,13 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import BinaryIO, TypeAlias
 
-from edged.api.grpc import messages
+import msgspec
+
 from edged.api.grpc.adding import adding
 from edged.api.grpc.engines import EngineHandlers
 from edged.api.grpc.load import LoadReader
 from edged.api.grpc.rpc import Context, Service
+from edged.api_types import ModelInfo
 from edged.backends import registry
 from edged.config.changes import Outcome
 from edged.engines import report
@@ -24,8 +26,9 @@ from edged.engines.plan import PlannedModel
 from edged.engines.repairer import Repaired, repair
 from edged.engines.shape_book import shape_report
 from edged.errors import AlreadyExists, InvalidInput, Refused
-from edged.events import ModelRepaired
+from edged.events import Event, ModelRepaired
 from edged.files import not_stored
+from edged.message_mapper import to_message
 from edged.metrics.tally import Tally
 from edged.models import samples as model_samples
 from edged.models.inspection import too_large
@@ -64,10 +67,11 @@ class OperationsService:
 
     async def list_models(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         models, alarms = self._controller.models, self._controller.alarms.active()
-        return pb.ListModelsResponse(models=[self._status(planned, alarms) for _, planned in sorted(models.items())])
+        infos = [self._info(planned, alarms) for _, planned in sorted(models.items())]
+        return pb.ListModelsResponse(models=[to_message(info, pb.ModelStatus) for info in infos])
 
     async def get_status(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
-        return messages.status(report.status(self._controller))
+        return to_message(report.status(self._controller), pb.GetStatusResponse)
 
     async def get_load(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         return await self._load.read()
@@ -77,7 +81,7 @@ class OperationsService:
         return pb.GetDeviceResponse(facts=fingerprint.facts, digest=fingerprint.digest)
 
     async def list_cameras(self, request: pb.ListCamerasRequest, context: Context) -> pb.ListCamerasResponse:
-        return pb.ListCamerasResponse(cameras=[messages.camera(each) for each in self._cameras.reports()])
+        return pb.ListCamerasResponse(cameras=[to_message(each, pb.CameraStatus) for each in self._cameras.reports()])
 
     async def refresh_device(self, request: pb.RefreshDeviceRequest, context: Context) -> pb.RefreshDeviceResponse:
         changed = await self._controller.refresh()
@@ -94,7 +98,7 @@ class OperationsService:
         log = self._controller.events
         async with aclosing(log.follow(request.after, request.epoch, request.follow)) as events:
             async for event in events:
-                yield messages.event(event, log.epoch)
+                yield event_message(event, log.epoch)
 
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
         """Takes the files in, examines the model, and only then lets it into the repository."""
@@ -119,10 +123,10 @@ class OperationsService:
         planned = await self._controller.added(header.name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)
-        status = self._status(planned, self._controller.alarms.active())
-        if record is not None:  # also where reading it takes longer
-            status.repair.CopyFrom(messages.repair(record))
-        return status
+        info = self._info(planned, self._controller.alarms.active())
+        if record is not None:  # also if reading it takes longer
+            info = msgspec.structs.replace(info, repair=record)
+        return to_message(info, pb.ModelStatus)
 
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         if self._controller.is_configured(request.name):
@@ -131,12 +135,26 @@ class OperationsService:
         await self._controller.removed(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
-    def _status(self, planned: PlannedModel, alarms: tuple[Alarm, ...]) -> pb.ModelStatus:
+    def _info(self, planned: PlannedModel, alarms: tuple[Alarm, ...]) -> ModelInfo:
         shapes = shape_report(planned, self._controller.learning.state(planned.entry.name))
-        return messages.model_status(planned, alarms, self._controller.health, shapes)
+        return report.model(planned, alarms, self._controller.health, shapes)
 
     def _facts(self) -> Mapping[str, str]:
         return self._controller.fingerprint.facts
+
+
+def event_message(event: Event, epoch: str) -> pb.Event:
+    """An event as a message: its kind is the name of a field there, and that field's message has the event's fields."""
+    what = msgspec.to_builtins(event.what)
+    kind = what.pop("type")
+    return pb.Event(
+        sequence=event.sequence,
+        unix_s=event.unix_s,
+        epoch=epoch,
+        model=event.model,
+        engine=event.engine,
+        **{kind: what},
+    )
 
 
 async def _repaired(

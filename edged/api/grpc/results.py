@@ -10,8 +10,7 @@ from edged.proto import cameras_pb2 as pb
 from edged.serving.skips import Skips
 from edged.serving.stream import Delivery, SkipReport
 from edged.serving.work import Answered
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections, class_name
+from edged.vision.detections import Classes, Detections, class_name
 
 
 class Tag:

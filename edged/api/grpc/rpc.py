@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from edged.api.grpc.bulk import require_parsable
-from edged.errors import InvalidInput, Unsupported
+from edged.api.grpc.wire import parse
+from edged.errors import Unsupported
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -80,20 +81,20 @@ class Service:
         if encoded is not None:
             self._add(method, encoded, _as_it_is, _as_it_is)
         else:
-            self._add(method, handler, _reading(request), _serialize)
+            self._add(method, handler, partial(parse, kind=request), _serialize)
 
     def upload(self, method: str, request: type[Request], handler: Upload[Request, Response]) -> None:
         """Many messages in, one out."""
-        self._add(method, handler, _reading(request), _serialize, takes_many=True)
+        self._add(method, handler, partial(parse, kind=request), _serialize, takes_many=True)
 
     def feed(self, method: str, request: type[Request], handler: Feed[Request, Response]) -> None:
         """One message in, many out."""
         self.requests[self._path(method)] = request
-        self._add(method, handler, _reading(request), _serialize, gives_many=True)
+        self._add(method, handler, partial(parse, kind=request), _serialize, gives_many=True)
 
     def duplex(self, method: str, request: type[Request], handler: Duplex[Request, Response]) -> None:
         """Many messages in, many out."""
-        self._add(method, handler, _reading(request), _serialize, takes_many=True, gives_many=True)
+        self._add(method, handler, partial(parse, kind=request), _serialize, takes_many=True, gives_many=True)
 
     def duplex_encoded(self, method: str, handler: EncodedDuplex) -> None:
         """As `duplex`, from the bytes of messages to bytes."""
@@ -124,21 +125,6 @@ class Service:
     ) -> None:
         path = self._path(method)
         self.methods[path] = Method(path, answer, read, write, takes_many, gives_many)
-
-
-def _reading(request: type[Request]) -> Callable[[bytes], Request]:
-    """Messages from their bytes. What is none is its sender's fault, which gRPC would not say: so handlers, or their
-    iteration, get InvalidInput for it."""
-
-    def read(data: bytes) -> Request:
-        require_parsable(data, request)
-        try:
-            return request.FromString(data)
-        except DecodeError:
-            name = request.DESCRIPTOR.name
-            raise InvalidInput(f"the bytes of the call are no {name}; use a client of the same protocol") from None
-
-    return read
 
 
 def _serialize(message: Message) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from edged.api.auth import policy
 from edged.api.auth.guard import Guard
+from edged.api.endpoints.publisher import Publisher
 from edged.api.grpc.activation import Activation
 from edged.api.grpc.call_guard import GuardedMethods
 from edged.api.grpc.cameras import CameraService
@@ -17,7 +18,6 @@ from edged.api.grpc.operations import OperationsService, Reload
 from edged.api.grpc.reflection import reflection_service
 from edged.api.http.calls import Calls
 from edged.api.inference.service import InferenceService
-from edged.api.lanes.publisher import Publisher
 from edged.engines.controller import Controller
 from edged.metrics.tally import Tally
 from edged.serving.camera import Cameras

@@ -7,10 +7,10 @@ from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
+from edged.api.grpc import wire
 from edged.api.grpc.rpc import Context, Service
 from edged.api.http.exchange import Ask
 from edged.api.http.tensors import Asked
-from edged.api.inference import wire
 from edged.api.inference.infer import Caller, Inference
 from edged.proto import open_inference_pb2 as pb
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from edged import packages
 from edged.api.auth.guard import Guard
+from edged.api.endpoints.address import make_way, tcp_address, unix_path
 from edged.api.grpc.cameras import CameraService
 from edged.api.http.access import HttpGuard
 from edged.api.http.answering import Answering
 from edged.api.http.app import App
 from edged.api.http.bodies import Bodies
 from edged.api.http.calls import Calls
-from edged.api.lanes.address import make_way, tcp_address, unix_path
 from edged.config import Http
 from edged.errors import ConfigError
 

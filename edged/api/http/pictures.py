@@ -7,9 +7,9 @@ from typing import Annotated
 
 import msgspec
 
+from edged.api.endpoints import result_json
 from edged.api.grpc.cameras import CameraService
 from edged.api.http.exchange import JSON, Answer, Ask
-from edged.api.lanes import result_json
 from edged.decoding import explain, ready
 from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb

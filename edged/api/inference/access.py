@@ -6,10 +6,10 @@ from pathlib import Path
 
 from edged import shared_layout
 from edged.api.auth import identity
+from edged.api.endpoints.shared_memory import is_local
 from edged.api.inference.parameters import Place
 from edged.api.inference.regions import Region, Regions, RegionSource
 from edged.api.inference.tensors import Locate
-from edged.api.lanes.shared_memory import is_local
 from edged.errors import Overloaded, Refused
 
 _MOST_REGIONS = 4096  # of all clients; each holds a file open

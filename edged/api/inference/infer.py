@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from edged.api.auth import identity
+from edged.api.grpc.wire import Request
 from edged.api.inference import stateful, tensors
 from edged.api.inference.access import Access
 from edged.api.inference.bounds import Bounds
@@ -20,7 +21,6 @@ from edged.api.inference.parameters import Options, Wanted, options
 from edged.api.inference.regions import Region
 from edged.api.inference.responses import Collector, Form, Write, Written
 from edged.api.inference.sequences import Sequences
-from edged.api.inference.wire import Request
 from edged.backends.contract import Signature
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel

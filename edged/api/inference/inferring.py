@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
+from edged.api.grpc import wire
 from edged.api.grpc.rpc import Context, Service
 from edged.api.grpc.status import describe
-from edged.api.inference import wire
+from edged.api.grpc.wire import Contents, Request
 from edged.api.inference.infer import Caller, Inference
-from edged.api.inference.wire import Contents, Request
 from edged.proto import open_inference_pb2 as pb
 
 # Of one stream under way, requests and their bytes; beyond either no more are read.

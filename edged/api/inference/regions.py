@@ -14,8 +14,8 @@ from pathlib import Path
 
 from edged import shared_layout
 from edged.api.auth.identity import ANYONE, WRITE, Identity
+from edged.api.endpoints.shared_memory import fill, problem_of, why_unopened
 from edged.api.inference.parameters import Place
-from edged.api.lanes.shared_memory import fill, problem_of, why_unopened
 from edged.errors import AlreadyExists, InvalidInput, NotFound, Overloaded
 
 _MOST_REGIONS = 1024  # each holds a file open

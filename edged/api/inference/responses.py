@@ -9,11 +9,11 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
+from edged.api.grpc.wire import Contents
 from edged.api.inference.classification import classify
 from edged.api.inference.parameters import BYTE_SIZE, FINAL, OFFSET, REGION, Place, Wanted
 from edged.api.inference.regions import Region
 from edged.api.inference.sequences import Kept
-from edged.api.inference.wire import Contents
 from edged.errors import EdgedError, EngineUnusable, TooLarge
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.work import OutputTensor, OutputView

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from edged.api.grpc.wire import Request
 from edged.api.inference.bounds import Bounds
 from edged.api.inference.parameters import Place, Wanted, place, wanted
-from edged.api.inference.wire import Request
 from edged.backends.contract import Signature
 from edged.errors import InvalidInput
 from edged.proto import open_inference_pb2 as pb

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from edged.client.load import LoadInfo
+from edged.api_types import LoadInfo
 
 
 class Seen(msgspec.Struct, frozen=True):

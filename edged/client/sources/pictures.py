@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edged.client.frames import Captured
 from edged.client.sources.source import Source
-from edged.vision.header import read_header
+from edged.vision.image import read_header
 
 
 class Pictures(Source):

@@ -1,3 +1,1 @@
-"""One file for each family; `contract` says what one is, `candidates` holds what they share, `lookalikes` what is not
-guessed.
-"""
+"""One file per detector family. `contract` defines one, `outputs` and `candidates` hold the steps that they share."""

@@ -17,10 +17,10 @@ import numpy as np
 
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
-from edged.vision.classifications import Classes
-from edged.vision.families.answers import at_least, line
+from edged.vision.detections import Classes
 from edged.vision.families.candidates import Floats
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, undecided
+from edged.vision.families.outputs import at_least, picture_vector
 from edged.vision.nms import best_first
 from edged.vision.placement import Fit
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -40,7 +40,9 @@ class Classification(Decoder, frozen=True):
 
     def classify(self, outputs: Mapping[str, Array], index: int, thresholds: Thresholds) -> Classes:
         """See `Classifier.classify`. Values that are no numbers belong to no class."""
-        row = line(outputs, self.reading.outputs[0], index, self.reading.classes or at_least(2)).astype(np.float32)
+        row = picture_vector(outputs, self.reading.outputs[0], index, self.reading.classes or at_least(2)).astype(
+            np.float32
+        )
         row[~np.isfinite(row)] = -np.inf
         if row.max(initial=-np.inf) == -np.inf:
             return Classes.empty()

@@ -14,9 +14,8 @@ import numpy as np
 
 from edged.errors import ConfigError
 from edged.tensors import Array, TensorSpec
-from edged.vision.classifications import Classes
-from edged.vision.detections import Detections
-from edged.vision.families.answers import Size, at_least
+from edged.vision.detections import Classes, Detections
+from edged.vision.families.outputs import Size, at_least
 from edged.vision.metadata import ExportMetadata
 from edged.vision.placement import Placement
 from edged.vision.preprocess import PictureInput, Preprocess

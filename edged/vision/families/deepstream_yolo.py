@@ -13,9 +13,9 @@ from typing import ClassVar
 from edged.tensors import Array, Dim
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.answers import SOME, picture
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "deepstream-yolo"
@@ -31,7 +31,7 @@ class DeepStreamYolo(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`."""
-        rows = picture(outputs, self.reading.outputs[0], index, SOME, 6)
+        rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, 6)
         return settle(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, has_doubles=True)
 
 

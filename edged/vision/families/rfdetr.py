@@ -17,9 +17,9 @@ import numpy as np
 from edged.tensors import Array
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.answers import ANY, picture
 from edged.vision.families.candidates import corners, logit, settle, sigmoid
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import ANY, picture_tensor
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
@@ -39,8 +39,8 @@ class RfDetr(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`."""
         is_last = self.reading.form == _LAST
-        logits = picture(outputs, _LOGITS, index, ANY, self.reading.width(int(is_last)))
-        boxes = picture(outputs, _BOXES, index, len(logits), 4)
+        logits = picture_tensor(outputs, _LOGITS, index, ANY, self.reading.width(int(is_last)))
+        boxes = picture_tensor(outputs, _BOXES, index, len(logits), 4)
         if is_last:
             logits = logits[:, :-1]
         queries, class_ids = np.nonzero(np.greater(logits, logit(thresholds.score)))

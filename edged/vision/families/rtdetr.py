@@ -16,9 +16,9 @@ import numpy as np
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.families.answers import ANY, line, picture
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import ANY, picture_tensor, picture_vector
 from edged.vision.placement import Placement
 from edged.vision.preprocess import Preprocess
 
@@ -43,8 +43,8 @@ class RtDetr(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`."""
         labels, boxes, scores = self.reading.outputs
-        found = picture(outputs, boxes, index, ANY, 4)
-        told, ids = (line(outputs, name, index, len(found)) for name in (scores, labels))
+        found = picture_tensor(outputs, boxes, index, ANY, 4)
+        told, ids = (picture_vector(outputs, name, index, len(found)) for name in (scores, labels))
         return settle(found, told, ids, placement, thresholds, has_doubles=False)
 
 

@@ -18,9 +18,9 @@ from edged.errors import ConfigError
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.answers import SOME, picture
 from edged.vision.families.candidates import corners, settle, strongest
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
 
@@ -41,7 +41,7 @@ class UltralyticsRtDetr(Decoder, frozen=True):
         """See `Family.decode`. A query counts once, with its best class."""
         best_only = self.reading.form == _BEST
         width = 6 if best_only else self.reading.width(4)
-        rows = picture(outputs, self.reading.outputs[0], index, SOME, width).astype(np.float32)
+        rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, width).astype(np.float32)
         if best_only:
             scores, class_ids = rows[:, 4], rows[:, 5]
         else:

@@ -19,7 +19,6 @@ import numpy as np
 
 from edged.tensors import Array, TensorSpec
 from edged.vision.detections import Detections
-from edged.vision.families.answers import ANY, at_least, picture, whole
 from edged.vision.families.candidates import Floats, settle
 from edged.vision.families.contract import (
     Claim,
@@ -32,7 +31,7 @@ from edged.vision.families.contract import (
     not_decoded,
     of_picture,
 )
-from edged.vision.families.counted import counted
+from edged.vision.families.outputs import ANY, at_least, checked_tensor, counted, picture_tensor
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
 
@@ -58,15 +57,17 @@ class Ssd(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`."""
         if self.reading.form == _ROWS:
-            rows = of_picture(_until_end(whole(outputs, self.reading.outputs[0], ANY, 1, ANY, 7).reshape(-1, 7)), index)
+            rows = of_picture(
+                _until_end(checked_tensor(outputs, self.reading.outputs[0], ANY, 1, ANY, 7).reshape(-1, 7)), index
+            )
             found = self._in_pixels(rows[:, 3:7])
             return settle(found, rows[:, 2], rows[:, 1], placement, thresholds, has_doubles=False)
         if self.reading.form == _COUNTED:
             boxes, scores, class_ids = counted(outputs, self.reading.outputs, index)
             found = self._in_pixels(boxes[:, [1, 0, 3, 2]])
             return settle(found, scores, class_ids, placement, thresholds, has_doubles=False)
-        scores = picture(outputs, self.reading.outputs[0], index, ANY, self.reading.classes or at_least(2))
-        boxes = picture(outputs, self.reading.outputs[1], index, len(scores), 4)
+        scores = picture_tensor(outputs, self.reading.outputs[0], index, ANY, self.reading.classes or at_least(2))
+        boxes = picture_tensor(outputs, self.reading.outputs[1], index, len(scores), 4)
         # One flat search takes a third of the time of one by rows and columns.
         found_at = np.flatnonzero(np.greater(scores[:, 1:], thresholds.score))
         priors, classes = np.divmod(found_at, scores.shape[1] - 1)

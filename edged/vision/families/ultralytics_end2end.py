@@ -14,9 +14,9 @@ from typing import ClassVar
 from edged.tensors import Array
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.answers import ANY, picture
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.outputs import ANY, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "ultralytics-end2end"
@@ -32,7 +32,7 @@ class UltralyticsEnd2End(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`."""
-        rows = picture(outputs, self.reading.outputs[0], index, ANY, 6)
+        rows = picture_tensor(outputs, self.reading.outputs[0], index, ANY, 6)
         return settle(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, has_doubles=False)
 
 

@@ -18,10 +18,9 @@ from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
 from edged.vision.families.candidates import visible
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
-from edged.vision.families.ultralytics_forms import ROWS, offer_table, table_in, table_of
-from edged.vision.nms import Index, best_first
+from edged.vision.families.ultralytics import ROWS, offer_table, table_in, table_of
+from edged.vision.nms import Index, Oriented, best_first, corners_of, hull_of, rotated_nms
 from edged.vision.placement import Placement
-from edged.vision.rotated import Oriented, corners_of, hull_of, rotated_nms
 
 NAME = "ultralytics-obb"
 _NEEDS = "one output [N, 4+classes+1, cells] or [N, rows, 7]"

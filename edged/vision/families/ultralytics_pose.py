@@ -20,7 +20,7 @@ from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
 from edged.vision.families.candidates import Candidates, inside, suppress
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
-from edged.vision.families.ultralytics_forms import ROWS, offer_table, table_in, table_of
+from edged.vision.families.ultralytics import ROWS, offer_table, table_in, table_of
 from edged.vision.placement import Placement
 
 NAME = "ultralytics-pose"

@@ -15,10 +15,9 @@ import msgspec
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.families.answers import ANY, whole
 from edged.vision.families.candidates import settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
-from edged.vision.families.counted import counted
+from edged.vision.families.outputs import ANY, checked_tensor, counted
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
 
@@ -41,7 +40,7 @@ class YoloNas(Decoder, frozen=True):
         if self.reading.form == _BATCH:
             boxes, scores, class_ids = counted(outputs, self.reading.outputs, index)
         else:
-            rows = of_picture(whole(outputs, self.reading.outputs[0], ANY, 7), index)
+            rows = of_picture(checked_tensor(outputs, self.reading.outputs[0], ANY, 7), index)
             boxes, scores, class_ids = rows[:, 1:5], rows[:, 5], rows[:, 6]
         return settle(boxes, scores, class_ids, placement, thresholds, has_doubles=False)
 

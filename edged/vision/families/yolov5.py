@@ -16,7 +16,6 @@ import numpy as np
 from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.answers import SOME, picture
 from edged.vision.families.candidates import Floats, corners, settle, strongest
 from edged.vision.families.contract import (
     Claim,
@@ -27,6 +26,7 @@ from edged.vision.families.contract import (
     demand,
     undecided,
 )
+from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "yolov5"
@@ -44,7 +44,7 @@ class YoloV5(Decoder, frozen=True):
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
         """See `Family.decode`. A row counts once, with its best class."""
-        rows = picture(outputs, self.reading.outputs[0], index, SOME, self.reading.width(5))
+        rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, self.reading.width(5))
         table = certain(rows, thresholds)[1]
         scores, class_ids = rated(table)
         return settle(corners(table[:, :4]), scores, class_ids, placement, thresholds, has_doubles=True)

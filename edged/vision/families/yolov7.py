@@ -21,10 +21,9 @@ from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics, yolov5
-from edged.vision.families.answers import ANY, SOME, picture, whole
 from edged.vision.families.candidates import Floats, corners, logit, settle, sigmoid
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
-from edged.vision.families.counted import counted
+from edged.vision.families.outputs import ANY, AT_LEAST_ONE, checked_tensor, counted, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "yolov7"
@@ -46,16 +45,16 @@ class YoloV7(Decoder, frozen=True):
             boxes, scores, class_ids = counted(outputs, self.reading.outputs, index)
             return settle(boxes, scores, class_ids, placement, thresholds, has_doubles=False)
         if self.reading.form == _FLAT:
-            rows = of_picture(whole(outputs, self.reading.outputs[0], ANY, 7), index)
+            rows = of_picture(checked_tensor(outputs, self.reading.outputs[0], ANY, 7), index)
             return settle(rows[:, 1:5], rows[:, 6], rows[:, 5], placement, thresholds, has_doubles=False)
         if self.reading.form == _HEADS:
-            sizes = SOME, SOME, SOME, self.reading.width(5)
-            heads = [picture(outputs, name, index, *sizes) for name in self.reading.outputs]
+            sizes = AT_LEAST_ONE, AT_LEAST_ONE, AT_LEAST_ONE, self.reading.width(5)
+            heads = [picture_tensor(outputs, name, index, *sizes) for name in self.reading.outputs]
             heads.sort(key=lambda head: -head.shape[1])  # the file may have left the sizes of their grids open
             parts = [self._head(*each, thresholds.score) for each in zip(heads, self.reading.anchors, strict=True)]
             table = np.concatenate(parts)
         else:
-            rows = picture(outputs, self.reading.outputs[0], index, SOME, self.reading.width(5))
+            rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, self.reading.width(5))
             table = yolov5.certain(rows, thresholds)[1]
         scores, class_ids = yolov5.rated(table)
         return settle(corners(table[:, :4]), scores, class_ids, placement, thresholds, has_doubles=True)

@@ -20,9 +20,9 @@ from edged.errors import ConfigError
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.answers import SOME, picture
 from edged.vision.families.candidates import Floats, corners, settle
 from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, undecided
+from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.families.yolov5 import certain, rated
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
@@ -43,8 +43,8 @@ class YoloX(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`. A row counts once, with its best class."""
         is_grid = self.reading.form == _GRID
-        cells = sum(across * down for across, down, _ in self._grids()) if is_grid else SOME
-        answer = picture(outputs, self.reading.outputs[0], index, cells, self.reading.width(5))
+        cells = sum(across * down for across, down, _ in self._grids()) if is_grid else AT_LEAST_ONE
+        answer = picture_tensor(outputs, self.reading.outputs[0], index, cells, self.reading.width(5))
         rows, table = certain(answer, thresholds)
         boxes = self._in_pixels(rows, table[:, :4]) if is_grid else table[:, :4]
         scores, class_ids = rated(table)

@@ -1,0 +1,160 @@
+"""The ways in and out beside gRPC: HTTP, Frigate's, frames over ZeroMQ, what is published, and metrics.
+
+Each listens with settings of its own, and listens anew when these change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from edged.api.endpoints.frigate import FrigateEndpoint
+from edged.api.endpoints.publisher import Publisher
+from edged.api.endpoints.zmq_frames import FrameEndpoint
+from edged.api.grpc.server import Ingress
+from edged.api.http.listener import HttpListener
+from edged.config import Config, Frigate, Http, Metrics
+from edged.engines.controller import Controller
+from edged.errors import ConfigError
+from edged.metrics.endpoint import Endpoint as MetricsEndpoint
+from edged.serving.camera import Cameras
+
+Setting = TypeVar("Setting")
+
+# ZeroMQ closes sockets, and removes their files, in a thread of its own: what is opened too early loses its file.
+_PAUSE_SECONDS = 0.3
+_TRIES = 5  # a port may be taken for a moment longer
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What listens. `close` takes nothing more, and lets what came end within so many seconds."""
+
+    addresses: tuple[str, ...]
+    close: Callable[[float], Awaitable[None]]
+
+
+class Endpoint(Generic[Setting]):
+    """Closed until `start`. `open` makes what listens with a setting, None where that says to listen nowhere; it raises
+    ConfigError, and leaves nothing open, where it cannot listen."""
+
+    def __init__(self, setting: Setting, open: Callable[[Setting], Awaitable[Opened | None]]) -> None:
+        self._setting, self._open = setting, open
+        self._opened: Opened | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens."""
+        return self._opened.addresses if self._opened is not None else ()
+
+    async def start(self) -> None:
+        """Listens, where it is to. ConfigError where that is impossible."""
+        self._opened = await self._open(self._setting)
+
+    async def stop(self, grace: float) -> None:
+        """Takes nothing more, and lets what came end within `grace` seconds."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.close(grace)
+
+    async def change(self, setting: Setting, grace: float) -> None:
+        """Listens with another setting. ConfigError where that is impossible: then it listens as before."""
+        was_open = self._opened is not None
+        await self.stop(grace)
+        if was_open:
+            await asyncio.sleep(_PAUSE_SECONDS)
+        try:
+            self._opened = await self._again(setting, _TRIES if was_open else 1)
+        except ConfigError:
+            self._opened = await self._again(self._setting, _TRIES)
+            raise
+        self._setting = setting
+
+    async def _again(self, setting: Setting, tries: int) -> Opened | None:
+        for _ in range(tries - 1):
+            try:
+                return await self._open(setting)
+            except ConfigError:
+                await asyncio.sleep(_PAUSE_SECONDS)
+        return await self._open(setting)
+
+
+class Endpoints:
+    """Those that are configured. `publisher` is what every endpoint that has results tells them to."""
+
+    def __init__(
+        self, controller: Controller, cameras: Cameras, config: Config, publisher: Publisher, ingress: Ingress
+    ) -> None:
+        self._controller, self._cameras, self._publisher, self._ingress = controller, cameras, publisher, ingress
+        self.publish = Endpoint(config.zmq.publish, self._open_publish)
+        self.frames = Endpoint(config.zmq.frames, self._open_frames)
+        self.frigate = Endpoint(config.frigate, self._open_frigate)
+        self.http = Endpoint(config.http, self._open_http)
+        self.metrics = Endpoint(config.metrics, self._open_metrics)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where they listen."""
+        endpoints = (self.publish, self.frames, self.frigate, self.http, self.metrics)
+        return [address for endpoint in endpoints for address in endpoint.addresses]
+
+    async def start(self) -> None:
+        """Listens. ConfigError where that is impossible; `stop` then closes what listens already."""
+        await self.publish.start()
+        await self.frames.start()
+        await self.frigate.start()
+        await self.http.start()
+        await self.metrics.start()
+
+    async def stop(self, grace: float) -> None:
+        """Takes nothing more, and answers what came if that is within `grace` seconds. The publisher goes on: others
+        may have results yet."""
+        endpoints = (self.frames, self.frigate, self.http, self.metrics)
+        await asyncio.gather(*(endpoint.stop(grace) for endpoint in endpoints))
+
+    async def _open_publish(self, address: str) -> Opened | None:
+        if not address:
+            return None
+
+        async def close(grace: float) -> None:
+            await self._publisher.stop()
+
+        return Opened((self._publisher.start(address),), close)
+
+    async def _open_frames(self, address: str) -> Opened | None:
+        if not address:
+            return None
+        endpoint = FrameEndpoint(self._controller, self._cameras, address, self._publisher)
+        return Opened((endpoint.start(),), endpoint.stop)
+
+    async def _open_frigate(self, settings: Frigate | None) -> Opened | None:
+        if settings is None:
+            return None
+        endpoint = FrigateEndpoint(self._controller, settings, self._publisher)
+
+        async def close(grace: float) -> None:
+            await endpoint.stop()
+
+        return Opened((endpoint.start(),), close)
+
+    async def _open_http(self, http: Http) -> Opened | None:
+        if not http.listen:
+            return None
+        listener = HttpListener(http, self._ingress.calls, self._ingress.cameras, self._ingress.guard)
+        try:
+            await listener.start()
+        except BaseException:
+            await listener.stop(0.0)
+            raise
+        return Opened(tuple(listener.addresses), listener.stop)
+
+    async def _open_metrics(self, metrics: Metrics) -> Opened | None:
+        if not metrics.listen:
+            return None
+        from edged.metrics.scrape import Scraper  # brings Prometheus' client library
+
+        scraper = Scraper(self._controller, self._cameras, self._ingress.tally, self._ingress.guard)
+        endpoint = MetricsEndpoint(metrics.listen, scraper.scrape)
+        return Opened((await endpoint.start(),), endpoint.stop)

@@ -1,0 +1,226 @@
+"""Frigate's ZMQ detector: its plugin connects here unchanged.
+
+Two habits of the plugin decide how it is answered. A model that is not there when it asks, once, leaves it without
+detections for ever: so every model of the daemon is there at once, and what no engine can answer yet is answered with
+nothing found. An answer that comes late costs it a second for asking anew: so an answer that will not be in time is
+given up, and nothing found is said in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine
+
+import zmq
+
+from edged.api.endpoints import frigate_wire as wire
+from edged.api.endpoints.frigate_upload import take_in
+from edged.api.endpoints.frigate_wire import Reader
+from edged.api.endpoints.publisher import Publisher
+from edged.api.endpoints.result_json import answered
+from edged.api.endpoints.zmq_socket import BoundSocket, CountedWarnings
+from edged.config import Frigate
+from edged.engines.controller import Controller
+from edged.engines.plan import PlannedModel
+from edged.errors import DeadlineExceeded, EdgedError, InvalidInput, NotFound, NotReady, Overloaded
+from edged.models.model import Model
+
+_LOG = logging.getLogger("edged.frigate")
+
+_LARGEST_PICTURE = 64 << 20  # bytes: float32 of 2300 x 2300
+_LARGEST_MODEL = 1 << 30
+_MOST_AT_ONCE = 64  # requests under way; each of Frigate's detectors has one
+_CAMERA = "frigate"  # as which its results are published: Frigate does not tell which camera a picture is of
+_MOST_PEERS = 1024  # whose model is remembered
+_PATIENCE = 20.0  # seconds until the answer to an upload; Frigate gives up after 30, and then for ever
+
+
+class FrigateEndpoint:
+    """Answers Frigate from `start` until `stop`."""
+
+    def __init__(self, controller: Controller, settings: Frigate, publisher: Publisher) -> None:
+        self._controller, self._settings, self._publisher = controller, settings, publisher
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._models: OrderedDict[bytes, str] = OrderedDict()  # which model a peer asked for, the last to ask last
+        self._readers: dict[str, tuple[Model, str, Reader]] = {}
+        self._missing: set[str] = set()
+        self._uploading = asyncio.Lock()
+        self.warnings = CountedWarnings(_LOG, "Frigate was answered with nothing found")
+        self.answered = 0
+        self._socket: BoundSocket | None = None
+
+    def start(self) -> str:
+        """Listens; the address. ConfigError where that is impossible."""
+        self._socket = BoundSocket(
+            zmq.ROUTER,
+            self._settings.endpoint,
+            "[frigate] endpoint",
+            self._received,
+            hwm=8,
+            max_message=_LARGEST_MODEL if self._settings.uploads else _LARGEST_PICTURE,
+            allow_remote=self._settings.allow_remote,
+        )
+        return self._socket.address
+
+    async def stop(self) -> None:
+        """Gives up what is under way; Frigate waits for its answers 200 ms at most."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+
+    def _received(self, frames: list[zmq.Frame]) -> None:
+        """One message: the peer, an empty frame, and what it says."""
+        received = time.monotonic()
+        if len(frames) < 3 or len(frames[1]):
+            self.warnings.warn("garbage", "a message without the empty frame of a REQ socket; is that Frigate?")
+            return
+        peer = frames[0].bytes
+        try:
+            message = wire.parse([frame.buffer for frame in frames[2:]])
+        except InvalidInput as error:
+            self._give_nothing(peer, "garbage", error)
+            return
+        if isinstance(message, wire.ModelAsked):
+            self._reply(peer, wire.model_answer(self._ask(peer, message.name)))
+        elif isinstance(message, wire.ModelSent):
+            self._begin(self._save(peer, message))
+        elif len(self._tasks) >= _MOST_AT_ONCE:
+            self._give_nothing(peer, "busy", Overloaded(f"{_MOST_AT_ONCE} requests are under way already"))
+        else:
+            self._begin(self._detect(peer, message, received + self._settings.timeout_ms / 1e3))
+
+    def _ask(self, peer: bytes, file: str) -> bool:
+        """Whether there is a model for this peer; remembers which."""
+        try:
+            name = self._which(file)
+        except EdgedError as error:
+            if file not in self._missing and len(self._missing) < _MOST_PEERS:
+                self._missing.add(file)
+                _LOG.error(
+                    "Frigate asks for %.80r: %s. It finds nothing until it is restarted: add the model "
+                    "(edged models add NAME FILE) or name one as [frigate] model, then restart Frigate",
+                    file,
+                    error,
+                )
+            return False
+        self._remember(peer, name)
+        return True
+
+    def _remember(self, peer: bytes, name: str) -> None:
+        self._models[peer] = name
+        self._models.move_to_end(peer)
+        if len(self._models) > _MOST_PEERS:
+            self._models.popitem(last=False)
+
+    def _which(self, file: str) -> str:
+        """The configured model, the one that is called as the file, or the only one. NotFound."""
+        if self._settings.model:
+            return self._controller.find(self._settings.model).entry.name
+        try:
+            return self._controller.find(wire.model_name(file)).entry.name
+        except (NotFound, InvalidInput):
+            return self._controller.slot("").model
+
+    async def _detect(self, peer: bytes, tensor: wire.Tensor, deadline: float) -> None:
+        try:
+            planned = self._planned(peer)
+            if planned is None:
+                # Silence has Frigate ask for its model again, which tells which one it means.
+                self.warnings.warn("unknown", "which of the models is meant is not known; Frigate will tell")
+                return
+            answer = await asyncio.wait_for(self._answer(planned, tensor, deadline), deadline - time.monotonic())
+        except asyncio.TimeoutError:
+            late = f"the model did not answer within [frigate] timeout_ms = {self._settings.timeout_ms}"
+            self._give_nothing(peer, "late", DeadlineExceeded(late))
+        except EdgedError as error:
+            self._give_nothing(peer, "late" if isinstance(error, DeadlineExceeded) else "failed", error)
+        except Exception as error:
+            _LOG.exception("a request of Frigate failed with an unexpected error")
+            self._give_nothing(peer, "failed", NotReady(f"edged failed on it ({type(error).__name__})"))
+        else:
+            self.answered += 1
+            self._reply(peer, answer)
+
+    def _planned(self, peer: bytes) -> PlannedModel | None:
+        """The model of a peer; of one that did not ask for any since the daemon started, the configured or only one.
+        None where there are several, NotFound where it was removed."""
+        name = self._models.get(peer) or self._settings.model
+        if name:
+            return self._controller.find(name)
+        models = self._controller.models
+        return next(iter(models.values())) if len(models) == 1 else None
+
+    async def _answer(self, planned: PlannedModel, tensor: wire.Tensor, deadline: float) -> bytes:
+        if planned.model is None:
+            raise NotReady(f"model {planned.entry.name} cannot answer yet: {planned.problem or 'it is being read'}")
+        reader = self._reader(planned.model, tensor.model_type)
+        # Pictures as cameras have them go as they came; what has to be turned round is turned beside the loop.
+        form = reader.form(tensor) if tensor.is_packed else await asyncio.to_thread(reader.form, tensor)
+        work = form.work(reader.thresholds, deadline)
+        planned.slot.push(work)
+        try:
+            answer = await work.future
+        finally:
+            work.future.cancel()
+        if answer.detections is not None:
+            name = planned.entry.name
+            self._publisher.result(name, _CAMERA, lambda: {"camera": _CAMERA, "model": name, **answered(answer)})
+            return reader.read(answer, form)
+        return await asyncio.to_thread(reader.read, answer, form)
+
+    def _reader(self, model: Model, model_type: str) -> Reader:
+        known = self._readers.get(model.name)
+        if known is not None and known[0] is model and known[1] == model_type:
+            return known[2]
+        settings = self._settings
+        reader = Reader(model, model_type, settings.pixel_format, settings.score, settings.labels)
+        self._readers[model.name] = (model, model_type, reader)
+        return reader
+
+    async def _save(self, peer: bytes, message: wire.ModelSent) -> None:
+        """Takes a model in if that is configured. When it is not done within Frigate's patience, it is told yes: after
+        a no it would never find anything, even with the model there."""
+        if not self._settings.uploads:
+            _LOG.warning("Frigate sent the file of %.80r, which is not taken: [frigate] uploads is off", message.name)
+            self._reply(peer, wire.saved_answer(False))
+            return
+        saving, is_answered = asyncio.ensure_future(self._take_in(message)), False
+        try:
+            await asyncio.wait([saving], timeout=_PATIENCE)
+            if not saving.done() or saving.exception() is None:
+                self._remember(peer, wire.model_name(message.name))
+                self._reply(peer, wire.saved_answer(True))
+                is_answered = True
+            await saving
+        except EdgedError as error:
+            _LOG.error("Frigate's model %.80r was not taken: %s", message.name, error)
+            if not is_answered:  # otherwise it would take a second answer for that to its next picture
+                self._reply(peer, wire.saved_answer(False))
+        finally:
+            saving.cancel()
+
+    async def _take_in(self, message: wire.ModelSent) -> None:
+        name = wire.model_name(message.name)
+        async with self._uploading:
+            if name not in self._controller.models:
+                await take_in(self._controller, name, message.data)
+        self._missing.discard(message.name)
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _give_nothing(self, peer: bytes, reason: str, error: EdgedError) -> None:
+        self.warnings.warn(reason, str(error))
+        self._reply(peer, wire.NOTHING)
+
+    def _reply(self, peer: bytes, answer: bytes) -> None:
+        assert self._socket is not None
+        if not self._socket.send((peer, b"", answer)):
+            self.warnings.counts["gone"] += 1

@@ -1,0 +1,293 @@
+"""What Frigate's ZMQ detector says and is answered, as of Frigate 0.18. Pure.
+
+A request for a model: one JSON frame `{"model_request": true, "model_name": FILE}`; the answer is JSON. A model's file:
+`{"model_data": true, "model_name": FILE}` and its bytes. A picture: `{"shape": [...], "dtype": ..., "model_type": ...}`
+and the tensor's bytes in C order; the answer is a float32 tensor [20, 6] of rows
+class, score, y_min, x_min, y_max, x_max, 0..1, best first, padded with zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from edged.decoding import explain
+from edged.errors import ConfigError, InvalidInput, Unsupported
+from edged.models.model import Model
+from edged.raw_contents import to_array, to_bytes
+from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
+from edged.tensors import TensorSpec
+from edged.vision.detections import Detections
+from edged.vision.family import Classifier, Family, Thresholds, open_family, recognise
+from edged.vision.placement import Fit, Placement, place
+
+ROWS = 20
+NOTHING = bytes(ROWS * 6 * 4)
+"""The answer that tells of no object."""
+
+_LONGEST_HEADER = 4096
+_LARGEST_SIDE = 16384
+_DTYPES = {"uint8": 1, "float32": 4}
+
+
+class ModelAsked(msgspec.Struct, frozen=True):
+    """Frigate asks whether its model is there; it asks once, and believes a no for ever."""
+
+    name: str
+
+
+class ModelSent(msgspec.Struct, frozen=True):
+    """Frigate sends the file of a model that was not there."""
+
+    name: str
+    data: memoryview
+
+
+class Tensor(msgspec.Struct, frozen=True, eq=False):
+    """A picture: `pixels` is uint8 or float32, of the layout that the shape has; `model_type` in lower case."""
+
+    pixels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    model_type: str
+
+    @property
+    def is_planar(self) -> bool:
+        """[1, channels, height, width] rather than [1, height, width, channels]."""
+        return self.pixels.shape[1] in (1, 3)
+
+    @property
+    def is_packed(self) -> bool:
+        """Bytes, pixel after pixel, as cameras have them."""
+        return self.pixels.dtype == np.uint8 and not self.is_planar
+
+    @property
+    def channels(self) -> int:
+        return int(self.pixels.shape[1 if self.is_planar else 3])
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        _, a, b, c = self.pixels.shape
+        return (c, b) if self.is_planar else (b, a)
+
+
+Message: TypeAlias = ModelAsked | ModelSent | Tensor
+
+
+class _Header(msgspec.Struct, frozen=True):
+    """Everything that a header may hold; what newer ones add is passed over."""
+
+    model_request: bool = False
+    model_data: bool = False
+    model_name: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    model_type: str = ""
+
+
+_decoder = msgspec.json.Decoder(_Header)
+
+
+def parse(frames: Sequence[memoryview]) -> Message:
+    """What the frames of one message say; InvalidInput where they say nothing that is known."""
+    if not frames or len(frames[0]) > _LONGEST_HEADER:
+        raise InvalidInput("the message has no header of Frigate's ZMQ detector")
+    try:
+        header = _decoder.decode(frames[0])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"the header is not one of Frigate's ZMQ detector: {explain(error)}") from None
+    if header.model_request:
+        return ModelAsked(header.model_name)
+    if len(frames) != 2:
+        raise InvalidInput(f"the message has {len(frames)} frames; a header and its bytes are two")
+    if header.model_data:
+        return ModelSent(header.model_name, frames[1])
+    return _tensor(header, frames[1])
+
+
+def _tensor(header: _Header, data: memoryview) -> Tensor:
+    shape, size = header.shape, _DTYPES.get(header.dtype)
+    if size is None:
+        raise InvalidInput(f"the tensor's dtype is {header.dtype[:20]!r}; set Frigate's input_dtype to int or float")
+    sane = len(shape) == 4 and all(0 < side <= _LARGEST_SIDE for side in shape) and shape[0] == 1
+    if not sane or not (shape[1] in (1, 3) or shape[3] in (1, 3)):
+        raise InvalidInput(f"a tensor {list(shape)[:8]} is no picture; set Frigate's input_tensor to nhwc or nchw")
+    if math.prod(shape) * size != len(data):
+        wanted = math.prod(shape) * size
+        raise InvalidInput(f"the tensor holds {len(data)} bytes, {header.dtype}{list(shape)} takes {wanted}")
+    if size == 1:
+        return Tensor(np.frombuffer(data, np.uint8).reshape(shape), header.model_type.lower())
+    return Tensor(np.frombuffer(data, np.float32).reshape(shape), header.model_type.lower())
+
+
+def model_answer(known: bool) -> bytes:
+    """To ModelAsked."""
+    return msgspec.json.encode({"model_available": known, "model_loaded": known})
+
+
+def saved_answer(saved: bool) -> bytes:
+    """To ModelSent."""
+    return msgspec.json.encode({"model_saved": saved, "model_loaded": saved})
+
+
+def rows(found: Detections, width: int, height: int, labels: int) -> bytes:
+    """The answer to a picture of width x height pixels. Class ids outside 0..labels-1 are left out: one that its label
+    map lacks ends Frigate's camera process."""
+    known = (found.class_ids >= 0) & (found.class_ids < labels) & np.isfinite(found.scores)
+    known &= np.isfinite(found.boxes).all(axis=1)
+    chosen = np.flatnonzero(known)
+    chosen = chosen[np.argsort(-found.scores[chosen], kind="stable")][:ROWS]
+    table = np.zeros((ROWS, 6), np.float32)
+    table[: len(chosen), 0] = found.class_ids[chosen]
+    table[: len(chosen), 1] = found.scores[chosen]
+    edges = found.boxes[chosen] / np.array((width, height, width, height), np.float32)
+    table[: len(chosen), 2:] = np.clip(edges, 0, 1)[:, (1, 0, 3, 2)]
+    return table.tobytes()
+
+
+def model_name(file: str) -> str:
+    """The name of edged's model that a file of Frigate's stands for; InvalidInput where nothing is left of it."""
+    stem = PurePosixPath(file.replace("\\", "/")).name.removesuffix(".onnx")
+    name = re.sub(r"[^\w .+@-]", "_", stem).lstrip(" .+@-")[:128].rstrip()
+    if not name:
+        raise InvalidInput(f"{file[:80]!r} is no name of a model")
+    return name
+
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+
+# What Frigate calls a model that edged did not recognise, as edged's setting `family`; the first that fits is taken.
+FAMILIES = {
+    "yologeneric": ("ultralytics", "ultralytics-end2end", "yolov5", "yolov7"),
+    "yolox": ("yolox",),
+    "yolonas": ("yolo-nas",),
+    "dfine": ("rtdetr",),
+    "rfdetr": ("rfdetr",),
+    "ssd": ("ssd",),
+}
+# Frigate knows this many labels even of a shorter list, so lower numbers never harm it.
+_ALWAYS_LABELLED = 91
+
+
+class Form(msgspec.Struct, frozen=True, eq=False):
+    """A tensor as it goes to the model: as a picture, or for one input as it is; and how a picture lies in it."""
+
+    data: bytes | memoryview
+    pixel_format: str
+    width: int
+    height: int
+    placement: Placement
+    spec: TensorSpec | None = None  # of the input that takes it as it is
+    shape: tuple[int, ...] = ()
+
+    def work(self, thresholds: Thresholds, expires: float) -> FrameWork | TensorWork:
+        if self.spec is not None:
+            tensor = InputTensor(self.spec.name, self.spec.datatype, self.shape, self.data)
+            return TensorWork((tensor,), None, expires)
+        stride = self.width * (1 if self.pixel_format == "gray" else 3)
+        size = (self.width, self.height, stride)
+        return FrameWork(self.data, self.pixel_format, *size, thresholds, expires=expires, must_answer=True)
+
+
+class Reader:
+    """One model as one of Frigate's model types. `pixel_format` is the order of the colours that Frigate sends."""
+
+    def __init__(self, model: Model, model_type: str, pixel_format: str, score: float | None, labels: int) -> None:
+        self._model, self._colors = model, pixel_format
+        recognition = model.recognition
+        base = recognition.thresholds
+        self.thresholds = msgspec.structs.replace(base, score=base.score if score is None else score)
+        self.labels = labels or len(recognition.names) or _ALWAYS_LABELLED
+        self._family = _family(model, model_type)
+        self._why_unread = (
+            f"the outputs of model {model.name} cannot be read as objects ({recognition.reason}), nor as those of"
+            f" Frigate's model_type {model_type[:20]!r}; set its `family`"
+        )
+
+    def form(self, tensor: Tensor) -> Form:
+        """InvalidInput where the model cannot take the tensor in any form."""
+        if tensor.pixels.dtype == np.float32:
+            spec = self._takes(tensor)
+            if spec is not None:
+                return self._as_it_is(tensor, spec)
+        if self._model.recognition.preprocess is None:
+            raise InvalidInput(
+                f"model {self._model.name} takes no {tensor.pixels.dtype}{list(tensor.pixels.shape)}"
+                " and no pictures; set Frigate's width, height and input_tensor to what it takes"
+            )
+        return self._as_picture(tensor)
+
+    def read(self, answer: Answered, form: Form) -> bytes:
+        """The answer for Frigate. Unsupported where nobody knows how to read the model's outputs."""
+        if answer.detections is not None:
+            return rows(Detections.unpack(answer.detections), form.width, form.height, self.labels)
+        if self._family is None:
+            raise Unsupported(self._why_unread)
+        outputs = {o.name: to_array(o.name, o.datatype, tuple(map(int, o.shape)), o.data) for o in answer.outputs}
+        found = self._family.decode(outputs, 0, form.placement, self.thresholds)
+        return rows(found, form.width, form.height, self.labels)
+
+    def _takes(self, tensor: Tensor) -> TensorSpec | None:
+        """The model's only input, if a float tensor of these sizes is what it takes."""
+        inputs = self._model.inspection.signature.inputs
+        if len(inputs) != 1 or inputs[0].datatype not in ("FP32", "FP16"):
+            return None
+        return inputs[0] if any(inputs[0].admits(shape) for shape in _shapes(tensor)) else None
+
+    def _as_it_is(self, tensor: Tensor, spec: TensorSpec) -> Form:
+        pixels = tensor.pixels
+        if not spec.admits(pixels.shape):
+            pixels = pixels.transpose(0, 2, 3, 1) if tensor.is_planar else pixels.transpose(0, 3, 1, 2)
+        values = pixels.astype(np.float16 if spec.datatype == "FP16" else np.float32, copy=False)
+        width, height = tensor.size
+        whole = place(width, height, width, height, Fit.STRETCH)
+        return Form(to_bytes(values), "", width, height, whole, spec, values.shape)
+
+    def _as_picture(self, tensor: Tensor) -> Form:
+        preprocess = self._model.recognition.preprocess
+        assert preprocess is not None
+        pixels = tensor.pixels[0].transpose(1, 2, 0) if tensor.is_planar else tensor.pixels[0]
+        width, height = tensor.size
+        placement = place(width, height, preprocess.width, preprocess.height, preprocess.fit)
+        colors = "gray" if tensor.channels == 1 else self._colors
+        return Form(to_bytes(_bytes(pixels)), colors, width, height, placement)
+
+
+def _bytes(pixels: Pixels | npt.NDArray[np.float32]) -> Pixels:
+    """Floats of either of Frigate's kinds, 0..1 or 0..255, as the bytes that they were."""
+    if pixels.dtype == np.uint8:
+        return pixels.astype(np.uint8, copy=False)
+    whole = np.nan_to_num(pixels, nan=0.0, posinf=255.0, neginf=0.0)
+    scaled = whole * 255 if whole.max(initial=0.0) <= 1.0 else whole
+    rounded: Pixels = np.rint(np.clip(scaled, 0, 255)).astype(np.uint8)
+    return rounded
+
+
+def _shapes(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tensor's shape, and the same with its axes in the other order."""
+    batch, a, b, c = tensor.pixels.shape
+    return (batch, a, b, c), (batch, b, c, a) if tensor.is_planar else (batch, c, a, b)
+
+
+def _family(model: Model, model_type: str) -> Family | None:
+    """What decodes the outputs: the family that was recognised, else one that Frigate's word for the model stands for;
+    None where there is none, or the model finds no objects."""
+    if model.recognition.family is not None:
+        found = open_family(model.recognition)
+        return None if isinstance(found, Classifier) else found
+    signature, metadata = model.inspection.signature, model.inspection.metadata
+    for name in FAMILIES.get(model_type, ()):
+        try:
+            wanted = {**model.entry.settings, "family": name}
+            found = open_family(recognise(signature.inputs, signature.outputs, metadata, wanted))
+        except (ConfigError, Unsupported):
+            continue
+        if not isinstance(found, Classifier):
+            return found
+    return None

@@ -1,0 +1,199 @@
+"""Protobuf messages on the wire, as far as edged reads and writes them by hand.
+
+Large messages: protobuf parses a message in one go, with Python's lock held, and makes an object of two bytes on the
+wire: 30 MiB of empty fields block everyone for seconds and take gigabytes. So a message that is not small is looked at
+first, field by field. Pictures, tensors and files in it are passed over, and the rest has to be small.
+
+Inference: protobuf copies every `bytes` field when it parses and when it writes. Here a request is a message without
+its raw contents, which stay views of the bytes that gRPC delivered. A response is written from its head and views of
+its contents, wherever they lie.
+Format: https://protobuf.dev/programming-guides/encoding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import msgspec
+from google.protobuf.message import DecodeError, Message
+
+from edged.errors import InvalidInput, TooLarge
+from edged.proto import cameras_pb2 as cameras
+from edged.proto import open_inference_pb2 as pb
+from edged.proto import operations_pb2 as operations
+
+Received = TypeVar("Received", bound=Message)
+SMALL = 128 << 10  # bytes that are parsed as they come, and that may be left beside contents
+_MOST_PARSED_FIELDS = 4096  # of one message within another
+_VARINT, _FIXED64, _FIXED32 = 0, 1, 5  # wire types, with _DELIMITED
+
+# Which fields of a message hold contents, by number: what share of their bytes counts as something else, or which
+# fields within them do.
+ContentFields: TypeAlias = "Mapping[int, float | ContentFields]"
+
+_FREE, _PARSED = 0.0, 1 / 32  # copied, or made into numbers one by one
+_RAW: ContentFields = {cameras.RawImage.DATA_FIELD_NUMBER: _FREE}
+_VALUES = pb.InferTensorContents
+_COPIED = (_VALUES.FP32_CONTENTS_FIELD_NUMBER, _VALUES.FP64_CONTENTS_FIELD_NUMBER, _VALUES.BYTES_CONTENTS_FIELD_NUMBER)
+_TENSOR: ContentFields = {
+    pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER: {
+        number: _FREE if number in _COPIED else _PARSED for number in _VALUES.DESCRIPTOR.fields_by_number
+    }
+}
+_FILE: ContentFields = {2: {pb.ModelRepositoryParameter.BYTES_PARAM_FIELD_NUMBER: _FREE}}  # the value in a map
+CONTENT_FIELDS: Mapping[type[Message], ContentFields] = {
+    cameras.Frame: {cameras.Frame.ENCODED_FIELD_NUMBER: _FREE, cameras.Frame.RAW_FIELD_NUMBER: _RAW},
+    pb.ModelInferRequest: {
+        pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER: _FREE,
+        pb.ModelInferRequest.INPUTS_FIELD_NUMBER: _TENSOR,
+    },
+    pb.RepositoryModelLoadRequest: {pb.RepositoryModelLoadRequest.PARAMETERS_FIELD_NUMBER: _FILE},
+    operations.AddModelRequest: {operations.AddModelRequest.CHUNK_FIELD_NUMBER: _FREE},
+}
+
+
+def parse(data: bytes, kind: type[Received]) -> Received:
+    """Parse a message. InvalidInput for bytes that are none: the sender's fault, which gRPC would not report as one."""
+    require_parsable(data, kind)
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        name = kind.DESCRIPTOR.name
+        raise InvalidInput(f"cannot parse the request as {name}; use a client of the same protocol") from None
+
+
+def require_parsable(data: bytes | memoryview, kind: type[Message]) -> None:
+    """InvalidInput for the bytes of a message of that kind that would take long to parse."""
+    if len(data) <= SMALL:
+        return
+    beside = _beside(memoryview(data), CONTENT_FIELDS.get(kind, {}))
+    if beside is None or beside > SMALL:
+        name = cast(Any, kind).DESCRIPTOR.name
+        raise InvalidInput(
+            f"the {name} has {len(data)} bytes that are not raw contents alone; send tensors as raw contents,"
+            f" and at most {SMALL} bytes of anything else"
+        )
+
+
+def _beside(data: memoryview, contents: ContentFields) -> float | None:
+    """How many bytes count as no contents; None for too many fields, or for what is no message."""
+    total, position = 0.0, 0
+    for _ in range(_MOST_PARSED_FIELDS):
+        if position == len(data):
+            return total
+        tag, position = _read_varint(data, position)
+        wire = tag & 7
+        if wire == _DELIMITED:
+            size, position = _read_varint(data, position)
+            ends = position + size
+            if position < 0 or ends > len(data):
+                return None
+            within = contents.get(tag >> 3, 1.0)
+            found = _beside(data[position:ends], within) if isinstance(within, Mapping) else size * within
+            if found is None:
+                return None
+            total += found
+            position = ends
+        elif wire in (_FIXED32, _FIXED64):
+            position += 4 if wire == _FIXED32 else 8
+        elif wire == _VARINT:
+            _, position = _read_varint(data, position)
+        else:
+            return None
+        if not 0 <= position <= len(data):
+            return None
+    return None
+
+
+Contents: TypeAlias = "bytes | memoryview"
+
+_SMALL = 16 << 10  # below this protobuf's copies cost less than looking for the contents
+_MOST_FIELDS = 256  # of a request that are looked at one by one; a message of more is left to protobuf
+_LARGEST = (1 << 31) - 1  # bytes of any protobuf message
+_DELIMITED = 2  # the wire type of what has a length
+_RAW_INPUT = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_RAW_OUTPUT = bytes([pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | _DELIMITED])
+_INFER_RESPONSE = bytes([pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER << 3 | _DELIMITED])
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request: the message without its raw contents, and the raw contents."""
+
+    message: pb.ModelInferRequest
+    raw: tuple[Contents, ...] = ()
+
+    @classmethod
+    def of(cls, message: pb.ModelInferRequest) -> Request:
+        """A message that was parsed with its raw contents."""
+        return cls(message, tuple(message.raw_input_contents))
+
+
+def read(data: bytes) -> Request:
+    """Parse a request; its raw contents are views of `data`. InvalidInput."""
+    if len(data) >= _SMALL and (found := _split(memoryview(data))) is not None:
+        rest, raw = found
+        return Request(parse(rest, pb.ModelInferRequest), raw)
+    return Request.of(parse(data, pb.ModelInferRequest))
+
+
+def write(message: pb.ModelInferResponse, raw: Sequence[Contents], *, streamed: bool = False) -> bytes:
+    """The bytes of a response with its raw contents, each copied once; `streamed`: of the stream's message around it.
+
+    TooLarge where no message can be so large.
+    """
+    parts: list[Contents] = [message.SerializeToString()]
+    for contents in raw:
+        parts += (_RAW_OUTPUT + _varint(len(contents)), contents)
+    size = sum(map(len, parts))
+    if size > _LARGEST - 16:
+        raise TooLarge(
+            f"the response has {size} bytes, more than a message can; ask for fewer outputs or smaller inputs"
+        )
+    if streamed:
+        parts.insert(0, _INFER_RESPONSE + _varint(size))
+    return b"".join(parts)
+
+
+def _split(data: memoryview) -> tuple[bytes, tuple[memoryview, ...]] | None:
+    """The message's other fields, and its raw contents; None for what is better left to protobuf."""
+    raw: list[memoryview] = []
+    others: list[memoryview] = []
+    position, since = 0, 0  # where this field begins; since where nothing but other fields came
+    for _ in range(_MOST_FIELDS):
+        if position == len(data):
+            others.append(data[since:])
+            return (b"".join(others), tuple(raw)) if raw else None
+        tag, begins = _read_varint(data, position, 5)
+        if tag & 7 != _DELIMITED or begins < 0:
+            return None
+        length, begins = _read_varint(data, begins, 5)
+        ends = begins + length
+        if begins < 0 or ends > len(data):
+            return None
+        if tag >> 3 == _RAW_INPUT:
+            others.append(data[since:position])
+            raw.append(data[begins:ends])
+            since = ends
+        position = ends
+    return None
+
+
+def _read_varint(data: memoryview, position: int, longest: int = 10) -> tuple[int, int]:
+    """A number of up to `longest` bytes, and where it ends; negative if none is there."""
+    value = 0
+    if position >= 0:
+        for index, byte in enumerate(data[position : position + longest]):
+            value |= (byte & 0x7F) << 7 * index
+            if byte < 0x80:
+                return value, position + index + 1
+    return 0, -(1 << 62)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,248 @@
+"""An ONNX model as a build step changes it: read without the weights in files beside it, sorted, typed, written again.
+
+Runs in a child of the daemon, as everything that parses a model. Format: onnx/docs/IR.md (ModelProto, GraphProto).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Callable, Iterator, Sequence, Set
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.shape_inference
+from onnx import TensorProto, numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from edged.backends.contract import one_line
+from edged.errors import EngineUnusable, Unsuitable
+
+FLOAT, FLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16)
+_OLDEST_OPSET = 6  # before it, Cast named types by text
+_CONSTANTS_APART = 4  # the first IR version whose initializers need not be inputs
+_ALIGN = 4096  # of tensors in a file of weights: runtimes map them into memory
+_SMALL = 1024  # bytes of a tensor that stays in the graph; shapes and axes must, for shapes to be inferred
+# Protobuf cannot hold 2 GiB; weights beyond this are written beside the graph.
+_LARGE = 1 << 30
+
+
+class Model:
+    """A model's main graph and what is known of its values.
+
+    `constants` are the initialisers and the outputs of Constant nodes, by name. `types` has the element type
+    (onnx.TensorProto.DataType) of every value that is known to be a tensor, `used` is what any node or output uses.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, folder: Path) -> None:
+        self.proto, self.graph, self.folder = proto, proto.graph, folder
+        self.opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+        _sort(self.graph)
+        self.constants = {tensor.name: tensor for tensor in self.graph.initializer} | dict(_constant_nodes(self.graph))
+        self.types = _types(proto)
+        self.used = {name for node in self.graph.node for name in (*node.input, *captured(node))}
+        self.used |= {value.name for value in self.graph.output}
+        self._names = set(_names(self.graph))
+
+    @classmethod
+    def read(cls, path: Path) -> Model:
+        """EngineUnusable for what cannot be parsed, Unsuitable for what is too old."""
+        model = cls(read_proto(path), path.parent)
+        if 0 < model.opset < _OLDEST_OPSET:
+            raise Unsuitable(f"{path.name} has opset {model.opset}; export it with {_OLDEST_OPSET} or later")
+        return model
+
+    def array(self, tensor: TensorProto) -> np.ndarray:
+        """A constant's values, read from its file where it has one; EngineUnusable when that cannot be read."""
+        with _reading(tensor):
+            return numpy_helper.to_array(self._loaded(tensor) if _is_outside(tensor) else tensor)
+
+    def element_count(self, name: str) -> int | None:
+        """How many values a constant has; None for what is no constant."""
+        tensor = self.constants.get(name)
+        return None if tensor is None else int(np.prod(tensor.dims, dtype=np.int64))
+
+    def new_name(self, wish: str) -> str:
+        """A name that no value and no node of the model has."""
+        name, number = wish, 1
+        while name in self._names:
+            name, number = f"{wish}.{number}", number + 1
+        self._names.add(name)
+        return name
+
+    def write(self, path: Path, change: Callable[[TensorProto], None] | None = None) -> None:
+        """Writes a new file, with weights in one more beside it where the model had such or is large.
+
+        `change` is applied to each initialiser, with its values loaded, just before it is written: so that only one of
+        those that lie outside the graph is in memory at a time. The model is of no further use.
+        """
+        initialisers, tensors = len(self.graph.initializer), list(_tensors(self.graph))
+        outside = any(_is_outside(tensor) for tensor in tensors) or sum(map(_byte_size, tensors)) > _LARGE
+        with contextlib.ExitStack() as stack:
+            beside = path.with_name(f"{path.name}.data")
+            file = stack.enter_context(beside.open("xb")) if outside else None
+            for number, tensor in enumerate(tensors):
+                ready = self._loaded(tensor)
+                if change is not None and number < initialisers:
+                    change(ready)
+                if file is not None and len(ready.raw_data) >= _SMALL:
+                    _put_outside(ready, file, beside.name)
+                tensor.CopyFrom(ready)
+        with path.open("xb") as graph:
+            graph.write(self.proto.SerializeToString())
+
+    def _loaded(self, tensor: TensorProto) -> TensorProto:
+        """A copy with its values in itself. Loaded into the model, they would take memory as long as that lives."""
+        copy = TensorProto()
+        copy.CopyFrom(tensor)
+        if _is_outside(copy):
+            with _reading(copy):
+                load_external_data_for_tensor(copy, str(self.folder))
+            copy.ClearField("external_data")
+            copy.data_location = TensorProto.DEFAULT
+        return copy
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """A model without the weights in files beside it, its functions inlined. EngineUnusable if it cannot be parsed."""
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+        return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
+    except Exception as error:  # the parser's errors share no base
+        raise EngineUnusable(f"{path.name} cannot be read: {one_line(error)}") from error
+
+
+def keep_inputs(proto: onnx.ModelProto, names: Set[str]) -> None:
+    """Removes all other inputs of the main graph, so that a runtime takes initializers for constants and folds them."""
+    kept = [value for value in proto.graph.input if value.name in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    proto.ir_version = max(proto.ir_version, _CONSTANTS_APART)
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds itself, such as the branches of an If."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def captured(node: onnx.NodeProto) -> set[str]:
+    """What the graphs of a node use of the graph that the node is in."""
+    found: set[str] = set()
+    for body in bodies(node):
+        own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+        own |= {name for inner in body.node for name in inner.output}
+        used = {name for inner in body.node for name in (*inner.input, *captured(inner))}
+        found |= (used | {value.name for value in body.output}) - own
+    return found - {""}
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Makes these, which may be the graph's own, the nodes of a graph."""
+    copies = onnx.GraphProto()
+    copies.node.extend(nodes)
+    del graph.node[:]
+    graph.node.extend(copies.node)
+
+
+@contextlib.contextmanager
+def _reading(tensor: TensorProto) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of the file system, of onnx's checks, of numpy
+        raise EngineUnusable(f"the weights of {tensor.name!r} cannot be read: {one_line(error)}") from error
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Producers before consumers, as ONNX demands and some exporters forget; otherwise in the order of the file."""
+    producers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    needs = [{producers[name] for name in (*node.input, *captured(node)) if name in producers} for node in graph.node]
+    if all(need < index for index, needed in enumerate(needs) for need in needed):
+        return
+    users: dict[int, list[int]] = {}
+    for index, needed in enumerate(needs):
+        for need in needed:
+            users.setdefault(need, []).append(index)
+    missing, order = [len(needed) for needed in needs], list[int]()
+    ready = [index for index, count in enumerate(missing) if not count]
+    while ready:
+        order.append(heapq.heappop(ready))
+        for user in users.get(order[-1], ()):
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, user)
+    if len(order) < len(needs):
+        raise Unsuitable("the graph has a cycle; export the model again")
+    replace_nodes(graph, [graph.node[index] for index in order])
+
+
+def _constant_nodes(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    """Every Constant whose value is a tensor; numbers in attributes of their own are made one."""
+    for node in graph.node:
+        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+            continue
+        for attribute in node.attribute:
+            if attribute.name in ("value_float", "value_floats"):
+                value = attribute.f if attribute.name == "value_float" else list(attribute.floats)
+                tensor = numpy_helper.from_array(np.array(value, np.float32), node.output[0])
+                attribute.CopyFrom(onnx.helper.make_attribute("value", tensor))
+            if attribute.name == "value":
+                yield node.output[0], attribute.t
+
+
+def _types(proto: onnx.ModelProto) -> dict[str, int]:
+    graph: onnx.GraphProto = proto.graph
+    with contextlib.suppress(Exception):  # an aid: of what stays unknown nothing is changed
+        graph = onnx.shape_inference.infer_shapes(proto).graph
+    values = (*graph.value_info, *graph.input, *graph.output)
+    types = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types |= {sparse.values.name: sparse.values.data_type for sparse in graph.sparse_initializer}
+    types |= {name: tensor.data_type for name, tensor in _constant_nodes(graph)}
+    return {name: kind for name, kind in types.items() if kind}
+
+
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Of values and nodes, here and inside nodes; ONNX allows none to be used twice."""
+    yield from (value.name for value in (*graph.input, *graph.output))
+    yield from (tensor.name for tensor in graph.initializer)
+    for node in graph.node:
+        yield node.name
+        yield from (*node.input, *node.output)
+        for body in bodies(node):
+            yield from _names(body)
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for body in bodies(node):
+            yield from _tensors(body)
+
+
+def _is_outside(tensor: TensorProto) -> bool:
+    return tensor.data_location == TensorProto.EXTERNAL
+
+
+def _byte_size(tensor: TensorProto) -> int:
+    return 0 if _is_outside(tensor) else tensor.ByteSize()
+
+
+def _put_outside(tensor: TensorProto, file: BinaryIO, location: str) -> None:
+    offset = -(-file.tell() // _ALIGN) * _ALIGN
+    file.write(b"\0" * (offset - file.tell()))
+    file.write(tensor.raw_data)
+    entries = {"location": location, "offset": offset, "length": len(tensor.raw_data)}
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))

@@ -1,0 +1,198 @@
+"""Disk space for engines: what the budget and the disk leave, and which engines are evicted when it is not enough."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from edged.config import Engines
+from edged.engines import preference
+from edged.engines.plan import PlannedModel, Request
+from edged.engines.states import EngineState
+from edged.errors import OutOfSpace
+from edged.events import EngineEvicted, EventLog
+from edged.store.record import EngineRecord
+from edged.store.store import Store
+
+_LOG = logging.getLogger("edged.engines")
+_MB = 1 << 20
+
+
+class EvictionManager:
+    """Knows what the store holds and what it is for. `busy` are keys that work under way depends on."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Engines,
+        models: Mapping[str, PlannedModel],
+        events: EventLog,
+        busy: Callable[[], set[str]],
+    ) -> None:
+        self._store, self._settings, self._models = store, settings, models
+        self._events, self._busy = events, busy
+        self.problem = ""  # why nothing can be stored
+        self.free_bytes = 0  # on the store's disk for this user; 0 where that cannot be known
+        self.look()
+
+    def heed(self, settings: Engines) -> None:
+        """Other settings, from now on."""
+        self._settings = settings
+
+    def look(self) -> None:
+        """Looks at the disk, which takes as long as it takes; everything else goes by what was seen."""
+        self.problem = self._store.problem
+        try:
+            status = os.statvfs(self._store.root)
+        except OSError:
+            self.free_bytes = 0
+        else:
+            self.free_bytes = status.f_bavail * status.f_frsize
+
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that all engines may take; 0 for no limit."""
+        return self._settings.budget_mb * _MB
+
+    @property
+    def paused(self) -> str:
+        """Why nothing is made, in one line; empty while things are."""
+        if self.problem:
+            return f"engines are not built: {self.problem}; what is there goes on serving"
+        least = max(1, self._settings.keep_free_mb) * _MB
+        if self.free_bytes < least and not self._evictable():
+            return (
+                f"engines are not built: {self.free_bytes // _MB} MiB are free in {self._store.root}, and "
+                f"{least // _MB} MiB are to stay free; free some space or lower engines.keep_free_mb"
+            )
+        return ""
+
+    async def wait_for_capacity(self, need: int, replacing: str = "") -> int:
+        """Evicts what has to give way so that `need` bytes fit. Returns how many bytes may be written at most.
+
+        An engine that the new one takes the place of counts against the disk and not against the budget. OutOfSpace
+        when they would not fit even then; then nothing is evicted.
+        """
+        await asyncio.to_thread(self.look)
+        choice = choose(self._held(), need, self._left(replacing))
+        if choice.short:
+            raise OutOfSpace(
+                f"an engine of about {_mb(need)} does not fit: {_mb(choice.short)} are wanting, and everything else "
+                "serves or is pinned; free some space, unpin an engine or raise engines.budget_mb"
+            )
+        for key in choice.evict:
+            await self.evict(key, "to make room")
+        await asyncio.to_thread(self.look)
+        return max(need, self._left(replacing))
+
+    async def evict(self, key: str, reason: str) -> None:
+        """Removes an engine's files. Where a model still wants it, its record stays, so that it is not built again at
+        once only to be evicted again."""
+        record = self._store.records().get(key)
+        if record is None:  # it has just gone by another way
+            return
+        wanting = [planned.engines[key] for planned in self._models.values() if key in planned.engines]
+        told, about = "engine %s of model %s is evicted %s: %d bytes", {"event": "engine_evicted"}
+        _LOG.info(told, key[:12], record.model, reason, record.size, extra=about)
+        for engine in (engine for engine in wanting if engine.state is EngineState.READY):
+            # Before its files go, so that nobody opens it meanwhile.
+            engine.record = _evicted(record)
+            engine.request = Request.BUILD if engine.request is Request.BUILD else Request.NONE
+            engine.move(EngineState.EVICTED, f"its files were removed {reason}")
+        if wanting and not record.is_unproven:
+            await asyncio.to_thread(self._store.strip, _evicted(record))
+        else:
+            await asyncio.to_thread(self._store.remove, key)
+        self._events.tell(EngineEvicted(record.size, reason), record.model, key)
+
+    def eviction_class(self, key: str) -> EvictionClass:
+        """What an engine of the store is worth now."""
+        return self._eviction_classes([key])[key]
+
+    def _held(self) -> list[StoredEngine]:
+        records = self._store.records()
+        classes = self._eviction_classes(records)
+        return [StoredEngine(key, record.size, self._store.used(key), classes[key]) for key, record in records.items()]
+
+    def _eviction_classes(self, keys: Iterable[str]) -> dict[str, EvictionClass]:
+        needed, wanted = self._busy(), set[str]()
+        for planned in self._models.values():
+            needed |= {planned.serving or "", planned.opening_key, _best(planned)}
+            wanted |= planned.engines.keys() | {engine.trial for engine in planned.engines.values()}
+        classes = {}
+        for key in keys:
+            is_needed = key in needed or self._store.is_pinned(key)
+            spare = EvictionClass.SPARE if key in wanted else EvictionClass.STALE
+            classes[key] = EvictionClass.NEEDED if is_needed else spare
+        return classes
+
+    def _evictable(self) -> bool:
+        return any(held.size and held.eviction_class is not EvictionClass.NEEDED for held in self._held())
+
+    def _left(self, replacing: str) -> int:
+        """Bytes that may still be written; negative where there is too much already."""
+        left = self.free_bytes - self._settings.keep_free_mb * _MB
+        if not self.budget_bytes:
+            return left
+        record = self._store.records().get(replacing)
+        return min(left, self.budget_bytes - self._store.size + (record.size if record is not None else 0))
+
+
+def _evicted(record: EngineRecord) -> EngineRecord:
+    return msgspec.structs.replace(record, files={}, evicted=True)
+
+
+def _best(planned: PlannedModel) -> str:
+    """The engine that would be opened if nothing served: at a start, everything still waits for its turn."""
+    engines = planned.engines.values()
+    usable = [engine for engine in engines if engine.is_usable and not preference.is_doubted(engine, engines)]
+    costs = {engine.digest: preference.cost(engine, planned.entry.settings) for engine in usable}
+    return min(costs, key=lambda key: (costs[key] is None, costs[key] or 0.0, key), default="")
+
+
+def _mb(size: int) -> str:
+    return f"{size / _MB:.1f} MiB"
+
+
+class EvictionClass(enum.IntEnum):
+    """What an engine is worth; the lowest goes first."""
+
+    STALE = 0  # no model wants it on this device as it is now
+    SPARE = 1  # a model wants it, and has a better one
+    NEEDED = 2  # it serves, is about to, or an operator pinned it: never evicted
+
+
+class StoredEngine(msgspec.Struct, frozen=True):
+    """One engine in the store: its bytes, and when it was last used in seconds since the epoch."""
+
+    key: str
+    size: int
+    used: float
+    eviction_class: EvictionClass
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The engines to evict, in order; `short` is how many bytes are wanting even then, and then nothing is evicted."""
+
+    evict: tuple[str, ...]
+    short: int = 0
+
+
+def choose(held: Iterable[StoredEngine], need: int, free: int) -> Choice:
+    """What to evict so that `need` bytes fit where `free` are free (negative where there is too much already).
+
+    Least worth first, then least recently used. Engines without files free nothing and stay.
+    """
+    chosen: list[str] = []
+    able = [h for h in held if h.eviction_class is not EvictionClass.NEEDED and h.size > 0]
+    for candidate in sorted(able, key=lambda h: (h.eviction_class, h.used, h.key)):
+        if free >= need:
+            break
+        chosen.append(candidate.key)
+        free += candidate.size
+    return Choice(tuple(chosen)) if free >= need else Choice((), need - free)

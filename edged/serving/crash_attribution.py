@@ -1,0 +1,146 @@
+"""Which model killed its engine host, and which are not to serve any more. Pure: no clock, no IO.
+
+A host that dies takes along what its other models were doing, so one death proves little. What to do about it:
+
+- A host that was killed from outside, by an operator or by the kernel for want of memory, holds nothing against the
+  engines in it. Only an engine that was at work at two such deaths in a row, without an answer between them, becomes a
+  suspect.
+- Otherwise every engine that was at work is a suspect, and half of those with the most deaths move to another host, so
+  that the next death has half as many. There are only as many hosts for suspects as there is memory for. An engine
+  that is the only one left gets a host alone.
+- An engine that was blamed `DEATHS` times is not opened any more, as long as one of these deaths was certain enough
+  that chance or a neighbour cannot have been all of it. Another engine of the model may serve instead, which is given
+  one death less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+DEATHS = 3
+WINDOW_SECONDS = 3600.0
+APART_SECONDS = 600.0  # without a death, after which a suspect goes back to the host that all share
+
+
+class EngineId(msgspec.Struct, frozen=True, order=True):
+    """An engine of a model; of two models that share an engine each is its own."""
+
+    model: str
+    engine: str  # its key's digest
+
+
+class Death(msgspec.Struct, frozen=True):
+    """One death of a host that an engine was in with something to do, in seconds since the epoch.
+
+    is_alone: no other engine had anything to do in it, or it is known to have hung at this one. is_outside: the host
+    was killed by a signal that some process sent, or by the kernel for want of memory.
+    """
+
+    unix_s: float
+    why: str
+    is_alone: bool = True
+    is_outside: bool = False
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What is held against an engine: its deaths, oldest first; since when it is quarantined (0: it is not); and the
+    number of the host that it is opened in (0: the one that all share)."""
+
+    deaths: tuple[Death, ...] = ()
+    quarantined_unix_s: float = 0.0
+    host: int = 0
+
+    @property
+    def is_quarantined(self) -> bool:
+        return self.quarantined_unix_s > 0
+
+    @property
+    def weight(self) -> int:
+        """How many deaths it may have caused."""
+        return len(_counted(self.deaths))
+
+
+Records = dict[EngineId, Record]
+
+
+def died(records: Records, suspects: Iterable[tuple[EngineId, bool]], death: Death, most_hosts: int = 1) -> Records:
+    """The records after a host's death. Each suspect comes with whether it had answered anything in that host: if so,
+    an earlier death from outside was not its fault. Suspects get `most_hosts` hosts at most."""
+    after, involved = dict(records), list(suspects)
+    for suspect, has_answered in involved:
+        known = after.get(suspect, Record())
+        deaths = tuple(
+            each
+            for each in known.deaths
+            if abs(death.unix_s - each.unix_s) <= WINDOW_SECONDS and not (has_answered and each.is_outside)
+        )
+        deaths = (*deaths, death)
+        quarantined = known.quarantined_unix_s
+        if not quarantined and _is_enough(deaths, _allowed(after, suspect)):
+            quarantined = death.unix_s
+        host = host_of(records, suspect, death.unix_s) if _counted(deaths) else 0  # nothing is held against it now
+        after[suspect] = Record(deaths, quarantined, host)
+    _move(after, sorted(suspect for suspect, _ in involved), most_hosts, death.unix_s)
+    return after
+
+
+def host_of(records: Records, suspect: EngineId, unix_s: float) -> int:
+    """The number of the host that an engine is opened in; 0 for the one that all share."""
+    record = records.get(suspect)
+    if record is None or record.is_quarantined or abs(unix_s - record.deaths[-1].unix_s) > APART_SECONDS:
+        return 0
+    return record.host
+
+
+def live(records: Records, unix_s: float) -> Records:
+    """Without what is forgotten: deaths long ago of engines that are not quarantined. The clock may have been put back:
+    deaths far in the future were long ago as well."""
+    return {s: r for s, r in records.items() if r.is_quarantined or abs(unix_s - r.deaths[-1].unix_s) <= WINDOW_SECONDS}
+
+
+def forgiven(records: Records, model: str, engine: str = "") -> Records:
+    """Without what is held against a model, or one engine of it."""
+    return {s: r for s, r in records.items() if s.model != model or engine not in ("", s.engine)}
+
+
+def _move(records: Records, involved: list[EngineId], most_hosts: int, now: float) -> None:
+    """Splits the likeliest of those involved in a death into two hosts."""
+    heaviest = max((records[suspect].weight for suspect in involved), default=0)
+    if not heaviest or any(records[suspect].is_quarantined for suspect in involved):
+        return
+    likeliest = [suspect for suspect in involved if records[suspect].weight == heaviest]
+    movers = likeliest[: max(1, len(likeliest) // 2)]
+    others: dict[int, list[EngineId]] = {}  # those that are apart by now, by host
+    for suspect in records:
+        if suspect not in movers and (number := host_of(records, suspect, now)):
+            others.setdefault(number, []).append(suspect)
+    place = records[movers[0]].host
+    if len(likeliest) == 1 and place and place not in others:
+        return  # it is alone already
+    place = 1 + max((place, *others))
+    for suspect in movers:
+        records[suspect] = msgspec.structs.replace(records[suspect], host=place)
+    lightest_first = sorted(others, key=lambda number: (max(records[each].weight for each in others[number]), number))
+    for number in lightest_first[: len(others) + 1 - max(1, most_hosts)]:
+        for suspect in others[number]:
+            records[suspect] = msgspec.structs.replace(records[suspect], host=0)
+
+
+def _is_enough(deaths: tuple[Death, ...], allowed: int) -> bool:
+    """In company an engine counts as killer once at most: if it is one, it is alone sooner or later."""
+    counted = _counted(deaths)
+    alone = sum(death.is_alone for death in counted)
+    return alone > 0 and alone + min(1, len(counted) - alone) >= allowed
+
+
+def _counted(deaths: tuple[Death, ...]) -> tuple[Death, ...]:
+    """Without the first from outside, which says nothing."""
+    first = next((death for death in deaths if death.is_outside), None)
+    return tuple(death for death in deaths if death is not first)
+
+
+def _allowed(records: Records, suspect: EngineId) -> int:
+    siblings = (r for s, r in records.items() if s.model == suspect.model and s.engine != suspect.engine)
+    return DEATHS - 1 if any(record.is_quarantined for record in siblings) else DEATHS

@@ -1,0 +1,323 @@
+"""Eviction from a real store: which engines go, which never do, and what becomes of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from edged.backends.contract import Recipe
+from edged.config import Engines
+from edged.engines import eviction as eviction_module
+from edged.engines.desired import desired
+from edged.engines.eviction import EvictionClass, EvictionManager
+from edged.engines.plan import PlannedEngine, PlannedModel, Request
+from edged.engines.states import EngineState
+from edged.errors import OutOfSpace
+from edged.events import EngineEvicted, EventLog
+from edged.store.store import Store
+from tests.unit.control_room import MB, box, key_of, model, planned_model, put, record_of, serve, told
+from tests.waiting import run
+
+S = EngineState
+
+
+class House:
+    """A store, its room and one model with several engines, all in the store, of a quarter of a mebibyte each."""
+
+    def __init__(self, root: Path) -> None:
+        self.store, self.events, self.busy = Store(root), EventLog(), set[str]()
+        self.planned = planned_model()
+        of = model(backends="openvino", threads="1,2,3")
+        self.planned.plan(of, desired(box(), {"m": of})["m"])
+        self.models: dict[str, PlannedModel] = {"m": self.planned}
+        self.reference, *self.engines = self.planned.engines.values()
+        for number, engine in enumerate(self.engines):
+            self.add(engine, cost=0.5 + number / 10, used=number)
+
+    def add(self, engine: PlannedEngine, cost: float | None = 0.5, used: float = 0.0) -> str:
+        content = engine.digest.encode() * (MB // 4 // 32)
+        record = record_of(engine.key, engine.recipe, cost=cost, content=content, standard=engine.standard)
+        key = put(self.store, record, content)
+        os.utime(self.store.root / "engines" / key, (used, used))
+        self.store.rescan()
+        engine.adopt(record)
+        return key
+
+    def stale(self, used: float = 99.0) -> str:
+        """An engine that no model wants."""
+        recipe = Recipe("openvino", threads=9)
+        return self.add(PlannedEngine(key_of(model(content="gone"), recipe), recipe), used=used)
+
+    def eviction(self, **settings: object) -> EvictionManager:
+        wanted = msgspec.convert({"keep_free_mb": 0} | settings, Engines)
+        return EvictionManager(self.store, wanted, self.models, self.events, lambda: self.busy)
+
+    @property
+    def held(self) -> set[str]:
+        """Engines whose files are in the store."""
+        return {key for key, record in self.store.records().items() if record.files}
+
+    def evicted(self) -> list[EngineEvicted]:
+        return told(self.events, EngineEvicted)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path / "cache")
+
+
+@pytest.fixture
+def free() -> Iterator[Callable[[int], None]]:
+    """Says how many bytes are free on the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def say(count: int) -> None:
+            status = SimpleNamespace(f_bavail=count, f_frsize=1, f_bfree=10**15, f_flag=0)
+            fake = SimpleNamespace(statvfs=lambda path: status)
+            patch.setattr(eviction_module, "os", fake)
+
+        yield say
+
+
+# -- what an engine is worth ----------------------------------------------------------------------------------------
+
+
+def test_the_best_engine_is_needed_even_before_it_serves_and_the_others_are_spare(house: House) -> None:
+    eviction_class = house.eviction().eviction_class
+    assert [eviction_class(e.digest) for e in house.engines] == [
+        EvictionClass.NEEDED,
+        EvictionClass.SPARE,
+        EvictionClass.SPARE,
+    ]
+    assert eviction_class(house.stale()) is EvictionClass.STALE
+
+
+def test_what_serves_is_needed_whatever_there_is_besides(house: House) -> None:
+    serve(house.planned, house.engines[2].digest)
+    assert house.eviction().eviction_class(house.engines[2].digest) is EvictionClass.NEEDED
+
+
+def test_what_serves_from_the_device_as_it_was_is_needed(house: House) -> None:
+    key = house.stale()
+    serve(house.planned, key)
+    assert house.eviction().eviction_class(key) is EvictionClass.NEEDED
+
+
+def test_what_is_being_opened_or_worked_on_or_pinned_is_needed(house: House) -> None:
+    stale, (_, one, two) = house.stale(), house.engines
+    house.planned.opening_key, house.busy = one.digest, {two.digest}
+    house.store.pin(stale)
+    assert {house.eviction().eviction_class(key) for key in (stale, one.digest, two.digest)} == {EvictionClass.NEEDED}
+    house.planned.opening_key, house.busy = "", set()
+    house.store.unpin(stale)
+    assert EvictionClass.NEEDED not in {house.eviction().eviction_class(key) for key in (stale, one.digest, two.digest)}
+
+
+def test_an_engine_that_is_to_be_tried_under_another_key_is_spare_and_not_stale(house: House) -> None:
+    key = house.stale()
+    house.reference.trial = key
+    assert house.eviction().eviction_class(key) is EvictionClass.SPARE
+
+
+# -- making room ----------------------------------------------------------------------------------------------------
+
+
+def make(house: House, need: int, **settings: object) -> int:
+    return run(house.eviction(**settings).wait_for_capacity(need))
+
+
+def test_without_a_budget_on_a_large_disk_nothing_gives_way(house: House) -> None:
+    before = house.held
+    assert make(house, MB) >= MB
+    assert house.held == before
+
+
+def test_what_fits_into_the_budget_takes_nothing_from_anybody(house: House) -> None:
+    before = house.held
+    assert make(house, MB // 4, budget_mb=1) == MB // 4, "the rest of the budget may be written"
+    assert house.held == before
+
+
+def test_a_stale_engine_gives_way_before_a_spare_one_and_leaves_nothing(house: House) -> None:
+    stale = house.stale()
+    make(house, MB // 4, budget_mb=1)
+    assert stale not in house.store.records()
+    assert not (house.store.root / "engines" / stale).exists()
+    assert house.held == {e.digest for e in house.engines}
+    (event,) = house.evicted()
+    assert (event.bytes, event.reason) == (MB // 4, "to make room")
+
+
+def test_the_spare_engine_that_was_used_longest_ago_gives_way_and_is_remembered(house: House) -> None:
+    best, spare, newer = house.engines
+    make(house, MB // 2, budget_mb=1)
+    assert house.held == {best.digest, newer.digest}
+    assert [e.state for e in house.engines] == [S.READY, S.EVICTED, S.READY]
+    record = house.store.records()[spare.digest]
+    assert (record.evicted, record.size, record.cost, record.verdict.accepted) == (True, 0, 0.6, True)
+    assert spare.record == record
+    assert not spare.is_usable
+    again = PlannedEngine(spare.key, spare.recipe, spare.standard)
+    again.adopt(Store(house.store.root).records()[spare.digest])
+    assert again.state is S.EVICTED, "the next daemon knows of it"
+
+
+def test_what_cannot_fit_is_refused_and_nothing_gives_way_for_it(house: House) -> None:
+    house.stale()
+    before = house.held
+    with pytest.raises(OutOfSpace, match=r"0\.2 MiB are wanting.*budget_mb"):
+        make(house, MB, budget_mb=1)
+    assert house.held == before
+    assert house.evicted() == []
+
+
+def test_a_pinned_engine_never_gives_way(house: House) -> None:
+    _, spare, newer = house.engines
+    house.store.pin(spare.digest)
+    make(house, MB // 2, budget_mb=1)
+    assert spare.digest in house.held
+    assert newer.digest not in house.held
+
+
+def test_a_budget_that_was_lowered_is_kept_from_now_on(house: House) -> None:
+    house.stale()
+    house.stale(used=0)
+    with pytest.raises(OutOfSpace):
+        make(house, MB, budget_mb=1)
+    make(house, 0, budget_mb=1)
+    assert house.store.size <= MB
+
+
+def test_the_disk_keeps_its_free_space(house: House, free: Callable[[int], None]) -> None:
+    free(10 * MB)
+    assert make(house, MB // 2, keep_free_mb=8) == 2 * MB
+    assert len(house.held) == 3
+    free(8 * MB)
+    make(house, MB // 2, keep_free_mb=8)
+    assert house.held == {house.engines[0].digest}
+
+
+def test_an_engine_that_is_replaced_counts_against_the_disk_and_not_against_the_budget(
+    house: House, free: Callable[[int], None]
+) -> None:
+    best, _, newer = house.engines
+    house.store.pin(newer.digest)
+    with pytest.raises(OutOfSpace):
+        make(house, 3 * MB // 4, budget_mb=1)
+    run(house.eviction(budget_mb=1).wait_for_capacity(MB // 2, best.digest))
+    assert len(house.held) == 3, "both fit in the place of the one that is replaced"
+    free(MB)
+    with pytest.raises(OutOfSpace):
+        run(house.eviction(keep_free_mb=1).wait_for_capacity(MB // 2, best.digest))
+
+
+def test_of_budget_and_disk_the_tighter_one_counts(house: House, free: Callable[[int], None]) -> None:
+    free(10 * MB)
+    assert make(house, 1, budget_mb=2, keep_free_mb=1) == 2 * MB - 3 * MB // 4
+    assert make(house, 1, budget_mb=64, keep_free_mb=9) == MB
+
+
+def test_a_disk_that_cannot_be_asked_has_no_room(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> None:
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(eviction_module, "os", SimpleNamespace(statvfs=refuse))
+    assert house.eviction().free_bytes == 0
+    with pytest.raises(OutOfSpace):
+        make(house, 100 * MB)
+
+
+# -- evicting -------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_two_models_share_gives_way_for_both(house: House) -> None:
+    twin = planned_model("twin")
+    of = model("twin", backends="openvino", threads="1,2,3")
+    for engine in twin.plan(of, desired(box(), {"twin": of})["twin"]):
+        if engine.digest in house.store.records():
+            engine.adopt(house.store.records()[engine.digest])
+    house.models["twin"] = twin
+    spare = house.engines[1].digest
+    run(house.eviction().evict(spare, "by command"))
+    assert house.engines[1].state is twin.engines[spare].state is S.EVICTED
+    assert len(house.evicted()) == 1
+
+
+@pytest.mark.parametrize("state", [S.FAILED, S.QUARANTINED])
+def test_an_engine_gives_way_also_where_another_model_could_not_make_it(house: House, state: EngineState) -> None:
+    twin = planned_model("twin")
+    of = model("twin", backends="openvino", threads="1,2,3")
+    twin.plan(of, desired(box(), {"twin": of})["twin"])
+    house.models["twin"] = twin
+    spare = house.engines[1].digest
+    twin.engines[spare].move(S.QUEUED)
+    twin.engines[spare].move(state)
+    run(house.eviction().evict(spare, "to make room"))
+    assert spare not in house.held
+    assert not twin.engines[spare].is_usable
+
+
+@pytest.mark.parametrize("wish", [Request.VERIFY, Request.REVIEW])
+def test_what_gave_way_cannot_be_verified_any_more(house: House, wish: Request) -> None:
+    spare = house.engines[1]
+    spare.request = wish
+    run(house.eviction().evict(spare.digest, "to make room"))
+    assert spare.request is Request.NONE, "whoever follows it would wait for ever"
+
+
+def test_what_gave_way_and_is_to_be_built_anew_still_is(house: House) -> None:
+    spare = house.engines[1]
+    spare.request = Request.BUILD
+    run(house.eviction().evict(spare.digest, "by command"))
+    assert spare.request is Request.BUILD
+
+
+def test_nobody_can_open_an_engine_while_its_files_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    spare, seen = house.engines[1], list[EngineState]()
+    strip = house.store.strip
+    monkeypatch.setattr(house.store, "strip", lambda record: (seen.append(spare.state), strip(record)))
+    run(house.eviction().evict(spare.digest, "by command"))
+    assert seen == [S.EVICTED]
+
+
+# -- pauses ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_paused_on_a_disk_with_space(house: House) -> None:
+    assert house.eviction().paused == ""
+
+
+def test_a_full_disk_pauses_building_only_when_nothing_may_give_way(house: House, free: Callable[[int], None]) -> None:
+    free(5 * MB)
+    assert house.eviction(keep_free_mb=5).paused == ""
+    assert house.eviction(keep_free_mb=6).paused == "", "the spare engines may give way"
+    for engine in house.engines:
+        house.store.pin(engine.digest)
+    paused = house.eviction(keep_free_mb=6).paused
+    assert "5 MiB are free" in paused
+    assert "6 MiB are to stay free" in paused
+    assert "keep_free_mb" in paused
+
+
+def test_engines_without_files_do_not_keep_a_full_disk_from_being_told_of(
+    house: House, free: Callable[[int], None]
+) -> None:
+    for engine in house.engines[1:]:
+        run(house.eviction().evict(engine.digest, "by command"))
+    free(0)
+    assert "0 MiB are free" in house.eviction(keep_free_mb=1).paused
+
+
+def test_a_disk_that_became_read_only_is_told_of(small_disk: Path, make_read_only: Callable[[Path], None]) -> None:
+    store = Store(small_disk / "cache")
+    eviction = EvictionManager(store, Engines(keep_free_mb=0), {}, EventLog(), set)
+    assert eviction.paused == ""
+    make_read_only(small_disk)
+    eviction.look()
+    assert "read-only" in eviction.paused
+    assert "goes on serving" in eviction.paused

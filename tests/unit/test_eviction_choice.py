@@ -1,0 +1,96 @@
+"""Which engines give way: never one that is needed, the least worth and the longest unused first, no more than must."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.engines.eviction import Choice, EvictionClass, StoredEngine, choose
+
+NEEDED, SPARE, STALE = EvictionClass.NEEDED, EvictionClass.SPARE, EvictionClass.STALE
+
+
+def held(key: str, size: int = 10, used: float = 0.0, eviction_class: EvictionClass = SPARE) -> StoredEngine:
+    return StoredEngine(key, size, used, eviction_class)
+
+
+HELD = st.lists(
+    st.builds(
+        StoredEngine,
+        key=st.text("abcdef", min_size=1, max_size=3),
+        size=st.integers(0, 20),
+        used=st.sampled_from((0.0, 1.0, 2.0, 3.0)),
+        eviction_class=st.sampled_from(EvictionClass),
+    ),
+    unique_by=lambda h: h.key,
+    max_size=8,
+)
+NEEDS = st.integers(0, 60)
+ROOMS = st.integers(-40, 60)
+
+
+def test_what_fits_takes_nothing_from_anybody() -> None:
+    assert choose([held("a")], need=10, free=10) == Choice(())
+
+
+def test_stale_engines_go_before_spare_ones_and_the_longest_unused_first() -> None:
+    engines = [held("young", used=9), held("old", used=1), held("stale", used=10, eviction_class=STALE)]
+    assert choose(engines, need=10, free=0) == Choice(("stale",))
+    assert choose(engines, need=11, free=0) == Choice(("stale", "old"))
+    assert choose(engines, need=30, free=0) == Choice(("stale", "old", "young"))
+
+
+def test_nothing_is_evicted_in_vain() -> None:
+    engines = [held("a"), held("b", size=99, eviction_class=NEEDED)]
+    assert choose(engines, need=15, free=0) == Choice((), short=5)
+
+
+def test_too_much_already_is_made_good_first() -> None:
+    assert choose([held("a"), held("b", used=1)], need=5, free=-5) == Choice(("a",))
+    assert choose([held("a"), held("b", used=1)], need=6, free=-5) == Choice(("a", "b"))
+
+
+def test_an_engine_without_files_frees_nothing_and_stays() -> None:
+    assert choose([held("tombstone", size=0, eviction_class=STALE), held("a")], need=5, free=0) == Choice(("a",))
+
+
+@given(HELD, NEEDS, ROOMS)
+def test_what_is_needed_or_empty_never_goes(engines: list[StoredEngine], need: int, free: int) -> None:
+    by_key = {h.key: h for h in engines}
+    for key in choose(engines, need, free).evict:
+        assert by_key[key].eviction_class is not NEEDED
+        assert by_key[key].size > 0
+
+
+@given(HELD, NEEDS, ROOMS)
+def test_it_fits_afterwards_and_would_not_with_one_eviction_less(
+    engines: list[StoredEngine], need: int, free: int
+) -> None:
+    by_key, choice = {h.key: h for h in engines}, choose(engines, need, free)
+    freed = [by_key[key].size for key in choice.evict]
+    able = sum(h.size for h in engines if h.eviction_class is not NEEDED)
+    if choice.short:
+        assert not choice.evict
+        assert choice.short == need - free - able > 0
+    else:
+        assert free + sum(freed) >= need
+        assert not freed or free + sum(freed[:-1]) < need
+
+
+@given(HELD, NEEDS, ROOMS)
+def test_everything_that_stays_is_worth_more_or_was_used_later(
+    engines: list[StoredEngine], need: int, free: int
+) -> None:
+    by_key, choice = {h.key: h for h in engines}, choose(engines, need, free)
+    gone = [(by_key[key].eviction_class, by_key[key].used) for key in choice.evict]
+    assert gone == sorted(gone)
+    stays = [h for h in engines if h.key not in choice.evict and h.eviction_class is not NEEDED and h.size]
+    assert all((h.eviction_class, h.used) >= gone[-1] for h in stays if gone)
+
+
+@given(HELD, NEEDS, ROOMS, st.randoms(use_true_random=False))
+def test_the_order_in_which_they_are_told_changes_nothing(
+    engines: list[StoredEngine], need: int, free: int, random
+) -> None:  # type: ignore[no-untyped-def]
+    shuffled = random.sample(engines, len(engines))
+    assert choose(shuffled, need, free) == choose(engines, need, free)

@@ -1,0 +1,183 @@
+"""Bytes of requests and responses: read and written here as protobuf does, only with fewer copies."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.api.grpc import wire
+from edged.api.grpc.wire import SMALL, require_parsable
+from edged.errors import InvalidInput
+from edged.proto import cameras_pb2 as cameras
+from edged.proto import open_inference_pb2 as inference
+from edged.proto import open_inference_pb2 as pb
+from edged.proto import operations_pb2 as operations
+
+LARGE = bytes(range(256)) * 100  # so that protobuf is not asked to read it
+
+
+def request(*raw: bytes, model: str = "m") -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=model, id="7", raw_input_contents=raw)
+    for index in range(len(raw)):
+        message.inputs.add(name=f"x{index}", datatype="UINT8", shape=[len(raw[index])])
+    message.parameters["priority"].int64_param = 3
+    return message
+
+
+def same(found: wire.Request, message: pb.ModelInferRequest) -> None:
+    assert [bytes(each) for each in found.raw] == list(message.raw_input_contents)
+    message.ClearField("raw_input_contents")
+    found.message.ClearField("raw_input_contents")
+    assert found.message == message
+
+
+@pytest.mark.parametrize("raw", [(), (b"",), (b"abc", b""), (LARGE,), (LARGE, b"", b"x", LARGE)], ids=range(5))
+def test_a_request_is_read_as_protobuf_reads_it(raw: tuple[bytes, ...]) -> None:
+    message = request(*raw)
+    same(wire.read(message.SerializeToString()), message)
+
+
+def test_large_contents_are_views_of_the_bytes_that_came() -> None:
+    data = request(LARGE, LARGE).SerializeToString()
+    for contents in wire.read(data).raw:
+        assert isinstance(contents, memoryview)
+        assert contents.obj is data
+
+
+def test_fields_in_another_order_and_in_pieces_are_read_all_the_same() -> None:
+    first = pb.ModelInferRequest(raw_input_contents=[LARGE]).SerializeToString()
+    second = request(b"abc").SerializeToString()
+    third = pb.ModelInferRequest(id="8", raw_input_contents=[b"", LARGE]).SerializeToString()
+    data = first + second + third
+    same(wire.read(data), pb.ModelInferRequest.FromString(data))
+
+
+def test_a_message_of_very_many_fields_is_left_to_protobuf() -> None:
+    message = pb.ModelInferRequest(raw_input_contents=[b"x" * 100] * 1000)
+    same(wire.read(message.SerializeToString()), message)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b"\x98\x06\x01",  # an unknown number
+        b"\xa3\x06\xa4\x06",  # an unknown group
+        b"\xaa\x06\x03abc",  # an unknown string
+    ],
+)
+def test_unknown_fields_are_passed_over(tail: bytes) -> None:
+    message = request(LARGE)
+    same(wire.read(message.SerializeToString() + tail), message_with(message, tail))
+
+
+def message_with(message: pb.ModelInferRequest, tail: bytes) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest.FromString(message.SerializeToString() + tail)
+
+
+@given(st.binary(max_size=60), st.booleans())
+def test_any_bytes_are_read_as_protobuf_does_or_refused(data: bytes, large: bool) -> None:
+    if large:
+        data = request(LARGE).SerializeToString() + data
+    try:
+        message = pb.ModelInferRequest.FromString(data)
+    except DecodeError:
+        with pytest.raises(InvalidInput, match="as ModelInferRequest"):
+            wire.read(data)
+    else:
+        same(wire.read(data), message)
+
+
+@given(st.lists(st.binary(max_size=300), max_size=4), st.booleans())
+def test_a_response_is_written_as_protobuf_writes_it(raw: list[bytes], streamed: bool) -> None:
+    message = pb.ModelInferResponse(model_name="m", id="7")
+    message.parameters["triton_final_response"].bool_param = True
+    written = wire.write(message, [memoryview(each) for each in raw], streamed=streamed)
+    message.raw_output_contents.extend(raw)
+    if streamed:
+        assert pb.ModelStreamInferResponse.FromString(written) == pb.ModelStreamInferResponse(infer_response=message)
+    else:
+        assert pb.ModelInferResponse.FromString(written) == message
+
+
+@given(st.binary(max_size=200))
+def test_a_cut_off_request_is_refused_and_nothing_else(junk: bytes) -> None:
+    data = request(LARGE).SerializeToString()
+    for end in (1, len(data) // 2, len(data) - 1):
+        with contextlib.suppress(InvalidInput):
+            wire.read(data[:end] + junk)
+
+
+def test_contents_are_copied_once_on_each_way() -> None:
+    size = 8 << 20
+    arena = memoryview(bytearray(size))
+    data = request(bytes(size)).SerializeToString()
+    tracemalloc.start()
+    try:
+        found = wire.read(data)
+        assert tracemalloc.get_traced_memory()[1] < size // 8  # nothing is copied before the arena is filled
+        arena[:] = found.raw[0]
+        tracemalloc.reset_peak()
+        written = wire.write(pb.ModelInferResponse(model_name="m"), [arena])
+        assert len(written) > size
+        assert tracemalloc.get_traced_memory()[1] < size + size // 8
+    finally:
+        tracemalloc.stop()
+
+
+_LARGE = bytes(4 * SMALL)
+
+
+def _typed(**values: object) -> inference.ModelInferRequest:
+    request = inference.ModelInferRequest(model_name="m")
+    request.inputs.add(name="x", contents=inference.InferTensorContents(**values))
+    return request
+
+
+def _uploaded() -> inference.RepositoryModelLoadRequest:
+    request = inference.RepositoryModelLoadRequest(model_name="m")
+    request.parameters["file:1/model.onnx"].bytes_param = _LARGE
+    return request
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        cameras.Frame(camera="a", encoded=_LARGE),
+        cameras.Frame(camera="a", raw=cameras.RawImage(width=1, data=_LARGE)),
+        inference.ModelInferRequest(model_name="m", raw_input_contents=[_LARGE, _LARGE]),
+        _typed(fp32_contents=[1.0] * SMALL),
+        _typed(uint_contents=[200] * SMALL),
+        _typed(bytes_contents=[_LARGE, b"x"]),
+        _uploaded(),
+        operations.AddModelRequest(chunk=_LARGE),
+        inference.ModelReadyRequest(name="x" * (SMALL - 10)),
+    ],
+    ids=range(9),
+)
+def test_require_parsable_large_contents_passes(message: Message) -> None:
+    require_parsable(message.SerializeToString(), type(message))
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (inference.ModelInferRequest, b"\x2a\x00" * SMALL),  # empty inputs
+        (inference.ModelInferRequest, inference.ModelInferRequest(model_name="x" * 2 * SMALL).SerializeToString()),
+        (inference.ModelInferRequest, _typed(uint_contents=[1] * 64 * SMALL).SerializeToString()),
+        (inference.ModelInferRequest, _typed(bytes_contents=[b"xy" * 50] * 5000).SerializeToString()),
+        (inference.ModelReadyRequest, inference.ModelReadyRequest(name="x" * 2 * SMALL).SerializeToString()),
+        (cameras.Frame, cameras.Frame(raw=cameras.RawImage(data=_LARGE)).SerializeToString()[:-1]),
+        (cameras.Frame, b"\x62\x00" * SMALL),  # options, again and again
+        (cameras.Frame, b"\xff" * 2 * SMALL),
+        (cameras.Frame, b"\x0b" * 2 * SMALL),  # a group, which proto3 does not have
+    ],
+    ids=range(9),
+)
+def test_require_parsable_costly_message_is_refused(kind: type[Message], data: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        require_parsable(data, kind)

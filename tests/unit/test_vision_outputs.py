@@ -1,0 +1,170 @@
+"""Engines whose answers are not what their model's file says: one clear error, never boxes made of something else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edged.errors import EngineUnusable
+from edged.tensors import Array, TensorSpec
+from edged.vision.detections import Detections
+from edged.vision.families import outputs
+from edged.vision.families.contract import Classifier, Thresholds
+from edged.vision.family import open_family
+from edged.vision.placement import Fit, place
+from tests.vision_encoders import CELLS, CLASSES, HEIGHT, STRIDES, WIDTH, Outputs, Planted
+from tests.vision_exports import EXPORTS, Export, see, spec
+
+SEEN = [Planted((20, 30, 120, 90), 1, 0.9), Planted((150, 40, 210, 200), 2, 0.7), Planted((230, 10, 400, 240), 3, 0.5)]
+BOTH = [SEEN, SEEN[:1]]
+STRANGE: dict[str, Callable[[Array], Array | None]] = {
+    "missing": lambda tensor: None,
+    "of more axes": lambda tensor: tensor[None],
+    "texts": lambda tensor: tensor.astype(object),
+    "complex": lambda tensor: tensor.astype(np.complex64),
+    "quantised": lambda tensor: tensor.astype(np.uint8),
+    "BF16": lambda tensor: tensor.astype(np.uint16),
+    "empty": lambda tensor: tensor[:0],
+    "a scalar": lambda tensor: np.float32(tensor.max()).reshape(()),
+}
+EVERY = pytest.mark.parametrize("name", EXPORTS)
+
+
+def decode(export: Export, outputs: Outputs, index: int = 0) -> Detections:
+    family = open_family(export.recognition)
+    assert not isinstance(family, Classifier)
+    return family.decode(outputs, index, export.place(WIDTH, HEIGHT), Thresholds(max_detections=4096))
+
+
+@EVERY
+@pytest.mark.parametrize("how", STRANGE)
+def test_a_tensor_that_is_not_as_the_file_says_is_one_clear_error(name: str, how: str) -> None:
+    export = EXPORTS[name]
+    for output in export.recognition.reading.outputs:
+        outputs = export.encode(BOTH)
+        strange = STRANGE[how](outputs.pop(output))
+        if strange is not None:
+            outputs[output] = strange
+        if how == "empty" and strange is not None and strange.shape[-1:] == (7,):  # a list of nothing
+            continue
+        with pytest.raises(EngineUnusable, match=output) as caught:
+            decode(export, outputs)
+        assert "family=raw" in str(caught.value)
+        assert len(str(caught.value)) < 300
+
+
+@EVERY
+def test_a_value_more_or_less_of_each_detection_is_an_error(name: str) -> None:
+    export = EXPORTS[name]
+    for output in export.recognition.reading.outputs:
+        axis = 1 if export.family == "ultralytics" else -1
+        if export.encode(BOTH)[output].ndim < 3:
+            continue
+        for change in (lambda t, a: np.delete(t, -1, a), lambda t, a: np.concatenate([t, t.take([0], a)], a)):
+            outputs = export.encode(BOTH)
+            outputs[output] = change(outputs[output], axis)
+            with pytest.raises(EngineUnusable, match=output):
+                decode(export, outputs)
+
+
+@EVERY
+def test_a_batch_that_came_out_short_is_an_error(name: str) -> None:
+    export = EXPORTS[name]
+    outputs = export.encode([SEEN])
+    if any(array.shape[-1] == 7 for array in outputs.values()):  # lists of which none is about the second
+        assert len(decode(export, outputs, index=1)) == 0
+        return
+    with pytest.raises(EngineUnusable):
+        decode(export, outputs, index=1)
+
+
+def test_sizes_that_the_file_leaves_open_are_looked_at_when_they_are_there() -> None:
+    table = see(EXPORTS["ultralytics"], outputs=(spec("output0", "n", "rows", "cells"),))
+    assert (table.family, table.reading.classes) == ("ultralytics", CLASSES)
+    family = open_family(table)
+    assert not isinstance(family, Classifier)
+    outputs, place = EXPORTS["ultralytics"].encode([SEEN]), EXPORTS["ultralytics"].place(WIDTH, HEIGHT)
+    assert len(family.decode(outputs, 0, place, Thresholds())) == 3
+    turned = {"output0": outputs["output0"].swapaxes(1, 2)}
+    with pytest.raises(EngineUnusable, match=rf"float32\[1,{CELLS},{4 + CLASSES}\].*any,{4 + CLASSES},any"):
+        family.decode(turned, 0, place, Thresholds())
+
+
+def test_a_yolox_of_other_grids_is_not_decoded_by_guesswork() -> None:
+    """Rows beyond the grids have no place in the picture."""
+    export = dataclasses.replace(
+        EXPORTS["yolox"], outputs=(spec("output", "n", "rows", 5 + CLASSES),), settings={"family": "yolox"}
+    )
+    outputs = export.encode([SEEN])
+    assert len(decode(export, outputs)) == 3
+    longer = np.concatenate([outputs["output"], outputs["output"]], axis=1)
+    with pytest.raises(EngineUnusable, match=f"{CELLS},{5 + CLASSES}"):
+        decode(export, {"output": longer})
+
+
+def test_a_yolox_whose_input_ends_within_a_cell() -> None:
+    """Grids have a cell for each begun stride."""
+    width, height = 104, 72
+    grids = [(-(-width // s), -(-height // s)) for s in STRIDES]
+    cells = sum(across * down for across, down in grids)
+    inputs = (TensorSpec("images", "FP32", (1, 3, height, width)),)
+    found = see(EXPORTS["yolox"], inputs=inputs, outputs=(spec("output", 1, cells, 6),))
+    assert found.family == "yolox"
+    family = open_family(found)
+    assert not isinstance(family, Classifier)
+    table = np.zeros((1, cells, 6), np.float32)
+    # The cell at row 1, column 2 of the second grid, 16 pixels wide: its box is centred at its corner, 16 x 16.
+    table[0, grids[0][0] * grids[0][1] + grids[1][0] + 2] = 0, 0, 0, 0, 1, 0.9
+    boxes = family.decode({"output": table}, 0, place(width, height, width, height, Fit.TOP_LEFT), Thresholds()).boxes
+    assert boxes.tolist() == [[24, 8, 40, 24]]
+
+
+def test_raw_heads_whose_grids_the_file_leaves_open_get_their_own_anchors() -> None:
+    export = EXPORTS["yolov7, raw heads"]
+    outputs = export.encode([SEEN])
+    wanted = decode(export, outputs)
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        heads = tuple(spec(f"head{i}", "n", 3, f"h{i}", f"w{i}", 5 + CLASSES) for i in order)
+        found = decode(dataclasses.replace(export, outputs=heads), outputs)
+        assert np.allclose(found.boxes, wanted.boxes)
+
+
+def test_openvinos_list_ends_at_a_negative_picture() -> None:
+    export = EXPORTS["ssd, openvino"]
+    outputs = export.encode([SEEN])
+    outputs["detection_out"][0, 0, 4] = 0, 1, 0.99, 0, 0, 1, 1  # of an earlier answer
+    assert len(decode(export, outputs)) == 3
+
+
+def test_a_box_that_is_inside_out_takes_nobodys_place() -> None:
+    export = EXPORTS["ultralytics"]
+    outputs = export.encode([SEEN])
+    best = int(outputs["output0"][0, 4 + SEEN[0].class_id].argmax())
+    outputs["output0"][0, 2:4, best] *= -1
+    family = open_family(export.recognition)
+    assert not isinstance(family, Classifier)
+    found = family.decode(outputs, 0, export.place(WIDTH, HEIGHT), Thresholds(max_detections=1))
+    assert found.class_ids.tolist() == [SEEN[1].class_id]
+
+
+@pytest.mark.parametrize("datatype", ["BF16", "UINT8", "INT8", "BYTES", "BOOL"])
+@pytest.mark.parametrize("settings", [{}, {"family": "ultralytics"}])
+def test_numbers_that_are_not_plain_are_not_taken_for_boxes(datatype: str, settings: dict[str, str]) -> None:
+    (output,) = EXPORTS["ultralytics"].outputs
+    found = see(EXPORTS["ultralytics"], settings, outputs=(TensorSpec(output.name, datatype, output.shape),))
+    assert found.family is None
+    assert f"looks like ultralytics, but output0 holds {datatype}" in found.reason
+    assert found.preprocess is not None
+
+
+def test_a_line_may_have_further_axes_of_one() -> None:
+    scores = np.arange(6, dtype=np.float32).reshape(2, 3, 1, 1)
+    assert outputs.picture_vector({"s": scores}, "s", 1, 3).tolist() == [3, 4, 5]
+    assert outputs.picture_scalar({"n": np.array([[4], [7]])}, "n", 1) == 7
+    assert outputs.picture_scalar({"n": np.array([4, 7])}, "n", 1) == 7
+    for wrong in (np.zeros((2, 2)), np.zeros(()), np.zeros(1)):
+        with pytest.raises(EngineUnusable, match="output n is"):
+            outputs.picture_scalar({"n": wrong}, "n", 1)
