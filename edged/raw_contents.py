@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 
-from edged.errors import InvalidInput
+from edged.errors import InvalidTensor
 from edged.tensors import Array, numpy_dtype
 
 
@@ -20,12 +20,12 @@ def to_array(name: str, datatype: str, shape: tuple[int, ...], data: memoryview 
         elements = _split(name, bytes(data))
         if len(elements) != math.prod(shape):
             wanted = math.prod(shape)
-            raise InvalidInput(f"tensor {name!r} holds {len(elements)} elements, BYTES{list(shape)} takes {wanted}")
+            raise InvalidTensor(f"tensor {name!r} holds {len(elements)} elements, BYTES{list(shape)} takes {wanted}")
         return np.array(elements, dtype=np.object_).reshape(shape)
     dtype = numpy_dtype(datatype)
     if math.prod(shape) * dtype.itemsize != len(data):
         wanted = math.prod(shape) * dtype.itemsize
-        raise InvalidInput(f"tensor {name!r} holds {len(data)} bytes, {datatype}{list(shape)} takes {wanted}")
+        raise InvalidTensor(f"tensor {name!r} holds {len(data)} bytes, {datatype}{list(shape)} takes {wanted}")
     return np.frombuffer(data, dtype=dtype).reshape(shape)
 
 
@@ -41,11 +41,11 @@ def _split(name: str, data: bytes) -> list[bytes]:
     elements, position = [], 0
     while position < len(data):
         if position + 4 > len(data):
-            raise InvalidInput(f"tensor {name!r} ends inside a BYTES length")
+            raise InvalidTensor(f"tensor {name!r} ends inside a BYTES length")
         (size,) = struct.unpack_from("<I", data, position)
         position += 4
         if position + size > len(data):
-            raise InvalidInput(f"tensor {name!r} ends inside a BYTES element")
+            raise InvalidTensor(f"tensor {name!r} ends inside a BYTES element")
         elements.append(data[position : position + size])
         position += size
     return elements

@@ -16,7 +16,7 @@ import numpy as np
 
 from edged.backends.contract import Backend, Composition, Nodes, Order, Session
 from edged.backends.profile import Profile
-from edged.errors import EngineUnusable, InvalidInput
+from edged.errors import EngineUnusable, InvalidTensor
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.version import __version__
 
@@ -32,7 +32,7 @@ class _NullSession:
     def infer(self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         for name, array in inputs.items():
             if not self._profile.contains(name, array.shape):
-                raise InvalidInput(f"input {name!r} is {list(array.shape)}, outside of the engine's range of shapes")
+                raise InvalidTensor(f"input {name!r} is {list(array.shape)}, outside of the engine's range of shapes")
         if self._seconds:
             time.sleep(self._seconds)
         views = [np.frombuffer(array.data, np.uint8) for array in inputs.values() if array.dtype != np.object_]

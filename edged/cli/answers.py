@@ -97,6 +97,8 @@ def json_line(ended: Ended[Answer], wrong: str, plain: Callable[[Answer], Any]) 
     """What a program reads of one box."""
     result = None if ended.answer is None else plain(ended.answer)
     line = {"box": ended.box, "ok": not (ended.error or wrong), "error": ended.error or wrong, "result": result}
+    if ended.error:
+        line["code"] = ended.code.value
     common.print_json(msgspec.json.encode(line))
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Annotated, NoReturn, ParamSpec
 
+import msgspec
 import typer
 from rich.console import RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn
@@ -24,7 +25,7 @@ Parameters = ParamSpec("Parameters")
 _DAEMON = "The daemon: unix:/PATH, HOST:PORT or tls:HOST:PORT; default: EDGED_TARGET, or its default socket."
 Target = Annotated[str | None, typer.Option("--target", "-t", metavar="ADDRESS", help=_DAEMON, show_default=False)]
 TARGET_HELP = f"{_DAEMON} Repeatable, for several at once."
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, errors too.")]
 Score = Annotated[
     float | None,
     typer.Option(
@@ -42,9 +43,9 @@ err = DataConsole(stderr=True)
 
 
 def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """A command that ends as a shell expects: an EdgedError is one line on stderr and status 1, or 2 where the
-    arguments, the settings or the model are at fault; what the system refuses is one line and status 1; Ctrl-C is 130,
-    SIGTERM 143, after what was begun is cleared away; a closed pipe is quiet."""
+    """A command that ends as a shell expects: an EdgedError is one line on stderr (also JSON on stdout with --json) and
+    status 1, or 2 if the arguments, the settings or the model are at fault; what the system refuses is one line and
+    status 1; Ctrl-C is 130, SIGTERM 143, after what was begun is cleared away; a closed pipe is quiet."""
 
     @functools.wraps(function)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -54,6 +55,8 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
             sys.stdout.flush()  # a closed pipe is met here, not while the interpreter exits
         except EdgedError as error:
             say(f"edged: {error.message}")
+            if kwargs.get("json") is True:
+                _print_error(error)
             raise typer.Exit(USAGE if isinstance(error, InvalidInput) else FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED) from None
@@ -122,6 +125,13 @@ def print_json(encoded: bytes) -> None:
     """One line of JSON, at once: the reader may be a pipe that waits for it."""
     sys.stdout.write(encoded.decode() + "\n")
     sys.stdout.flush()
+
+
+def _print_error(error: EdgedError) -> None:
+    try:
+        print_json(msgspec.json.encode({"error": error.message, "code": error.code.value}))
+    except BrokenPipeError:
+        _discard_output()
 
 
 def _discard_output() -> None:

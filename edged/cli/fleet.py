@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 from edged.cli import common
 from edged.cli.inventory import Box
 from edged.cli.reach import client_of
-from edged.errors import EdgedError
+from edged.errors import EdgedError, ErrorCode
 
 if TYPE_CHECKING:
     from edged.client.client import Client
@@ -34,11 +34,12 @@ class Said(Generic[Update]):
 
 @dataclass(frozen=True)
 class Ended(Generic[Answer]):
-    """A box is done: it answered, or `error` is the line that says why not."""
+    """A box is done: it answered, or `error` is the line that says why not, and `code` says so to programs."""
 
     box: str
     answer: Answer | None = None
     error: str = ""
+    code: ErrorCode = ErrorCode.INTERNAL
 
 
 Work: TypeAlias = "Callable[[Client, Callable[[Update], None]], Answer]"
@@ -90,7 +91,7 @@ class _Crew(Generic[Update, Answer]):
             with client_of(box) as client, self._known(client):
                 return Ended(box.name, self._work(client, lambda update: self.heard.put(Said(box.name, update))))
         except EdgedError as error:
-            return Ended(box.name, error=error.message)
+            return Ended(box.name, error=error.message, code=error.code)
         except OSError as error:
             return Ended(box.name, error=common.refused_by_system(error))
         except Exception as error:  # a fault of ours costs this box's answer and no other's

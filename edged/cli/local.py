@@ -27,7 +27,7 @@ from edged.engines.offline import Target
 from edged.engines.plan import PlannedModel
 from edged.engines.planner import Planner
 from edged.engines.repairer import Repaired, repair
-from edged.errors import AlreadyExists, EdgedError, NotFound
+from edged.errors import AlreadyExists, EdgedError, ModelNotFound
 from edged.models import samples as model_samples
 from edged.models import settings
 from edged.models.inspection import Inspection
@@ -154,7 +154,7 @@ class Box:
         """Why the engines of a model are there or not."""
         planned = self.plans().get(model)
         if planned is None:
-            raise NotFound(f"there is no model {model!r} in {self.repository.root}")
+            raise ModelNotFound(f"there is no model {model!r} in {self.repository.root}")
         if planned.problem is not None:
             raise planned.problem
         return report.explain(planned, self._store)
@@ -166,7 +166,7 @@ class Box:
         """
         entry = self.repository.entries().get(named)
         if entry is None and not Path(named).is_file():
-            raise NotFound(f"there is no model {named!r} in {self.repository.root}, and no such file")
+            raise ModelNotFound(f"there is no model {named!r} in {self.repository.root}, and no such file")
         entry = entry or plain_entry(Path(named).stem, Path(named).absolute(), {})
         given = settings.parse_assignments(assignments)
         settings.validate(given)

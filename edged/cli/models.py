@@ -15,7 +15,7 @@ from edged.api_types import ModelInfo, ShapeRange, Shapes, TensorInfo
 from edged.cli import answers, common, examining, folders, repairs, words
 from edged.cli.answers import Question
 from edged.cli.reach import UNSAID, Reach, reaching
-from edged.errors import NotFound
+from edged.errors import ModelNotFound
 from edged.models.repair import Record, Wish
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _removed(name: str, kept: str) -> list[str]:
 def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
     found = next((model for model in models if model.name == name), None)
     if found is None:
-        raise NotFound(f"there is no model {name!r}; see: edged models list")
+        raise ModelNotFound(f"there is no model {name!r}; see: edged models list")
     return found
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edged import raw_contents
-from edged.client.status import code_name
-from edged.errors import Unsupported
+from edged.client.status import code_name, known_code
+from edged.errors import ErrorCode, Unsupported
 from edged.proto import cameras_pb2 as pb
 from edged.tensors import DATATYPES, Array
 from edged.vision import masks
@@ -79,8 +79,9 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     of no known family fills `outputs`, read-only arrays by name (BYTES as object arrays of bytes, BF16 as the uint16 of
     its bits). `age_ms` is from capture to answer. `skipped` counts frames of this camera that were skipped since its
     previous result, `skips` tells which and why. `error` is None or (gRPC code name, message) for a frame that could
-    not be answered. The capture times are as sent, in nanoseconds; `received_unix_ns` is the daemon's wall clock when
-    it had the frame. A time that is not known is 0.
+    not be answered; `error_code` is edged's code for it, None from a daemon with codes unknown here. The capture times
+    are as sent, in nanoseconds; `received_unix_ns` is the daemon's wall clock when it had the frame. A time that is not
+    known is 0.
     """
 
     camera: str
@@ -101,6 +102,7 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     received_unix_ns: int = 0
     skips: tuple[Skips, ...] = ()
     classes: tuple[Classification, ...] = ()
+    error_code: ErrorCode | None = None
 
     @property
     def captured(self) -> datetime | None:
@@ -203,6 +205,7 @@ def from_proto(message: pb.Result) -> Result:
         received_unix_ns=message.received_unix_ns,
         skips=skips_of(message),
         classes=tuple(Classification(c.class_id, c.label, c.score) for c in message.classes),
+        error_code=known_code(message.error.reason),
     )
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
+from edged import errors
 from edged.client.address import is_here
 from edged.errors import (
     AlreadyExists,
+    DaemonUnavailable,
     DeadlineExceeded,
     EdgedError,
+    ErrorCode,
     Forbidden,
     InvalidInput,
     NotFound,
@@ -25,10 +30,11 @@ from edged.errors import (
     Unauthenticated,
     Unsupported,
 )
+from edged.proto import status_pb2
 
 Value = TypeVar("Value")
 
-# Where the daemon gives one code to several errors, the most general; any other code is a plain EdgedError.
+# The most general class of each gRPC status; any other is a plain EdgedError.
 _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
     grpc.StatusCode.NOT_FOUND: NotFound,
@@ -41,9 +47,15 @@ _ERRORS: dict[grpc.StatusCode, type[EdgedError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNIMPLEMENTED: Unsupported,
 }
-# What the daemon names in its trailing metadata is taken where the code alone would give another.
-_ERROR_NAME = "edged-error"
-_NAMED: dict[str | bytes, type[EdgedError]] = {kind.__name__: kind for kind in (OutOfSpace, TooLarge)}
+# A code of the daemon makes it a class below that one, or one of these, which share a status with another.
+_OWN_STATUS = (OutOfSpace, TooLarge)
+_CLASSES: dict[ErrorCode, type[EdgedError]] = {
+    kind.code: kind
+    for kind in reversed(list(vars(errors).values()))
+    if isinstance(kind, type) and issubclass(kind, EdgedError)
+}
+_DETAILS = "grpc-status-details-bin"
+_ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
 # gRPC's own words, since UNAVAILABLE may also be the daemon's and nothing else in the status tells them apart.
@@ -88,6 +100,11 @@ def code_name(code: int) -> str:
     return _NAMES.get(code, str(code))
 
 
+def known_code(reason: str) -> ErrorCode | None:
+    """The code of that name; None for no name, or one of a later edged."""
+    return ErrorCode(reason) if reason in ErrorCode.__members__ else None
+
+
 def to_edged(
     code: grpc.StatusCode, details: str | None, target: str, metadata: Iterable[tuple[str, str | bytes]] = ()
 ) -> EdgedError:
@@ -98,20 +115,36 @@ def to_edged(
         if any(sign in words for sign in _NOBODY):
             refusal = _refusal(words, target)
             if refusal:
-                return NotReady(refusal)
-            return NotReady(f"no edged daemon answers at {target}{_remedy(words, target)}")
+                return DaemonUnavailable(refusal)
+            return DaemonUnavailable(f"no edged daemon answers at {target}{_remedy(words, target)}")
         if any(sign in words for sign in _GONE):
             again = "start it again or wait" if is_here(target) else "wait"
-            return NotReady(f"the edged daemon at {target} went away; {again} until it is back")
+            return DaemonUnavailable(f"the edged daemon at {target} went away; {again} until it is back")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and words in ("", "deadline exceeded"):
         return late(target)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in words:
         return TooLarge(f"the edged daemon at {target} takes no message this large; send a smaller picture")
     if code is grpc.StatusCode.UNIMPLEMENTED and "method not found" in words:
         return Unsupported(f"the server at {target} is not an edged daemon, or one of another version")
-    kind = next((_NAMED[value] for name, value in metadata if name == _ERROR_NAME and value in _NAMED), None)
-    kind = kind or _ERRORS.get(code, EdgedError)
-    return kind(message or f"the daemon at {target} answered {code.name} without a reason")
+    reason = _code_in(metadata)
+    kind, exact = _ERRORS.get(code, EdgedError), _CLASSES.get(reason) if reason else None
+    if exact is not None and issubclass(exact, (kind, *_OWN_STATUS)):
+        kind = exact
+    error = kind(message or f"the daemon at {target} answered {code.name} without a reason")
+    error.code = reason or error.code
+    return error
+
+
+def _code_in(metadata: Iterable[tuple[str, str | bytes]]) -> ErrorCode | None:
+    """The code in a call's trailing metadata; None from another server or an edged with codes unknown here."""
+    with contextlib.suppress(DecodeError):
+        for name, value in metadata:
+            if name == _DETAILS and isinstance(value, bytes):
+                for detail in status_pb2.Status.FromString(value).details:
+                    info = status_pb2.ErrorInfo.FromString(detail.value if detail.type_url == _ERROR_INFO else b"")
+                    if info.domain == "edged":
+                        return known_code(info.reason)
+    return None
 
 
 def from_rpc_error(error: grpc.RpcError, target: str) -> EdgedError:

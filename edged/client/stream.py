@@ -20,7 +20,7 @@ from edged.client.ledger import Ledger
 from edged.client.outgoing import Outgoing
 from edged.client.result import Result, from_proto, skips_of
 from edged.client.status import Statuses, from_rpc_error
-from edged.errors import DeadlineExceeded, EdgedError, NotReady
+from edged.errors import DaemonUnavailable, DeadlineExceeded, EdgedError, NotReady
 from edged.proto import cameras_pb2 as pb
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _failure(error: grpc.RpcError, ledger: Ledger, target: str, patience: float)
 def _completion(failure: Exception | None, exhausted: bool, target: str) -> Exception | None:
     """For a call that ended well: what the user's frames raised, or None where all is as it should be."""
     if failure is None and not exhausted:
-        return NotReady(f"the edged daemon at {target} ended the stream before its frames did; open it again")
+        return DaemonUnavailable(f"the edged daemon at {target} ended the stream before its frames did; open it again")
     return failure
 
 

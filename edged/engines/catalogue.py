@@ -14,7 +14,16 @@ from edged.engines.builder import Builder
 from edged.engines.plan import PlannedEngine, PlannedModel, external_files
 from edged.engines.planner import Planner
 from edged.engines.warmup import require_data
-from edged.errors import BuildFailed, EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady, OutOfSpace
+from edged.errors import (
+    BuildFailed,
+    EdgedError,
+    EngineUnusable,
+    InvalidInput,
+    ModelNotFound,
+    NotFound,
+    NotReady,
+    OutOfSpace,
+)
 from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
 from edged.models.finding import Finding, Reason
@@ -101,7 +110,7 @@ class Catalogue:
                 return self.find(model, version)
         if planned is None:
             known = ", ".join(sorted(self.models)) or "none"
-            raise NotFound(f"there is no model {name[:80]!r}; there are: {known}" if name else _which(known))
+            raise ModelNotFound(f"there is no model {name[:80]!r}; there are: {known}" if name else _which(known))
         return self._of_version(name, planned, version) if version else planned
 
     def versions(self, name: str) -> list[PlannedModel]:
@@ -123,7 +132,7 @@ class Catalogue:
             why = planned.problem or "it is being loaded"
             raise NotReady(f"version {wanted} of model {name!r} does not answer yet: {why}")
         there = ", ".join(each.version for each in self.versions(name))
-        raise NotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
+        raise ModelNotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
 
     async def look_aside(self) -> None:
         """As `look`, with the disk read by another thread. Of two at once the second reads it again."""

@@ -19,7 +19,7 @@ from edged.engines.catalogue import Catalogue
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, held_up
 from edged.engines.warmup import require_data
-from edged.errors import EdgedError, NotFound, NotReady, Refused
+from edged.errors import EdgedError, ModelNotFound, NotFound, NotReady, Refused
 from edged.models.model import Model
 from edged.models.overrides import Overrides
 from edged.models.repository import ModelEntry, Repository, check_name, split_name
@@ -133,7 +133,7 @@ class Loader:
             try:
                 entries = await asyncio.to_thread(self._overrides.entries, name, config, files)
                 if not entries:
-                    raise NotFound(f"there is no model {name!r} to be loaded; put it into the folder of models first")
+                    raise ModelNotFound(f"there is no model {name!r} to load; put it into the models folder first")
                 for entry in entries.values():
                     await self._admit(entry)
                 self._selection.hold(name, entries)

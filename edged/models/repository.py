@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, Refused, Superseded
+from edged.errors import AlreadyExists, ConfigError, InvalidInput, ModelNotFound, Refused, Superseded
 from edged.files import foreign, not_stored, read_inside
 from edged.models import repair, trash, triton_config, triton_files, versions
 from edged.models import samples as model_samples
@@ -165,7 +165,7 @@ class Repository:
         check_name(name)
         folder, plain = self.root / name, self.root / f"{name}.onnx"
         if not folder.is_dir() and not os.path.lexists(plain):
-            raise NotFound(f"there is no model {name!r} in {self.root}")
+            raise ModelNotFound(f"there is no model {name!r} in {self.root}")
         if not delete:
             try:
                 return trash.put(self.root, [path for path in (folder, plain) if os.path.lexists(path)])

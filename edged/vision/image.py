@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edged.errors import InvalidInput, TooLarge
+from edged.errors import InvalidImage, TooLarge
 
 Encoded = bytes | memoryview
 
@@ -183,7 +183,7 @@ def _header(encoded: Encoded) -> Header:
     """The header of a picture that may be decoded."""
     header = read_header(encoded)
     if header is None:
-        raise InvalidInput(f"{_describe(encoded)}; send a JPEG, PNG, WebP, BMP or GIF")
+        raise InvalidImage(f"{_describe(encoded)}; send a JPEG, PNG, WebP, BMP or GIF")
     _check_encoded(encoded, header)
     return header
 
@@ -195,7 +195,7 @@ def _decode(encoded: Encoded, header: Header, flags: int) -> Image:
         image = None
     # imdecode returns None for most damage and raises for some; the stubs only know of arrays.
     if cast("Image | None", image) is None:
-        raise InvalidInput(f"the {header.format} picture is damaged or truncated; send it again")
+        raise InvalidImage(f"the {header.format} picture is damaged or truncated; send it again")
     return cast(Image, image)
 
 
@@ -211,7 +211,7 @@ def _describe(encoded: Encoded) -> str:
 def _check_encoded(encoded: Encoded, header: Header) -> None:
     width, height = header.width, header.height
     if width < 1 or height < 1:
-        raise InvalidInput(f"the {header.format} header gives a size of {width}x{height} pixels")
+        raise InvalidImage(f"the {header.format} header gives a size of {width}x{height} pixels")
     if width * height > MAX_PIXELS:
         raise TooLarge(
             f"the {header.format} picture of {width}x{height} pixels is over the limit of {MAX_PIXELS} pixels"
@@ -219,7 +219,7 @@ def _check_encoded(encoded: Encoded, header: Header) -> None:
     # Some decoders fill the rest of a cut JPEG with gray and call it good. Cameras may pad after the end
     # marker.
     if header.format == "JPEG" and encoded[-2:] != b"\xff\xd9" and not _JPEG_END.search(encoded, header.end):
-        raise InvalidInput("the JPEG picture is truncated: its end marker is missing")
+        raise InvalidImage("the JPEG picture is truncated: its end marker is missing")
 
 
 def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, stride: int = 0) -> Image:
@@ -258,15 +258,15 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
 def _check_geometry(pixel_format: PixelFormat, width: int, height: int, row: int, stride: int) -> None:
     what = f"a raw {pixel_format.value} picture of {width}x{height} pixels"
     if width < 1 or height < 1:
-        raise InvalidInput(f"{what} is impossible; give a positive width and height")
+        raise InvalidImage(f"{what} is impossible; give a positive width and height")
     if width * height > MAX_PIXELS:
-        raise InvalidInput(f"{what} is over the limit of {MAX_PIXELS} pixels")
+        raise InvalidImage(f"{what} is over the limit of {MAX_PIXELS} pixels")
     if stride < row:
-        raise InvalidInput(f"{what} needs a stride of at least {row} bytes, got {stride}; give 0 for packed rows")
+        raise InvalidImage(f"{what} needs a stride of at least {row} bytes, got {stride}; give 0 for packed rows")
     if pixel_format in _SUBSAMPLED and (width % 2 or height % 2):
-        raise InvalidInput(f"{what} is impossible; {pixel_format.value} needs an even width and height")
+        raise InvalidImage(f"{what} is impossible; {pixel_format.value} needs an even width and height")
     if pixel_format is PixelFormat.I420 and stride % 2:
-        raise InvalidInput(f"{what} needs an even stride, got {stride}")
+        raise InvalidImage(f"{what} needs an even stride, got {stride}")
 
 
 def _check_length(
@@ -275,7 +275,7 @@ def _check_length(
     padding = (stride - row) // 2 if pixel_format is PixelFormat.I420 else stride - row
     need = stride * rows
     if not need - padding <= got <= need:
-        raise InvalidInput(
+        raise InvalidImage(
             f"a raw {pixel_format.value} picture of {width}x{height} pixels with a stride of {stride} bytes"
             f" needs {need} bytes, got {got}"
         )

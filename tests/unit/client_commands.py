@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 
+from edged.api.grpc.call_guard import end
+from edged.errors import OutOfSpace
 from edged.proto import operations_pb2 as ops
 
 KEYS = ("aaaaaa111111", "bbbbbb222222")
@@ -41,8 +43,7 @@ class Commands:
             if model == "refused":
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nothing is in the store; rebuild it")
             if model == "full":
-                metadata = (("edged-error", "OutOfSpace"),)
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room; evict something", metadata)
+                await end(context, OutOfSpace("no room; evict something"))
             if model == "hung":
                 await asyncio.sleep(60)
             if model == "nothing":

@@ -21,6 +21,7 @@ from edged.client.status import code_name, to_edged
 from edged.client.upload import _files
 from edged.errors import (
     AlreadyExists,
+    DaemonUnavailable,
     DeadlineExceeded,
     EdgedError,
     Forbidden,
@@ -28,7 +29,6 @@ from edged.errors import (
     ModelRefused,
     NotFound,
     NotReady,
-    OutOfSpace,
     Overloaded,
     Refused,
     TooLarge,
@@ -221,10 +221,15 @@ def test_a_deadline(running: Running) -> None:
 @pytest.mark.parametrize(
     ("code", "details", "kind", "words"),
     [
-        ("UNAVAILABLE", "failed to connect to all addresses; last error: x", NotReady, "start one with: edged serve"),
-        ("UNAVAILABLE", "failed to connect to all addresses; Permission denied", NotReady, "group"),
-        ("UNAVAILABLE", "DNS resolution failed for nowhere", NotReady, "no such host"),
-        ("UNAVAILABLE", "Socket closed", NotReady, "went away"),
+        (
+            "UNAVAILABLE",
+            "failed to connect to all addresses; last error: x",
+            DaemonUnavailable,
+            "start one with: edged serve",
+        ),
+        ("UNAVAILABLE", "failed to connect to all addresses; Permission denied", DaemonUnavailable, "group"),
+        ("UNAVAILABLE", "DNS resolution failed for nowhere", DaemonUnavailable, "no such host"),
+        ("UNAVAILABLE", "Socket closed", DaemonUnavailable, "went away"),
         ("UNIMPLEMENTED", "Method not found!", Unsupported, "not an edged daemon"),
         ("RESOURCE_EXHAUSTED", "SERVER: Received message larger than max (5 vs. 4)", TooLarge, "smaller picture"),
         ("RESOURCE_EXHAUSTED", "the queue is full", Overloaded, "queue"),
@@ -245,13 +250,6 @@ def test_to_edged_box_elsewhere_names_no_command_of_this_machine(details: str) -
     assert "start" not in str(error)
     for target in ("unix:/x", "localhost:8001", "[::1]:8001", "tls:127.0.0.1:8001"):
         assert "start" in str(to_edged(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", target))
-
-
-def test_the_error_that_the_daemon_names_tells_errors_of_one_code_apart() -> None:
-    code, named = grpc.StatusCode.RESOURCE_EXHAUSTED, [("x", "OutOfSpace"), ("edged-error", "OutOfSpace")]
-    assert type(to_edged(code, "no room", "unix:/x", named)) is OutOfSpace
-    assert type(to_edged(code, "full", "unix:/x", [("edged-error", "Overloaded")])) is Overloaded
-    assert type(to_edged(code, "full", "unix:/x", [("edged-error", "OfTheFuture")])) is Overloaded
 
 
 def test_code_names() -> None:

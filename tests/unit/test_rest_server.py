@@ -16,7 +16,7 @@ from edged.api.auth.policy import ALL
 from edged.api.auth.tokens import make
 from edged.api.http import bodies, encodings, listener, server
 from edged.config import Http
-from edged.errors import ConfigError
+from edged.errors import ConfigError, ErrorCode
 from tests.unit.rest_world import World, answer_of, get, inference, post, world
 
 
@@ -35,7 +35,8 @@ async def soon(probe: Any) -> None:
 
 def error_of(body: bytes) -> str:
     told = json.loads(body)
-    assert list(told) == ["error"]
+    assert list(told) == ["error", "code"]
+    assert told["code"] in ErrorCode.__members__
     assert "\n" not in told["error"]
     return str(told["error"])
 

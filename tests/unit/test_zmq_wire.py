@@ -189,7 +189,8 @@ def test_raw_outputs_are_described() -> None:
 
 
 def test_an_error_is_a_code_a_name_and_a_line() -> None:
-    assert told(NotFound("no such model"))["error"] == {"code": 5, "name": "NotFound", "message": "no such model"}
+    error = {"code": 5, "reason": "NOT_FOUND", "name": "NotFound", "message": "no such model"}
+    assert told(NotFound("no such model"))["error"] == error
 
 
 def test_skips_that_no_answer_told_of_are_told_alone() -> None:

@@ -19,7 +19,7 @@ from edged.api.auth.policy import Caller, ListenerPolicy
 from edged.api.auth.tls import Certificate
 from edged.api.auth.tokens import TokenBook, TokenFile
 from edged.api.grpc.arrivals import Arrivals
-from edged.api.grpc.status import code_of
+from edged.api.grpc.status import status_of
 from edged.config.access import Access, Tls
 from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import ConfigError, EdgedError, Forbidden, Unauthenticated
@@ -150,7 +150,7 @@ class Guard:
 
     def turn_away(self, method: str, who: Caller, peer: str, error: EdgedError) -> None:
         """Counts a refusal, and writes it down."""
-        code = code_of(error).name
+        code = status_of(error).name
         self.turned_away[code] += 1
         line = Line(now_told(), who.name, method, code, tuple(sorted(who.roles)), peer, message=str(error))
         self.audit.turned_away(line, policy.host_of(peer) or who.key)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from edged.api.grpc.status import code_of
+from edged.api.grpc.status import status_of
 from edged.errors import EdgedError
 from edged.serving.skips import Skips
 from edged.serving.stream import Delivery, SkipReport
@@ -88,8 +88,9 @@ def only_skips(report: SkipReport) -> Fields:
 
 
 def failure(error: EdgedError) -> Fields:
-    """A gRPC status code and one line."""
-    return {"code": int(code_of(error).value[0]), "name": type(error).__name__, "message": str(error)}
+    """A gRPC status code, the code of edged (docs/errors.md), and one line."""
+    status, name = int(status_of(error).value[0]), type(error).__name__
+    return {"code": status, "reason": error.code.value, "name": name, "message": str(error)}
 
 
 def _classes(found: Classes, names: tuple[str, ...]) -> list[Fields]:

@@ -27,7 +27,7 @@ from edged.api.auth.limits import LARGE, ClientLimits, LargeMessage, Usage
 from edged.api.auth.policy import Caller
 from edged.api.grpc.arrivals import Traffic
 from edged.api.grpc.rpc import Context, Method, Service
-from edged.api.grpc.status import describe, named
+from edged.api.grpc.status import describe, trailing
 from edged.errors import ClientLimited, EdgedError, InvalidInput
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -115,7 +115,7 @@ class CallGuard:
         except Exception as error:
             code, message = describe(error)
             outcome = code.name
-            await abort(call, code, message, named(error))
+            await abort(call, code, message, trailing(error, code, message))
         finally:
             if requests is not None:
                 requests.end()
@@ -302,14 +302,15 @@ _PROPAGATED_SECONDS = 0.1  # after which an error has certainly left every handl
 
 async def end(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
     """Ends a call with the status of an error, and keeps nothing of the call."""
-    await abort(context, *describe(error), named(error))
+    status, message = describe(error)
+    await abort(context, status, message, trailing(error, status, message))
 
 
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any],
     code: grpc.StatusCode,
     message: str,
-    trailing: tuple[tuple[str, str], ...] = (),
+    metadata: tuple[tuple[str, str | bytes], ...] = (),
 ) -> NoReturn:
     """Ends a call with a status, and keeps nothing of the call.
 
@@ -317,7 +318,7 @@ async def abort(
     that would stay until the garbage collector comes.
     """
     try:
-        await context.abort(code, message, trailing)
+        await context.abort(code, message, metadata)
     except grpc.aio.AbortError as aborted:
         asyncio.get_running_loop().call_later(_PROPAGATED_SECONDS, _forget, aborted)
         raise

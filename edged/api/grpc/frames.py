@@ -9,7 +9,7 @@ import time
 from edged.api.auth.identity import Identify, anyone
 from edged.api.endpoints.shared_memory import Segments
 from edged.engines.controller import Controller
-from edged.errors import InvalidInput
+from edged.errors import InvalidImage, InvalidInput
 from edged.proto import cameras_pb2 as pb
 from edged.serving.options import Mode, StreamOptions
 from edged.serving.work import Blob, FrameWork
@@ -79,15 +79,15 @@ def _image(frame: pb.Frame, segments: Segments) -> tuple[Blob, str, int, int, in
     if kind == "raw":
         raw = frame.raw
         if raw.format not in _FORMATS:
-            raise InvalidInput("the raw image has no pixel format; set BGR, RGB, GRAY, NV12 or I420")
+            raise InvalidImage("the raw image has no pixel format; set BGR, RGB, GRAY, NV12 or I420")
         return raw.data, _FORMATS[raw.format], raw.width, raw.height, raw.stride
     if kind == "shared":
         shared = frame.shared
         if shared.format not in (*_FORMATS, pb.PIXEL_FORMAT_UNSPECIFIED):
-            raise InvalidInput(f"the shared image has pixel format {shared.format}, which does not exist")
+            raise InvalidImage(f"the shared image has pixel format {shared.format}, which does not exist")
         picture = segments.picture(shared.segment, shared.offset, shared.stamp, shared.size)
         return picture, _FORMATS.get(shared.format, ""), shared.width, shared.height, shared.stride
-    raise InvalidInput("the frame holds no image; set `encoded`, `raw` or `shared`")
+    raise InvalidImage("the frame holds no image; set `encoded`, `raw` or `shared`")
 
 
 def _roi(frame: pb.Frame) -> Roi | None:

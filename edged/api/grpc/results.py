@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from edged.api.grpc.status import code_of
+from edged.api.grpc.status import status_of
 from edged.errors import EdgedError
 from edged.proto import cameras_pb2 as pb
 from edged.serving.skips import Skips
@@ -36,7 +36,8 @@ def result_of(delivery: Delivery[Tag]) -> pb.Result:
     result.skips.extend(map(_skips, delivery.skips))
     result.timings.total_ms = (time.monotonic() - delivery.work.received) * 1e3
     if isinstance(answer, EdgedError):
-        result.error.code, result.error.message = int(code_of(answer).value[0]), str(answer)
+        result.error.code, result.error.message = int(status_of(answer).value[0]), str(answer)
+        result.error.reason = answer.code.value
         return result
     result.width, result.height = answer.width, answer.height
     result.engine, result.backend = answer.engine.key, answer.engine.backend

@@ -9,12 +9,16 @@ from http import HTTPStatus
 import grpc
 
 from edged import errors
-from edged.errors import EdgedError
+from edged.errors import EdgedError, ErrorCode
+from edged.proto import status_pb2
 
 _LOG = logging.getLogger("edged.api")
 
-# Trailing metadata with the name of the error's class, since several share a code.
-ERROR_NAME = "edged-error"
+# Trailing metadata with a google.rpc.Status, where gRPC libraries look for the details of an error.
+_DETAILS = "grpc-status-details-bin"
+_ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
+_DOMAIN = "edged"
+_LONGEST = 2000  # characters of a message that is sent twice: clients take 8 KiB of metadata
 
 # The first class that fits decides, so the more particular come first.
 _CODES: tuple[tuple[type[EdgedError], grpc.StatusCode], ...] = (
@@ -40,7 +44,7 @@ _CODES: tuple[tuple[type[EdgedError], grpc.StatusCode], ...] = (
 )
 
 
-def code_of(error: EdgedError) -> grpc.StatusCode:
+def status_of(error: EdgedError) -> grpc.StatusCode:
     """The gRPC status code of an error of edged."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
@@ -75,17 +79,24 @@ def http_of(code: grpc.StatusCode, error: Exception | None = None) -> HTTPStatus
 def describe(error: Exception) -> tuple[grpc.StatusCode, str]:
     """Code and one line for any exception. One that edged did not raise is logged, and told without its details."""
     if isinstance(error, EdgedError):
-        return code_of(error), str(error)
+        return status_of(error), str(error)
     _LOG.error("a call failed with an unexpected error", exc_info=error)
     return grpc.StatusCode.INTERNAL, f"edged failed on this call ({type(error).__name__}); its log tells more"
 
 
-def named(error: Exception) -> tuple[tuple[str, str], ...]:
-    """Trailing metadata for the status of an exception."""
-    if not isinstance(error, EdgedError):
-        return ()
-    name = (ERROR_NAME, type(error).__name__)
+def error_code(error: Exception) -> ErrorCode:
+    """The code of an exception for programs; INTERNAL if edged did not raise it on purpose."""
+    return error.code if isinstance(error, EdgedError) else ErrorCode.INTERNAL
+
+
+def trailing(error: Exception, status: grpc.StatusCode, message: str) -> tuple[tuple[str, str | bytes], ...]:
+    """Trailing metadata for a call that ends with `status` because of `error`."""
+    info = status_pb2.ErrorInfo(reason=error_code(error).value, domain=_DOMAIN)
+    detail = status_pb2.Detail(type_url=_ERROR_INFO, value=info.SerializeToString())
+    repeated = message if len(message) <= _LONGEST else ""
+    details = status_pb2.Status(code=int(status.value[0]), message=repeated, details=[detail])
+    found: tuple[tuple[str, str | bytes], ...] = ((_DETAILS, details.SerializeToString()),)
     if isinstance(error, errors.ClientLimited):
-        # When to come again, as gRPC's clients understand it (https://github.com/grpc/proposal/blob/master/A6-client-retries.md).
-        return (name, ("grpc-retry-pushback-ms", str(math.ceil(error.seconds * 1e3))))
-    return (name,)
+        # When to try again, as gRPC clients read it (https://github.com/grpc/proposal/blob/master/A6-client-retries.md).
+        return (*found, ("grpc-retry-pushback-ms", str(math.ceil(error.seconds * 1e3))))
+    return found

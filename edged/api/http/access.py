@@ -19,7 +19,7 @@ from edged.api.auth import identity, policy
 from edged.api.auth.guard import Guard
 from edged.api.auth.limits import LARGE, LargeMessage
 from edged.api.auth.policy import Caller
-from edged.api.grpc.status import code_of, describe, http_of
+from edged.api.grpc.status import describe, http_of, status_of
 from edged.api.http.exchange import Answer, Ask, Headers, failed
 from edged.api.http.routes import Route
 from edged.errors import ClientLimited, EdgedError, Unauthenticated
@@ -113,7 +113,7 @@ def refused(error: EdgedError) -> Answer:
         headers = (("www-authenticate", 'Bearer realm="edged"'),)
     elif isinstance(error, ClientLimited):
         headers = (("retry-after", str(math.ceil(error.seconds))),)
-    return failed(http_of(code_of(error), error), str(error), headers)
+    return failed(http_of(status_of(error), error), error.code, str(error), headers)
 
 
 def refusal(headers: Mapping[str, str], peer: str) -> str | None:

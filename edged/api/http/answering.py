@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 from edged.api.grpc.cameras import CameraService
-from edged.api.grpc.status import describe, http_of
+from edged.api.grpc.status import describe, error_code, http_of
 from edged.api.http import access, administration, models, pictures, routes, tensors
 from edged.api.http.access import HttpGuard
 from edged.api.http.aside import aside
 from edged.api.http.calls import Calls
 from edged.api.http.exchange import Answer, Ask, failed
 from edged.api.http.routes import Route
-from edged.errors import ClientLimited, EdgedError, Forbidden, InvalidInput, Unauthenticated
+from edged.errors import ClientLimited, EdgedError, ErrorCode, Forbidden, InvalidInput, Unauthenticated
 from edged.proto import open_inference_pb2 as pb
 
 
@@ -27,7 +27,7 @@ class Answering:
         """The answer to what goes nowhere or may not be asked, from its head alone; None for the rest."""
         why = access.refusal(ask.headers, ask.peer)
         if why is not None:
-            return failed(HTTPStatus.FORBIDDEN, why)
+            return failed(HTTPStatus.FORBIDDEN, ErrorCode.PERMISSION_DENIED, why)
         route = routes.find(ask.method, ask.path)
         if isinstance(route, Answer):
             return route
@@ -103,7 +103,7 @@ class Answering:
 def failure(error: Exception) -> Answer:
     """The answer to a request that failed."""
     code, message = describe(error)
-    return failed(http_of(code, error), message)
+    return failed(http_of(code, error), error_code(error), message)
 
 
 def _header_length(ask: Ask) -> int | None:

@@ -15,7 +15,7 @@ from edged.api.http.answering import Answering, failure
 from edged.api.http.aside import aside
 from edged.api.http.bodies import Bodies, Gone, Held, Receive, TooSlow
 from edged.api.http.exchange import Answer, Ask, failed
-from edged.errors import InvalidInput
+from edged.errors import ErrorCode, InvalidInput
 
 Scope: TypeAlias = "Mapping[str, Any]"
 Send: TypeAlias = "Callable[[Any], Awaitable[None]]"
@@ -50,9 +50,9 @@ class App:
             except Gone:
                 return
             except TooSlow as slow:
-                answer = failed(HTTPStatus.REQUEST_TIMEOUT, str(slow))
+                answer = failed(HTTPStatus.REQUEST_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED, str(slow))
             except asyncio.CancelledError:  # by the server, which is stopping
-                answer = failed(HTTPStatus.SERVICE_UNAVAILABLE, _STOPPING)
+                answer = failed(HTTPStatus.SERVICE_UNAVAILABLE, ErrorCode.DAEMON_UNAVAILABLE, _STOPPING)
             except Exception as error:
                 answer = failure(error)
             await _send(send, answer, dict(scope["headers"]))

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from edged.decoding import explain, ready
-from edged.errors import InvalidInput
+from edged.errors import ErrorCode, InvalidInput
 from edged.files import NOT_JSON
 
 Part: TypeAlias = "bytes | memoryview"
@@ -55,9 +55,9 @@ def told(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) 
     return Answer(status, (_encoder.encode(value),), (("content-type", JSON), *headers))
 
 
-def failed(status: HTTPStatus, message: str, headers: Headers = ()) -> Answer:
-    """One line about what went wrong, as the protocol has it."""
-    return told({"error": message}, status, headers)
+def failed(status: HTTPStatus, code: ErrorCode, message: str, headers: Headers = ()) -> Answer:
+    """An error: one line in `error`, as the protocol has it, and edged's code (docs/errors.md)."""
+    return told({"error": message, "code": code.value}, status, headers)
 
 
 def wanted(body: bytes, kind: type[T], what: str) -> T:

@@ -10,7 +10,7 @@ from edged.api.http.aside import aside
 from edged.api.http.calls import Calls
 from edged.api.http.exchange import DONE, Answer, Ask, decoded, failed, told, wanted
 from edged.api.http.plain import fields
-from edged.errors import InvalidInput
+from edged.errors import ErrorCode, InvalidInput
 from edged.proto import open_inference_pb2 as pb
 
 _FILE = "file:"
@@ -26,12 +26,16 @@ class _Load(msgspec.Struct, frozen=True):
 
 async def live(calls: Calls, ask: Ask) -> Answer:
     answer = await calls(ask, "ServerLive", pb.ServerLiveRequest(), pb.ServerLiveResponse)
-    return DONE if answer.live else failed(HTTPStatus.BAD_REQUEST, "the server is not live")
+    return (
+        DONE if answer.live else failed(HTTPStatus.BAD_REQUEST, ErrorCode.DAEMON_UNAVAILABLE, "the server is not live")
+    )
 
 
 async def ready(calls: Calls, ask: Ask) -> Answer:
     answer = await calls(ask, "ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse)
-    return DONE if answer.ready else failed(HTTPStatus.BAD_REQUEST, "not every model can answer yet; ask again")
+    if answer.ready:
+        return DONE
+    return failed(HTTPStatus.BAD_REQUEST, ErrorCode.MODEL_NOT_READY, "not every model can answer yet; ask again")
 
 
 async def server(calls: Calls, ask: Ask) -> Answer:
@@ -47,7 +51,7 @@ async def model_ready(calls: Calls, ask: Ask, model: str, version: str) -> Answe
     request = pb.ModelReadyRequest(name=model, version=version)
     answer = await calls(ask, "ModelReady", request, pb.ModelReadyResponse)
     why = f"model {model!r} is not ready; the index says what exists"
-    return DONE if answer.ready else failed(HTTPStatus.BAD_REQUEST, why)
+    return DONE if answer.ready else failed(HTTPStatus.BAD_REQUEST, ErrorCode.MODEL_NOT_READY, why)
 
 
 async def config(calls: Calls, ask: Ask, model: str, version: str) -> Answer:

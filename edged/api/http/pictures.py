@@ -11,7 +11,7 @@ from edged.api.endpoints import result_json
 from edged.api.grpc.cameras import CameraService
 from edged.api.http.exchange import JSON, Answer, Ask
 from edged.decoding import explain, ready
-from edged.errors import InvalidInput
+from edged.errors import InvalidImage, InvalidInput
 from edged.proto import cameras_pb2 as pb
 
 # What curl says of --data-binary unless it is told otherwise is as good as nothing.
@@ -44,9 +44,9 @@ def frame_of(ask: Ask, model: str) -> pb.Frame:
     """The frame that a request is about. InvalidInput for what is no picture and for unknown names in the query."""
     kind = ask.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in _PICTURES:
-        raise InvalidInput(f"content-type {kind[:60]!r} is no picture; send a JPEG or PNG with curl's --data-binary")
+        raise InvalidImage(f"content-type {kind[:60]!r} is no picture; send a JPEG or PNG with curl's --data-binary")
     if not ask.body:
-        raise InvalidInput("the request holds no picture; send a JPEG or PNG with curl's --data-binary")
+        raise InvalidImage("the request holds no picture; send a JPEG or PNG with curl's --data-binary")
     said = _query(ask.query)
     frame = pb.Frame(model=model, camera=said.camera, encoded=ask.body, rotation=said.rotation)
     limits = {name: getattr(said, name) for name in ("score", "iou", "max_detections", "class_agnostic")}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from edged.api.http.exchange import Answer, failed
+from edged.errors import ErrorCode
 
 _GET, _POST, _BOTH = ("GET",), ("POST",), ("GET", "POST")
 
@@ -70,9 +71,10 @@ def find(method: str, path: str) -> Route | Answer:
             return Answer(HTTPStatus.NO_CONTENT, headers=allowed)
         if method not in _said(methods):
             message = f"{method[:20]} is not allowed here; use {methods[-1]}"
-            return failed(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed)
+            return failed(HTTPStatus.METHOD_NOT_ALLOWED, ErrorCode.UNSUPPORTED, message, allowed)
         return Route(what, names)
-    return failed(HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]!r}; see docs/http.md for what there is")
+    message = f"there is nothing at {path[:100]!r}; see docs/http.md for what there is"
+    return failed(HTTPStatus.NOT_FOUND, ErrorCode.NOT_FOUND, message)
 
 
 def _match(pattern: tuple[str, ...], parts: list[str]) -> dict[str, str] | None:

@@ -23,12 +23,12 @@ _HEAD_SECONDS = 10.0  # from the first byte of a request, or the beginning of a 
 _UNREAD_SECONDS = 20.0  # that a response may lie without a byte of it being read
 _IDLE_SECONDS = 30  # that a connection may stay between requests
 _MOST_CONNECTIONS = 256
-_FULL = b'{"error":"too many connections; close some and ask again"}'
+_FULL = b'{"error":"too many connections; close some and ask again","code":"OVERLOADED"}'
 _FULL_HEAD = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n"
     b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(_FULL)
 )
-_MALFORMED = b'{"error":"the request is no HTTP/1.1, or its head is too long"}'
+_MALFORMED = b'{"error":"the request is no HTTP/1.1, or its head is too long","code":"INVALID_REQUEST"}'
 
 
 class Connection(H11Protocol):

@@ -18,7 +18,7 @@ from edged.api.http import values
 from edged.api.http.exchange import JSON, Answer, Part
 from edged.api.http.long_lists import Piece, set_aside
 from edged.decoding import explain
-from edged.errors import InvalidInput
+from edged.errors import InvalidInput, InvalidTensor
 from edged.files import NOT_JSON
 from edged.proto import model_config_pb2
 from edged.proto import open_inference_pb2 as pb
@@ -109,7 +109,7 @@ def read(model: str, version: str, body: bytes, header_length: int | None) -> As
         elif _REGION not in each.parameters or each.text:
             raw.append(_typed(each, lists))
     if position != len(behind):
-        raise InvalidInput(f"{len(behind)} bytes lie behind the JSON, its inputs account for {position}")
+        raise InvalidTensor(f"{len(behind)} bytes lie behind the JSON, its inputs account for {position}")
     binary: dict[str, bool] = {}
     for output in said.outputs:
         asked = message.outputs.add(name=output.name)
@@ -195,9 +195,9 @@ def _decode_all(text: bytes) -> _Inference:
 
 def _add(message: pb.ModelInferRequest, said: _Input) -> None:
     if said.datatype not in DATATYPES:
-        raise InvalidInput(f"input {said.name!r} has datatype {said.datatype[:40]!r}, which the protocol does not know")
+        raise InvalidTensor(f"input {said.name!r} has datatype {said.datatype[:40]!r}, unknown to the protocol")
     if not all(-(1 << 63) <= dim < 1 << 63 for dim in said.shape):
-        raise InvalidInput(f"input {said.name!r} has an impossible shape")
+        raise InvalidTensor(f"input {said.name!r} has an impossible shape")
     tensor = message.inputs.add(name=said.name, datatype=said.datatype, shape=said.shape)
     _set(tensor.parameters, {k: v for k, v in said.parameters.items() if k != _SIZE}, f"input {said.name!r}")
 
@@ -206,9 +206,9 @@ def _binary(said: _Input, size: Parameter, behind: memoryview) -> memoryview:
     if said.text or _REGION in said.parameters:
         raise InvalidInput(_TWICE.format(said.name))
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise InvalidInput(f"input {said.name!r}: {_SIZE} is not a whole number from 0 on")
+        raise InvalidTensor(f"input {said.name!r}: {_SIZE} is not a whole number from 0 on")
     if size > len(behind):
-        raise InvalidInput(f"input {said.name!r} is said to have {size} bytes, {len(behind)} are left behind the JSON")
+        raise InvalidTensor(f"input {said.name!r} is said to have {size} bytes, {len(behind)} are left behind the JSON")
     return behind[:size]
 
 
@@ -216,7 +216,7 @@ def _typed(said: _Input, lists: Mapping[bytes, Piece]) -> Part:
     if _REGION in said.parameters:
         raise InvalidInput(_TWICE.format(said.name))
     if not said.text:
-        raise InvalidInput(f"input {said.name!r} has no values; give data, {_SIZE} or {_REGION}")
+        raise InvalidTensor(f"input {said.name!r} has no values; give data, {_SIZE} or {_REGION}")
     return values.read(said.name, said.datatype, said.shape, lists.get(said.text, said.text))
 
 
@@ -228,7 +228,7 @@ def _completed(shape: list[int], item: int, size: int, name: str) -> list[int]:
         free = free[1:]
     fixed = item * math.prod(dim for dim in shape if dim >= 0)
     if len(free) > 1:
-        raise InvalidInput(f"input {name!r} is {shape}, which the bytes alone do not tell; send JSON before them")
+        raise InvalidTensor(f"input {name!r} is {shape}, which the bytes alone do not tell; send JSON before them")
     if free and fixed:
         shape = [size // fixed if dim < 0 else dim for dim in shape]
     return shape

@@ -18,7 +18,7 @@ import numpy as np
 from edged import raw_contents
 from edged.api.http.long_lists import Piece
 from edged.decoding import explain
-from edged.errors import InvalidInput, TooLarge
+from edged.errors import InvalidTensor, TooLarge
 from edged.files import NOT_JSON
 from edged.tensors import Array, numpy_dtype
 
@@ -42,7 +42,7 @@ def read(name: str, datatype: str, shape: list[int], data: bytes | Piece) -> byt
     _require_json(f"input {name!r}", datatype)
     piece = data if isinstance(data, Piece) else Piece(data, 0, len(data))
     if not piece.text.startswith(b"[", piece.start):
-        raise InvalidInput(f"input {name!r}: data is not a list")
+        raise InvalidTensor(f"input {name!r}: data is not a list")
     if datatype == "BYTES":
         if len(piece) > _MOST_STRINGS:
             raise TooLarge(f"input {name!r} has {len(piece)} characters of JSON; send so many strings as binary data")
@@ -69,7 +69,7 @@ def _numbers(name: str, datatype: str, shape: list[int], piece: Piece) -> bytes 
         values[position : position + part.size] = part
         position += part.size
     if position != count or depth:
-        raise InvalidInput(f"input {name!r}: data is not a list of numbers with brackets that match")
+        raise InvalidTensor(f"input {name!r}: data is not a list of numbers with brackets that match")
     return values.view(np.uint8).data if values.size else b""
 
 
@@ -102,12 +102,12 @@ def has_bare_words(text: bytes) -> bool:
 
 def _require_json(tensor: str, datatype: str) -> None:
     if datatype in _JSON_LESS:
-        raise InvalidInput(f"{tensor} is {datatype}, which JSON cannot carry; use the binary tensor data extension")
+        raise InvalidTensor(f"{tensor} is {datatype}, which JSON cannot carry; use the binary tensor data extension")
 
 
 def _require_count(name: str, count: int, shape: list[int]) -> None:
     if any(dim < 0 for dim in shape) or count != math.prod(shape):
-        raise InvalidInput(f"input {name!r}: data holds {count} values, which is not what shape {shape[:16]} takes")
+        raise InvalidTensor(f"input {name!r}: data holds {count} values, which is not what shape {shape[:16]} takes")
 
 
 def _blocks(piece: Piece) -> Iterator[bytes]:
@@ -129,10 +129,10 @@ def _decoded(name: str, datatype: str, dtype: np.dtype[np.generic], block: bytes
                 return np.array(_real(block), np.float64).astype(dtype)
         wide = np.array(_whole.decode(block), np.uint64 if dtype.kind == "u" else np.int64)
     except (msgspec.DecodeError, OverflowError) as error:
-        raise InvalidInput(f"input {name!r} is {datatype}, and data holds something else: {explain(error)}") from None
+        raise InvalidTensor(f"input {name!r} is {datatype}, and data holds something else: {explain(error)}") from None
     bounds = np.iinfo(dtype.name)
     if wide.size and (int(wide.min()) < bounds.min or int(wide.max()) > bounds.max):
-        raise InvalidInput(f"input {name!r} has values that do not fit {datatype}")
+        raise InvalidTensor(f"input {name!r} has values that do not fit {datatype}")
     return wide.astype(dtype)
 
 
@@ -150,7 +150,7 @@ def _strings(name: str, text: bytes) -> list[bytes]:
     try:
         _flatten(_anything.decode(text), found, _DEEPEST)
     except (*NOT_JSON, TypeError):
-        raise InvalidInput(f"input {name!r} is BYTES; data has to hold strings") from None
+        raise InvalidTensor(f"input {name!r} is BYTES; data has to hold strings") from None
     return found
 
 
@@ -176,4 +176,4 @@ def _text(name: str, element: bytes) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError:
-        raise InvalidInput(f"output {name!r} is not UTF-8, which JSON needs; ask for binary_data") from None
+        raise InvalidTensor(f"output {name!r} is not UTF-8, which JSON needs; ask for binary_data") from None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from edged.backends.profile import PREFIX, Profile, Shape
-from edged.errors import InvalidInput
+from edged.errors import InvalidTensor
 from edged.models import shapes as model_shapes
 from edged.models.model import Model
 from edged.models.shapes import POLICY, Tie
@@ -40,13 +40,13 @@ class Bounds(msgspec.Struct, frozen=True):
             shape = shapes.get(allowed.name)
             if shape is not None and not allowed.contains(shape):
                 least, most = list(allowed.minimum), list(allowed.maximum)
-                raise InvalidInput(
+                raise InvalidTensor(
                     f"input {allowed.name!r} is {list(shape)[:16]}, the model takes {least} to {most} here;"
                     f" its setting {PREFIX}{allowed.name} widens that, {POLICY} = any lifts it"
                 )
         unequal = model_shapes.unequal(self.ties, shapes)
         if unequal:
-            raise InvalidInput(unequal)
+            raise InvalidTensor(unequal)
 
     def combination(self, inputs: tuple[InputTensor, ...]) -> Combination:
         """The shapes of a request that engines may be built for."""

@@ -24,7 +24,7 @@ from edged.api.inference.sequences import Sequences
 from edged.backends.contract import Signature
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
-from edged.errors import InvalidInput, Unsupported
+from edged.errors import InvalidInput, InvalidTensor, Unsupported
 from edged.models.model import Model
 from edged.models.sequencing import Sequencing
 from edged.serving.trace import Tracing
@@ -187,7 +187,7 @@ class Inference:
         if not missing:
             return None  # the client keeps it itself
         if not said.sequence:
-            raise InvalidInput(f"input {missing[0]!r} is missing; send it, or set sequence_id to have edged keep it")
+            raise InvalidTensor(f"input {missing[0]!r} is missing; send it, or set sequence_id to have edged keep it")
         return plan
 
 
@@ -242,8 +242,8 @@ def _rows(served: _Served, inputs: tuple[InputTensor, ...]) -> int | None:
         return None
     if len(counts) != 1:
         shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in inputs)
-        raise InvalidInput(f"the inputs of one request have unequal numbers of rows: {shapes}")
+        raise InvalidTensor(f"the inputs of one request have unequal numbers of rows: {shapes}")
     rows = counts.pop()
     if rows > most and said:
-        raise InvalidInput(f"the request has {rows} rows; model {served.model.name!r} takes {most} at a time")
+        raise InvalidTensor(f"the request has {rows} rows; model {served.model.name!r} takes {most} at a time")
     return rows or None

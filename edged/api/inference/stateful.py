@@ -14,7 +14,7 @@ from edged.api.inference.parameters import Options, SequenceId
 from edged.api.inference.sequences import Kept
 from edged.api.inference.sequences import State as KeptState
 from edged.backends.contract import Signature
-from edged.errors import InvalidInput, NotReady
+from edged.errors import InvalidInput, InvalidTensor, NotReady
 from edged.files import read_inside, status_inside
 from edged.models.sequencing import Sequencing
 from edged.models.triton_config import STATE_FOLDER, Control, State
@@ -75,7 +75,7 @@ class _Sizes:
             for dim, hint in zip(dims, hints, strict=True)
         )
         if math.prod(shape) > _MOST_ELEMENTS:
-            raise InvalidInput(f"input {spec.name!r} of the sequence would be {list(shape)}; send a smaller batch")
+            raise InvalidTensor(f"input {spec.name!r} of the sequence would be {list(shape)}; send a smaller batch")
         return shape
 
 
@@ -123,7 +123,7 @@ def _identifier(sequence: SequenceId, spec: TensorSpec, shape: tuple[int, ...]) 
     is_signed, bits = dtype.kind == "i", 8 * dtype.itemsize - (dtype.kind == "i")
     fits = isinstance(sequence, int) and -(is_signed << bits) <= sequence < 1 << bits
     if dtype.kind not in "iu" or not fits:
-        raise InvalidInput(
+        raise InvalidTensor(
             f"sequence_id {str(sequence)[:60]!r} does not fit input {spec.name!r}, which takes it as {spec.datatype}"
         )
     return np.full(shape, sequence, dtype).tobytes()

@@ -14,7 +14,7 @@ from edged.api.grpc.wire import Request
 from edged.api.inference.bounds import Bounds
 from edged.api.inference.parameters import Place, Wanted, place, wanted
 from edged.backends.contract import Signature
-from edged.errors import InvalidInput
+from edged.errors import InvalidTensor
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.work import Blob, InputTensor, Source
 from edged.tensors import DATATYPES, TensorSpec, byte_size, numpy_dtype
@@ -65,7 +65,7 @@ def inputs_of(
     carried, raw = places.count(None), iter(request.raw)
     if request.raw and len(request.raw) != carried:
         where = " that are not in shared memory" if carried < len(places) else ""
-        raise InvalidInput(
+        raise InvalidTensor(
             f"{carried} inputs{where} but {len(request.raw)} raw contents; send one raw entry for each of them"
         )
     shapes = {tensor.name: _shape(tensor, specs[tensor.name]) for tensor in message.inputs}
@@ -75,7 +75,7 @@ def inputs_of(
         spec, shape = specs[tensor.name], shapes[tensor.name]
         if (request.raw or found) and tensor.HasField("contents"):
             what = "raw and typed contents" if found is None else "contents and a place in shared memory"
-            raise InvalidInput(f"input {spec.name!r} has {what}; send one of them")
+            raise InvalidTensor(f"input {spec.name!r} has {what}; send one of them")
         if found is not None:
             data: Blob = _located(found, spec, shape, locate)
         elif request.raw:
@@ -98,27 +98,27 @@ def outputs_of(request: Request, signature: Signature) -> tuple[Wanted, ...]:
     known = {spec.name for spec in signature.outputs}
     for each in found:
         if each.name not in known:
-            raise InvalidInput(f"there is no output {each.name[:60]!r}; the model gives {_list(signature.outputs)}")
+            raise InvalidTensor(f"there is no output {each.name[:60]!r}; the model gives {_list(signature.outputs)}")
     return found
 
 
 def _require_names(names: list[str], signature: Signature, filled: Collection[str], admitted: Collection[str]) -> None:
     if len(set(names)) != len(names):
-        raise InvalidInput(f"input {Counter(names).most_common(1)[0][0][:60]!r} is given more than once")
+        raise InvalidTensor(f"input {Counter(names).most_common(1)[0][0][:60]!r} is given more than once")
     known = [spec.name for spec in signature.inputs]
     missing = next((name for name in known if name not in names and name not in filled), None)
     if missing is not None:
-        raise InvalidInput(f"input {missing!r} is missing; the model takes {_list(signature.inputs)}")
+        raise InvalidTensor(f"input {missing!r} is missing; the model takes {_list(signature.inputs)}")
     for name in names:
         if name not in admitted:
-            raise InvalidInput(f"there is no input {name[:60]!r}; the model takes {_list(signature.inputs)}")
+            raise InvalidTensor(f"there is no input {name[:60]!r}; the model takes {_list(signature.inputs)}")
         if name in filled:
-            raise InvalidInput(f"input {name!r} is filled in by edged in each request of a sequence; leave it out")
+            raise InvalidTensor(f"input {name!r} is filled in by edged in each request of a sequence; leave it out")
 
 
 def _located(where: Place, spec: TensorSpec, shape: tuple[int, ...], locate: Locate | None) -> Source:
     if locate is None:
-        raise InvalidInput(f"input {spec.name!r} is in shared memory, which is not read here; send its contents")
+        raise InvalidTensor(f"input {spec.name!r} is in shared memory, which is not read here; send its contents")
     source = locate(where, f"input {spec.name!r}")
     _require_size(spec, shape, where.size)
     return source
@@ -127,29 +127,29 @@ def _located(where: Place, spec: TensorSpec, shape: tuple[int, ...], locate: Loc
 def _shape(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec) -> tuple[int, ...]:
     if tensor.datatype != spec.datatype:
         given = tensor.datatype if tensor.datatype in DATATYPES else repr(tensor.datatype[:40])
-        raise InvalidInput(f"input {spec.name!r} is {spec.datatype}, the request says {given}")
+        raise InvalidTensor(f"input {spec.name!r} is {spec.datatype}, the request says {given}")
     shape = tuple(tensor.shape)
     sane = len(shape) <= _MAX_RANK and all(0 <= dim <= _MAX_ELEMENTS for dim in shape)
     if not sane or math.prod(shape) > _MAX_ELEMENTS:
-        raise InvalidInput(f"input {spec.name!r} has the impossible shape {list(shape)[:16]}")
+        raise InvalidTensor(f"input {spec.name!r} has the impossible shape {list(shape)[:16]}")
     if not spec.admits(shape):
-        raise InvalidInput(f"input {spec.name!r} is {list(spec.dims)}, the request says {list(shape)[:16]}")
+        raise InvalidTensor(f"input {spec.name!r} is {list(spec.dims)}, the request says {list(shape)[:16]}")
     return shape
 
 
 def _require_size(spec: TensorSpec, shape: tuple[int, ...], size: int) -> None:
     if spec.datatype != "BYTES" and size != byte_size(spec.datatype, shape):
         takes = f"{spec.datatype}{list(shape)[:16]} takes {byte_size(spec.datatype, shape)}"
-        raise InvalidInput(f"input {spec.name!r} holds {size} bytes, {takes}")
+        raise InvalidTensor(f"input {spec.name!r} holds {size} bytes, {takes}")
 
 
 def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shape: tuple[int, ...]) -> bytes:
     field = _TYPED.get(spec.datatype)
     if field is None:
-        raise InvalidInput(f"input {spec.name!r} is {spec.datatype}, which only raw contents can carry")
+        raise InvalidTensor(f"input {spec.name!r} is {spec.datatype}, which only raw contents can carry")
     values: Sequence[object] = getattr(tensor.contents, field)
     if len(values) != math.prod(shape):
-        raise InvalidInput(
+        raise InvalidTensor(
             f"input {spec.name!r} has {len(values)} values in {field}, shape {list(shape)} takes {math.prod(shape)}"
         )
     if spec.datatype == "BYTES":
@@ -160,7 +160,7 @@ def _typed(tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, shap
         wide[start : start + _BLOCK] = values[start : start + _BLOCK]
     narrow = wide.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(narrow, wide):
-        raise InvalidInput(f"input {spec.name!r} has values that do not fit {spec.datatype}")
+        raise InvalidTensor(f"input {spec.name!r} has values that do not fit {spec.datatype}")
     return narrow.tobytes()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from edged.backends.contract import Signature
 from edged.backends.trt.api import DATATYPES, Engine
-from edged.errors import EngineUnusable, InvalidInput, Unsuitable
+from edged.errors import EngineUnusable, InvalidTensor, Unsuitable
 from edged.tensors import Array, TensorSpec, numpy_dtype
 
 Shape: TypeAlias = tuple[int, ...]
@@ -46,12 +46,12 @@ class Tensors(msgspec.Struct, frozen=True):
         for tensor in self.inputs:
             found = inputs[tensor.name].dtype
             if found != tensor.dtype:
-                raise InvalidInput(f"input {tensor.name!r} is {found}; the engine takes {tensor.dtype}")
+                raise InvalidTensor(f"input {tensor.name!r} is {found}; the engine takes {tensor.dtype}")
         shapes = [inputs[tensor.name].shape for tensor in self.inputs]
         for profile in range(len(self.inputs[0].bounds) if self.inputs else 1):
             if all(_within(s, t.bounds[profile]) for s, t in zip(shapes, self.inputs, strict=True)):
                 return profile
-        raise InvalidInput(self._refusal(shapes))
+        raise InvalidTensor(self._refusal(shapes))
 
     def _refusal(self, shapes: Sequence[Shape]) -> str:
         for shape, tensor in zip(shapes, self.inputs, strict=True):

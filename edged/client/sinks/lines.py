@@ -42,7 +42,11 @@ def encode(result: Result) -> bytes:
 def line(result: Result) -> dict[str, object]:
     """Roboflow's inference JSON with the camera, the frame's number and age, what was skipped and what failed;
     `classes` only of a classifier."""
-    error = None if result.error is None else {"code": result.error[0], "message": result.error[1]}
+    error = None
+    if result.error is not None:
+        error = {"code": result.error[0], "message": result.error[1]}
+        if result.error_code is not None:
+            error["reason"] = result.error_code.value
     return {
         "camera": result.camera,
         "model": result.model,

@@ -1,0 +1,88 @@
+"""Error codes: every class has one, every code is documented, and each arrives at clients."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import grpc
+import pytest
+
+from edged import errors
+from edged.api.grpc.status import describe, error_code, trailing
+from edged.client.status import to_edged
+from edged.errors import EdgedError, ErrorCode
+from edged.proto import status_pb2
+
+CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EdgedError)]
+DOCUMENTED = re.findall(r"^\| `([A-Z_]+)` \|", Path(__file__, "../../../docs/errors.md").resolve().read_text(), re.M)
+
+
+def test_error_codes_each_belong_to_a_class_and_to_a_line_of_the_documentation() -> None:
+    assert sorted(DOCUMENTED) == sorted(code.value for code in ErrorCode)
+    assert {kind.code for kind in CLASSES} == set(ErrorCode)
+    assert all(code.name == code.value for code in ErrorCode)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_error_sent_over_grpc_arrives_with_code_and_a_class_that_handlers_of_its_status_catch(
+    kind: type[EdgedError],
+) -> None:
+    sent = kind("it failed")
+    status, message = describe(sent)
+    arrived = to_edged(status, message, "unix:/x", trailing(sent, status, message))
+    assert (arrived.code, arrived.message) == (sent.code, "it failed")
+    assert isinstance(arrived, type(to_edged(status, message, "unix:/x"))) or type(arrived) is kind
+
+
+@pytest.mark.parametrize("kind", [errors.ModelNotFound, errors.InvalidTensor, errors.TooLarge, errors.OutOfSpace])
+def test_to_edged_known_code_raises_the_exact_class(kind: type[EdgedError]) -> None:
+    status, message = describe(kind("no"))
+    assert type(to_edged(status, message, "unix:/x", trailing(kind("no"), status, message))) is kind
+
+
+def test_trailing_is_a_google_rpc_status_with_error_info() -> None:
+    error = errors.ModelNotFound("no such model")
+    ((name, value),) = trailing(error, grpc.StatusCode.NOT_FOUND, "no such model")
+    assert isinstance(value, bytes)
+    status = status_pb2.Status.FromString(value)
+    info = status_pb2.ErrorInfo.FromString(status.details[0].value)
+    assert (name, status.code, status.message) == ("grpc-status-details-bin", 5, "no such model")
+    assert status.details[0].type_url == "type.googleapis.com/google.rpc.ErrorInfo"
+    assert (info.reason, info.domain) == ("MODEL_NOT_FOUND", "edged")
+
+
+def test_trailing_client_limited_says_when_to_try_again() -> None:
+    metadata = dict(trailing(errors.ClientLimited("slow down", 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED, "slow down"))
+    assert metadata["grpc-retry-pushback-ms"] == "1500"
+
+
+def test_trailing_long_message_is_sent_once() -> None:
+    ((_, value),) = trailing(EdgedError("x"), grpc.StatusCode.INTERNAL, "x" * 5000)
+    assert len(value) < 200
+
+
+def test_error_code_of_an_unexpected_exception_is_internal() -> None:
+    assert error_code(ValueError("oops")) is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"\xff\xff",
+        "text",
+        b"",
+        status_pb2.Status(details=[status_pb2.Detail(type_url="other", value=b"\xff")]).SerializeToString(),
+        status_pb2.Status(
+            details=[
+                status_pb2.Detail(
+                    type_url="type.googleapis.com/google.rpc.ErrorInfo",
+                    value=status_pb2.ErrorInfo(reason="OF_THE_FUTURE", domain="edged").SerializeToString(),
+                )
+            ]
+        ).SerializeToString(),
+    ],
+)
+def test_to_edged_details_that_mean_nothing_here_leave_the_class_of_the_status(value: str | bytes) -> None:
+    error = to_edged(grpc.StatusCode.NOT_FOUND, "gone", "unix:/x", [("grpc-status-details-bin", value)])
+    assert (type(error), error.code) == (errors.NotFound, ErrorCode.NOT_FOUND)
