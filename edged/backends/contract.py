@@ -1,6 +1,6 @@
 """What a backend must do. Everything above this room knows a runtime only through these types.
 
-    build(order, out, tell)   one-shot child     model file  ->  files in an empty directory
+    build(order, out, ...)    one-shot child     model file  ->  files in an empty directory
     open(order)               engine host        those files ->  Session
     session.infer(...)        engine host        named arrays -> named arrays
 
@@ -9,7 +9,7 @@ A backend is stateless; a session has one owner, which calls it from one thread 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -163,6 +163,33 @@ class Staging(Session, Protocol):
         """As `infer`, of inputs that were staged."""
 
 
+class Graph(Protocol):
+    """A model's graph, as a builder looks at it."""
+
+    def nodes(self) -> Sequence[tuple[str, str]]:
+        """Name and operator of every node but constants, also of those inside other nodes."""
+
+    def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
+        """The number of layers by the precision that they compute in, and a note if none has the one asked for."""
+
+    def shape_work(self) -> frozenset[str]:
+        """Names of the nodes that compute with shapes alone."""
+
+
+class Graphs(Protocol):
+    """Reads and rewrites model files for builders. Implemented by `edged.jobs.engine_graph`: only jobs import the onnx
+    package. All raise EngineUnusable for a file that cannot be read.
+    """
+
+    def read(self, path: Path) -> Graph: ...
+
+    def write_named(self, source: Path, out: Path) -> Graph:
+        """Writes the model as `out`, every node with a name of its own and no initializer among the inputs."""
+
+    def with_inputs(self, source: Path, inputs: Set[str]) -> bytes:
+        """The model without other inputs than these."""
+
+
 class Backend(Protocol):
     """A runtime that can build and open engines."""
 
@@ -173,11 +200,14 @@ class Backend(Protocol):
     def version(self) -> str:
         """The version of the runtime that this process really loaded, as its package names it."""
 
-    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+    def build(
+        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+    ) -> Composition:
         """Writes the engine's files into the directory `out`, which has none yet; EngineUnusable when the runtime
         refuses.
 
-        Where the runtime says how far it is, `tell` is told, from 0 to 1. Unsuitable where no attempt would do better,
+        Where the runtime says how far it is, `tell` is told, from 0 to 1. `graphs` imports the onnx package, which most
+        builds do without. Unsuitable where no attempt would do better,
         OutOfSpace where the disk is full.
         """
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edged.backends.contract import Backend, Composition, Nodes, Order, Session
+from edged.backends.contract import Backend, Composition, Graphs, Nodes, Order, Session
 from edged.backends.profile import Profile
 from edged.errors import EngineUnusable, InvalidTensor
 from edged.tensors import Array, TensorSpec, numpy_dtype
@@ -63,7 +63,9 @@ class _Null:
     def version(self) -> str:
         return __version__
 
-    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+    def build(
+        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+    ) -> Composition:
         self.check(Path(order.model))
         (out / _BLOB).write_bytes(order.recipe.optimization.encode())
         return Composition()

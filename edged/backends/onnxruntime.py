@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edged.backends.contract import UNOPTIMISED, Backend, Composition, Operators, Order, Session
+from edged.backends.contract import UNOPTIMISED, Backend, Composition, Graphs, Operators, Order, Session
 from edged.backends.ort import device, placement, refusals, runtime
 from edged.backends.ort.placement import Placement
 from edged.backends.ort.runtime import create, session_options
@@ -37,22 +37,20 @@ class _OnnxRuntime:
     def version(self) -> str:
         return runtime.version()
 
-    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+    def build(
+        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+    ) -> Composition:
         where = runtime.provider(order.recipe)
         if not where.is_cpu:
-            return device.build(order, out, where)
+            return device.build(order, out, where, graphs())
         inputs = {spec.name for spec in order.signature.inputs}
         session, placed = _saved(order, out, order.model)
         if session.get_overridable_initializers():  # which may change from request to request, so nothing was folded
-            from edged.backends.ort import graph  # brings the onnx package
-
             del session
-            _, placed = _saved(order, out, graph.with_inputs(Path(order.model), inputs))
+            _, placed = _saved(order, out, graphs().with_inputs(Path(order.model), inputs))
         elif _lists_constants(out / _BLOB):
-            from edged.backends.ort import graph
-
-            graph.unlist_constants(out / _BLOB, inputs)
-        return _composition(placed, order.recipe.precision, out / _BLOB)
+            (out / _BLOB).write_bytes(graphs().with_inputs(out / _BLOB, inputs))
+        return _composition(placed, order.recipe.precision, out / _BLOB, graphs)
 
     def open(self, order: Order) -> Session:
         recipe, where = order.recipe, runtime.provider(order.recipe)
@@ -99,21 +97,18 @@ def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSessio
     return placement.made(options, lambda ready: create(model, ready))
 
 
-def _composition(placed: Placement, precision: str, saved: Path) -> Composition:
+def _composition(placed: Placement, precision: str, saved: Path, graphs: Callable[[], Graphs]) -> Composition:
     """What the optimiser made of the model. The saved graph is read only where it knows more than the runtime tells:
     the precision of its layers, and before ONNX Runtime 1.24 its operators."""
     is_named = all(node.operator for node in placed)
     if is_named and precision not in _OnnxRuntime.in_graph:
         return Composition(nodes=placement.counts(placed))
-    from edged.backends.onnx_graph import Model  # brings the onnx package
-    from edged.backends.ort import graph
-
     try:
-        model = Model.read(saved)
+        graph = graphs().read(saved)
     except EdgedError:  # for people to read; the engine is as good without
         return Composition(nodes=placement.counts(placed))
-    layers, notes = graph.layers(model, precision)
-    placed = placed if is_named else graph.everywhere(model, runtime.CPU_PROVIDER)
+    layers, notes = graph.layers(precision)
+    placed = placed if is_named else placement.everywhere(graph, runtime.CPU_PROVIDER)
     return Composition(layers=layers, nodes=placement.counts(placed), notes=notes)
 
 

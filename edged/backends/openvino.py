@@ -17,7 +17,7 @@ import numpy as np
 import openvino as ov
 
 from edged.backends import openvino_device, openvino_refusals
-from edged.backends.contract import Backend, Composition, Nodes, Order, Session, Signature, one_line
+from edged.backends.contract import Backend, Composition, Graphs, Nodes, Order, Session, Signature, one_line
 from edged.backends.openvino_layers import composition, kinds, nodes
 from edged.errors import EngineUnusable, Unsuitable
 from edged.tensors import Array
@@ -62,7 +62,9 @@ class _OpenVino:
     def version(self) -> str:
         return str(ov.__version__).partition("-")[0]  # the build's number and branch follow
 
-    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+    def build(
+        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+    ) -> Composition:
         core, recipe = ov.Core(), order.recipe
         device = openvino_device.find(core, recipe.device)
         _require_suitable(order, device)

@@ -7,16 +7,19 @@ definition in the model's own opset does not allow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, defs, helper, numpy_helper
 
-from edged.backends.onnx_graph import FLOAT, FLOAT16, Model, bodies, captured, replace_nodes
-from edged.backends.onnx_layers import QUANTISED, told
 from edged.errors import Unsuitable
-from edged.jobs.onnx_half_choice import Choice
+from edged.jobs.onnx_graph import FLOAT, FLOAT16, QUANTISED, Layers, Model, captured, describe_kept, replace_nodes
+from edged.jobs.onnx_walk import bodies
+from edged.tensors import Array
 
 _SUFFIXES = {FLOAT: "fp32", FLOAT16: "fp16"}
 
@@ -31,7 +34,7 @@ def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:
     if any(node.op_type in QUANTISED for node in model.graph.node):
         raise Unsuitable(f"{source.name} is quantised: casts would part its layers from their scales; build it as fp32")
     choice = Choice.of(model)
-    kept = told((model.graph.node[index].op_type, reason) for index, reason in choice.kept.items())
+    kept = describe_kept((model.graph.node[index].op_type, reason) for index, reason in choice.kept.items())
     if choice.nodes:
         halved = _Rewriter(model, choice).rewrite()
         model.write(out, lambda tensor: _halve(tensor) if tensor.name in halved else None)
@@ -138,3 +141,162 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
             _rename(body, names)
     for value in graph.output:
         value.name = names.get(value.name, value.name)
+
+
+_HALF = "tensor(float16)"
+_LARGEST = float(np.finfo(np.float16).max)
+# Sums and powers: what they compute, or compute with, leaves the range of float16 where values themselves do not.
+_WIDE = frozenset(("CumProd", "CumSum", "Det", "Exp", "Log", "LpNormalization", "MeanVarianceNormalization", "Pow")) | {
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+}
+# Positions, counts and choices: float16 has no odd number above 2048, and makes ties of what was in order. Scattering
+# may add, for which ONNX Runtime on the CPU has no float16.
+_EXACT = frozenset(("GridSample", "Mod", "NonMaxSuppression", "OneHot", "Range", "RoiAlign", "TopK")) | {
+    "ScatterElements",
+    "ScatterND",
+}
+# Where a constant beyond float16 is only a bound, so that infinity does as well.
+_BOUNDED = frozenset(("Clip", "Max", "Min", "Pad"))
+# What makes something small of anything, infinity included.
+_SATURATING = frozenset(("Erf", "HardSigmoid", "Sigmoid", "Tanh"))
+# What makes something small of anything that is finite.
+_LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softmax"}
+# Biases and means, by operator.
+_ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
+# What would lose at once what a node before it was kept in float32 for.
+_FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
+_UNHELD = "it works on what float16 cannot hold"
+_TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
+_SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales, whatever the definition of an opset allows
+
+
+class Slots(NamedTuple):
+    """Which inputs and which outputs of a node are float32 and may as well be float16."""
+
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """By index of the node: what becomes float16 of those that are to change, and why others that use float32 stay."""
+
+    nodes: dict[int, Slots]
+    kept: dict[int, str]
+
+    @classmethod
+    def of(cls, model: Model) -> Choice:
+        layers, nodes = Layers(model), model.graph.node
+        chosen: dict[int, Slots] = {}
+        kept: dict[int, str] = {}
+        delicate: set[str] = set()  # values that float16 cannot hold well
+        vast: set[str] = set()  # values that may be beyond it, since a constant that made them is
+        for index, node in enumerate(nodes):
+            if not _uses_float(node, model):
+                continue
+            if index not in layers.layers and index not in layers.between:
+                kept[index] = layers.place(index)
+            elif isinstance(slots := _slots(node, model), str):
+                kept[index] = slots
+            elif danger := _danger(node, model, slots, delicate, vast):
+                kept[index] = danger
+                delicate |= set(node.output)
+            else:
+                chosen[index] = slots
+            if index in kept and _makes_vast(node, model, vast):
+                vast |= {name for name in node.output if model.types.get(name) == FLOAT}
+        return cls(chosen, kept)
+
+
+def _uses_float(node: onnx.NodeProto, model: Model) -> bool:
+    return node.op_type != "Constant" and any(model.types.get(name) == FLOAT for name in (*node.input, *node.output))
+
+
+def _slots(node: onnx.NodeProto, model: Model) -> Slots | str:
+    """What may be float16 by the operator's definition in the model's opset; or why nothing may."""
+    if node.domain not in ("", "ai.onnx"):
+        return f"{node.domain} says nothing of its types"
+    if next(bodies(node), None) is not None:
+        return "it holds graphs of its own"
+    try:
+        schema = defs.get_schema(node.op_type, model.opset, "")
+    except defs.SchemaError:
+        return "it is unknown in this opset"
+    if node.op_type != "Cast" and any(attribute.name in _TYPE_ATTRIBUTES for attribute in node.attribute):
+        return "it names its own type"
+    if any(name and name not in model.types for name in (*node.input, *(set(node.output) & model.used))):
+        return "the types of its values are not known"
+    free = {entry.type_param_str for entry in schema.type_constraints if _HALF in entry.allowed_type_strs}
+    single = _SINGLE_SLOTS.get(node.op_type, ())
+    halves = enumerate(_free(node.input, schema.inputs, free, model))
+    inputs = tuple(may and slot not in single for slot, may in halves)
+    if not any(inputs):
+        return "it takes no float16 in this opset"
+    return Slots(inputs, _free(node.output, schema.outputs, free, model))
+
+
+def _free(
+    names: Sequence[str], declared: Sequence[defs.OpSchema.FormalParameter], free: set[str], model: Model
+) -> tuple[bool, ...]:
+    """For each value whether it is float32 and its parameter, the last of which may be variadic, is of a free type."""
+    parameters = [declared[min(slot, len(declared) - 1)] for slot in range(len(names))]
+    return tuple(
+        model.types.get(name) == FLOAT and parameter.type_str in free
+        for name, parameter in zip(names, parameters, strict=True)
+    )
+
+
+def _danger(node: onnx.NodeProto, model: Model, slots: Slots, delicate: set[str], vast: set[str]) -> str:
+    """Why float16 would harm what a node computes; empty when nothing says so."""
+    if node.op_type in _WIDE:
+        return "what it computes leaves the range of float16"
+    if node.op_type in _EXACT:
+        return "positions and choices must be exact"
+    unheld = delicate | vast if node.op_type in _FOLLOWERS else vast if node.op_type not in _SATURATING else set()
+    if not unheld.isdisjoint(node.input):
+        return _UNHELD
+    added = _ADDED.get(node.op_type, ())
+    for slot, name in enumerate(node.input):
+        tensor = model.constants.get(name)
+        if tensor is not None and slots.inputs[slot]:
+            loss = _loss(model.array(tensor), bounds=node.op_type in _BOUNDED, added=slot in added)
+            if loss:
+                return f"constant {name!r} holds {loss}"
+    return ""
+
+
+def _makes_vast(node: onnx.NodeProto, model: Model, vast: set[str]) -> bool:
+    """Whether what a node makes may be beyond float16: it takes what is, and neither limits it nor divides by it."""
+    if node.op_type in _LIMITING:
+        return False
+    takes = [name in vast or _is_vast_constant(name, node, model) for name in node.input]
+    return takes == [True, False] if node.op_type == "Div" else any(takes)
+
+
+def _is_vast_constant(name: str, node: onnx.NodeProto, model: Model) -> bool:
+    tensor = model.constants.get(name) if model.types.get(name) == FLOAT else None
+    return tensor is not None and node.op_type not in _BOUNDED and _largest(model.array(tensor)) > _LARGEST
+
+
+def _largest(array: Array) -> float:
+    size = np.abs(array)
+    return float(size.max(initial=0.0, where=np.isfinite(size)))
+
+
+def _loss(array: Array, bounds: bool, added: bool) -> str:
+    """What of a constant float16 cannot hold; empty when all that matters fits.
+
+    Small values beside large ones become zero without harm, and so do those that are only added to what the node
+    computes. Where all are small, such as an epsilon that guards a division, that is another matter.
+    """
+    largest = _largest(array)
+    if largest > _LARGEST:
+        return "" if bounds else f"{largest:.3g}, beyond float16"
+    if not added and abs(float(np.float16(largest)) - largest) > 0.1 * largest:
+        return f"nothing above {largest:.3g}, too small for float16"
+    return ""

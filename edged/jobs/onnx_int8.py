@@ -11,33 +11,22 @@ depthwise convolutions, whose channels differ in range while their common input 
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when the runtime is imported
-
 import numpy as np
 import onnx
-from onnxruntime import quantization
+import onnx.version_converter
+from onnx import helper
 
 from edged.backends.contract import one_line
-from edged.backends.onnx_graph import FLOAT, Model
-from edged.backends.onnx_layers import QUANTISED, Layers, told
+from edged.backends.ort import quantize as ort_quantize
 from edged.errors import EngineUnusable, Unsuitable
-from edged.jobs.onnx_prepare import prepare, restore_header
+from edged.jobs.onnx_graph import FLOAT, LAYERS, QUANTISED, Layers, Model, describe_kept, keep_inputs, replace_nodes
 from edged.tensors import Array
 
-_FORMS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # that every runtime has in int8
-_OPTIONS = {
-    "ActivationSymmetric": True,
-    "WeightSymmetric": True,
-    "AddQDQPairToWeight": True,  # TensorRT 8 takes no weights in int8
-    "QuantizeBias": False,  # which would be int32, and TensorRT takes none
-    "OpTypesToExcludeOutputQuantization": list(_FORMS),
-}
+_OPSET, _IR_VERSION = 13, 7  # the first whose QuantizeLinear takes a scale for each channel
 
 
 def to_int8(
@@ -57,10 +46,10 @@ def to_int8(
         if not chosen:
             raise Unsuitable(f"{source.name} has no layer that int8 would speed up; build it in another precision")
         made = work / "quantised.onnx"
-        _quantise(prepared, made, chosen, calibration)
+        ort_quantize.quantize(prepared, made, chosen, calibration)
         result = Model.read(made)
-        _check_result(result, chosen)
-        restore_header(result.proto, model.proto)
+        check_result(result, chosen)
+        _restore_header(result.proto, model.proto)
         result.write(out)
     return True, kept, notes
 
@@ -105,12 +94,12 @@ def _choose(model: Model) -> tuple[list[str], tuple[str, ...]]:
             kept.append((node.op_type, reason))
         else:
             chosen.append(node.name)
-    return chosen, told(kept)
+    return chosen, describe_kept(kept)
 
 
 def _obstacle(node: onnx.NodeProto, model: Model) -> str:
     """Why a layer cannot be quantised; empty when it can."""
-    if node.op_type not in _FORMS:
+    if node.op_type not in ort_quantize.FORMS:
         return "runtimes have no int8 form of it"
     weights = model.constants.get(node.input[1])
     if weights is None or weights.data_type != FLOAT or node.input[0] in model.constants:
@@ -132,43 +121,7 @@ def _attribute(node: onnx.NodeProto, name: str, default: float) -> float:
     return float(values[0]) if values else default
 
 
-class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # the library has no types
-    def __init__(self, calibration: Sequence[Mapping[str, Array]]) -> None:
-        self._samples = iter(calibration)
-
-    def get_next(self) -> dict[str, Array] | None:
-        sample = next(self._samples, None)
-        return None if sample is None else dict(sample)
-
-
-def _quantise(model: Path, out: Path, nodes: list[str], calibration: Sequence[Mapping[str, Array]]) -> None:
-    large = model.with_name(f"{model.name}.data").exists()
-    try:
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            # A layer without a finite range is told of by name afterwards; numpy would name a line of a library.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            quantization.quantize_static(
-                model,
-                out,
-                _Reader(calibration),
-                quant_format=quantization.QuantFormat.QDQ,
-                op_types_to_quantize=list(_FORMS),
-                per_channel=True,
-                activation_type=quantization.QuantType.QInt8,
-                weight_type=quantization.QuantType.QInt8,
-                nodes_to_quantize=nodes,
-                use_external_data_format=large,
-                calibrate_method=quantization.CalibrationMethod.MinMax,
-                extra_options=dict(_OPTIONS),
-            )
-    except MemoryError:  # which the child has words of its own for
-        raise
-    except Exception as error:  # of the runtime and of the library's Python, without a common base
-        reason = one_line(error)
-        raise EngineUnusable(f"the model cannot be quantised: {reason}; give other samples or fp16") from error
-
-
-def _check_result(model: Model, chosen: list[str]) -> None:
+def check_result(model: Model, chosen: list[str]) -> None:
     """EngineUnusable unless each chosen layer takes input and weights from Q/DQ pairs with scales that are numbers."""
     producers = {name: node for node in model.graph.node for name in node.output}
     layers = {node.name: node for node in model.graph.node}
@@ -180,3 +133,95 @@ def _check_result(model: Model, chosen: list[str]) -> None:
             scales = model.array(model.constants[pair.input[1]])
             if not np.all(np.isfinite(scales)) or not np.all(scales > 0):
                 raise EngineUnusable(f"layer {name} has no finite range on the calibration data; give other samples")
+
+
+# -- preparation and header -------------------------------------------------------------------------------------------
+
+
+def prepare(model: Model, work: Path) -> tuple[Path, tuple[str, ...]]:
+    """Writes the model, ready to be quantised, into the folder `work`; returns its path and notes on what changed.
+
+    Ready means: an opset that knows scales for each channel; batch normalisation and other constant arithmetic folded
+    into the weights; a name for every node; and no output that a layer uses as its input, since such an output would
+    be quantised too. It answers as the model does, which stays as it is.
+    """
+    notes: tuple[str, ...] = ()
+    proto = onnx.ModelProto.FromString(model.proto.SerializeToString())
+    ready = Model(proto, model.folder)
+    if model.opset < _OPSET:
+        ready = _raise_opset(ready, work)
+        notes = (f"opset raised from {model.opset} to {_OPSET}: before that Q/DQ knows no scales for each channel",)
+    keep_inputs(ready.proto, {value.name for value in ready.graph.input} - ready.constants.keys())
+    ready.proto.ir_version = max(ready.proto.ir_version, _IR_VERSION)
+    ready = _fold(ready, work)
+    _part_outputs(ready)
+    _name_nodes(ready)
+    helper.set_model_props(ready.proto, ort_quantize.PREPARED)
+    ready.write(work / "prepared.onnx")
+    return work / "prepared.onnx", notes
+
+
+def _raise_opset(model: Model, work: Path) -> Model:
+    old, new = work / "old.onnx", work / "new.onnx"
+    model.write(old)
+    try:
+        proto = onnx.version_converter.convert_version(onnx.load(str(old)), _OPSET)  # it wants the weights as well
+    except Exception as error:  # of C++, without a type
+        raise Unsuitable(f"the model's opset {model.opset} cannot be raised for int8: {one_line(error)}") from error
+    Model(proto, work).write(new)
+    return Model.read(new)
+
+
+def _fold(model: Model, work: Path) -> Model:
+    plain, folded = work / "plain.onnx", work / "folded.onnx"
+    model.write(plain)
+    ort_quantize.fold(plain, folded)
+    before, after = Model.read(plain), Model.read(folded)
+    is_foreign = {node.domain for node in after.graph.node} - {node.domain for node in before.graph.node}
+    return before if is_foreign else after  # an operator that only ONNX Runtime has is good for it alone
+
+
+def _part_outputs(model: Model) -> None:
+    """A layer whose input is an output of the model gets a copy of it: only that is quantised then."""
+    copies: dict[str, str] = {}
+    outputs = {value.name for value in model.graph.output}
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type in LAYERS and node.input[0] in outputs:
+            name = node.input[0]
+            if name not in copies:
+                copies[name] = model.new_name(f"{name}.copy")
+                nodes.append(helper.make_node("Identity", [name], [copies[name]]))
+            node.input[0] = copies[name]
+        nodes.append(node)
+    replace_nodes(model.graph, nodes)
+
+
+def _name_nodes(model: Model) -> None:
+    """Nodes are chosen by name, which exporters may leave away or give twice."""
+    seen: set[str] = set()
+    for node in model.graph.node:
+        if not node.name or node.name in seen:
+            node.name = model.new_name(node.op_type)
+        seen.add(node.name)
+
+
+def _restore_header(proto: onnx.ModelProto, source: onnx.ModelProto) -> None:
+    """Gives a model the declarations, metadata and, as far as its operators allow, the versions of another."""
+    opset = max(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
+    used = {node.domain for node in proto.graph.node}
+    imports = [
+        helper.make_opsetid(e.domain, e.version) for e in source.opset_import if e.domain in used - {"", "ai.onnx"}
+    ]
+    del proto.opset_import[:]
+    proto.opset_import.extend([helper.make_opsetid("", opset), *imports])
+    proto.ir_version = max(source.ir_version, helper.find_min_ir_version_for(list(proto.opset_import), True))
+    for field in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        setattr(proto, field, getattr(source, field))
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(source.metadata_props)
+    constants = {tensor.name for tensor in source.graph.initializer}
+    proto.graph.name = source.graph.name
+    del proto.graph.input[:], proto.graph.output[:], proto.graph.value_info[:]
+    proto.graph.input.extend(value for value in source.graph.input if value.name not in constants)
+    proto.graph.output.extend(source.graph.output)

@@ -14,7 +14,7 @@ import msgspec
 
 from edged.backends import registry
 from edged.backends.artefact import Artefact
-from edged.backends.contract import Backend, Composition, Order, Session, Signature
+from edged.backends.contract import Backend, Composition, Graphs, Order, Session, Signature
 from edged.backends.profile import PREFIX
 from edged.errors import InvalidInput, Superseded, Unsuitable
 from edged.ipc import job_messages as jobs
@@ -99,7 +99,14 @@ def _build(job: jobs.Build, tell: Tell) -> jobs.Built:
 
 def _run(backend: Backend, order: Order, out: Path, tell: Tell) -> Composition:
     tell(jobs.Progress("building"))
-    return backend.build(order, out, lambda fraction: tell(jobs.Progress("building", fraction)))
+    return backend.build(order, out, lambda fraction: tell(jobs.Progress("building", fraction)), load_graphs)
+
+
+def load_graphs() -> Graphs:
+    """What builders rewrite graphs with; imports the onnx package."""
+    from edged.jobs import engine_graph
+
+    return engine_graph
 
 
 def _make_golden(job: jobs.MakeGolden, tell: Tell) -> jobs.MadeGolden:

@@ -16,6 +16,7 @@ from edged.backends.artefact import Artefact
 from edged.backends.contract import UNOPTIMISED, Composition, Order, Recipe, Session
 from edged.errors import EngineUnusable
 from edged.jobs.precision import Precision, convert
+from edged.jobs.tasks import load_graphs
 from edged.tensors import Array, numpy_dtype
 from tests import models
 from tests.gpu.conftest import Gpu
@@ -45,7 +46,7 @@ def build(folder: Path, proto: onnx.ModelProto, precision: str = "fp32", **more:
         (folder / precision).mkdir()
         made = convert(path, precision, folder / precision / "model.onnx", SAMPLES)  # type: ignore[arg-type]
         order = msgspec.structs.replace(order, model=made.path)
-    composition = registry.load("onnxruntime").build(order, out, lambda fraction: None)
+    composition = registry.load("onnxruntime").build(order, out, lambda fraction: None, load_graphs)
     return msgspec.structs.replace(order, artefact=Artefact.seal(out)), composition
 
 
@@ -146,7 +147,7 @@ def test_weights_beside_the_model_are_part_of_the_engine(tmp_path: Path) -> None
     out.mkdir()
     signature = models.signature(models.matmul(columns=5000))
     order = Order(str(path), signature, recipe, external=("deep/weights.bin",))
-    registry.load("onnxruntime").build(order, out, lambda fraction: None)
+    registry.load("onnxruntime").build(order, out, lambda fraction: None, load_graphs)
     path.unlink()
     (path.parent / "deep" / "weights.bin").unlink()
     x = np.float32([[1, 2, 3, 4]])

@@ -117,7 +117,7 @@ def order(path, **more):
 def attempt(path, out, capability="8.6"):
     Path(out).mkdir(exist_ok=True)
     try:
-        BACKEND.build(order(path, capability=capability), Path(out), lambda share: None)
+        BACKEND.build(order(path, capability=capability), Path(out), lambda share: None, load_graphs)
     except EdgedError as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -18,6 +18,7 @@ from edged.backends.artefact import Artefact, FileRecord
 from edged.backends.contract import Order, Recipe
 from edged.config.limits import HostLimits
 from edged.errors import DeadlineExceeded
+from edged.jobs.tasks import load_graphs
 from edged.models.limits import Bounds
 from edged.serving.crash_attribution import EngineId
 from edged.serving.link import HostLink, Tenant
@@ -42,7 +43,7 @@ def built(proto: ModelProto, folder: Path) -> Order:
     out.mkdir(parents=True)
     path = models.save(proto, folder / "model.onnx")
     order = Order(str(path), models.signature(proto), Recipe("openvino"))
-    registry.load("openvino").build(order, out, lambda progress: None)
+    registry.load("openvino").build(order, out, lambda progress: None, load_graphs)
     files = {f.name: FileRecord(hashlib.sha256(f.read_bytes()).hexdigest(), f.stat().st_size) for f in out.iterdir()}
     return msgspec.structs.replace(order, artefact=Artefact(str(out), files))
 

@@ -13,6 +13,7 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import UNOPTIMISED, Backend, Order, Recipe, Session, Signature, one_line
 from edged.errors import EngineDamaged, EngineUnusable, InvalidInput, Unsupported
+from edged.jobs.tasks import load_graphs
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from tests import models
 
@@ -35,7 +36,7 @@ def build(folder: Path, proto: onnx.ModelProto, recipe: Recipe) -> Order:
     wanted = order(folder, proto, recipe)
     out = folder / "engine"
     out.mkdir(parents=True)
-    registry.load(recipe.backend).build(wanted, out, untold)
+    registry.load(recipe.backend).build(wanted, out, untold, load_graphs)
     return Order(wanted.model, wanted.signature, recipe, Artefact.seal(out))
 
 
@@ -103,7 +104,7 @@ def test_build_model_that_lists_its_initializers_as_inputs_folds_them(
     out.mkdir()
     backend, recipe = registry.load("onnxruntime"), Recipe("onnxruntime")
     wanted = Order(str(path), signature, recipe, external=("w.bin",) if is_external else ())
-    backend.build(wanted, out, untold)
+    backend.build(wanted, out, untold, load_graphs)
     made = onnx.load(out / "model.onnx", load_external_data=False).graph
     assert [value.name for value in made.input] == ["x"]
     assert not {"w", "v"} & {name for node in made.node for name in node.input}
@@ -218,7 +219,7 @@ def test_weights_beside_the_model_are_part_of_the_engine(tmp_path: Path, backend
     out = tmp_path / "out"
     out.mkdir()
     order = Order(str(path), models.signature(proto), Recipe(backend), external=("weights.bin",))
-    registry.load(backend).build(order, out, untold)
+    registry.load(backend).build(order, out, untold, load_graphs)
     x = np.float32([[1, 2, 3, 4]])
     expected = reference(tmp_path, proto).infer({"x": x})["y"]
     (path.parent / "weights.bin").write_bytes(bytes(16 * columns))  # what is there later must not matter
@@ -288,7 +289,7 @@ def _is_refused(backend: Backend, path: Path, folder: Path) -> None:
     (folder / "out").mkdir()
     wanted = Order(str(path), models.signature(models.identity()), Recipe(backend.name))
     with pytest.raises(EngineUnusable):
-        backend.build(wanted, folder / "out", untold)
+        backend.build(wanted, folder / "out", untold, load_graphs)
 
 
 @pytest.mark.parametrize("backend", REAL)

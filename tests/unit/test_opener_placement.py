@@ -11,6 +11,7 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import UNOPTIMISED, Nodes, Order, Placed, Recipe
 from edged.engines.opener import misplaced_nodes
+from edged.jobs.tasks import load_graphs
 from tests import models
 
 # ONNX Runtime 1.23, the last for Python 3.10, does not say which operators a session on the CPU has.
@@ -82,7 +83,7 @@ def test_every_session_of_an_engine_tells_where_its_nodes_run(backend: str, tmp_
     proto, recipe, out = models.conv(), Recipe(backend), tmp_path / "engine"
     out.mkdir()
     order = Order(str(models.save(proto, tmp_path / "model.onnx")), models.signature(proto), recipe)
-    recorded = registry.load(backend).build(order, out, lambda share: None)
+    recorded = registry.load(backend).build(order, out, lambda share: None, load_graphs)
     session = registry.load(backend).open(Order(order.model, order.signature, recipe, Artefact.seal(out)))
     assert isinstance(session, Placed)
     nodes = session.nodes()

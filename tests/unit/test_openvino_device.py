@@ -18,6 +18,7 @@ from edged.backends.contract import Order, Recipe
 from edged.device.root import Root
 from edged.errors import EngineUnusable, Unsuitable
 from edged.jobs.precision import convert
+from edged.jobs.tasks import load_graphs
 from tests import models
 from tests.unit import precision_models as nets
 
@@ -161,7 +162,7 @@ def build(folder: Path, proto: onnx.ModelProto, precision: str, path: str = "", 
     out.mkdir()
     path = path or str(models.save(proto, folder / "model.onnx"))
     order = Order(path, models.signature(proto), recipe(device, precision))
-    made = registry.load("openvino").build(order, out, lambda fraction: None)
+    made = registry.load("openvino").build(order, out, lambda fraction: None, load_graphs)
     return msgspec.structs.replace(order, artefact=Artefact.seal(out)), made
 
 

@@ -13,6 +13,7 @@ from edged.backends.cuda import numbering
 from edged.backends.ort import cuda, runtime
 from edged.backends.ort.runtime import CPU_PROVIDER, Provider, create, session_options
 from edged.errors import EngineUnusable, Unsuitable
+from edged.jobs.tasks import load_graphs
 from tests import models
 
 GPU = Provider(cuda.PROVIDER, {}, "cuda:0")
@@ -40,7 +41,7 @@ def test_without_the_provider_there_is_no_session_on_the_cpu_instead(tmp_path: P
     wanted = Order(str(path), models.signature(proto), Recipe("onnxruntime", device="cuda:0"))
     (tmp_path / "out").mkdir()
     with pytest.raises(Unsuitable, match=r"^this onnxruntime cannot use cuda:0; install onnxruntime-gpu"):
-        registry.load("onnxruntime").build(wanted, tmp_path / "out", lambda fraction: None)
+        registry.load("onnxruntime").build(wanted, tmp_path / "out", lambda fraction: None, load_graphs)
     with pytest.raises(Unsuitable, match="install onnxruntime-gpu"):
         create(wanted.model, session_options("all", 1), runtime.provider(wanted.recipe))
 

@@ -21,6 +21,7 @@ from edged.backends.ort.placement import PlacedNode, Placement
 from edged.backends.ort.runtime import CPU_PROVIDER, CpuForbidden, Provider, create
 from edged.backends.ort.session import DeviceSession
 from edged.errors import EngineDamaged, EngineUnusable, Unsuitable
+from edged.jobs.tasks import load_graphs
 from tests import models
 from tests.unit.test_ort_placement import node, number
 
@@ -97,7 +98,7 @@ def order(folder: Path, proto: onnx.ModelProto, **more: object) -> Order:
 
 def built(wanted: Order, out: Path) -> Order:
     out.mkdir(exist_ok=True)
-    registry.load("onnxruntime").build(wanted, out, lambda fraction: None)
+    registry.load("onnxruntime").build(wanted, out, lambda fraction: None, load_graphs)
     return msgspec.structs.replace(wanted, artefact=Artefact.seal(out))
 
 
@@ -109,7 +110,7 @@ def test_a_model_that_runs_wholly_on_the_device_is_built_and_opened_with_the_cpu
 ) -> None:
     wanted = order(tmp_path, models.conv())
     (tmp_path / "out").mkdir()
-    made = registry.load("onnxruntime").build(wanted, tmp_path / "out", lambda fraction: None)
+    made = registry.load("onnxruntime").build(wanted, tmp_path / "out", lambda fraction: None, load_graphs)
     assert made.nodes == {GPU.name: {"Conv": 1, "GlobalAveragePool": 1, "Relu": 1}}
     assert made.layers == {"fp32": 1}
     assert made.fallback == made.notes == ()
@@ -126,7 +127,9 @@ def test_a_model_that_runs_wholly_on_the_device_is_built_and_opened_with_the_cpu
 def test_what_the_device_lacks_is_told_and_what_only_computes_shapes_is_not(tmp_path: Path, gpu: Gpu) -> None:
     gpu.lacks = {"Relu", "Shape", "Gather", "Concat"}
     (tmp_path / "out").mkdir()
-    made = registry.load("onnxruntime").build(order(tmp_path, shapes()), tmp_path / "out", lambda fraction: None)
+    made = registry.load("onnxruntime").build(
+        order(tmp_path, shapes()), tmp_path / "out", lambda fraction: None, load_graphs
+    )
     assert made.nodes == {
         CPU_PROVIDER: {"Concat": 1, "Gather": 1, "Relu": 1, "Shape": 1},
         GPU.name: {"Reshape": 1},
@@ -140,7 +143,9 @@ def test_what_the_device_lacks_is_told_and_what_only_computes_shapes_is_not(tmp_
 def test_shape_work_alone_on_the_cpu_is_no_fallback(tmp_path: Path, gpu: Gpu, can_save: bool) -> None:
     gpu.lacks, gpu.can_save = {"Gather", "Concat"}, can_save
     (tmp_path / "out").mkdir()
-    made = registry.load("onnxruntime").build(order(tmp_path, shapes()), tmp_path / "out", lambda fraction: None)
+    made = registry.load("onnxruntime").build(
+        order(tmp_path, shapes()), tmp_path / "out", lambda fraction: None, load_graphs
+    )
     assert made.fallback == ()
     assert len(made.notes) == 1
 
@@ -223,5 +228,7 @@ def test_all_nodes_on_one_provider_of_an_older_runtime_are_those_of_the_graph(
     monkeypatch.setattr(placement, "made", made)
     monkeypatch.setattr(device, "create", lambda source, options, where: None)
     (tmp_path / "out").mkdir()
-    made_of = registry.load("onnxruntime").build(order(tmp_path, models.conv()), tmp_path / "out", lambda f: None)
+    made_of = registry.load("onnxruntime").build(
+        order(tmp_path, models.conv()), tmp_path / "out", lambda f: None, load_graphs
+    )
     assert made_of.nodes == {GPU.name: {"Conv": 1, "GlobalAveragePool": 1, "Relu": 1}}

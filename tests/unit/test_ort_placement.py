@@ -15,10 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edged.backends import registry
 from edged.backends.contract import Order, Recipe
-from edged.backends.onnx_graph import Model
-from edged.backends.ort import graph, placement
+from edged.backends.ort import placement
 from edged.backends.ort.placement import PlacedNode
 from edged.backends.ort.runtime import CPU, create, session_options
+from edged.jobs import engine_graph
+from edged.jobs.tasks import load_graphs
 from tests import models
 from tests.models import model, value
 
@@ -50,7 +51,7 @@ def shape_work(
 ) -> set[str]:
     inputs = inputs or (value("x", "FP32", ["n", 3, 4]),)
     proto = model(nodes, list(inputs), [value("y", "FP32", None)], constants)
-    return set(graph.shape_work(Model.read(models.save(proto, folder / "model.onnx"))))
+    return set(engine_graph.read(models.save(proto, folder / "model.onnx")).shape_work())
 
 
 # -- what the runtime tells -----------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ def test_a_cpu_engine_records_its_nodes(tmp_path: Path, make: object, expected: 
     proto = make()  # type: ignore[operator]
     order = Order(str(models.save(proto, tmp_path / "model.onnx")), models.signature(proto), Recipe("onnxruntime"))
     (tmp_path / "out").mkdir()
-    made = registry.load("onnxruntime").build(order, tmp_path / "out", lambda fraction: None)
+    made = registry.load("onnxruntime").build(order, tmp_path / "out", lambda fraction: None, load_graphs)
     assert list(made.nodes) == ["CPUExecutionProvider"]
     found = made.nodes["CPUExecutionProvider"]
     if placement._KEPT:
@@ -134,7 +135,7 @@ def test_every_node_has_a_name_of_its_own_also_in_bodies(tmp_path: Path) -> None
     for each in proto.graph.node:
         each.name = "same"
     out = tmp_path / "out.onnx"
-    graph.write_named(models.save(proto, tmp_path / "model.onnx"), out)
+    engine_graph.write_named(models.save(proto, tmp_path / "model.onnx"), out)
     body = next(n for n in onnx.load(out).graph.node if n.op_type == "Loop").attribute[0].g
     names = [n.name for n in (*onnx.load(out).graph.node, *body.node)]
     assert all(names)
@@ -146,7 +147,7 @@ def test_every_node_has_a_name_of_its_own_also_in_bodies(tmp_path: Path) -> None
 
 def test_write_named_model_that_lists_its_initializers_as_inputs_leaves_real_inputs(tmp_path: Path) -> None:
     out = tmp_path / "out.onnx"
-    graph.write_named(models.save(models.listed_initializers(), tmp_path / "model.onnx"), out)
+    engine_graph.write_named(models.save(models.listed_initializers(), tmp_path / "model.onnx"), out)
     assert [value.name for value in onnx.load(out).graph.input] == ["x"]
 
 
@@ -154,7 +155,7 @@ def test_weights_outside_are_written_beside_the_named_graph_in_one_file(tmp_path
     path = models.external(tmp_path / "model", "deep/weights.bin", columns=5000)
     out = tmp_path / "out" / "model.onnx"
     out.parent.mkdir()
-    graph.write_named(path, out)
+    engine_graph.write_named(path, out)
     assert sorted(file.name for file in out.parent.iterdir()) == ["model.onnx", "model.onnx.data"]
 
 

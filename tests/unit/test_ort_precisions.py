@@ -12,11 +12,12 @@ import pytest
 from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import Order, Recipe, Session
-from edged.backends.onnx_graph import Model
 from edged.backends.onnxruntime import BACKEND
-from edged.backends.ort import graph
 from edged.backends.ort.runtime import create, session_options
+from edged.jobs.engine_graph import EngineGraph
+from edged.jobs.onnx_graph import Model
 from edged.jobs.precision import Precision, convert
+from edged.jobs.tasks import load_graphs
 from tests import models
 from tests.unit import precision_models as nets
 
@@ -30,7 +31,7 @@ def engine(folder: Path, proto: onnx.ModelProto, precision: Precision, backend: 
     out.mkdir()
     made = convert(source, precision, graphs / "model.onnx", SAMPLES)
     order = Order(made.path, models.signature(proto), Recipe(backend, precision=precision))
-    composition = registry.load(backend).build(order, out, lambda fraction: None)
+    composition = registry.load(backend).build(order, out, lambda fraction: None, load_graphs)
     assert composition.fallback == ()
     for path in graphs.iterdir():
         path.unlink()
@@ -45,10 +46,10 @@ def test_a_converted_graph_answers_as_an_engine_as_it_did_as_a_graph(
     proto = make()  # type: ignore[operator]
     session = engine(tmp_path, proto, precision)
     out = tmp_path / "again.onnx"
-    graph = convert(tmp_path / "model.onnx", precision, out, SAMPLES)
+    converted = convert(tmp_path / "model.onnx", precision, out, SAMPLES)
     for seed in range(5):
         inputs = nets.picture(seed)
-        expected, found = nets.answers(graph.path, inputs), session.infer(inputs)
+        expected, found = nets.answers(converted.path, inputs), session.infer(inputs)
         assert found.keys() == expected.keys()
         for name, array in expected.items():
             assert found[name].dtype == array.dtype
@@ -58,8 +59,8 @@ def test_a_converted_graph_answers_as_an_engine_as_it_did_as_a_graph(
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_what_was_opened_again_answers_as_what_was_optimised(tmp_path: Path, precision: Precision) -> None:
     session = engine(tmp_path, nets.chain(), precision)
-    graph = convert(tmp_path / "model.onnx", precision, tmp_path / "again.onnx", SAMPLES)
-    fresh = create(graph.path, session_options("all", 0))
+    converted = convert(tmp_path / "model.onnx", precision, tmp_path / "again.onnx", SAMPLES)
+    fresh = create(converted.path, session_options("all", 0))
     for seed in range(3):
         inputs = nets.picture(seed)
         np.testing.assert_array_equal(session.infer(inputs)["y"], fresh.run(["y"], inputs)[0])
@@ -72,7 +73,7 @@ def test_a_composition_tells_in_which_precision_layers_really_compute(tmp_path: 
     out.mkdir()
     made = convert(nets.store(proto, tmp_path), "int8", graphs / "model.onnx", SAMPLES)
     order = Order(made.path, models.signature(proto), Recipe("onnxruntime", precision="int8"))
-    composition = BACKEND.build(order, out, lambda fraction: None)
+    composition = BACKEND.build(order, out, lambda fraction: None, load_graphs)
     saved = [node.op_type for node in onnx.load(out / "model.onnx").graph.node]
     assert sum(composition.layers.values()) == 4
     # Between these pairs and a ReLU the CPU's optimiser finds no layer that it has in integers; that may change.
@@ -97,9 +98,11 @@ def test_a_layers_precision_is_that_of_its_inputs(tmp_path: Path, inputs: dict[s
         nodes, [models.value(n, d, [4, 4]) for n, d in inputs.items()], [models.value("y", output, [4, 4])]
     )
     model = Model.read(models.save(proto, tmp_path / "model.onnx"))
-    assert graph.layers(model, expected) == ({expected: 1}, ())
+    assert EngineGraph(model).layers(expected) == ({expected: 1}, ())
     other = "fp32" if expected != "fp32" else "fp16"
-    assert graph.layers(model, other)[1] == (f"asked for {other}, ONNX Runtime computes its layers in {expected}",)
+    assert EngineGraph(model).layers(other)[1] == (
+        f"asked for {other}, ONNX Runtime computes its layers in {expected}",
+    )
 
 
 def test_the_backend_wants_its_graphs_converted() -> None:

@@ -13,11 +13,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edged.backends.onnx_graph import Model
 from edged.errors import EngineUnusable, Unsuitable
-from edged.jobs import onnx_prepare
-from edged.jobs.onnx_int8 import _check_result
-from edged.jobs.onnx_prepare import prepare
+from edged.jobs import onnx_int8
+from edged.jobs.onnx_graph import Model
+from edged.jobs.onnx_int8 import check_result, prepare
 from edged.jobs.precision import Calibration, Converted, calibration_digest, convert
 from tests import models
 from tests.models import model, value
@@ -261,7 +260,7 @@ def test_preparing_changes_no_answer(tmp_path: Path, proto: onnx.ModelProto) -> 
 
 def test_weights_in_constant_nodes_count_without_folding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime's folding is left away where it brings operators that only it has."""
-    monkeypatch.setattr(onnx_prepare, "_fold", lambda model, work: model)
+    monkeypatch.setattr(onnx_int8, "_fold", lambda model, work: model)
     between = [
         node("Relu", ["a"], ["r"]),
         node("Constant", [], ["w3"], value=nets.random("", 8, 8, 3, 3)),
@@ -298,16 +297,16 @@ def test_values_without_a_finite_range(tmp_path: Path) -> None:
 
 def test_a_result_that_is_not_what_was_asked_for(tmp_path: Path) -> None:
     _, out = quantise(nets.chain(3), tmp_path)
-    _check_result(Model.read(out), ["conv c0", "conv c1"])
+    check_result(Model.read(out), ["conv c0", "conv c1"])
     with pytest.raises(EngineUnusable, match="left layer conv y in float32"):
-        _check_result(Model.read(out), ["conv y"])
+        check_result(Model.read(out), ["conv y"])
     for scale in (np.nan, np.inf, 0.0):
         proto = onnx.load(out)
         name = next(n for n in proto.graph.node if n.op_type == "DequantizeLinear").input[1]
         tensor = next(t for t in proto.graph.initializer if t.name == name)
         tensor.CopyFrom(numpy_helper.from_array(np.full(tuple(tensor.dims), scale, np.float32), name))
         with pytest.raises(EngineUnusable, match="has no finite range"):
-            _check_result(Model(proto, tmp_path), ["conv c0", "conv c1"])
+            check_result(Model(proto, tmp_path), ["conv c0", "conv c1"])
 
 
 def test_a_layer_that_hears_only_zeros(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import onnx
 import pytest
 from onnx import helper
 
-from edged.backends import one_node, onnx_graph
+from edged.backends import one_node
 from edged.backends.contract import Order, Recipe, Signature
 from edged.backends.null import BACKEND
 from edged.backends.ort import refusals
 from edged.errors import EngineUnusable, NotTaken
 from edged.ipc import job_messages as jobs
-from edged.jobs import trial
+from edged.jobs import onnx_graph, trial
 from edged.models.finding import Category
 from edged.verification import reach
 from edged.verification.extent import Extent

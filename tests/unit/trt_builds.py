@@ -13,6 +13,7 @@ import pytest
 from edged.backends.contract import Composition, Order, Recipe, Signature
 from edged.backends.trt import load
 from edged.backends.trt.backend import TensorRt
+from edged.jobs.tasks import load_graphs
 from edged.tensors import TensorSpec
 from tests.fake_trt import Script, Trace, make
 
@@ -54,5 +55,5 @@ def build(
     backend = TensorRt("tensorrt", KINDS.get(generation, "TensorRT"), "libnone.so", trt)
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    made = backend.build(wanted or order(folder), out, (told if told is not None else []).append)
+    made = backend.build(wanted or order(folder), out, (told if told is not None else []).append, load_graphs)
     return made, trace

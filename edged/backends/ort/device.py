@@ -13,13 +13,12 @@ import contextlib
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import onnxruntime as ort
 
 from edged.backends.artefact import Artefact
-from edged.backends.contract import Composition, Order, Recipe
+from edged.backends.contract import Composition, Graph, Graphs, Order, Recipe
 from edged.backends.ort import placement, runtime
 from edged.backends.ort.placement import Placement
 from edged.backends.ort.runtime import CPU_PROVIDER, CpuForbidden, Provider, create, session_options
@@ -27,9 +26,6 @@ from edged.backends.ort.session import DeviceSession
 from edged.decoding import ready
 from edged.errors import EngineDamaged, EngineUnusable, Unsuitable
 from edged.files import NOT_JSON
-
-if TYPE_CHECKING:
-    from edged.backends.onnx_graph import Model
 
 _GRAPH = "model.onnx"
 _PLACED = "placement.json"
@@ -46,26 +42,24 @@ class Placed(msgspec.Struct, frozen=True):
     on_cpu: dict[str, int]
 
 
-def build(order: Order, out: Path, where: Provider) -> Composition:
+def build(order: Order, out: Path, where: Provider, graphs: Graphs) -> Composition:
     """Writes the engine and tells what runs where; Unsuitable when nothing of the model runs on the device."""
-    from edged.backends.ort.graph import everywhere, layers, shape_work, write_named  # brings the onnx package
-
-    model, recipe = write_named(Path(order.model), out / _GRAPH), order.recipe
+    graph, recipe = graphs.write_named(Path(order.model), out / _GRAPH), order.recipe
     source = str(out / _GRAPH)
     try:
         placed, is_whole = _try(source, recipe, where, whole=True)[1], True
-        parted = model
+        parted = graph
     except CpuForbidden:
         is_whole = False
-        placed, parted = _parted(source, recipe, where, out, model)
+        placed, parted = _parted(source, recipe, where, out, graph, graphs)
     if is_whole and not all(node.operator for node in placed):
-        placed = everywhere(model, where.name)
+        placed = placement.everywhere(graph, where.name)
     if not placement.on(placed, where.name):
         raise Unsuitable(f"none of the model's operators runs on {where.device}; leave it to the CPU")
     on_cpu = placement.on(placed)
     (out / _PLACED).write_bytes(msgspec.json.encode(Placed(where.name, is_whole, dict(on_cpu))))
-    counts, notes = layers(model, recipe.precision)
-    made = _composition(placed, shape_work(parted) if on_cpu else frozenset(), is_whole)
+    counts, notes = graph.layers(recipe.precision)
+    made = _composition(placed, parted.shape_work() if on_cpu else frozenset(), is_whole)
     return msgspec.structs.replace(made, layers=counts, notes=(*notes, *made.notes))
 
 
@@ -114,17 +108,17 @@ def _try(
     return placement.made(options, lambda ready: create(source, ready, where), matters=matters)
 
 
-def _parted(source: str, recipe: Recipe, where: Provider, out: Path, model: Model) -> tuple[Placement, Model]:
+def _parted(
+    source: str, recipe: Recipe, where: Provider, out: Path, graph: Graph, graphs: Graphs
+) -> tuple[Placement, Graph]:
     """Where the nodes run, and the graph that they were then in: the optimiser makes and renames some before it parts
     them. Providers that compile their part cannot save it; the model as it was given then stands for it."""
-    from edged.backends.onnx_graph import Model as Saved
-
     with tempfile.TemporaryDirectory(prefix=".placed-", dir=out) as folder:
         save = Path(folder) / _GRAPH
         with contextlib.suppress(EngineUnusable):
             placed = _try(source, recipe, where, whole=False, save=save)[1]
-            return placed, Saved.read(save)
-    return _try(source, recipe, where, whole=False)[1], model
+            return placed, graphs.read(save)
+    return _try(source, recipe, where, whole=False)[1], graph
 
 
 def _composition(placed: Placement, shape_work: frozenset[str], is_whole: bool) -> Composition:

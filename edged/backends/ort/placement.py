@@ -18,7 +18,7 @@ from typing import BinaryIO, TypeAlias
 import msgspec
 import onnxruntime as ort
 
-from edged.backends.contract import Nodes
+from edged.backends.contract import Graph, Nodes
 from edged.backends.ort.runtime import CPU_PROVIDER
 
 # Whether sessions keep it.
@@ -82,6 +82,11 @@ def opened(
     """As `made`, for a session whose providers leave no choice: where nothing else is told, these are."""
     session, placed = made(options, make, matters=False)
     return session, counts(placed) or {name: {} for name in session.get_providers()}
+
+
+def everywhere(graph: Graph, provider: str) -> Placement:
+    """The placement of a graph that one provider runs wholly."""
+    return tuple(PlacedNode(provider, name, operator) for name, operator in graph.nodes())
 
 
 def counts(placement: Placement) -> Nodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from edged.backends.contract import Composition, Order, Session
+from edged.backends.contract import Composition, Graphs, Order, Session
 from edged.backends.trt import build
 from edged.backends.trt.api import Trt, version
 from edged.backends.trt.log import Log
@@ -24,7 +24,9 @@ class TensorRt:
     def version(self) -> str:
         return version(self._trt, self._library)
 
-    def build(self, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
+    def build(
+        self, order: Order, out: Path, tell: Callable[[float], None], graphs: Callable[[], Graphs]
+    ) -> Composition:
         return build.build(self._trt, self._kind, self.version(), order, out, tell)
 
     def open(self, order: Order) -> Session:

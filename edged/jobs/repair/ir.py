@@ -11,8 +11,8 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
 from edged import packages
-from edged.backends.onnx_graph import bodies
 from edged.errors import Unsuitable
+from edged.jobs.onnx_walk import bodies
 
 _OLDEST = 4  # since which constants need not be inputs as well
 # What a version brought that older readers do not know. Element types by their names in onnx.TensorProto.

@@ -20,8 +20,9 @@ import onnx.version_converter
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from edged import packages
-from edged.backends.onnx_graph import bodies, replace_nodes
 from edged.errors import Unsuitable
+from edged.jobs.onnx_graph import replace_nodes
+from edged.jobs.onnx_walk import bodies
 from edged.jobs.repair.alone import Scope, changed, small_constants
 from edged.jobs.repair.definitions import Likeness, likeness, schema
 from edged.jobs.repair.rewrites import REWRITES

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +21,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from edged.backends.contract import one_line
 from edged.errors import EngineUnusable, Unsuitable
+from edged.jobs.onnx_walk import bodies
 
 FLOAT, FLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16)
 _OLDEST_OPSET = 6  # before it, Cast named types by text
@@ -121,14 +123,6 @@ def keep_inputs(proto: onnx.ModelProto, names: Set[str]) -> None:
     del proto.graph.input[:]
     proto.graph.input.extend(kept)
     proto.ir_version = max(proto.ir_version, _CONSTANTS_APART)
-
-
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs that a node holds itself, such as the branches of an If."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def captured(node: onnx.NodeProto) -> set[str]:
@@ -246,3 +240,84 @@ def _put_outside(tensor: TensorProto, file: BinaryIO, location: str) -> None:
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in entries.items():
         tensor.external_data.add(key=key, value=str(value))
+
+
+LAYERS = frozenset(
+    ("Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
+)
+_INTEGER = frozenset(("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"))
+QUANTISED = frozenset(("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")) | _INTEGER
+# A detector may compute the mean of a distribution with a convolution of some 16 weights: no layer, but box decoding.
+_LEAST_WEIGHTS = 64
+# Inputs that are positions, by operator: they may be as large as a picture has pixels, and nothing is learnt there.
+_POSITIONS = {"RoiAlign": (1, 2), "GridSample": (1,), "Resize": (1, 2, 3), "Upsample": (1,)}
+
+
+class Layers:
+    """Which nodes of a sorted graph another precision is worth its loss for, as sets of indexes of nodes.
+
+    Nearly all time goes into `layers`, which have weights. `between` are nodes that carry float32 values from one
+    layer to another: precision should not change there on the way. `last` are layers that no other layer depends on:
+    behind them boxes are decoded and scores computed, which is little work on values whose last digits matter.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._nodes = model, list(model.graph.node)
+        self.layers = frozenset(index for index, node in enumerate(self._nodes) if self._is_layer(node))
+        needed, made = self._inputs_of_layers(), self._results_of_layers()
+        self.between = frozenset(
+            index
+            for index, node in enumerate(self._nodes)
+            if index not in self.layers and not made.isdisjoint(_uses(node)) and not needed.isdisjoint(node.output)
+        )
+        self.last = frozenset(index for index in self.layers if needed.isdisjoint(self._nodes[index].output))
+        self._before = frozenset(
+            index
+            for index, node in enumerate(self._nodes)
+            if made.isdisjoint(_uses(node)) and not needed.isdisjoint(node.output)
+        )
+
+    def place(self, index: int) -> str:
+        """Where a node is that is neither a layer nor between two, in words."""
+        return "before the first layer" if index in self._before else "after the last layer"
+
+    def _is_layer(self, node: onnx.NodeProto) -> bool:
+        if node.op_type not in LAYERS or node.domain not in ("", "ai.onnx"):
+            return False
+        counts = [self._model.element_count(name) for name in node.input[:2]]
+        return max((count for count in counts if count is not None), default=_LEAST_WEIGHTS) >= _LEAST_WEIGHTS
+
+    def _inputs_of_layers(self) -> set[str]:
+        """Every float32 value that some layer is computed from."""
+        needed: set[str] = set()
+        for index in reversed(range(len(self._nodes))):
+            node = self._nodes[index]
+            if index in self.layers or not needed.isdisjoint(node.output):
+                needed |= set(self._floats(self._values(node)))
+        return needed
+
+    def _results_of_layers(self) -> set[str]:
+        """Every float32 value that is computed from a layer's outputs."""
+        made: set[str] = set()
+        for index, node in enumerate(self._nodes):
+            if index in self.layers or not made.isdisjoint(_uses(node)):
+                made |= set(self._floats(node.output))
+        return made
+
+    def _values(self, node: onnx.NodeProto) -> Iterator[str]:
+        positions = _POSITIONS.get(node.op_type, ())
+        yield from (name for slot, name in enumerate(node.input) if slot not in positions)
+        yield from captured(node)
+
+    def _floats(self, names: Iterable[str]) -> Iterator[str]:
+        return (name for name in names if self._model.types.get(name) == FLOAT)
+
+
+def _uses(node: onnx.NodeProto) -> set[str]:
+    return {*node.input, *captured(node)}
+
+
+def describe_kept(kept: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return a line for each operator and reason why it was kept as it is, with the count."""
+    counts = Counter(kept).items()
+    return tuple(f"{op}{f' x{count}' if count > 1 else ''}: {reason}" for (op, reason), count in counts)

@@ -1,0 +1,115 @@
+"""Reads and rewrites graphs for builders, as `edged.backends.contract.Graphs`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from edged.jobs.onnx_graph import Model, captured, keep_inputs, read_proto
+from edged.jobs.onnx_walk import bodies
+
+_Graph: TypeAlias = Any  # onnx.GraphProto; the package has no types
+_Node: TypeAlias = Any  # onnx.NodeProto
+# The only operators that make a host's number out of a device's tensor without looking at its values.
+_SHAPES = frozenset({"Shape", "Size"})
+# What nearly all of a network's time is spent in, also fused or quantised: FusedConv, QLinearMatMul, QGemm, ...
+_LAYERS = ("Conv", "Gemm", "MatMul")
+# Precisions of those by an element type (onnx.TensorProto.DataType) that one of their inputs has, the decisive first.
+_PRECISIONS = {2: "int8", 3: "int8", 10: "fp16", 16: "bf16", 1: "fp32", 11: "fp64"}
+
+
+def read(path: Path) -> EngineGraph:
+    """The graph of a model; EngineUnusable or Unsuitable when it cannot be read."""
+    return EngineGraph(Model.read(path))
+
+
+def write_named(source: Path, out: Path) -> EngineGraph:
+    """Writes the model as `out`, with weights in one file beside it if it had any outside, every node named, and no
+    initializer among the inputs.
+
+    Exporters may leave nodes without names or give one name to several; ONNX Runtime tells only by name which node
+    runs where. EngineUnusable or Unsuitable when the model cannot be read.
+    """
+    model = Model.read(source)
+    keep_inputs(model.proto, {value.name for value in model.graph.input} - model.constants.keys())
+    taken: set[str] = set()
+    for node in _nodes(model.graph):
+        if not node.name or node.name in taken:
+            node.name = model.new_name(node.op_type)
+        taken.add(node.name)
+    model.write(out)
+    return EngineGraph(model)
+
+
+def with_inputs(source: Path, inputs: Set[str]) -> bytes:
+    """The model without other inputs than these, its weights left where they are; EngineUnusable if it cannot be read.
+
+    The IR version is raised to one in which constants are not inputs: ONNX Runtime keeps the input of an initializer
+    that it merged with an equal one, and its saved graph, opened again, would want a value for it.
+    """
+    proto = read_proto(source)
+    keep_inputs(proto, inputs)
+    data: bytes = proto.SerializeToString()
+    return data
+
+
+class EngineGraph:
+    """See `edged.backends.contract.Graph`."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def nodes(self) -> Sequence[tuple[str, str]]:
+        # Constants are not run: a session has them as weights.
+        return [(node.name, node.op_type) for node in _nodes(self._model.graph) if node.op_type != "Constant"]
+
+    def layers(self, precision: str) -> tuple[dict[str, int], tuple[str, ...]]:
+        """See the contract. A quantised graph is only a wish: a runtime that has no kernel for int8 computes the layer
+        between DequantizeLinear and QuantizeLinear in floating point."""
+        counts: Counter[str] = Counter()
+        for node in _nodes(self._model.graph):
+            if any(kind in node.op_type for kind in _LAYERS):
+                types = {self._model.types.get(name, 0) for name in node.input}
+                counts.update([found] if (found := next((p for t, p in _PRECISIONS.items() if t in types), "")) else [])
+        if not counts or precision in counts or precision == "tf32":
+            return dict(sorted(counts.items())), ()
+        mostly = max(counts, key=lambda name: counts[name])
+        return dict(counts), (f"asked for {precision}, ONNX Runtime computes its layers in {mostly}",)
+
+    def shape_work(self) -> frozenset[str]:
+        """Names of the nodes all of whose inputs were computed from sizes of tensors.
+
+        ONNX Runtime puts these on the CPU on purpose even if the device has a kernel: Shape and Size leave their result
+        in the host's memory, and what only continues from there (Gather, Concat, Mul, Cast, ... of a few numbers)
+        costs less there than the two copies to the device and back. A node that reads values of a picture, however
+        small, is not shape work; if it runs on the CPU, the device waits for it. A node that reads nothing but weights
+        is not shape work either.
+        """
+        return frozenset(_shape_nodes(self._model.graph, set(), set(self._model.constants)))
+
+
+def _shape_nodes(graph: _Graph, sizes: set[str], constants: set[str]) -> Iterator[str]:
+    """`sizes` and `constants` are values that are known to be such outside and visible here."""
+    sizes, constants = set(sizes), constants | {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            constants.update(node.output)
+            continue
+        read = {name for name in node.input if name} | captured(node)
+        is_shape_work = node.op_type in _SHAPES or (read <= sizes | constants and not read <= constants)
+        if is_shape_work:
+            sizes.update(node.output)
+            yield node.name
+        for body in bodies(node):
+            # The number of the turn and whether to go on are the host's to begin with.
+            turn = {value.name for value in body.input[:2]} if node.op_type == "Loop" else set()
+            yield from _shape_nodes(body, sizes | turn, constants)
+
+
+def _nodes(graph: _Graph) -> Iterator[_Node]:
+    for node in graph.node:
+        yield node
+        for body in bodies(node):
+            yield from _nodes(body)
