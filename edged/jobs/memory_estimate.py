@@ -9,7 +9,7 @@ import onnx
 
 from edged.jobs import onnx_walk
 from edged.jobs.weights import BITS
-from edged.models.footprint import Footprint
+from edged.models.inspection import Footprint
 
 
 def footprint(tensors: Iterable[onnx.TensorProto], inferred: onnx.ModelProto) -> Footprint:

@@ -8,8 +8,21 @@ import msgspec
 
 from edged.backends.contract import Signature
 from edged.models.finding import Category, Finding, Stage
-from edged.models.footprint import Footprint
 from edged.tensors import TensorSpec
+
+
+class Footprint(msgspec.Struct, frozen=True):
+    """Bytes: of all weights, and of the largest tensor of a size that is known, which `tensor` names."""
+
+    weights: int = 0
+    largest: int = 0
+    tensor: str = ""
+
+    @property
+    def least(self) -> int:
+        """What running it takes, at the very least."""
+        return self.weights + self.largest
+
 
 _LARGEST = (1 << 31) - 1  # bytes of a message of protobuf
 _QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))

@@ -24,12 +24,11 @@ import msgspec
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, ModelNotFound, Refused, Superseded
 from edged.files import foreign, not_stored, read_inside
-from edged.models import repair, trash, triton_config, triton_files, versions
+from edged.models import repair, trash, triton_config, triton_files
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
 from edged.models.identity import model_digest
-from edged.models.triton_config import TritonConfig
-from edged.models.versions import VersionPolicy
+from edged.models.triton_config import TritonConfig, VersionPolicy
 from edged.store import atomic
 
 _NAME = re.compile(r"\w[\w .+@-]{0,127}")  # letters and digits of any script; what no file system or shell minds
@@ -238,7 +237,7 @@ def folder_entries(
         return []
     settings, wrong = _read_settings(path)
     said = triton or TritonConfig()
-    policy = (None if wrong else versions.setting(settings)) or said.versions or VersionPolicy()
+    policy = (None if wrong else triton_config.version_policy(settings)) or said.versions or VersionPolicy()
     labels, unreadable = triton_files.read_labels(path, said)
     named = list(triton_files.named_files(said))
     lost = (problem for file in named if (problem := triton_files.unusable(path, file)))

@@ -12,14 +12,14 @@ import msgspec
 from edged.backends import profile, registry
 from edged.backends.trt import options as trt_options
 from edged.errors import ConfigError
-from edged.models import batching, limits, sequencing, shapes, verification, versions
+from edged.models import batching, limits, sequencing, shapes, triton_config, verification
 
 Settings: TypeAlias = dict[str, str]
 
 BACKENDS = "backends"
 THREADS = "threads"
 PRECISIONS = "precisions"
-_OWN = (BACKENDS, sequencing.DECOUPLED, PRECISIONS, THREADS, versions.VERSIONS)
+_OWN = (BACKENDS, sequencing.DECOUPLED, PRECISIONS, THREADS, triton_config.VERSIONS)
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 _GROUPS = (
     *("batch.*", "decode.*", "preprocess.*", "limits.*", "outputs.*", "profile.*", "sequence.*", "shapes.*"),
@@ -59,7 +59,7 @@ def validate(settings: Mapping[str, str]) -> None:
     backends(settings)
     precisions(settings)
     threads(settings)
-    versions.setting(settings)
+    triton_config.version_policy(settings)
     batching.check(settings)
     limits.check(settings)
     sequencing.check(settings)

@@ -7,13 +7,60 @@ seconds.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Literal
 
 import msgspec
 
 from edged.errors import ConfigError
-from edged.models.versions import VersionPolicy
+
+VERSIONS = "versions"
+_LATEST = re.compile(r"latest(?::\s*([0-9]{1,9}))?")
+_VERSION = re.compile(r"[0-9]{1,18}")
+_MOST_VERSIONS = 64
+
+
+class VersionPolicy(msgspec.Struct, frozen=True):
+    """The `latest` highest numbers, 0 for all of them; or those that are `named`, whatever else there is."""
+
+    latest: int = 1
+    named: tuple[int, ...] = ()
+
+    def choose(self, present: Iterable[int]) -> tuple[int, ...]:
+        """Those of the numbers that are served, the highest first."""
+        numbers = sorted(set(present), reverse=True)
+        if self.named:
+            return tuple(number for number in numbers if number in self.named)
+        return tuple(numbers[: self.latest] if self.latest else numbers)
+
+    def __str__(self) -> str:
+        """As the setting is written."""
+        if self.named:
+            return ",".join(map(str, self.named))
+        return f"latest:{self.latest}" if self.latest else "all"
+
+
+def version_policy(settings: Mapping[str, str]) -> VersionPolicy | None:
+    """What the settings say; None where they say nothing. ConfigError for what is no policy."""
+    text = settings.get(VERSIONS)
+    return None if text is None else parse_versions(text)
+
+
+def parse_versions(text: str) -> VersionPolicy:
+    """The policy of a setting; ConfigError, in one line, for anything else."""
+    word = text.strip()
+    if word == "all":
+        return VersionPolicy(latest=0)
+    latest = _LATEST.fullmatch(word)
+    if latest and int(latest[1] or "1") > 0:
+        return VersionPolicy(latest=int(latest[1] or "1"))
+    numbers = [number.strip() for number in word.split(",")]
+    if len(numbers) <= _MOST_VERSIONS and all(map(_VERSION.fullmatch, numbers)):
+        return VersionPolicy(named=tuple(sorted({int(number) for number in numbers})))
+    raise ConfigError(f'setting {VERSIONS}={text[:40]!r}: write "latest:2", "all", or numbers such as "1,3"')
+
 
 FILE = "config.pbtxt"
 WARMUP_FOLDER = "warmup"

@@ -14,12 +14,11 @@ from edged.models.triton_config import (
     State,
     TensorConfig,
     TritonConfig,
+    VersionPolicy,
     Warmup,
     WarmupInput,
     require_plain_name,
 )
-from edged.models.triton_unused import unused
-from edged.models.versions import VersionPolicy
 from edged.proto import model_config_pb2 as pb
 
 _PLATFORMS = ("", "onnxruntime_onnx", "onnx")
@@ -35,15 +34,12 @@ _CONTROLS: dict[int, ControlKind] = {
 }
 
 
-def config_of(message: pb.ModelConfig, name: str, unknown: Sequence[str], most_lines: int) -> TritonConfig:
-    """The configuration of the model called `name`. ConfigError for what cannot be, or is not for ONNX models.
+def config_of(message: pb.ModelConfig, name: str, unused: Sequence[str]) -> TritonConfig:
+    """Convert the configuration of model `name`; ConfigError if it is invalid or not for ONNX models.
 
-    `unknown` are the names that the message has no field for; of lines about what is not used there are `most_lines`.
+    `unused` has a line for each field that has no effect.
     """
     _require_servable(message, name)
-    lines = [*(f"{each}: unknown to edged" for each in unknown), *unused(message)]
-    if len(lines) > most_lines:
-        lines = [*lines[:most_lines], f"and {len(lines) - most_lines} more"]
     if message.default_model_filename:
         require_plain_name("default_model_filename", message.default_model_filename)
     rows = message.max_batch_size
@@ -58,7 +54,7 @@ def config_of(message: pb.ModelConfig, name: str, unknown: Sequence[str], most_l
         model_file=message.default_model_filename,
         warmups=tuple(_warmup(each, rows) for each in message.model_warmup),
         parameters={key: value.string_value for key, value in message.parameters.items()},
-        unused=tuple(lines),
+        unused=tuple(unused),
     )
 
 

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from edged.errors import ConfigError
 from edged.models.triton_config import TritonConfig
 from edged.models.triton_message import config_of
-from edged.models.triton_unused import shown
+from edged.models.triton_unused import shown, unused
 from edged.proto import model_config_pb2 as pb
 
 MOST_BYTES = 256 << 10  # a real one has a few thousand
@@ -55,8 +55,11 @@ def read_json(text: str, name: str) -> TritonConfig:
 
 
 def _config_of(message: pb.ModelConfig, name: str, unknown: list[str]) -> TritonConfig:
+    lines = [*(f"{each}: unknown to edged" for each in unknown), *unused(message)]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more"]
     try:
-        return config_of(message, name, unknown, _MOST_LINES)
+        return config_of(message, name, lines)
     except ConfigError as error:  # names in it are as long as whoever wrote them liked
         raise ConfigError(_shortened(str(error))) from None
 

@@ -10,7 +10,7 @@ from edged.engines.child import ChildLost, How
 from edged.errors import ConfigError, EdgedError, ModelRefused, NotFound
 from edged.ipc.job_messages import Checked
 from edged.models.finding import Category, Finding, Stage
-from edged.models.footprint import Footprint
+from edged.models.inspection import Footprint
 from edged.verification.reach import Reach
 
 REACH = Reach("1.0", 6, 26, 13)

@@ -11,7 +11,7 @@ from edged.engines.loader import ModelSelection
 from edged.errors import ConfigError, InvalidInput, NotFound
 from edged.models.overrides import Overrides
 from edged.models.repository import Repository
-from edged.models.versions import VersionPolicy, parse
+from edged.models.triton_config import VersionPolicy, parse_versions
 from tests.unit.test_repository import lay
 
 
@@ -29,12 +29,12 @@ from tests.unit.test_repository import lay
     ],
 )
 def test_a_policy_chooses_versions_the_highest_first(text: str, chosen: tuple[int, ...]) -> None:
-    assert parse(text).choose((3, 10, 1)) == chosen
+    assert parse_versions(text).choose((3, 10, 1)) == chosen
 
 
 @pytest.mark.parametrize("text", ["latest:2", "all", "1,3"])
 def test_a_policy_is_written_as_it_is_read(text: str) -> None:
-    assert str(parse(text)) == text
+    assert str(parse_versions(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_policy_is_written_as_it_is_read(text: str) -> None:
 )
 def test_what_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="versions="):
-        parse(text)
+        parse_versions(text)
 
 
 def names(root: Path) -> dict[str, str]:

@@ -9,10 +9,9 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from edged.models import versions
+from edged.models import triton_config
 from edged.models.model import Model
-from edged.models.triton_config import Control, SequenceBatching
-from edged.models.versions import VersionPolicy
+from edged.models.triton_config import Control, SequenceBatching, VersionPolicy
 from edged.proto import model_config_pb2 as pb
 from edged.serving.queueing import QueuePolicy, TensorBatching
 from edged.tensors import TensorSpec
@@ -53,7 +52,9 @@ def config_of(model: Model, batching: TensorBatching) -> pb.ModelConfig:
         default_model_filename=triton.model_file or "model.onnx",
         instance_group=[pb.ModelInstanceGroup(name=model.entry.model, count=1, kind=pb.ModelInstanceGroup.KIND_AUTO)],
         parameters={key: pb.ModelParameter(string_value=value) for key, value in triton.parameters.items()},
-        version_policy=_versions(versions.setting(model.entry.settings) or triton.versions or VersionPolicy()),
+        version_policy=_versions(
+            triton_config.version_policy(model.entry.settings) or triton.versions or VersionPolicy()
+        ),
     )
     for spec in clients_inputs(model):
         config.input.add(name=spec.name, data_type=_type(spec), dims=_dims(spec, rows))

@@ -10,7 +10,7 @@ from edged.config.limits import AdmissionLimits
 from edged.engines.child import ChildLost
 from edged.ipc.job_messages import Checked
 from edged.models.finding import Category, Finding, Stage
-from edged.models.footprint import Footprint
+from edged.models.inspection import Footprint
 
 _ORDER = list(Stage)
 # What a runtime says when it is at a loss; a suspicion knows better what is wrong.
