@@ -29,8 +29,7 @@ from edged.models.triton_config import (
     WarmupInput,
 )
 from edged.models.triton_files import read_config, read_labels
-from edged.models.triton_text import MOST_BYTES, read_json, read_text
-from edged.models.triton_unused import unused
+from edged.models.triton_text import MOST_BYTES, read_json, read_text, unused
 from edged.proto import model_config_pb2 as pb
 from tests.waiting import ends_despite_fifo
 
