@@ -37,8 +37,8 @@ from edged.engines.states import EngineState
 from edged.errors import ConfigError, EdgedError, EngineUnusable, InvalidInput
 from edged.host.pipeline import Outcome, Pipeline, Shot
 from edged.ipc.job_messages import Progress
+from edged.models.entries import plain_entry
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.serving.slot import Slot
 from edged.store.record import EngineRecord
 from edged.store.store import Store

@@ -30,10 +30,11 @@ from edged.engines.repairer import Repaired, repair
 from edged.errors import AlreadyExists, EdgedError, ModelNotFound
 from edged.models import samples as model_samples
 from edged.models import settings
+from edged.models.entries import check_name, plain_entry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.repair import Record, Wish
-from edged.models.repository import Repository, check_name, plain_entry
+from edged.models.repository import Repository
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from edged import paths
 from edged.api.auth.guard import Guard
 from edged.config import Config
-from edged.models.repository import Repository, check_name
+from edged.models.entries import check_name
+from edged.models.repository import Repository
 
 
 def state_dir(config: Config) -> Path:

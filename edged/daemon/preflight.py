@@ -23,7 +23,7 @@ from edged.config import Config
 from edged.config.keys import Path
 from edged.daemon import locations as places
 from edged.errors import EdgedError
-from edged.models.repository import check_name
+from edged.models.entries import check_name
 
 Finding: TypeAlias = tuple[Path, str]
 # Where it listens: a host and a port, or a path and 0.

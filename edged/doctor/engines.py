@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from edged.api_types import AlarmInfo, EngineInfo
 from edged.backends.contract import UNOPTIMISED
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
-from edged.models import verification
+from edged.models.settings import FIGURES
 from edged.verification.standard import TOLERANCES, Tolerance, tolerance
 from edged.verification.verify import FLOORS
 
@@ -127,7 +127,7 @@ def drift(model: str, engines: Iterable[EngineInfo], settings: Mapping[str, str]
 
 def close(figures: Mapping[str, float], held: Tolerance) -> Iterator[tuple[str, float, float]]:
     """The figures that use up most of what their bounds leave, each with its value and its bound."""
-    for figure in verification.FIGURES:
+    for figure in FIGURES:
         if figure not in figures or figure in _NOT_JUDGED:
             continue
         value, bound = figures[figure], getattr(held, figure)

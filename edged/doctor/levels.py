@@ -10,7 +10,7 @@ from edged.doctor.check import Check, Name, ok, warning
 from edged.engines.child import run
 from edged.ipc import job_messages as jobs
 from edged.models.model import Model
-from edged.models.verification import FIGURES
+from edged.models.settings import FIGURES
 from edged.store.record import Verdict
 from edged.verification.extent import Extent
 from edged.verification.standard import Standard

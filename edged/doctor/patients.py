@@ -20,8 +20,8 @@ from edged.engines.admission.examination import examine
 from edged.engines.builder import Builder
 from edged.engines.plan import PlannedModel
 from edged.errors import EdgedError
+from edged.models.entries import ModelEntry, plain_entry
 from edged.models.model import Model
-from edged.models.repository import ModelEntry, plain_entry
 
 _ONNX = "ai.onnx"  # the domain of ONNX's own operators
 _SECONDS = 240.0

@@ -19,8 +19,9 @@ from edged.engines import report
 from edged.engines.builder import Builder
 from edged.engines.plan import PlannedModel
 from edged.engines.planner import Planner
+from edged.models.entries import ModelEntry, plain_entry
 from edged.models.model import Model
-from edged.models.repository import ModelEntry, Repository, plain_entry
+from edged.models.repository import Repository
 from edged.serving.slot import Slot
 from edged.store.record import EngineRecord
 from edged.store.store import Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edged.backends.contract import Recipe
 from edged.backends.profile import parsed
-from edged.models import batching as settings
 from edged.models.model import Model
+from edged.models.settings import batch_wait_seconds, max_batch
 from edged.models.triton_config import QueuePolicy as SaidPolicy
 from edged.serving.queueing import QueuePolicy, TensorBatching
 from edged.serving.schedule import Batching
@@ -19,8 +19,8 @@ def batching(model: Model, recipe: Recipe) -> Batching:
     which engines of a GPU have, it takes a setting to have any.
     """
     said = model.entry.settings
-    limit = _limit(model, recipe, settings.largest(said))
-    return Batching(limit, settings.wait_seconds(said) if limit > 1 else 0.0)
+    limit = _limit(model, recipe, max_batch(said))
+    return Batching(limit, batch_wait_seconds(said) if limit > 1 else 0.0)
 
 
 def tensor_batching(model: Model) -> TensorBatching:
@@ -28,8 +28,8 @@ def tensor_batching(model: Model) -> TensorBatching:
     requests go one by one."""
     said, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
     if dynamic is None:
-        is_wanted = most > 1 and settings.largest(said) is not None
-        return TensorBatching(Batching(most, settings.wait_seconds(said)) if is_wanted else Batching())
+        is_wanted = most > 1 and max_batch(said) is not None
+        return TensorBatching(Batching(most, batch_wait_seconds(said)) if is_wanted else Batching())
     preferred = tuple(size for size in dynamic.preferred if size <= most)
     return TensorBatching(
         Batching(max(1, most), dynamic.max_delay if most > 1 else 0.0, preferred),

@@ -26,9 +26,9 @@ from edged.errors import (
 )
 from edged.errors import ModelRefused as ModelRefusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
+from edged.models.entries import ModelEntry, plain_entry, split_name, stamp, versioned_name
 from edged.models.finding import Finding, Reason
 from edged.models.model import Model
-from edged.models.repository import ModelEntry, plain_entry, split_name, stamp, versioned_name
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.tasks import TaskGroup

@@ -20,9 +20,10 @@ from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, held_up
 from edged.engines.warmup import require_data
 from edged.errors import EdgedError, ModelNotFound, NotFound, NotReady, Refused
+from edged.models.entries import ModelEntry, check_name, split_name
 from edged.models.model import Model
 from edged.models.overrides import Overrides
-from edged.models.repository import ModelEntry, Repository, check_name, split_name
+from edged.models.repository import Repository
 
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 0.02

@@ -18,10 +18,10 @@ from edged.engines.probe import KnownAnswers
 from edged.engines.states import EngineState
 from edged.errors import DiskFailing, EdgedError, NotReady, Quarantined
 from edged.ipc.job_messages import Progress
+from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
 from edged.models.inspection import Inspection
 from edged.models.model import Model
-from edged.models.repository import ModelEntry
 from edged.serving.extents import Traffic
 from edged.serving.slot import Slot
 from edged.serving.work import EngineRef

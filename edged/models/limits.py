@@ -8,14 +8,12 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from edged.errors import ConfigError
-from edged.vision.settings import choice, integer, nearest, number
+from edged.vision.settings import choice, integer, number
 
-PREFIXES: Final = ("limits.", "outputs.")
 SECONDS: Final = "limits.seconds"
 OUTPUT_MB: Final = "limits.output_mb"
 FINITE: Final = "outputs.finite"
-_NAMES = (SECONDS, OUTPUT_MB, FINITE)
+NAMES: Final = (SECONDS, OUTPUT_MB, FINITE)
 _SHORTEST, _LONGEST = 0.05, 86400.0  # seconds; a shorter limit would be met by the noise of a busy box
 _LARGEST_MB = 1 << 20
 
@@ -31,14 +29,6 @@ class Bounds(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     output_mb: int = 0
     finite: Finite = "count"
-
-
-def check(settings: Mapping[str, str]) -> None:
-    """ConfigError for a name under `limits.` or `outputs.` that does not exist, or an impossible value."""
-    for key in settings:
-        if key.startswith(PREFIXES) and key not in _NAMES:
-            raise ConfigError(f"there is no setting {key}; {nearest(key, _NAMES)}")
-    bounds("", settings)
 
 
 def bounds(model: str, settings: Mapping[str, str]) -> Bounds:

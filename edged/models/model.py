@@ -9,10 +9,9 @@ from edged.backends.contract import Effort, Order, Recipe, Signature
 from edged.backends.profile import Profile
 from edged.errors import ConfigError, ModelRefused, Unsuitable
 from edged.models import limits, sequencing, shapes, triton_check, triton_config
-from edged.models.batching import most_rows
+from edged.models.entries import ModelEntry
 from edged.models.inspection import Inspection
 from edged.models.repair import Record
-from edged.models.repository import ModelEntry
 from edged.models.samples import content, is_tensors
 from edged.models.triton_config import TritonConfig
 from edged.vision.family import Recognition, recognise
@@ -85,7 +84,7 @@ class Model(msgspec.Struct, frozen=True):
     @property
     def max_batch_size(self) -> int:
         """The most rows of a tensor request, where the first dimension of every tensor is a batch's; otherwise 0."""
-        return most_rows(self.inspection.signature, self.entry.settings, self.triton)
+        return triton_check.max_batch_size(self.inspection.signature, self.entry.settings, self.triton)
 
     @property
     def sequencing(self) -> sequencing.Sequencing | None:

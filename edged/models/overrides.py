@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from edged.errors import ConfigError, InvalidInput, TooLarge
 from edged.files import not_stored
 from edged.models import triton_config
-from edged.models.repository import ModelEntry, Repository, folder_entries
+from edged.models.entries import ModelEntry, folder_entries
+from edged.models.repository import Repository
 
 _MOST_FILES = 256
 _MOST_BYTES = 2 << 30

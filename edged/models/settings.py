@@ -1,4 +1,7 @@
-"""A model's settings: flat names with text values, checked by whoever owns the name, kept as TOML beside the model."""
+"""A model's settings: flat names with text values, validated here and kept as TOML beside the model.
+
+Settings of pictures and detections (`family`, `preprocess.*`, ...) are validated by `edged.vision.settings`.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,48 @@ import msgspec
 from edged.backends import profile, registry
 from edged.backends.trt import options as trt_options
 from edged.errors import ConfigError
-from edged.models import batching, limits, sequencing, shapes, triton_config, verification
+from edged.models import limits, sequencing, shapes, triton_config
+from edged.vision.settings import KNOWN, integer, nearest, number
 
 Settings: TypeAlias = dict[str, str]
 
 BACKENDS = "backends"
 THREADS = "threads"
 PRECISIONS = "precisions"
-_OWN = (BACKENDS, sequencing.DECOUPLED, PRECISIONS, THREADS, triton_config.VERSIONS)
-_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
-_GROUPS = (
-    *("batch.*", "decode.*", "preprocess.*", "limits.*", "outputs.*", "profile.*", "sequence.*", "shapes.*"),
-    *("tensorrt.*", "thresholds.*", "verify.*"),
-)
-# Owned and checked by the vision room: how pictures become tensors and tensors become detections.
-_VISION = ("family", "names", "decode.", "preprocess.", "thresholds.")
+BATCH_MAX, BATCH_WAIT_MS = "batch.max", "batch.wait_ms"
+VERIFY = "verify."
+# Every figure that an engine is verified by, with the largest bound that it may have; the least is 0. What they mean:
+# `edged.verification.standard`.
+FIGURES = {
+    "finite": 1.0,
+    "cosine": 1.0,
+    "relative_l2": 100.0,
+    "element": 100.0,
+    "outliers": 1.0,
+    "unequal": 1.0,
+    "top1": 1.0,
+    "boxes": 1.0,
+    "box_score": 1.0,
+    "class_score": 1.0,
+}
+ALL_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
+
+_PLAIN = (BACKENDS, sequencing.DECOUPLED, PRECISIONS, THREADS, triton_config.VERSIONS)
+# Prefixes with the names below them, and prefixes whose names are checked by their module.
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "batch.": (BATCH_MAX, BATCH_WAIT_MS),
+    "limits.": limits.NAMES,
+    "outputs.": limits.NAMES,
+    "shapes.": shapes.NAMES,
+}
+_PREFIXES = (*_GROUPS, profile.PREFIX, sequencing.PREFIX, trt_options.PREFIX, VERIFY)
+_VISION_PREFIXES = ("decode.", "preprocess.", "thresholds.")
+_MAX_BATCH = 256
+_MAX_WAIT_MS = 1000.0
 
 
 def parse_assignments(assignments: Iterable[str]) -> Settings:
-    """`KEY=VALUE` words from a command line."""
+    """Parse `KEY=VALUE` words of a command line."""
     settings = {}
     for word in assignments:
         key, equals, value = word.partition("=")
@@ -41,32 +67,44 @@ def parse_assignments(assignments: Iterable[str]) -> Settings:
 
 
 def validate(settings: Mapping[str, str]) -> None:
-    """Refuses unknown names and impossible values of this room; the vision room checks its own."""
+    """ConfigError for unknown names and invalid values; those of pictures and detections are checked by the family."""
     for key in settings:
-        if key in _OWN or key.startswith((batching.PREFIX, sequencing.PREFIX, shapes.PREFIX, verification.PREFIX)):
-            continue
-        if key.startswith((*limits.PREFIXES, profile.PREFIX, trt_options.PREFIX)):
-            continue
-        if any(key == name or (name.endswith(".") and key.startswith(name)) for name in _VISION):
-            continue
-        close = difflib.get_close_matches(key, [*_OWN, "family", "names", "thresholds.score", "verify.cosine"], n=1)
-        hint = (
-            f"did you mean {close[0]!r}?"
-            if close
-            else f"there are {', '.join(_OWN)}, family, names, {', '.join(_GROUPS)}"
-        )
-        raise ConfigError(f"there is no model setting {key!r}; {hint}")
+        _check_name(key)
     backends(settings)
     precisions(settings)
     threads(settings)
     triton_config.version_policy(settings)
-    batching.check(settings)
-    limits.check(settings)
+    max_batch(settings)
+    batch_wait_seconds(settings)
+    limits.bounds("", settings)
     sequencing.check(settings)
-    shapes.check(settings)
-    verification.check(settings)
+    shapes.policy(settings)
+    _check_figures(settings)
     profile.check(settings)
     trt_options.check(settings)
+
+
+def _check_name(key: str) -> None:
+    group = next((names for prefix, names in _GROUPS.items() if key.startswith(prefix)), None)
+    if group is not None and key not in group:
+        raise ConfigError(f"unknown setting {key[:60]!r}; {nearest(key, group)}")
+    if key in _PLAIN or key in ("family", "names") or key.startswith(_PREFIXES):
+        return
+    if not key.startswith(_VISION_PREFIXES) or key in _VISION_PREFIXES:
+        every = sorted((*_PLAIN, "family", "names", *(f"{prefix}*" for prefix in (*_PREFIXES, *_VISION_PREFIXES))))
+        close = difflib.get_close_matches(key, [*_PLAIN, *KNOWN, "verify.cosine"], n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(every)}"
+        raise ConfigError(f"unknown model setting {key!r}; {hint}")
+
+
+def _check_figures(settings: Mapping[str, str]) -> None:
+    for key in filter(lambda key: key.startswith(VERIFY), settings):
+        precision, dot, figure = key[len(VERIFY) :].rpartition(".")
+        if figure not in FIGURES:
+            raise ConfigError(f"unknown figure {figure!r} in {key}; {nearest(figure, FIGURES)}")
+        if dot and precision not in ALL_PRECISIONS:
+            raise ConfigError(f"unknown precision {precision!r} in {key}; {nearest(precision, ALL_PRECISIONS)}")
+        number(settings, key, 0.0, FIGURES[figure])
 
 
 def backends(settings: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -87,8 +125,8 @@ def precisions(settings: Mapping[str, str]) -> tuple[str, ...] | None:
     if text is None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names or any(name not in _PRECISIONS for name in names):
-        raise ConfigError(f"setting precisions={text[:40]!r}: choose from {', '.join(_PRECISIONS)}")
+    if not names or any(name not in ALL_PRECISIONS for name in names):
+        raise ConfigError(f"setting precisions={text[:40]!r}: choose from {', '.join(ALL_PRECISIONS)}")
     return names
 
 
@@ -101,6 +139,28 @@ def threads(settings: Mapping[str, str]) -> tuple[int, ...]:
             f"setting threads={text[:40]!r}: give whole numbers from 0 (the runtime chooses) to 1024, at most 8 of them"
         )
     return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def max_batch(settings: Mapping[str, str]) -> int | None:
+    """`batch.max`: the most frames or rows of requests that go to an engine together; None if it is not set."""
+    return integer(settings, BATCH_MAX, 1, _MAX_BATCH)
+
+
+def batch_wait_seconds(settings: Mapping[str, str]) -> float:
+    """`batch.wait_ms`: how long the first frame or request of a batch may wait for others."""
+    return (number(settings, BATCH_WAIT_MS, 0.0, _MAX_WAIT_MS) or 0.0) / 1e3
+
+
+def verify_bounds(settings: Mapping[str, str], precision: str) -> dict[str, float]:
+    """`verify.FIGURE` and, more specific, `verify.PRECISION.FIGURE`: how far an engine of this precision may be from
+    the reference, by figure."""
+    bounds: dict[str, float] = {}
+    for prefix in (VERIFY, f"{VERIFY}{precision}."):  # the more specific one last, so that it wins
+        for figure, most in FIGURES.items():
+            value = number(settings, prefix + figure, 0.0, most)
+            if value is not None:
+                bounds[figure] = value
+    return bounds
 
 
 def read_toml(text: bytes) -> Settings:

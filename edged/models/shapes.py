@@ -19,11 +19,10 @@ from edged.backends.contract import Signature
 from edged.backends.profile import Shape, is_named
 from edged.errors import ConfigError
 from edged.tensors import ANY_SHAPE
-from edged.vision.settings import integer, nearest, number
+from edged.vision.settings import integer, number
 
-PREFIX = "shapes."
 POLICY, _QUIET, _MOST, _RATE = "shapes.policy", "shapes.quiet_s", "shapes.most_mb", "shapes.per_hour"
-_NAMES = (POLICY, _QUIET, _MOST, _RATE)
+NAMES = (POLICY, _QUIET, _MOST, _RATE)
 _KINDS: tuple[PolicyKind, ...] = ("any", "refuse", "learn")
 _QUIET_S, _MOST_MB, _PER_HOUR = 30.0, 128, 4
 
@@ -47,14 +46,6 @@ class Tie(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.name}: {', '.join(f'{name}[{axis}]' for name, axis in self.places)}"
-
-
-def check(settings: Mapping[str, str]) -> None:
-    """ConfigError for a name under `shapes.` that does not exist, or an impossible value."""
-    for key in settings:
-        if key.startswith(PREFIX) and key not in _NAMES:
-            raise ConfigError(f"there is no setting {key[:60]}; {nearest(key, _NAMES)}")
-    policy(settings)
 
 
 def policy(settings: Mapping[str, str]) -> ShapePolicy:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from edged.backends import profile
 from edged.backends.contract import Signature
 from edged.errors import ConfigError
+from edged.models.settings import max_batch
 from edged.models.triton_config import TensorConfig, TritonConfig, Warmup
 from edged.tensors import ANY_SHAPE, TensorSpec, byte_size
 
@@ -53,6 +55,22 @@ def is_batchable(signature: Signature) -> bool:
     return bool(signature.inputs) and all(
         spec.shape and spec.shape != ANY_SHAPE and isinstance(spec.shape[0], str) for spec in specs
     )
+
+
+def max_batch_size(signature: Signature, settings: Mapping[str, str], triton: TritonConfig) -> int:
+    """The most rows of a tensor request; 0 if the model has no batch dimension, as far as it is declared.
+
+    config.pbtxt decides if it describes tensors, and `batch.max` may lower it. Otherwise a model has a batch dimension
+    if the first dimension of every tensor is open and a setting says how many rows there may be: `batch.max`, or the
+    ranges of `profile.*`. The result does not depend on the box, so that clients see the same wherever it is served.
+    """
+    wanted = max_batch(settings)
+    if triton.max_batch_size or triton.inputs or triton.outputs:
+        return min(triton.max_batch_size, wanted or triton.max_batch_size)
+    if not is_batchable(signature):
+        return 0
+    ranges = (profile.given(settings, spec.name) for spec in signature.inputs)
+    return wanted or min((each.maximum[0] for each in ranges if each is not None and each.maximum), default=0)
 
 
 def made_up_inputs(config: TritonConfig) -> frozenset[str]:

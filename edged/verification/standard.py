@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import msgspec
 
 from edged.models import settings as model_settings
-from edged.models import verification
 from edged.models.model import Model
 from edged.verification.extent import Extent
 from edged.vision.family import Recognition
@@ -138,7 +137,7 @@ def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp
         exact = TOLERANCES[arithmetic]
         told = {figure: getattr(exact, figure) for figure in ("top1", "boxes", "box_score", "class_score")}
         found = msgspec.structs.replace(found, **told)
-    return msgspec.structs.replace(found, **verification.bounds(settings, precision))
+    return msgspec.structs.replace(found, **model_settings.verify_bounds(settings, precision))
 
 
 def _golden(model: Model) -> str:

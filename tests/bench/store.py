@@ -28,8 +28,8 @@ from edged.engines.plan import PlannedModel
 from edged.engines.planner import Planner
 from edged.events import EventLog
 from edged.jobs.inspect import inspect
+from edged.models.entries import plain_entry
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.serving.slot import Slot
 from edged.shapes import MODEL_PATH
 from edged.store.record import BuildFacts, EngineRecord, Verdict

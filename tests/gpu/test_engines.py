@@ -16,8 +16,8 @@ from edged.engines.desired import DesiredEngine, desired
 from edged.errors import EngineDamaged, EngineUnusable, InvalidInput
 from edged.host.pipeline import Pipeline
 from edged.jobs.inspect import inspect
+from edged.models.entries import plain_entry
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.shapes import MODEL_PATH, Scene
 from edged.store.record import EngineRecord
 from edged.store.store import Store

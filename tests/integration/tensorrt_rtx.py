@@ -22,8 +22,8 @@ from edged.engines import offline
 from edged.engines.builder import Builder
 from edged.ipc.job_messages import Progress
 from edged.jobs.inspect import inspect
+from edged.models.entries import plain_entry
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 from tests import models

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.models.repository import ModelEntry
+from edged.models.entries import ModelEntry
 from tests.integration.shape_world import until, world, zero
 from tests.waiting import run
 

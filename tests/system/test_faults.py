@@ -19,8 +19,8 @@ from edged.engines.builder import Builder, Task
 from edged.engines.eviction import CommandStatus, Held, choose
 from edged.errors import EdgedError, EngineDamaged, OutOfSpace
 from edged.jobs.inspect import inspect
+from edged.models.entries import plain_entry
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from edged.store.store import Store

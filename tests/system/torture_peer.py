@@ -29,8 +29,8 @@ from edged.backends.contract import REFERENCE, Recipe
 from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder, Task
+from edged.models.entries import plain_entry
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.store import atomic
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict

@@ -23,9 +23,9 @@ from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.errors import EngineUnusable
 from edged.events import EventLog, What
 from edged.ipc.job_messages import Progress
+from edged.models.entries import ModelEntry
 from edged.models.inspection import ExternalFile, Inspection
 from edged.models.model import Model
-from edged.models.repository import ModelEntry
 from edged.serving.hosts import HostKind
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot

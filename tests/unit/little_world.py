@@ -49,9 +49,9 @@ from edged.errors import (
 )
 from edged.events import EventLog
 from edged.ipc.job_messages import Progress
+from edged.models.entries import ModelEntry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
-from edged.models.repository import ModelEntry
 from edged.serving.hosts import HostKind
 from edged.serving.session import ServingSession
 from edged.store.attempts import AttemptLog, Attempts

@@ -19,9 +19,9 @@ from edged.engines.admission.examination import admit, examine, prove
 from edged.engines.builder import Builder
 from edged.errors import BuildFailed, ConfigError, ModelRefused
 from edged.ipc.job_messages import Check, Checked
+from edged.models.entries import plain_entry
 from edged.models.finding import Category, Finding, Reason, Stage
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.store.store import Store
 from edged.verification import golden
 from edged.verification.reach import Reach

@@ -10,8 +10,8 @@ import pytest
 from edged.backends import registry
 from edged.backends.contract import UNOPTIMISED, Recipe
 from edged.jobs.inspect import inspect
+from edged.models.entries import plain_entry
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.shapes import MODEL_PATH, Scene
 from edged.store.record import Verdict
 from edged.tensors import Array

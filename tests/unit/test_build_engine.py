@@ -17,9 +17,9 @@ from edged.engines.builder import Builder, Task
 from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Refused
 from edged.ipc.job_messages import Progress
 from edged.jobs.inspect import inspect
+from edged.models.entries import plain_entry
 from edged.models.finding import Category, Reason
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.store import sealed
 from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict

@@ -22,8 +22,8 @@ from edged.jobs import conversion, tasks
 from edged.jobs.conversion import converted
 from edged.jobs.inspect import inspect
 from edged.jobs.precision import Calibration, Converted, Precision
+from edged.models.entries import plain_entry
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.shapes import MODEL_PATH, Scene
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord

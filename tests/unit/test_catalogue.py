@@ -19,10 +19,10 @@ from edged.engines.states import EngineState
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, NotFound, NotReady
 from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved
+from edged.models.entries import ModelEntry
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Inspection
 from edged.models.model import Model
-from edged.models.repository import ModelEntry
 from edged.serving.session import ServingSession
 from edged.serving.work import FrameWork
 from edged.store.store import Store

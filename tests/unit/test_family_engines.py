@@ -17,8 +17,8 @@ import edged
 from edged.backends import registry
 from edged.backends.contract import UNOPTIMISED, Recipe
 from edged.jobs.inspect import inspect
+from edged.models.entries import plain_entry
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import golden, pictures, questions

@@ -18,9 +18,9 @@ from edged.api.endpoints.frigate_wire import FAMILIES, Form, Reader
 from edged.backends.contract import Signature
 from edged.errors import InvalidInput, Unsupported
 from edged.ipc import messages as m
+from edged.models.entries import check_name, plain_entry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
-from edged.models.repository import check_name, plain_entry
 from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor, TensorWork
 from edged.tensors import Shape, TensorSpec
 from edged.vision import family as families

@@ -19,9 +19,9 @@ from edged.config.limits import Limits
 from edged.engines.admission.examination import Admission, admit, examine, prove
 from edged.engines.builder import Builder
 from edged.errors import EngineUnusable, InvalidInput, ModelRefused, Superseded
+from edged.models.entries import plain_entry
 from edged.models.finding import Category, Finding
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.models.samples import by_content, content
 from edged.store.store import Store
 from edged.tensors import Array, TensorSpec

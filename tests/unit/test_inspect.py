@@ -26,10 +26,10 @@ from edged.engines.admission.examination import admit, examine
 from edged.engines.builder import Builder
 from edged.errors import ModelRefused
 from edged.jobs.inspect import inspect
+from edged.models.entries import plain_entry
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import ExternalFile, Inspection
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.store.store import Store
 from edged.tensors import ANY_SHAPE, TensorSpec
 from tests import models

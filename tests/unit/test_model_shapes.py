@@ -31,7 +31,7 @@ def test_the_settings_are_read_in_their_units() -> None:
         ("shapes.policy", "Learn", "choose from any, refuse, learn"),
         ("shapes.policy", "", "choose from any, refuse, learn"),
         ("shapes.polcy", "any", "did you mean shapes.policy"),
-        ("shapes.", "any", "there is no setting shapes."),
+        ("shapes.", "any", "unknown setting"),
         ("shapes.quiet_s", "-1", "quiet_s"),
         ("shapes.quiet_s", "nan", "quiet_s"),
         ("shapes.most_mb", "0", "most_mb"),

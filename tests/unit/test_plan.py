@@ -17,8 +17,8 @@ from edged.engines.reconcile import Open, reconcile
 from edged.engines.states import EngineState
 from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.ipc.job_messages import Progress
+from edged.models.entries import stamp
 from edged.models.model import Model
-from edged.models.repository import stamp
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from edged.store.store import Store

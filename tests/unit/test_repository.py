@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, OutOfSpace, Refused, Superseded
-from edged.models import repair, trash
+from edged.models import repair
+from edged.models.entries import check_name, plain_entry
 from edged.models.identity import model_digest
-from edged.models.repository import Repository, check_name, plain_entry
+from edged.models.repository import MAX_REMOVED, TRASH, Repository
 from edged.store import atomic
 from tests.waiting import ends_despite_fifo
 
@@ -323,23 +324,23 @@ def test_remove_keeps_what_the_user_dropped_and_it_can_be_moved_back(root: Path)
     assert (root / "face.onnx").read_bytes() == b"the only copy"
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MOST", 3), ("MOST_BYTES", 3)])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_REMOVED", 3), ("MAX_REMOVED_BYTES", 3)])
 def test_remove_keeps_the_newest_within_bounds(
     root: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
-    monkeypatch.setattr(trash, limit, value)
+    monkeypatch.setattr(f"edged.models.repository.{limit}", value)
     root.mkdir(exist_ok=True)
     repository = Repository(root)
     for number in range(5):
         (root / f"m{number}.onnx").write_bytes(b"x")
         repository.remove(f"m{number}")
     repository.sweep()
-    assert sorted(path.name for path in (root / trash.FOLDER).rglob("*.onnx")) == ["m2.onnx", "m3.onnx", "m4.onnx"]
+    assert sorted(path.name for path in (root / TRASH).rglob("*.onnx")) == ["m2.onnx", "m3.onnx", "m4.onnx"]
 
 
 def test_remove_what_cannot_be_kept_says_how_to_delete_it(root: Path) -> None:
     lay(root, "yolo", "1")
-    (root / trash.FOLDER).write_bytes(b"no folder")
+    (root / TRASH).write_bytes(b"no folder")
     with pytest.raises(Refused, match="--delete"):
         Repository(root).remove("yolo")
     assert set(Repository(root).entries()) == {"yolo"}
@@ -463,7 +464,7 @@ def test_entries_samples_that_are_links_are_left_out(root: Path, tmp_path: Path)
 
 def test_remove_many_models_at_once_keeps_each(root: Path) -> None:
     """Two removals must not take the same place in the trash, nor may one clear away what the other is filling."""
-    names = [f"m{number}" for number in range(trash.MOST)]
+    names = [f"m{number}" for number in range(MAX_REMOVED)]
     for _ in range(5):
         for name in names:
             (root / f"{name}.onnx").write_text(name)
@@ -475,10 +476,10 @@ def test_remove_many_models_at_once_keeps_each(root: Path) -> None:
 
 
 def test_sweep_with_a_stray_file_in_the_trash_leaves_it(root: Path) -> None:
-    stray = root / trash.FOLDER / "7"
+    stray = root / TRASH / "7"
     stray.parent.mkdir()
     stray.write_text("no folder")
     Repository(root).sweep()
     (root / "m.onnx").write_text("m")
-    assert Repository(root).remove("m") == root / trash.FOLDER / "000008"
+    assert Repository(root).remove("m") == root / TRASH / "000008"
     assert stray.exists()

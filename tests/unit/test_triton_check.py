@@ -10,11 +10,10 @@ from edged.backends.contract import Signature
 from edged.engines.batches import tensor_batching
 from edged.engines.warmup import inputs_of
 from edged.errors import ConfigError
-from edged.models.batching import most_rows
+from edged.models.entries import ModelEntry
 from edged.models.inspection import Inspection
 from edged.models.model import Model
-from edged.models.repository import ModelEntry
-from edged.models.triton_check import check, declared, is_batchable
+from edged.models.triton_check import check, declared, is_batchable, max_batch_size
 from edged.models.triton_config import TritonConfig
 from edged.models.triton_text import read_text
 from edged.serving.queueing import QueuePolicy, TensorBatching
@@ -124,11 +123,11 @@ def test_a_tensor_of_any_shape_is_declared_as_the_file_says() -> None:
     ],
 )
 def test_how_many_rows_a_request_may_have(text: str, settings: dict[str, str], rows: int) -> None:
-    assert most_rows(BATCHED, settings, read(text)) == rows
+    assert max_batch_size(BATCHED, settings, read(text)) == rows
 
 
 def test_a_model_of_one_fixed_size_has_no_rows() -> None:
-    assert most_rows(FIXED, {"batch.max": "4"}, TritonConfig()) == 0
+    assert max_batch_size(FIXED, {"batch.max": "4"}, TritonConfig()) == 0
     assert not is_batchable(FIXED)
     assert not is_batchable(Signature((TensorSpec("x", "FP32", ANY_SHAPE),), BATCHED.outputs))
 

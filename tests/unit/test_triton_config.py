@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.errors import ConfigError
+from edged.models.entries import read_config, read_labels
 from edged.models.triton_config import (
     Control,
     DynamicBatching,
@@ -28,7 +29,6 @@ from edged.models.triton_config import (
     Warmup,
     WarmupInput,
 )
-from edged.models.triton_files import read_config, read_labels
 from edged.models.triton_text import MOST_BYTES, read_json, read_text, unused
 from edged.proto import model_config_pb2 as pb
 from tests.waiting import ends_despite_fifo

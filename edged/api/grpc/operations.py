@@ -31,9 +31,9 @@ from edged.files import not_stored
 from edged.message_mapper import to_message
 from edged.metrics.tally import Tally
 from edged.models import samples as model_samples
+from edged.models.entries import check_name
 from edged.models.inspection import too_large
 from edged.models.repair import Wish, short
-from edged.models.repository import check_name
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import Cameras
 

@@ -18,10 +18,10 @@ from edged.errors import InvalidInput
 from edged.ipc import job_messages as jobs
 from edged.models import samples as model_samples
 from edged.models import settings as model_settings
+from edged.models.entries import plain_entry
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Inspection
 from edged.models.model import Model
-from edged.models.repository import plain_entry
 from edged.verification.extent import Extent
 
 if TYPE_CHECKING:

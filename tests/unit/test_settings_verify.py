@@ -5,27 +5,26 @@ from __future__ import annotations
 import pytest
 
 from edged.errors import ConfigError
-from edged.models.settings import read_toml, validate
-from edged.models.verification import FIGURES, PRECISIONS, bounds
+from edged.models.settings import ALL_PRECISIONS, FIGURES, read_toml, validate, verify_bounds
 from edged.verification.standard import TOLERANCES, Tolerance
 
 
 def test_every_bound_of_an_engine_and_every_precision_can_be_set() -> None:
     assert set(FIGURES) == set(Tolerance.__struct_fields__)
-    assert set(PRECISIONS) == set(TOLERANCES)
+    assert set(ALL_PRECISIONS) == set(TOLERANCES)
 
 
 def test_the_more_specific_setting_wins_whatever_comes_first() -> None:
     settings = {"verify.fp16.cosine": "0.9", "verify.cosine": "0.99", "verify.boxes": "1/2"}
-    assert bounds(settings, "fp16") == {"cosine": 0.9, "boxes": 0.5}
-    assert bounds(settings, "fp32") == {"cosine": 0.99, "boxes": 0.5}
-    assert bounds({"threads": "1"}, "fp32") == {}
+    assert verify_bounds(settings, "fp16") == {"cosine": 0.9, "boxes": 0.5}
+    assert verify_bounds(settings, "fp32") == {"cosine": 0.99, "boxes": 0.5}
+    assert verify_bounds({"threads": "1"}, "fp32") == {}
 
 
 def test_they_are_read_from_toml_tables() -> None:
     settings = read_toml(b'[verify]\ncosine = "0.99"\n[verify.fp16]\nrelative_l2 = 0.1\n')
     validate(settings)
-    assert bounds(settings, "fp16") == {"cosine": 0.99, "relative_l2": 0.1}
+    assert verify_bounds(settings, "fp16") == {"cosine": 0.99, "relative_l2": 0.1}
 
 
 @pytest.mark.parametrize("figure", FIGURES)

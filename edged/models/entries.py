@@ -1,0 +1,237 @@
+"""Versions of models as the disk has them: a model's folder or plain file, its settings and config.pbtxt."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from edged.errors import ConfigError, InvalidInput
+from edged.files import read_inside, status_inside
+from edged.models import repair, triton_config
+from edged.models import samples as model_samples
+from edged.models import settings as model_settings
+from edged.models.triton_config import FILE, STATE_FOLDER, WARMUP_FOLDER, TritonConfig, VersionPolicy
+
+NAME = re.compile(r"\w[\w .+@-]{0,127}")  # letters and digits of any script; what no file system or shell minds
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")  # as Triton, which passes over what begins with 0
+SETTINGS_FILE = "edged.toml"
+MODEL_FILE = "model.onnx"
+_SEPARATOR = ":"  # no name of a model has one
+_MOST_LABEL_BYTES = 4 << 20
+
+
+class ModelEntry(msgspec.Struct, frozen=True):
+    """One version of a model as the disk has it. `stamp` changes with its files, settings and samples, which are paths;
+    `problem` says why it is unusable.
+
+    The version that answers whoever names none is called as the model is; others are called NAME:VERSION. `triton` is
+    what config.pbtxt says, `labels` the names of classes by output that it names, `folder` where its other files are.
+    """
+
+    name: str
+    version: str
+    path: str
+    settings: dict[str, str]
+    stamp: str
+    problem: str = ""
+    samples: tuple[str, ...] = ()
+    folder: str = ""
+    triton: TritonConfig | None = None
+    labels: dict[str, tuple[str, ...]] = {}
+    repair: repair.Record | None = None  # what was done to it before it was taken in, as the file beside it says
+    unread: tuple[str, ...] = ()  # files beside it that look like its settings and are not, a line each
+
+    @property
+    def model(self) -> str:
+        """The model's name, whichever version this is."""
+        return split_name(self.name)[0]
+
+    def already_there(self, digest: str) -> str:
+        """That its name is taken, for whoever wants to add a model of a digest under it."""
+        if digest and self.repair is not None and self.repair.original == digest:
+            made = self.repair.made[:10]
+            return f"model {self.name!r} is already there, repaired from this very file on {made}: nothing to do"
+        return f"model {self.name!r} is already there; remove it first: edged models remove {self.name}"
+
+
+def folder_entries(
+    path: Path, name: str, triton: TritonConfig | None, problem: str = "", sources: Sequence[Path] = ()
+) -> list[ModelEntry]:
+    """The versions of a model's folder that are to be served, the one that answers for the model first; none where the
+    folder has no version.
+
+    `triton` is its configuration, `problem` why that cannot be used, `sources` are the files that it was read from.
+    OSError where the folder cannot be read.
+    """
+    present = {int(v.name): v for v in path.iterdir() if _VERSION.fullmatch(v.name) and v.is_dir()}
+    if not present:
+        return []
+    settings, wrong = _read_settings(path)
+    said = triton or TritonConfig()
+    policy = (None if wrong else triton_config.version_policy(settings)) or said.versions or VersionPolicy()
+    labels, unreadable = read_labels(path, said)
+    named = list(named_files(said))
+    lost = (problem for file in named if (problem := unusable(path, file)))
+    chosen, numbers = policy.choose(present), ", ".join(map(str, sorted(present)))
+    none = "" if chosen else f"of the versions {numbers} none is served, since versions={policy}; change it"
+    problem = problem or wrong or unreadable or next(lost, "") or none
+    samples = model_samples.listed(path / model_samples.FOLDER)
+    common = [*sources, path / SETTINGS_FILE, *(path / file for file in named), *samples]
+    entries: list[ModelEntry] = []
+    for number in chosen or (max(present),):
+        model = present[number] / (said.model_file or MODEL_FILE)
+        missing = "" if os.path.lexists(model) else f"version {number} has no {said.model_file or MODEL_FILE}"
+        entries.append(
+            ModelEntry(
+                versioned_name(name, number) if entries else name,
+                str(number),
+                str(model),
+                settings,
+                stamp([*_files(present[number]), *common]),
+                problem or missing,
+                tuple(map(str, samples)),
+                str(path),
+                triton,
+                labels,
+                repair.read(present[number] / repair.FILE),
+                tuple(_unread(path, present[number])),
+            )
+        )
+    return entries
+
+
+def versioned_name(name: str, version: int | str) -> str:
+    """What one version of a model is called beside the one that answers for the model."""
+    return f"{name}{_SEPARATOR}{version}"
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A model's name and the version that comes with it, empty where none does."""
+    model, _, version = name.partition(_SEPARATOR)
+    return model, version
+
+
+def plain_entry(name: str, path: Path, settings: Mapping[str, str]) -> ModelEntry:
+    """An ONNX file that is served where it lies."""
+    beside = path.with_suffix(".toml")
+    layout = f"{name}/1/{MODEL_FILE} and {name}/{SETTINGS_FILE}"
+    unread = (f"{beside.name} is not read: a model with settings has a folder, {layout}",) if beside.is_file() else ()
+    return ModelEntry(name, "1", str(path), dict(settings), stamp([path]), unread=unread)
+
+
+def check_name(name: str) -> None:
+    """A model's name is a file name: letters, digits, spaces and . _ + @ -, beginning with a letter or digit."""
+    if not NAME.fullmatch(name):
+        raise InvalidInput(f"{name[:80]!r} is not a model name: use letters, digits and . _ - + @, at most 128")
+
+
+def _unread(folder: Path, version: Path) -> Iterator[str]:
+    """What its user may have meant as settings."""
+    for path in sorted((*folder.glob("*.toml"), *version.glob("*.toml"))):
+        if path != folder / SETTINGS_FILE:
+            yield f"{path.relative_to(folder)} is not read: settings are in {folder.name}/{SETTINGS_FILE}"
+
+
+def _read_settings(folder: Path) -> tuple[dict[str, str], str]:
+    try:
+        settings = model_settings.read_toml(read_inside(folder, SETTINGS_FILE))
+        model_settings.validate(settings)
+    except FileNotFoundError:
+        return {}, ""
+    except OSError as error:
+        return {}, f"{SETTINGS_FILE} cannot be read: {error.strerror or error}"
+    except ConfigError as error:
+        return {}, f"{SETTINGS_FILE}: {error}"
+    return settings, ""
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent) / name for name in sorted(names))
+
+
+def stamp(paths: Iterable[Path]) -> str:
+    """A cheap sign of change: identity, size and time of every file. The digest decides what it really is."""
+    marks = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        marks.append(f"{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}")
+    return "|".join(marks)
+
+
+def read_config(folder: Path, name: str) -> tuple[TritonConfig | None, str]:
+    """What the configuration in a model's folder says, None where there is none; and why it cannot be used."""
+    try:
+        return _read(folder, name, *_mark(folder, FILE))
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"{FILE} cannot be read: {error.strerror or error}"
+
+
+def read_labels(folder: Path, config: TritonConfig) -> tuple[dict[str, tuple[str, ...]], str]:
+    """The names of classes by output, as far as there are label files; and why one of them cannot be used."""
+    labels = {}
+    for output in config.outputs:
+        if output.label_file:
+            try:
+                labels[output.name] = _lines(folder, output.label_file, *_mark(folder, output.label_file))
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or error
+                return {}, f"{FILE}: the labels {output.label_file!r} of output {output.name!r} cannot be read: {why}"
+    return labels, ""
+
+
+def unusable(folder: Path, name: PurePosixPath) -> str:
+    """Why a file that the configuration names cannot be used; empty if it can."""
+    try:
+        status_inside(folder, name)
+    except FileNotFoundError:
+        return f"{FILE} names {name.name}, which is not there"
+    except OSError as error:
+        return f"{FILE} names {str(name)!r}, which cannot be read: {error.strerror or error}"
+    return ""
+
+
+def named_files(config: TritonConfig) -> Iterator[PurePosixPath]:
+    """Every file that the configuration names, by its path in the model's folder, whether it is there or not."""
+    for output in config.outputs:
+        if output.label_file:
+            yield PurePosixPath(output.label_file)
+    for warmup in config.warmups:
+        yield from (PurePosixPath(WARMUP_FOLDER, each.file) for each in warmup.inputs if each.file)
+    if config.sequence is not None:
+        states = config.sequence.states
+        yield from (PurePosixPath(STATE_FOLDER, each.initial_file) for each in states if each.initial_file)
+
+
+def _mark(folder: Path, name: str) -> tuple[int, ...]:
+    status = status_inside(folder, name)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+@functools.lru_cache(maxsize=256)
+def _read(folder: Path, name: str, *mark: int) -> tuple[TritonConfig | None, str]:
+    from edged.models.triton_text import MOST_BYTES, read_text  # protobuf, which few models need
+
+    if mark[1] > MOST_BYTES:
+        return None, f"{FILE}: it has more than {MOST_BYTES >> 10} KiB; a configuration has a few"
+    try:
+        return read_text(read_inside(folder, FILE), name), ""
+    except ConfigError as error:
+        return None, f"{FILE}: {error}"
+
+
+@functools.lru_cache(maxsize=64)
+def _lines(folder: Path, name: str, *mark: int) -> tuple[str, ...]:
+    if mark[1] > _MOST_LABEL_BYTES:
+        raise ValueError(f"they have more than {_MOST_LABEL_BYTES >> 20} MiB")
+    return tuple(read_inside(folder, name).decode("utf-8-sig").splitlines())
