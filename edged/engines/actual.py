@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from edged.engines import preference
+from edged.config import Engines
+from edged.device.load import was_loaded
+from edged.engines import alarms, preference
 from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.planner import is_lowering_due
 from edged.engines.reconcile import EngineView, ModelView
 from edged.engines.states import MAKING, EngineState
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 
+_DEFAULT = Engines()
 
-def actual(store: Store, models: Iterable[PlannedModel]) -> list[ModelView]:
+
+def actual(
+    store: Store, models: Iterable[PlannedModel], settings: Engines = _DEFAULT, now: float = 0.0
+) -> list[ModelView]:
     """One picture of the moment, for `reconcile`. Engines that others brought into the store are taken up first.
 
     A model that is being read may be another one in a moment: nothing is made for it, and nothing is opened while it is
@@ -26,7 +34,7 @@ def actual(store: Store, models: Iterable[PlannedModel]) -> list[ModelView]:
             if record is not None and record != engine.record:
                 _take_up(engine, record)
         if not planned.is_being_read or planned.slot.current is None:
-            views.append(_model(planned))
+            views.append(_model(planned, alarms.slow_engine(planned, settings, now) is not None))
     return views
 
 
@@ -50,7 +58,7 @@ def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
         engine.adopt(record)
 
 
-def _model(planned: PlannedModel) -> ModelView:
+def _model(planned: PlannedModel, is_slow: bool) -> ModelView:
     fits, current, is_read = planned.fits(), planned.slot.current, planned.is_being_read
     return ModelView(
         name=planned.entry.name,
@@ -63,6 +71,8 @@ def _model(planned: PlannedModel) -> ModelView:
         opening=planned.opening is not None,
         reading=is_read,
         outdated=fits and planned.serving not in planned.engines,
+        is_slow=is_slow,
+        lowering=is_lowering_due(planned),
     )
 
 
@@ -84,8 +94,10 @@ def _engine(planned: PlannedModel, engine: PlannedEngine) -> EngineView:
         is_doubted=preference.is_doubted(engine, planned.engines.values()),
         cost=preference.cost(engine, planned.entry.settings),
         retry_at=engine.retry_at,
-        open_at=engine.open_at,
+        open_at=math.inf if engine.quarantined else engine.open_at,
         request=engine.request.value,
+        was_loaded=engine.record is not None and was_loaded(engine.record.load),
+        reviewed_at=engine.reviewed_at,
         trial=engine.trial,
         failures=engine.failures,
     )

@@ -249,7 +249,7 @@ class Catalogue:
             self._plan(planned, model)
             planned.weights = external
             planned.weights_changed(weights)  # from here on, changes of the external data count
-            planned.hold()
+            planned.refuse_or_accept()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
             self._events.tell(ModelRead(inspection.digest), entry.name)
             self._tell_notes(planned)
@@ -302,7 +302,7 @@ class Catalogue:
             return
         _LOG.log(level, "model %s cannot be served: %s", name, error)
         planned.model = planned.served = None
-        planned.hold()
+        planned.refuse_or_accept()
 
     def _drop(self, name: str) -> None:
         """What waits for a model that has gone is still answered; what comes is refused."""

@@ -18,8 +18,8 @@ from edged.config import Engines, Health
 from edged.config.limits import HostLimits
 from edged.confinement import settings as confinement
 from edged.device.fingerprint import Change, Fingerprint
-from edged.device.load import LoadMonitor, was_loaded
-from edged.engines import alarms, planner
+from edged.device.load import LoadMonitor
+from edged.engines import alarms
 from edged.engines.actual import actual
 from edged.engines.admission.examination import prove
 from edged.engines.alarms import Alarm, Alarms
@@ -36,7 +36,7 @@ from edged.engines.planner import Planner
 from edged.engines.probe import SessionProbe
 from edged.engines.quarantine import Quarantine
 from edged.engines.readiness import Prober, Readiness, readiness
-from edged.engines.reconcile import Open, reconcile
+from edged.engines.reconcile import Action, Open, Replan, Review, reconcile
 from edged.engines.surveyor import Surveyor
 from edged.events import EventLog, HostLost
 from edged.files import NO_DESCRIPTORS, unwritable
@@ -57,7 +57,6 @@ from edged.tasks import TaskGroup, keep, until_set
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 1.0  # how often everything is looked at when nothing else happens
 _FLUSH_SECONDS = 5.0  # that a disk may be behind when the daemon ends
-_REVIEW_SECONDS = 600.0  # between two verifications of one engine of the daemon's own accord
 
 
 class Liveness(msgspec.Struct, frozen=True):
@@ -130,7 +129,6 @@ class Controller:
         self.loader = Loader(
             self.selection, self.catalogue, self.overrides, builder, self._installed, self.wake, self._readiness
         )
-        self._reviewed: dict[str, float] = {}
         self._state = ""  # why the state folder cannot be written
 
     def _readable(self) -> tuple[str, ...]:
@@ -285,21 +283,20 @@ class Controller:
         paused = self.maker.eviction.paused
         is_reboot_pending = self.surveyor.is_reboot_pending
         self.maker.abandon()
-        self._review(now)
         self.learning.look(self.models.values(), now)
+        self._quarantine.mark(self.models.values())
         for planned in self.models.values():
-            if planner.is_lowering_due(planned):
-                self.catalogue.replan(planned)
-        self._quarantine.look(self.models.values())
-        views = actual(self.store, self.models.values())
-        by_command, is_paused = self.settings.build == "command", bool(paused) or is_reboot_pending
-        busy, slow = self.maker.busy, self.maker.slow(memory.available_mb)
-        for action in reconcile(views, now, busy, slow=slow, paused=is_paused, by_command=by_command):
-            planned = self.models[action.model]
-            if isinstance(action, Open):
-                self.opener.start(planned, action.key)
-            else:
-                self.maker.start(planned, action)
+            planned.refuse_or_accept()
+        for action in reconcile(
+            actual(self.store, self.models.values(), self.settings, now),
+            now,
+            self.maker.busy,
+            slow=self.maker.slow(memory.available_mb),
+            paused=bool(paused) or is_reboot_pending,
+            by_command=self.settings.build == "command",
+            is_idle=self.load.is_low(now),
+        ):
+            self._carry_out(action, now)
         self.fallbacks.look(self.models.values(), now)
         self.opener.tidy(self.models)
         self.catalogue.refuse_hopeless()
@@ -311,20 +308,23 @@ class Controller:
         for told in self.observers:
             told()
 
-    def _review(self, now: float) -> None:
-        """Engines whose figures may be off are verified and timed again: when the box is calm, those that were timed
-        under load; at once, one that has become slow, since another may be faster by now."""
-        has_lasted = self.load.is_low(now) and not self.maker.busy
-        for planned in self.models.values():
-            slow = alarms.slow_engine(planned, self.settings, now) is not None
-            for key, engine in planned.engines.items():
-                record = engine.record
-                if record is None or not engine.is_usable or engine.request is not Request.NONE:
-                    continue
-                is_due = now - self._reviewed.get(key, -_REVIEW_SECONDS) >= _REVIEW_SECONDS
-                if is_due and ((slow and key == planned.serving) or (has_lasted and was_loaded(record.load))):
-                    self._reviewed[key] = now
-                    engine.request = Request.REVIEW
+    def _carry_out(self, action: Action, now: float) -> None:
+        planned = self.models[action.model]
+        if isinstance(action, Open):
+            self.opener.start(planned, action.key)
+        elif isinstance(action, Replan):
+            before = planned.engines
+            self.catalogue.replan(planned)
+            if planned.engines.keys() != before.keys():
+                self.wake()
+        elif isinstance(action, Review):
+            planned.engines[action.key].request = Request.REVIEW
+            for other in self.models.values():  # of the same content: one review is enough for all
+                if action.key in other.engines:
+                    other.engines[action.key].reviewed_at = now
+            self.wake()
+        else:
+            self.maker.start(planned, action)
 
     def _readiness(self, planned: PlannedModel) -> Readiness:
         return readiness(planned, self.health)

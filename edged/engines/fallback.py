@@ -92,7 +92,7 @@ class FallbackSlots:
         engine = _choice(planned, now)
         if engine is not None:
             place.opening = self._tasks.start(self._open(place, planned.model, engine))
-        elif not any(each.recipe.is_reference and each.open_at < math.inf for each in planned.engines.values()):
+        elif not any(each.recipe.is_reference and each.may_open for each in planned.engines.values()):
             self._refuse(planned, outside(serving.engine) if serving is not None else "")
 
     async def _open(self, place: _Place, model: Model, engine: PlannedEngine) -> None:
@@ -135,7 +135,7 @@ def _choice(planned: PlannedModel, now: float) -> PlannedEngine | None:
         for engine in planned.engines.values()
         if not engine.recipe.profile
         and (engine.recipe.is_reference or not has_defaults)
-        and (engine.is_usable or engine.recipe.is_reference)
+        and engine.may_open
         and engine.open_at <= now
         and not preference.is_doubted(engine, planned.engines.values())
     ]

@@ -17,7 +17,7 @@ from edged.engines.builder import Builder, Task
 from edged.engines.child import ChildLost
 from edged.engines.eviction import EvictionManager
 from edged.engines.plan import Making, PlannedEngine, PlannedModel, Request
-from edged.engines.reconcile import Action, Make, Open, Try
+from edged.engines.reconcile import Make, Try, Work
 from edged.engines.states import EngineState
 from edged.errors import (
     EdgedError,
@@ -46,7 +46,7 @@ _TOLD_STEP = 0.1  # of a phase: what watchers of events are told of
 
 
 @dataclass
-class _Work:
+class _Job:
     """An engine that is being made in its lane (see `policy.lanes`)."""
 
     engine: PlannedEngine
@@ -74,7 +74,7 @@ class Maker:
         self._builder, self._store, self._models, self._settings = builder, store, models, settings
         self._events, self._tasks = events, tasks
         self._attempts, self._read_again = attempts, read_again
-        self._work: list[_Work] = []
+        self._work: list[_Job] = []
 
     def heed(self, settings: Engines) -> None:
         """Other settings, for what ends from now on."""
@@ -93,16 +93,15 @@ class Maker:
         long = frozenset(e.lane for e in alone if e.making is not None and e.making.elapsed_s >= _LONG_SECONDS)
         return long if long and available_mb() >= _SPARE_MB else frozenset()
 
-    def start(self, planned: PlannedModel, action: Action) -> None:
+    def start(self, planned: PlannedModel, action: Work) -> None:
         """Begins what was decided."""
-        assert not isinstance(action, Open)
         assert planned.model is not None  # nothing is decided for a model that could not be read
         engine = planned.engines[action.key]
         engine.move(EngineState.QUEUED)
         engine.making = Making(time.monotonic())
         source = action.source if isinstance(action, Try) else ""
         task = self._tasks.start(self._run(planned, planned.model, engine, action))
-        self._work.append(_Work(engine, source, task))
+        self._work.append(_Job(engine, source, task))
         task.add_done_callback(partial(self._over, engine))
 
     def cancel(self, engine: PlannedEngine, reason: str) -> None:
@@ -144,13 +143,13 @@ class Maker:
 
     # -- one engine -------------------------------------------------------------------------------------------------
 
-    async def _run(self, planned: PlannedModel, model: Model, engine: PlannedEngine, action: Action) -> None:
+    async def _run(self, planned: PlannedModel, model: Model, engine: PlannedEngine, action: Work) -> None:
         task = Task(model, engine.recipe, engine.key, _EFFORTS[min(engine.failures, len(_EFFORTS) - 1)])
         try:
             await self._outcome(planned, engine, task, action)
         except asyncio.CancelledError:
             work = self._work_on(engine)
-            engine.cancel(work.why if work is not None else _Work.why)
+            engine.cancel(work.why if work is not None else _Job.why)
             raise
         except Exception as error:  # nobody expected it: a failure like any other, and told by whoever sees tasks end
             why = EngineUnusable(f"{type(error).__name__}; the log tells more")
@@ -160,7 +159,7 @@ class Maker:
         finally:
             self._free(engine)
 
-    async def _outcome(self, planned: PlannedModel, engine: PlannedEngine, task: Task, action: Action) -> None:
+    async def _outcome(self, planned: PlannedModel, engine: PlannedEngine, task: Task, action: Work) -> None:
         name, short = planned.entry.name, engine.digest[:12]
         try:
             if isinstance(action, Make):
@@ -288,7 +287,7 @@ class Maker:
             what = EngineProgress(making.phase, making.fraction, making.elapsed_s, making.estimate_s)
             self._events.tell(what, task.model.name, engine.digest)
 
-    def _work_on(self, engine: PlannedEngine) -> _Work | None:
+    def _work_on(self, engine: PlannedEngine) -> _Job | None:
         return next((work for work in self._work if work.engine is engine), None)
 
     def _keys(self) -> set[str]:

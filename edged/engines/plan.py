@@ -83,11 +83,12 @@ class PlannedEngine:
     failures: int = 0
     failure: str = ""  # what the last one said
     retry_at: float = 0.0
-    open_at: float = 0.0
+    open_at: float = 0.0  # infinite if its runtime refuses it for good
     refusals: int = 0  # how often in a row its host would not open it
     quarantined: str = ""  # why it is not opened any more although it could be: its work kept killing its host
     apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
     request: Request = Request.NONE
+    reviewed_at: float = -math.inf  # when the daemon last asked for a review
     trial: str = ""  # key of an engine for another driver whose files may do
     nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
     misplaced: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
@@ -106,6 +107,11 @@ class PlannedEngine:
     def is_usable(self) -> bool:
         """Whether the store holds it, accepted and whole."""
         return self.record is not None and self.record.is_usable
+
+    @property
+    def may_open(self) -> bool:
+        """Whether it can be opened, now or later: it is in the store or needs no build, and nothing rules it out."""
+        return (self.is_usable or self.recipe.is_reference) and self.open_at < math.inf and not self.quarantined
 
     @property
     def edition(self) -> str:
@@ -259,7 +265,6 @@ class PlannedModel:
     served: Model | None = None
     problem: EdgedError | None = None
     warnings: tuple[Finding, ...] = ()  # what is told of the model although it serves
-    quarantine: str = ""  # why none of its engines is opened any more
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Slot = field(init=False)  # answers requests outside the range of the engine in `slot`
@@ -352,17 +357,28 @@ class PlannedModel:
         before, self._weights = self._weights, now
         return now != before
 
-    def hold(self) -> None:
-        """Has the slots refuse what comes if nothing can answer it; to be called whenever that may have changed."""
-        refusal: EdgedError | None = None
+    @property
+    def quarantine(self) -> str:
+        """Why no engine is opened any more: all are quarantined or ruled out. Empty while one serves or may."""
+        reasons = [engine.quarantined for engine in self.engines.values() if engine.quarantined]
+        if not reasons or self.slot.current is not None or self.opening is not None:
+            return ""
+        return "" if any(engine.may_open for engine in self.engines.values()) else reasons[-1]
+
+    @property
+    def refusal(self) -> EdgedError | None:
+        """The error that requests get because nothing can answer them; None if something can, or will."""
         name = self.entry.name
         if self.problem is not None and not self.serving:
-            refusal = NotReady(f"model {name!r} cannot be served: {self.problem}")
-        elif self.quarantine:
-            refusal = Quarantined(
-                f"model {name!r} is quarantined: {self.quarantine}; mend the model or what is sent to it, then:"
-                f" edged engines rebuild {name}"
-            )
+            return NotReady(f"model {name!r} cannot be served: {self.problem}")
+        if reason := self.quarantine:
+            what = "fix the model or the requests that crash it, then: edged engines rebuild"
+            return Quarantined(f"model {name!r} is quarantined: {reason}; {what} {name}")
+        return None
+
+    def refuse_or_accept(self) -> None:
+        """Make the slots refuse requests if nothing can answer them, and accept them otherwise."""
+        refusal = self.refusal
         for slot in (self.slot, self.fallback):
             slot.hold(refusal)
 
@@ -374,7 +390,7 @@ class PlannedModel:
     def has_other(self, engine: PlannedEngine) -> bool:
         """Whether the model can be served without this engine, by one that is as it was verified."""
         others = (other for other in self.engines.values() if other is not engine and not other.misplaced)
-        return any((other.is_usable or other.recipe.is_reference) and other.open_at < math.inf for other in others)
+        return any(other.may_open for other in others)
 
     def is_hopeless(self) -> bool:
         """Nothing that could be opened may ever be: the reference itself was refused, and no engine is there."""
@@ -383,8 +399,7 @@ class PlannedModel:
             return False
         if any(engine.quarantined for engine in self.engines.values()):
             return False
-        ready = any(engine.is_usable and engine.open_at < math.inf for engine in self.engines.values())
-        return reference.open_at == math.inf and not ready
+        return not any(engine.may_open for engine in self.engines.values())
 
 
 def external_files(entry: ModelEntry, inspection: Inspection) -> tuple[Path, ...]:

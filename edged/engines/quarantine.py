@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.plan import PlannedModel
 from edged.serving import crash_attribution, memory
 from edged.serving.crash_attribution import Death, EngineId, Record
 from edged.serving.link import Loss
@@ -70,35 +69,18 @@ class Quarantine:
             self._records = kept
             self._write()
 
-    def look(self, models: Iterable[PlannedModel]) -> None:
-        """Bars and unbars engines; a model without any that may be opened is refused until that changes."""
+    def mark(self, models: Iterable[PlannedModel]) -> None:
+        """Note on every engine whether it is quarantined, and which host for suspects it belongs in."""
         for planned in models:
             for engine in planned.engines.values():
-                self._bar(planned, engine)
-            self._see_to(planned)
-
-    def _bar(self, planned: PlannedModel, engine: PlannedEngine) -> None:
-        suspect = EngineId(planned.entry.name, engine.digest)
-        apart, current = self.apart(suspect), planned.slot.current
-        is_here = current is not None and current.engine.key == engine.digest
-        if apart != engine.apart and (apart or not is_here or current is None or _has_room_for(current.link.pid)):
-            engine.apart = apart
-        reason = self._reason(suspect)
-        if reason:
-            engine.open_at = math.inf
-        elif engine.quarantined:
-            engine.open_at = 0.0
-        engine.quarantined = reason
-
-    def _see_to(self, planned: PlannedModel) -> None:
-        quarantined = [engine for engine in planned.engines.values() if engine.quarantined]
-        is_out = planned.slot.current is None and planned.opening is None
-        if quarantined and is_out and not any(_can_open(engine) for engine in planned.engines.values()):
-            if not planned.quarantine:
-                planned.quarantine = quarantined[-1].quarantined
-        else:
-            planned.quarantine = ""
-        planned.hold()
+                suspect = EngineId(planned.entry.name, engine.digest)
+                engine.quarantined = self._reason(suspect)
+                apart, current = self.apart(suspect), planned.slot.current
+                is_here = current is not None and current.engine.key == engine.digest
+                if apart != engine.apart and (
+                    apart or not is_here or current is None or _has_room_for(current.link.pid)
+                ):
+                    engine.apart = apart
 
     def _reason(self, suspect: EngineId) -> str:
         record = self._records.get(suspect)
@@ -115,10 +97,6 @@ class Quarantine:
 def _has_room_for(pid: int) -> bool:
     """Whether the memory of a host is there twice: an engine that moves is open in two hosts for a moment."""
     return memory.available_mb() > memory.used_mb(pid)
-
-
-def _can_open(engine: PlannedEngine) -> bool:
-    return (engine.is_usable or engine.recipe.is_reference) and engine.open_at < math.inf
 
 
 def _named(suspect: EngineId) -> tuple[str, str]:

@@ -5,7 +5,7 @@ costs nothing, since everything is looked at again each time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 
 import msgspec
 
@@ -14,6 +14,7 @@ from edged.engines.states import MAKING, EngineState
 
 # A running engine is replaced only by one that is faster by more than the noise of measuring.
 _GAIN = 0.95
+_REVIEW_SECONDS = 600.0  # between two reviews of one engine
 _MEASURING = ("tensorrt", "tensorrt_rtx")
 
 
@@ -37,6 +38,8 @@ class EngineView(msgspec.Struct, frozen=True):
     retry_at: float = 0.0  # of a failed build
     open_at: float = 0.0  # when opening it may be tried (again)
     request: str = ""  # "build", "verify": commands; "review": the daemon's own request to verify it again
+    was_loaded: bool = False  # other work used much of the box while it was timed
+    reviewed_at: float = -math.inf  # when the daemon last asked for a review
     trial: str = ""  # key of an engine for another driver whose files may do
     failures: int = 0  # in a row, of making it
 
@@ -52,6 +55,8 @@ class ModelView(msgspec.Struct, frozen=True):
     opening: bool = False
     reading: bool = False  # it may be another model in a moment
     outdated: bool = False  # what serves is the right model, but was built for the device as it was
+    is_slow: bool = False  # what serves has been much slower than usual for a while
+    lowering: bool = False  # an optimised engine was rejected, and the one optimised less is not planned yet
 
 
 class Open(msgspec.Struct, frozen=True):
@@ -83,7 +88,21 @@ class Verify(msgspec.Struct, frozen=True):
     key: str
 
 
-Action = Open | Make | Try | Verify
+class Review(msgspec.Struct, frozen=True):
+    """Request that an engine be verified and timed again."""
+
+    model: str
+    key: str
+
+
+class Replan(msgspec.Struct, frozen=True):
+    """Plan a model again: the engines that it should have are others now."""
+
+    model: str
+
+
+Work = Make | Try | Verify  # takes a child, one at a time in each lane
+Action = Open | Review | Replan | Work
 
 
 def reconcile(
@@ -94,15 +113,19 @@ def reconcile(
     slow: Set[str] = frozenset(),
     paused: bool = False,
     by_command: bool = False,
+    is_idle: bool = False,
 ) -> list[Action]:
     """The actions that bring the box nearer to what it should be.
 
     One engine is made at a time in each lane; `busy` are the lanes in which one is. In those of them that are `slow`
     one takes long and may be overtaken: another is made beside it. While `paused` nothing can be stored, so nothing is
-    made. `by_command`: nothing is built that nobody commanded; what takes seconds is done.
+    made. `by_command`: only commanded builds are made; what takes seconds is done. `is_idle`: the box has had little to
+    do for a while.
     """
     models = list(models)
-    actions: list[Action] = [action for model in models if (action := _open(model, now)) is not None]
+    actions: list[Action] = [Replan(model.name) for model in models if model.lowering]
+    actions += [action for model in models if (action := _open(model, now)) is not None]
+    actions += [review for model in models for review in _reviews(model, now, is_idle and not busy)]
     if not paused:
         actions += _make(models, now, busy, slow, by_command)
     return actions
@@ -163,17 +186,27 @@ def _is_better(candidate: EngineView, serving: EngineView) -> bool:
     return serving.cost is None or candidate.cost < serving.cost * _GAIN
 
 
+def _reviews(model: ModelView, now: float, is_idle: bool) -> Iterator[Review]:
+    """Engines whose figures may be off: once the box is idle, those that were timed under load; at once, one that has
+    become slow, since another may be faster by now."""
+    for engine in model.engines:
+        is_due = engine.usable and not engine.request and now - engine.reviewed_at >= _REVIEW_SECONDS
+        is_slow = model.is_slow and engine.key == model.serving
+        if is_due and (is_slow or (is_idle and engine.was_loaded)):
+            yield Review(model.name, engine.key)
+
+
 # -- what is made ---------------------------------------------------------------------------------------------------
 
 
-def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], by_command: bool) -> list[Action]:
+def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], by_command: bool) -> list[Work]:
     """The next engine to make in every lane that is free, or in which one may be overtaken.
 
     Commands come first, and what failed before comes last. Then models that nothing serves: what is made for one may be
     the first that answers. Verifying and trying take seconds where building takes minutes, so they come before; then
     the model with the fewest engines.
     """
-    wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Action]] = []
+    wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Work]] = []
     for model in models:
         for engine in () if model.reading else model.engines:
             action = _next(model, engine, now)
@@ -190,13 +223,13 @@ def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], b
                     _finished(model),
                 )
                 wanted.append((rank, engine.lane, action))
-    chosen: dict[str, Action] = {}
+    chosen: dict[str, Work] = {}
     for _, lane, action in sorted(wanted, key=lambda item: item[0]):
         chosen.setdefault(lane, action)
     return list(chosen.values())
 
 
-def _next(model: ModelView, engine: EngineView, now: float) -> Action | None:
+def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
     """What an engine lacks, or what is wished of it."""
     if engine.state in MAKING:
         return None
@@ -211,19 +244,19 @@ def _next(model: ModelView, engine: EngineView, now: float) -> Action | None:
     return None
 
 
-def _obtain(model: ModelView, engine: EngineView) -> Action:
+def _obtain(model: ModelView, engine: EngineView) -> Work:
     """Trying takes seconds, making perhaps an hour."""
     if engine.trial and not engine.usable:
         return Try(model.name, engine.key, engine.trial)
     return Make(model.name, engine.key)
 
 
-def _is_build(engine: EngineView, action: Action | None) -> bool:
+def _is_build(engine: EngineView, action: Work | None) -> bool:
     """The reference is only asked and timed."""
     return isinstance(action, Make) and not engine.recipe.is_reference
 
 
-def _may_overtake(engine: EngineView, action: Action | None) -> bool:
+def _may_overtake(engine: EngineView, action: Work | None) -> bool:
     """A builder that takes long and measures the device as it builds would disturb the other, and be disturbed."""
     return not isinstance(action, Make) or engine.recipe.backend not in _MEASURING
 
@@ -242,7 +275,7 @@ def _is_missed(model: ModelView, engine: EngineView) -> bool:
     return all((engine.cost or math.inf, engine.key) < (e.cost or math.inf, e.key) for e in evicted)
 
 
-def _slowness(action: Action) -> int:
+def _slowness(action: Work) -> int:
     return 1 if isinstance(action, Make) else 0
 
 

@@ -34,7 +34,7 @@ from edged.engines.maker import Maker
 from edged.engines.opener import Opener
 from edged.engines.plan import PlannedEngine, PlannedModel, Request
 from edged.engines.planner import Planner
-from edged.engines.reconcile import ModelView, Open, reconcile
+from edged.engines.reconcile import ModelView, Open, Replan, Review, Work, reconcile
 from edged.engines.states import MAKING, EngineState
 from edged.errors import (
     BuildFailed,
@@ -437,8 +437,8 @@ class World:
         self.maker.abandon()
         views, now, busy = actual(self.store, self.models.values()), self.clock.now, self.maker.busy  # type: ignore
         written = msgspec.json.encode(views)
-        actions = reconcile(views, now, busy, paused=bool(self.store.problem))
-        assert actions == reconcile(iter(views), now, busy, paused=bool(self.store.problem)), (
+        actions = reconcile(views, now, busy, paused=bool(self.store.problem), is_idle=True)
+        assert actions == reconcile(iter(views), now, busy, paused=bool(self.store.problem), is_idle=True), (
             "it depends on nothing else"
         )
         assert msgspec.json.encode(views) == written, "deciding changes nothing"
@@ -447,6 +447,11 @@ class World:
             planned = self.models[action.model]
             if isinstance(action, Open):
                 self.opener.start(planned, action.key)
+            elif isinstance(action, Replan):
+                self.catalogue.replan(planned)
+            elif isinstance(action, Review):
+                planned.engines[action.key].request = Request.REVIEW
+                planned.engines[action.key].reviewed_at = self.clock.now
             else:
                 if planned.engines[action.key].request is Request.BUILD:
                     self.box.commanded.add(action.key)
@@ -461,7 +466,7 @@ class World:
 
     def _check_actions(self, views: list[ModelView], actions: list[Any]) -> None:
         opens = [action for action in actions if isinstance(action, Open)]
-        makes = [action for action in actions if not isinstance(action, Open)]
+        makes = [action for action in actions if isinstance(action, Work)]
         assert len({action.model for action in opens}) == len(opens), "one opening at a time for a model"
         engines = {(view.name, e.key): e for view in views for e in view.engines}
         lanes = [engines[action.model, action.key].lane for action in makes]

@@ -79,11 +79,12 @@ def test_a_model_is_listed_as_ready_only_while_it_answers(tmp_path: Path) -> Non
     run(story())
 
 
-def test_a_model_whose_engines_are_all_barred_is_listed_with_the_reason(tmp_path: Path) -> None:
+def test_listed_quarantined_model_has_the_reason(tmp_path: Path) -> None:
     async def story() -> None:
         house = House(tmp_path)
         planned = await house.add("m")
-        planned.quarantine = "it killed its host three times"
+        for engine in planned.engines.values():
+            engine.quarantined = "it killed its host three times"
         (row,) = await listing(house).listed()
         assert (row.state, row.reason) == ("UNAVAILABLE", "it is quarantined: it killed its host three times")
 

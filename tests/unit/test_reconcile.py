@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edged.backends.contract import UNOPTIMISED, Recipe
 from edged.engines.commands import Selection
-from edged.engines.reconcile import Action, EngineView, Make, ModelView, Open, Try, Verify, reconcile
+from edged.engines.reconcile import Action, EngineView, Make, ModelView, Open, Replan, Review, Try, Verify, reconcile
 from edged.engines.states import MAKING, EngineState
 from tests.unit.little_world import KINDS, Fate, World, laws
 from tests.waiting import run
@@ -44,6 +44,41 @@ def opened(*engines: EngineView, **more: Any) -> list[Action]:
 def made(*models: ModelView, busy: frozenset[str] = frozenset(), **more: bool) -> list[Action]:
     """What is made for models."""
     return [action for action in reconcile(models, NOW, busy, **more) if not isinstance(action, Open)]
+
+
+# -- what is reviewed and planned again -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "more", "is_idle", "is_reviewed"),
+    [
+        (ready("a", was_loaded=True), {}, True, True),
+        (ready("a", was_loaded=True), {}, False, False),
+        (ready("a", was_loaded=False), {}, True, False),
+        (ready("a"), {"is_slow": True, "serving": "a"}, False, True),
+        (ready("a"), {"is_slow": True, "serving": "b"}, False, False),
+        (ready("a", was_loaded=True, reviewed_at=NOW - 599), {}, True, False),
+        (ready("a", was_loaded=True, reviewed_at=NOW - 601), {}, True, True),
+        (ready("a", was_loaded=True, request="verify"), {}, True, False),
+        (view("a", S.EVICTED, was_loaded=True), {}, True, False),
+    ],
+)
+def test_reconcile_engine_of_doubtful_figures_is_reviewed_once_due(
+    engine: EngineView, more: dict[str, Any], is_idle: bool, is_reviewed: bool
+) -> None:
+    reviews = [a for a in reconcile([model(engine, **more)], NOW, set(), is_idle=is_idle) if isinstance(a, Review)]
+    assert reviews == ([Review("m", "a")] if is_reviewed else [])
+
+
+def test_reconcile_while_something_is_made_reviews_only_what_is_slow() -> None:
+    engines = (ready("a", was_loaded=True), ready("b", 0.4, was_loaded=True))
+    found = reconcile([model(*engines, serving="b", is_slow=True)], NOW, {"cuda:0"}, is_idle=True)
+    assert [action for action in found if isinstance(action, Review)] == [Review("m", "b")]
+
+
+def test_reconcile_rejected_optimised_engine_plans_the_model_again() -> None:
+    found = reconcile([model(ready("ref", 1.0), serving="ref", lowering=True), model(name="other")], NOW, set())
+    assert found == [Replan("m")]
 
 
 # -- what serves ----------------------------------------------------------------------------------------------------
