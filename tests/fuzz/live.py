@@ -147,7 +147,7 @@ def _see_log(daemon: FuzzedDaemon, tally: Tally) -> None:
     lines = daemon.log.read_text(errors="replace").splitlines()
     for at, line in enumerate(lines):
         if any("UnicodeDecodeError" in each for each in lines[max(0, at - 2) : at + 12]):
-            continue  # gRPC's own, of a method's name: see edged/api/grpc/listener.py
+            continue  # gRPC's own, of a method's name: see edged/api/grpc/server.py
         if (
             "Traceback" in line
             or "nobody expected" in line

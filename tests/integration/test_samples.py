@@ -172,7 +172,7 @@ HOSTILE: dict[str, tuple[list[pb.AddModelRequest], str]] = {
     "twice": (MODEL + file("a.jpg", b"x") + file("a.jpg", b"y"), "twice"),
     "too large": (MODEL + file("a.jpg", b"x", size=1 << 40), "at most 16 MiB"),
     "a model too large": (file("m.onnx", b"x", sample=False, size=3 << 30), "no message of protobuf has more"),
-    "larger than announced": (MODEL + file("a.jpg", b"xyz", size=1), "longer than was announced"),
+    "larger than announced": (MODEL + file("a.jpg", b"xyz", size=1), "longer than announced"),
     "too many": (MODEL + [part for n in range(33) for part in file(f"{n}.jpg", b"x")], "too many samples"),
 }
 

@@ -179,7 +179,7 @@ def test_call_guard_call_refused_for_limits_accounts_for_what_it_sent(tmp_path: 
         with pytest.raises(grpc.aio.AbortError):
             await handler.stream_unary(None, call)
         assert call.status == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert guard.arrivals.begin(call.peer()).accounted(max_message=3 << 20) > 3 << 20
+        assert guard.traffic.begin(call.peer()).accounted(max_message=3 << 20) > 3 << 20
 
     run(work())
 
@@ -198,7 +198,7 @@ def test_call_guard_message_that_grpc_refuses_for_its_size_is_accounted_for(tmp_
         handler = CallGuard(guard, method, lambda peer, authentication: Caller("test", ALL, "test")).handler()
         with pytest.raises(grpc.aio.AbortError):
             await handler.stream_unary(None, call)
-        assert guard.arrivals.begin(call.peer()).accounted(max_message=3 << 20) > 3 << 20
+        assert guard.traffic.begin(call.peer()).accounted(max_message=3 << 20) > 3 << 20
 
     run(work())
 

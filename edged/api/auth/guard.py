@@ -18,7 +18,7 @@ from edged.api.auth.limits import Bounds, Budget, ClientLimits
 from edged.api.auth.policy import Caller, ListenerPolicy
 from edged.api.auth.tls import Certificate
 from edged.api.auth.tokens import TokenBook, TokenFile
-from edged.api.grpc.arrivals import Arrivals
+from edged.api.grpc.grpc_limits import TrafficMonitor
 from edged.api.grpc.status import status_of
 from edged.config.access import Access, Tls
 from edged.engines.alarms import Alarm, AlarmKind
@@ -38,7 +38,7 @@ class Guard:
         self.certificate = Certificate(tls) if tls.certificate else None
         self.limits = ClientLimits(Bounds.of(access))
         self.budget = Budget()
-        self.arrivals = Arrivals()
+        self.traffic = TrafficMonitor()
         self.audit = AuditLog(state / "audit", access.audit_mb << 20)
         self.turned_away: Counter[str] = Counter()  # by the name of a gRPC status
         self.generation = 0  # another number once callers may have other roles

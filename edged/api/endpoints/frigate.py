@@ -17,11 +17,11 @@ from collections.abc import Coroutine
 import zmq
 
 from edged.api.endpoints import frigate_wire as wire
-from edged.api.endpoints.frigate_upload import take_in
 from edged.api.endpoints.frigate_wire import Reader
 from edged.api.endpoints.publisher import Publisher
 from edged.api.endpoints.result_json import answered
 from edged.api.endpoints.zmq_socket import BoundSocket, CountedWarnings
+from edged.api.grpc.upload import add_model_bytes
 from edged.config import Frigate
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
@@ -208,7 +208,7 @@ class FrigateEndpoint:
         name = wire.model_name(message.name)
         async with self._uploading:
             if name not in self._controller.models:
-                await take_in(self._controller, name, message.data)
+                await add_model_bytes(self._controller, name, message.data)
         self._missing.discard(message.name)
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:

@@ -25,7 +25,7 @@ from edged.api.auth.audit import about
 from edged.api.auth.guard import Guard
 from edged.api.auth.limits import LARGE, ClientLimits, LargeMessage, Usage
 from edged.api.auth.policy import Caller
-from edged.api.grpc.arrivals import Traffic
+from edged.api.grpc.grpc_limits import Traffic
 from edged.api.grpc.rpc import Context, Method, Service
 from edged.api.grpc.status import describe, trailing
 from edged.errors import ClientLimited, EdgedError, InvalidInput
@@ -60,7 +60,7 @@ class CallGuard:
 
     async def _run_one(self, _: object, call: GrpcContext) -> bytes | None:
         """One call of one message."""
-        traffic = self._guard.arrivals.begin(call.peer())
+        traffic = self._guard.traffic.begin(call.peer())
         traffic.open += self._takes_contents
         data: Any = None
         try:
@@ -79,7 +79,7 @@ class CallGuard:
         method, guard, limits = self._method, self._guard, self._guard.limits
         context, began = _context_of(call), time.perf_counter()
         size = 0 if self._is_stream else len(asked)
-        traffic = guard.arrivals.begin(context.peer)
+        traffic = guard.traffic.begin(context.peer)
         try:
             who = self._let_in(context, call)
             identity.CURRENT.set(who)

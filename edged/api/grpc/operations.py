@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
-from edged.api.grpc.adding import adding
 from edged.api.grpc.engines import EngineHandlers
-from edged.api.grpc.load import LoadReader
 from edged.api.grpc.rpc import Context, Service
+from edged.api.grpc.upload import receive_upload, repair_upload, upload_folder
 from edged.api_types import ModelInfo
 from edged.backends import registry
+from edged.config import Health
 from edged.config.changes import Outcome
+from edged.device import system
+from edged.device.root import Root
 from edged.engines import report
 from edged.engines.admission.examination import admit
 from edged.engines.alarms import Alarm
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
-from edged.engines.repairer import Repaired, repair
 from edged.engines.shape_book import shape_report
-from edged.errors import AlreadyExists, InvalidInput, Refused
+from edged.errors import InvalidInput, Refused
 from edged.events import Event, ModelRepaired
 from edged.files import not_stored
 from edged.message_mapper import to_message
+from edged.metrics.box import Readings, Sensors
+from edged.metrics.process import resident_bytes
 from edged.metrics.tally import Tally
-from edged.models import samples as model_samples
-from edged.models.entries import check_name
-from edged.models.inspection import too_large
-from edged.models.repair import Wish, short
+from edged.models.repair import short
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import Cameras
+from edged.serving.link import HostLink
 
 Reload: TypeAlias = Callable[[], Awaitable[Sequence[Outcome]]]
 
@@ -103,14 +104,14 @@ class OperationsService:
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
         """Takes the files in, examines the model, and only then lets it into the repository."""
         repository = self._controller.repository
-        async with adding(repository, "the upload") as folder:
+        async with upload_folder(repository, "the upload") as folder:
             try:
-                header, upload = await _receive(parts, folder, self._controller.models)
+                header, upload = await receive_upload(parts, folder, self._controller.models)
             except OSError as error:
                 raise not_stored("the upload", error) from error
             settings, samples = dict(header.settings), upload.samples
             pictures, installed = tuple(samples.values()), registry.installed(self._facts())
-            repaired = await _repaired(header, upload, settings, installed)
+            repaired = await repair_upload(header, upload, settings, installed)
             record = repaired.record if repaired is not None and repaired.record.is_worth_keeping else None
             files = upload.files if repaired is None else repaired.files
             model = next(iter(files.values()))
@@ -157,115 +158,91 @@ def event_message(event: Event, epoch: str) -> pb.Event:
     )
 
 
-async def _repaired(
-    header: pb.ModelHeader, upload: _Upload, settings: Mapping[str, str], installed: Sequence[str]
-) -> Repaired | None:
-    """The upload, repaired where it lies; None where that is not wished for."""
-    if not header.HasField("repairs"):
-        return None
-    wish = Wish.parse(header.repairs.needed, header.repairs.steps)
-    if not wish.is_any:
-        return None
-    model, pictures = next(iter(upload.files.values())), tuple(upload.samples.values())
-    source = header.repairs.source or model.name
-    return await repair(model, wish, settings, installed, source=source, samples=pictures)
+_POWER_MODE = "jetson.power_mode"
 
 
-async def _receive(
-    parts: AsyncIterator[pb.AddModelRequest], folder: Path, taken: Mapping[str, PlannedModel]
-) -> tuple[pb.ModelHeader, _Upload]:
-    """Writes an upload into `folder`; the first file is the model. InvalidInput when the parts make no sense."""
-    header, upload = pb.ModelHeader(), _Upload(folder)
-    async with upload:
-        async for part in parts:
-            kind = part.WhichOneof("part")
-            if kind == "header":
-                header = part.header
-                check_name(header.name)
-                if header.name in taken:
-                    raise AlreadyExists(taken[header.name].entry.already_there(header.digest))
-            elif kind == "file":
-                await upload.begin(part.file)
-            elif kind == "chunk":
-                await upload.write(part.chunk)
-    if not header.name or not upload.files:
-        raise InvalidInput("the upload has no header or no file; send the model's name and its bytes")
-    return header, upload
+class LoadReader:
+    """Looks at a daemon."""
 
-
-class _Upload:
-    """The files of an upload as they arrive, one after the other, each of the size that was announced. Another thread
-    waits for the disk.
-
-    `files` are the model and its external data, `samples` pictures; both by name.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.files: dict[str, Path] = {}
-        self.samples: dict[str, Path] = {}
-        self._folder = folder
-        self._file: BinaryIO | None = None
-        self._missing = 0
-
-    async def begin(self, announced: pb.ModelFile) -> None:
-        await self._finish()
-        name = _relative(announced.path)
-        if announced.sample:
-            self._admit_sample(name, announced.size)
-        elif not self.files and (finding := too_large(name, announced.size)) is not None:
-            raise finding.refusal()
-        # Folders of their own: external data may be called as it likes.
-        kind, files = ("samples", self.samples) if announced.sample else ("model", self.files)
-        if name in files:
-            raise InvalidInput(f"the upload names {name!r} twice")
-        place = files[name] = self._folder / kind / name
-        await asyncio.to_thread(self._open, place)
-        self._missing = announced.size
-
-    def _open(self, place: Path) -> None:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        self._file = place.open("xb")
-
-    def _admit_sample(self, name: str, size: int) -> None:
-        if not self.files:
-            raise InvalidInput("the first file of an upload is the model; samples come after it")
-        model_samples.check_name(name)
-        model_samples.check_size(name, size)
-        if len(self.samples) == model_samples.MOST:
-            raise InvalidInput(f"the upload has too many samples; choose at most {model_samples.MOST}")
-
-    async def write(self, chunk: bytes) -> None:
-        if self._file is None:
-            raise InvalidInput("an upload is a header, then files, each followed by its chunks")
-        if len(chunk) > self._missing:
-            raise InvalidInput("the upload is longer than was announced; send it again")
-        await asyncio.to_thread(self._file.write, chunk)
-        self._missing -= len(chunk)
-
-    async def _finish(self) -> None:
-        """A client that goes away ends its stream as one that is done does; only the size tells them apart."""
-        await self._close()
-        if self._missing:
-            raise InvalidInput(f"the upload is {self._missing} bytes short of what was announced; send it again")
-
-    async def _close(self) -> None:
-        if self._file is not None:
-            await asyncio.to_thread(self._file.close)
-
-    async def __aenter__(self) -> _Upload:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self,
+        controller: Controller,
+        cameras: Cameras,
+        tally: Tally,
+        sensors: Sensors | None = None,
+        root: Root | None = None,
     ) -> None:
-        await self._close()
-        if error is None:
-            await self._finish()
+        self._controller, self._cameras, self._tally = controller, cameras, tally
+        self._root = root or Root()
+        self._sensors = sensors or Sensors(self._root)
+
+    async def read(self) -> pb.GetLoadResponse:
+        """Everything, as of now. Sensors may be slow, so they are read in a thread."""
+        readings, box = await asyncio.to_thread(lambda: (self._sensors.read(), system.read_memory(self._root)))
+        controller, now = self._controller, time.monotonic()
+        alarms = controller.alarms.active()
+        return pb.GetLoadResponse(
+            status=to_message(report.status(controller), pb.GetStatusResponse),
+            mono_s=now,
+            models=[
+                model(name, planned, alarms, controller.health, now)
+                for name, planned in sorted(controller.models.items())
+            ],
+            cameras=[to_message(each, pb.CameraStatus) for each in self._cameras.reports()],
+            hosts=list(hosts(controller.links(), self._tally)),
+            device=_device(controller, readings, box),
+        )
 
 
-def _relative(path: str) -> str:
-    """A path inside the model's folder, or InvalidInput."""
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path or str(pure) == ".":
-        raise InvalidInput(f"{path[:80]!r} is not a file name inside a model's folder")
-    return str(pure)
+def model(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Health, now: float) -> pb.ModelLoad:
+    """One model; `now` in monotonic seconds."""
+    status = report.public_readiness(planned, asking)
+    slot, statistics = planned.slot, planned.slot.statistics
+    message = pb.ModelLoad(
+        name=name,
+        state=status.state.value,
+        reason=status.reason,
+        degraded=sorted({alarm.kind.value for alarm in alarms if alarm.model == name}),
+        answered=statistics.success.count,
+        failed=statistics.fail.count,
+        waiting=slot.waiting,
+    )
+    if slot.current is not None:
+        engine = slot.current.engine
+        message.engine, message.backend = engine.key, engine.backend
+        planned_engine = planned.engines.get(engine.key)
+        if planned_engine is not None:  # one of the device as it was is in no plan
+            message.precision, message.device = planned_engine.recipe.precision, planned_engine.recipe.device
+            if planned_engine.usual_ms:
+                message.baseline_ms = planned_engine.usual_ms
+        median = slot.current.pace.median(now)
+        if median is not None:
+            message.infer_ms = median
+    return message
+
+
+def hosts(links: Iterable[HostLink], tally: Tally) -> Iterator[pb.HostLoad]:
+    """Those that live; then, without a process, those that were lost and are not there again."""
+    alive = sorted(links, key=lambda link: (link.backend, link.pid))
+    for link in alive:
+        yield pb.HostLoad(
+            backend=link.backend,
+            pid=link.pid,
+            resident_bytes=resident_bytes(link.pid) or 0,
+            limit_bytes=link.memory_mb << 20,
+            sessions=len(link.sessions),
+            losses=tally.losses[link.backend],
+        )
+    for backend in sorted(set(tally.losses) - {link.backend for link in alive}):
+        yield pb.HostLoad(backend=backend, losses=tally.losses[backend])
+
+
+def _device(controller: Controller, readings: Readings, box: system.Memory) -> pb.DeviceLoad:
+    return pb.DeviceLoad(
+        cpu_busy=controller.load.busy,
+        memory_bytes=box.total,
+        memory_free_bytes=box.free,
+        temperatures=readings.temperatures,
+        power_mode=controller.fingerprint.facts.get(_POWER_MODE, ""),
+        daemon_bytes=resident_bytes(os.getpid()) or 0,
+    )

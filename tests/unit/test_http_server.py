@@ -17,7 +17,7 @@ from edged.api.auth.tokens import make
 from edged.api.http import bodies, encodings, listener, server
 from edged.config import Http
 from edged.errors import ConfigError, ErrorCode
-from tests.unit.rest_world import World, answer_of, get, inference, post, world
+from tests.unit.http_world import World, answer_of, get, inference, post, world
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from edged.api.grpc.load import hosts, model
+from edged.api.grpc.operations import hosts, model
 from edged.api_types import LoadInfo
 from edged.config import Health
 from edged.device import system

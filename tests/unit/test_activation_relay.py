@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.api.grpc.relay import Relay
+from edged.api.grpc.activation import Relay
 from tests.waiting import run, until
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

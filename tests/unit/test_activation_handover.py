@@ -11,10 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from edged.api.grpc import grpc_limits as edge
-from edged.api.grpc.activation import Activation
-from edged.api.grpc.handover import Handover, Whereabouts, whereabouts
-from edged.api.grpc.listener import Listener
+from edged.api.grpc import grpc_limits
+from edged.api.grpc.activation import Activation, Handover, Whereabouts, whereabouts
+from edged.api.grpc.server import Listener
 from edged.errors import ConfigError
 from tests.waiting import run, until
 
@@ -220,7 +219,7 @@ async def echo(channel: grpc.aio.Channel) -> bytes:
 def test_who_called_before_there_was_a_server_is_answered_and_then_sent_to_it(
     path: Path, inherited: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edge, "_BRIEF", (edge._BRIEF[0], 1000))
+    monkeypatch.setattr(grpc_limits, "_BRIEF", (grpc_limits._BRIEF[0], 1000))
 
     async def check() -> None:
         served = Served(path, inherited)

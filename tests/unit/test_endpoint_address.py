@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edged.api.endpoints.address import tcp_address
-from edged.api.grpc.listener import Listener
+from edged.api.grpc.server import Listener
 from edged.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edged.api.grpc.arrivals import Arrivals, disconnect, peer_of, received_by
+from edged.api.grpc.grpc_limits import TrafficMonitor, disconnect, peer_of, received_by
 
 _MIB = 1 << 20
 
@@ -34,8 +34,8 @@ def _is_closed(client: socket.socket) -> bool:
     return False
 
 
-def _looked(arrivals: Arrivals, server: socket.socket, mebibytes: float, now: float = 0.0) -> None:
-    excessive = arrivals.look({peer_of(server.getpeername()): int(mebibytes * _MIB)}, 32 * _MIB, now)
+def _looked(monitor: TrafficMonitor, server: socket.socket, mebibytes: float, now: float = 0.0) -> None:
+    excessive = monitor.look({peer_of(server.getpeername()): int(mebibytes * _MIB)}, 32 * _MIB, now)
     disconnect({server.getsockname()[1]}, excessive)
 
 
@@ -73,7 +73,7 @@ def test_watch_without_free_descriptors_goes_on(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "listdir", fails)
 
     async def run() -> None:
-        watching = asyncio.create_task(Arrivals().watch(lambda: ["localhost:5"], 32 * _MIB))
+        watching = asyncio.create_task(TrafficMonitor().watch(lambda: ["localhost:5"], 32 * _MIB))
         deadline = time.monotonic() + 30
         while len(looks) < 2 and not watching.done() and time.monotonic() < deadline:
             sum(range(1_000_000))  # it looks while this process is busy
@@ -86,19 +86,19 @@ def test_watch_without_free_descriptors_goes_on(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_look_without_calls_closes_a_connection_that_sends_much(pair: tuple[socket.socket, socket.socket]) -> None:
-    arrivals, (server, client) = Arrivals(), pair
+    monitor, (server, client) = TrafficMonitor(), pair
     for size in (0, 0.9):
-        _looked(arrivals, server, size)
+        _looked(monitor, server, size)
         assert not _is_closed(client)
-    _looked(arrivals, server, 2)
+    _looked(monitor, server, 2)
     assert _is_closed(client)
-    assert arrivals.closed == 1
+    assert monitor.closed == 1
 
 
 def test_look_forgives_what_came_slowly(pair: tuple[socket.socket, socket.socket]) -> None:
-    arrivals, (server, client) = Arrivals(), pair
+    monitor, (server, client) = TrafficMonitor(), pair
     for stretch in range(50):
-        _looked(arrivals, server, 5 + 0.5 * stretch, now=20.0 * stretch)
+        _looked(monitor, server, 5 + 0.5 * stretch, now=20.0 * stretch)
     assert not _is_closed(client)
 
 
@@ -108,34 +108,34 @@ def test_look_forgives_what_came_slowly(pair: tuple[socket.socket, socket.socket
 def test_look_leaves_room_for_a_message_of_each_open_call(
     pair: tuple[socket.socket, socket.socket], open_calls: int, size: int, closed: bool
 ) -> None:
-    arrivals, (server, client) = Arrivals(), pair
-    arrivals.begin(peer_of(server.getpeername())).open += open_calls
-    _looked(arrivals, server, 0)
-    _looked(arrivals, server, size)
+    monitor, (server, client) = TrafficMonitor(), pair
+    monitor.begin(peer_of(server.getpeername())).open += open_calls
+    _looked(monitor, server, 0)
+    _looked(monitor, server, size)
     assert _is_closed(client) == closed
 
 
 @pytest.mark.parametrize(("size", "count"), [(100 * _MIB, 5), (60, 1_000_000)])
 def test_look_counts_what_came_as_messages(pair: tuple[socket.socket, socket.socket], size: int, count: int) -> None:
-    arrivals, (server, client) = Arrivals(), pair
-    traffic = arrivals.begin(peer_of(server.getpeername()))
-    _looked(arrivals, server, 0)
+    monitor, (server, client) = TrafficMonitor(), pair
+    traffic = monitor.begin(peer_of(server.getpeername()))
+    _looked(monitor, server, 0)
     for _ in range(count):
         traffic.add(size)
-    _looked(arrivals, server, (size + 60) * count / _MIB)
+    _looked(monitor, server, (size + 60) * count / _MIB)
     assert not _is_closed(client)
 
 
 def test_look_forgets_connections_that_have_gone() -> None:
-    arrivals = Arrivals()
-    arrivals.begin("ipv4:127.0.0.1:5").add(500 * _MIB)
-    arrivals.look({}, 32 * _MIB, 0.0)
-    assert arrivals.begin("ipv4:127.0.0.1:5").size == 0
+    monitor = TrafficMonitor()
+    monitor.begin("ipv4:127.0.0.1:5").add(500 * _MIB)
+    monitor.look({}, 32 * _MIB, 0.0)
+    assert monitor.begin("ipv4:127.0.0.1:5").size == 0
 
 
 def test_begin_over_a_unix_socket_keeps_nothing() -> None:
-    arrivals = Arrivals()
-    assert arrivals.begin("unix:") is not arrivals.begin("unix:")
+    monitor = TrafficMonitor()
+    assert monitor.begin("unix:") is not monitor.begin("unix:")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""Models on their way into the repository: received, repaired on request, and examined in children."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import BinaryIO
+
+from edged.backends import registry
+from edged.engines.admission.examination import admit
+from edged.engines.child import despite_cancelling
+from edged.engines.controller import Controller
+from edged.engines.plan import PlannedModel
+from edged.engines.repairer import Repaired, repair
+from edged.errors import AlreadyExists, InvalidInput
+from edged.files import not_stored
+from edged.models import samples as model_samples
+from edged.models.entries import check_name
+from edged.models.inspection import too_large
+from edged.models.repair import Wish
+from edged.models.repository import Repository
+from edged.proto import operations_pb2 as pb
+
+
+@contextlib.asynccontextmanager
+async def upload_folder(repository: Repository, what: str) -> AsyncIterator[Path]:
+    """A temporary folder for the files of a model; another thread waits for the disk. EdgedError, about `what`.
+
+    It lies beside the models, where the bytes have to fit, and is removed even if the caller is cancelled.
+    """
+    made: list[tempfile.TemporaryDirectory[str]] = []
+
+    def make() -> None:
+        repository.root.mkdir(parents=True, exist_ok=True, mode=0o750)
+        made.append(tempfile.TemporaryDirectory(prefix=".adding-", dir=repository.root, ignore_cleanup_errors=True))
+
+    try:
+        try:
+            await despite_cancelling(asyncio.to_thread(make))
+        except OSError as error:
+            raise not_stored(what, error) from error
+        yield Path(made[0].name)
+    finally:
+        for folder in made:
+            await despite_cancelling(asyncio.to_thread(folder.cleanup))
+
+
+async def add_model_bytes(controller: Controller, name: str, data: memoryview) -> None:
+    """Examine a model and add it to the repository. ModelRefused, InvalidInput, AlreadyExists."""
+    repository = controller.repository
+    try:
+        async with upload_folder(repository, "the model") as folder:
+            file = folder / "model.onnx"
+            await asyncio.to_thread(file.write_bytes, data)
+            await admit(controller.builder, file, {}, registry.installed(controller.fingerprint.facts))
+            await asyncio.to_thread(repository.add, name, {file.name: file}, {}, move=True)
+    except OSError as error:
+        raise not_stored("the model", error) from error
+    await controller.added(name)
+
+
+async def repair_upload(
+    header: pb.ModelHeader, upload: Upload, settings: Mapping[str, str], installed: Sequence[str]
+) -> Repaired | None:
+    """Repair the upload in place; None if the client asked for no repair."""
+    if not header.HasField("repairs"):
+        return None
+    wish = Wish.parse(header.repairs.needed, header.repairs.steps)
+    if not wish.is_any:
+        return None
+    model, pictures = next(iter(upload.files.values())), tuple(upload.samples.values())
+    source = header.repairs.source or model.name
+    return await repair(model, wish, settings, installed, source=source, samples=pictures)
+
+
+async def receive_upload(
+    parts: AsyncIterator[pb.AddModelRequest], folder: Path, taken: Mapping[str, PlannedModel]
+) -> tuple[pb.ModelHeader, Upload]:
+    """Write an upload into `folder`; the first file is the model. InvalidInput if the parts are out of order."""
+    header, upload = pb.ModelHeader(), Upload(folder)
+    async with upload:
+        async for part in parts:
+            kind = part.WhichOneof("part")
+            if kind == "header":
+                header = part.header
+                check_name(header.name)
+                if header.name in taken:
+                    raise AlreadyExists(taken[header.name].entry.already_there(header.digest))
+            elif kind == "file":
+                await upload.begin(part.file)
+            elif kind == "chunk":
+                await upload.write(part.chunk)
+    if not header.name or not upload.files:
+        raise InvalidInput("the upload has no header or no file; send the model's name and its bytes")
+    return header, upload
+
+
+class Upload:
+    """The files of an upload, one after the other, each of its announced size. Another thread waits for the disk.
+
+    `files` are the model and its external data, `samples` pictures; both by name.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files: dict[str, Path] = {}
+        self.samples: dict[str, Path] = {}
+        self._folder = folder
+        self._file: BinaryIO | None = None
+        self._missing = 0
+
+    async def begin(self, announced: pb.ModelFile) -> None:
+        await self._finish()
+        name = _relative(announced.path)
+        if announced.sample:
+            self._admit_sample(name, announced.size)
+        elif not self.files and (finding := too_large(name, announced.size)) is not None:
+            raise finding.refusal()
+        # Separate folders: external data may have any name.
+        kind, files = ("samples", self.samples) if announced.sample else ("model", self.files)
+        if name in files:
+            raise InvalidInput(f"the upload names {name!r} twice")
+        place = files[name] = self._folder / kind / name
+        await asyncio.to_thread(self._open, place)
+        self._missing = announced.size
+
+    def _open(self, place: Path) -> None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._file = place.open("xb")
+
+    def _admit_sample(self, name: str, size: int) -> None:
+        if not self.files:
+            raise InvalidInput("the first file of an upload is the model; samples come after it")
+        model_samples.check_name(name)
+        model_samples.check_size(name, size)
+        if len(self.samples) == model_samples.MOST:
+            raise InvalidInput(f"the upload has too many samples; choose at most {model_samples.MOST}")
+
+    async def write(self, chunk: bytes) -> None:
+        if self._file is None:
+            raise InvalidInput("an upload is a header, then files, each followed by its chunks")
+        if len(chunk) > self._missing:
+            raise InvalidInput("the upload is longer than announced; send it again")
+        await asyncio.to_thread(self._file.write, chunk)
+        self._missing -= len(chunk)
+
+    async def _finish(self) -> None:
+        """Check the size: a client that disconnects ends its stream just as one that is done."""
+        await self._close()
+        if self._missing:
+            raise InvalidInput(f"the upload is {self._missing} bytes shorter than announced; send it again")
+
+    async def _close(self) -> None:
+        if self._file is not None:
+            await asyncio.to_thread(self._file.close)
+
+    async def __aenter__(self) -> Upload:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+        if error is None:
+            await self._finish()
+
+
+def _relative(path: str) -> str:
+    """A path inside the model's folder, or InvalidInput."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\0" in path or str(pure) == ".":
+        raise InvalidInput(f"{path[:80]!r} is not a file name inside a model's folder")
+    return str(pure)
