@@ -23,9 +23,8 @@ import numpy as np
 
 from edged import paths
 from edged.backends import registry
-from edged.client.found import classes_of, detections_of
 from edged.client.frames import Picture, read_picture
-from edged.client.result import Result, Timings
+from edged.client.result import Result, Timings, classes_of, detections_of
 from edged.config import Engines
 from edged.config.limits import Limits
 from edged.device.fingerprint import probe

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edged.client.ledger import Ledger
+    from edged.client.frame_counts import FrameCounts
     from edged.client.result import Result
     from edged.client.sources import Source
 
@@ -55,19 +55,19 @@ class Meter:
             parts.append(f"failed {self._failed}: {self.error}")
         return "  ".join(parts)
 
-    def summary(self, ledger: Ledger, source: Source) -> str:
+    def summary(self, counts: FrameCounts, source: Source) -> str:
         """The account at the end; the parts that are usually zero only where they are not."""
         took = self._clock() - self._start
         parts = [
-            f"{ledger.sent} frames sent",
-            f"{ledger.answered} answered",
-            f"{ledger.skipped} skipped",
-            f"{ledger.failed} failed",
+            f"{counts.sent} frames sent",
+            f"{counts.answered} answered",
+            f"{counts.skipped} skipped",
+            f"{counts.failed} failed",
         ]
-        if ledger.waiting > 0:
-            parts.append(f"{ledger.waiting} without an answer")
+        if counts.waiting > 0:
+            parts.append(f"{counts.waiting} without an answer")
         if source.skipped:
             parts.append(f"{source.skipped} skipped at the source")
         if source.damaged:
             parts.append(f"{source.damaged} damaged")
-        return f"{', '.join(parts)} in {took:.1f} s ({ledger.answered / max(took, 0.001):.1f} fps)"
+        return f"{', '.join(parts)} in {took:.1f} s ({counts.answered / max(took, 0.001):.1f} fps)"

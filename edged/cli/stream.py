@@ -109,7 +109,7 @@ def stream(
         with results, _limited(frames, seconds):
             meter = Meter()
             _follow(results, frames, meter, sinks, json)
-    if not results.ledger.answered and (results.ledger.failed or not results.ledger.sent):
+    if not results.counts.answered and (results.counts.failed or not results.counts.sent):
         raise EdgedError(f"no frame was answered: {meter.error or 'the source gave none'}")
 
 
@@ -129,7 +129,7 @@ def _sinks(
 ) -> Iterator[Sinks]:
     """Those that were asked for; closed together, also when one cannot be opened."""
     from edged.client import sinks as kinds
-    from edged.client.sinks.mqtt_address import broker
+    from edged.client.sinks.mqtt import broker
 
     asked: list[Callable[[], Sink]] = []
     if json:
@@ -165,12 +165,12 @@ def _follow(results: Stream, source: Source, meter: Meter, sinks: Sinks, json: b
                 sinks.on_result(result)
                 show(result)
     except EdgedError:
-        is_refused = not (results.ledger.answered or results.ledger.failed)
+        is_refused = not (results.counts.answered or results.counts.failed)
         raise
     finally:
         if not is_refused:
             # Standard output is for results alone where a program reads it.
-            (common.err if json else common.out).print(meter.summary(results.ledger, source), soft_wrap=True)
+            (common.err if json else common.out).print(meter.summary(results.counts, source), soft_wrap=True)
 
 
 @contextlib.contextmanager

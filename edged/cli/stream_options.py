@@ -10,7 +10,7 @@ import typer
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from edged.client.options import Region
+    from edged.client.frames import Region
 
 Pace = Annotated[
     bool,

@@ -28,8 +28,7 @@ from edged.api_types import (
     ReloadedKey,
     StatusInfo,
 )
-from edged.client.frames import Picture, single
-from edged.client.options import Region, asked
+from edged.client.frames import Picture, Region, frame_options, single
 from edged.client.result import Result, from_proto
 from edged.message_mapper import AnyStruct, to_struct
 from edged.proto import cameras_pb2
@@ -146,7 +145,7 @@ class DaemonCalls:
         picture as given. With `class_agnostic` boxes of different classes suppress each other. A picture on its own
         has no capture time; its age counts from when the daemon receives it.
         """
-        wanted = asked(score, iou, max_detections, class_agnostic, region, rotation)
+        wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation)
         frame = single(model, image, camera, wanted)
         return Call("/edged.v1.Cameras/DetectOne", frame, cameras_pb2.Result, from_proto)
 

@@ -18,11 +18,9 @@ from edged.client import address
 from edged.client.backoff import Backoff
 from edged.client.calls import ADD_MODEL, CHANNEL_OPTIONS, Call, DaemonCalls, serialize, watch_events
 from edged.client.credentials import Credentials, aio_channel, channel
-from edged.client.feed import Feed, FromAsyncIterable, FromIterable, Requests
-from edged.client.frames import Captured, FrameMaker, Picture
-from edged.client.ledger import Ledger
-from edged.client.options import Region, asked, stream_options
-from edged.client.outgoing import Outgoing
+from edged.client.frame_counts import FrameCounts
+from edged.client.frames import Captured, FrameMaker, Picture, Region, frame_options, stream_options
+from edged.client.requests import FrameRequests, FromAsyncIterable, FromIterable, Requests, ThreadedIterator
 from edged.client.sharing import blocking, in_loop, sharing
 from edged.client.status import Statuses, from_rpc_error
 from edged.client.stream import AsyncStream, Stream
@@ -103,11 +101,11 @@ class Client(DaemonCalls):
         failed. Without it that is NotReady.
         """
         options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
-        wanted = asked(score, iou, max_detections, class_agnostic, region, rotation, options)
+        wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation, options)
         way = sharing(self.target, model, blocking(self._channel), shared, every_frame)
         maker = FrameMaker(model, camera, wanted, way)
-        outgoing = Outgoing(frames, maker, Ledger(), lossless=lossless)
-        return Stream(self._channel, outgoing, self.target, self.timeout, Backoff() if reconnect else None)
+        requests = FrameRequests(frames, maker, FrameCounts(), lossless=lossless)
+        return Stream(self._channel, requests, self.target, self.timeout, Backoff() if reconnect else None)
 
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Updates[EventInfo]:
         """Return the events since the one numbered `after`, as far as they are kept; with `follow`, also new ones.
@@ -213,14 +211,14 @@ class AsyncClient(DaemonCalls):
         daemon that goes away ends it with NotReady; the blocking client can wait for its return.
         """
         options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
-        wanted = asked(score, iou, max_detections, class_agnostic, region, rotation, options)
+        wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation, options)
         way = sharing(self.target, model, in_loop(self._channel), shared, every_frame)
         maker = FrameMaker(model, camera, wanted, way)
         requests: Requests
         if isinstance(frames, AsyncIterable):
-            requests = FromAsyncIterable(frames, maker, Ledger(), lossless=lossless)
+            requests = FromAsyncIterable(frames, maker, FrameCounts(), lossless=lossless)
         else:
-            requests = FromIterable(Outgoing(frames, maker, Ledger(), lossless=lossless))
+            requests = FromIterable(FrameRequests(frames, maker, FrameCounts(), lossless=lossless))
         return AsyncStream(self._channel, requests, self.target, self.timeout)
 
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> AsyncUpdates[EventInfo]:
@@ -249,7 +247,7 @@ class AsyncClient(DaemonCalls):
             request_serializer=serialize,
             response_deserializer=operations_pb2.ModelStatus.FromString,
         )
-        parts = Feed(upload)
+        parts = ThreadedIterator(upload)
         call = send(parts, timeout=timeout)
         statuses = Statuses(call)
         try:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edged import raw_contents
+from edged import packages, raw_contents
 from edged.client.status import code_name, known_code
 from edged.errors import ErrorCode, Unsupported
 from edged.proto import cameras_pb2 as pb
 from edged.tensors import DATATYPES, Array
 from edged.vision import masks
-from edged.vision.detections import Detections
+from edged.vision.detections import Classes, Detections, class_name
 from edged.vision.roboflow import RoboflowResult, roboflow
 
 
@@ -129,7 +130,6 @@ class Result(msgspec.Struct, frozen=True, eq=False):
     def supervision(self) -> Any:
         """The same as `supervision.Detections`, with masks, tracker ids (-1 where there is none) and oriented boxes;
         Unsupported where that library is not installed."""
-        from edged.client.supervise import to_supervision
 
         return to_supervision(self)
 
@@ -249,3 +249,59 @@ def to_array(tensor: pb.Tensor) -> Array:
     array = raw_contents.to_array(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
     array.flags.writeable = False
     return array
+
+
+def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, ...]:
+    """One for each row, in its order."""
+    rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
+    return tuple(
+        Detection(
+            x1,
+            y1,
+            x2,
+            y2,
+            score,
+            number,
+            class_name(names, number),
+            keypoints=() if found.keypoints is None else tuple(map(tuple, found.keypoints[row].tolist())),
+            corners=() if found.corners is None else tuple(map(tuple, found.corners[row].tolist())),
+            mask=() if found.masks is None else tuple(found.masks[row].tolist()),
+        )
+        for row, ((x1, y1, x2, y2), score, number) in enumerate(rows)
+    )
+
+
+def classes_of(found: Classes, names: Sequence[str]) -> tuple[Classification, ...]:
+    """The best first."""
+    rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
+    return tuple(Classification(number, class_name(names, number), score) for number, score in rows)
+
+
+if TYPE_CHECKING:
+    pass
+
+# Names that supervision gives to entries of `data`; its `config` module has them.
+_CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
+
+
+def to_supervision(result: Result) -> Any:
+    """`supervision.Detections` of a result, made directly: its own reader of Roboflow's JSON draws masks anew from
+    outlines, without their holes, and knows no oriented boxes. Unsupported where the library is not installed."""
+    try:
+        supervision: Any = importlib.import_module("supervision")
+    except ImportError:
+        raise Unsupported(f"supervision is not installed; install it: {packages.install('supervision')}") from None
+    found = result.boxes()
+    data: dict[str, Any] = {_CLASS_NAMES: np.array([d.label for d in result.detections], dtype=str)}
+    if found.corners is not None:
+        data[_ORIENTED] = found.corners
+    return supervision.Detections(
+        xyxy=found.boxes,
+        confidence=found.scores,
+        class_id=found.class_ids.astype(np.int64),
+        mask=None
+        if found.masks is None
+        else np.stack([masks.decode(each, result.width, result.height) for each in found.masks]),
+        tracker_id=found.tracker_ids,
+        data=data,
+    )

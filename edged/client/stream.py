@@ -15,9 +15,8 @@ from grpc import aio
 
 from edged.client.backoff import Backoff
 from edged.client.calls import DETECT, serialize
-from edged.client.feed import Requests
-from edged.client.ledger import Ledger
-from edged.client.outgoing import Outgoing
+from edged.client.frame_counts import FrameCounts
+from edged.client.requests import FrameRequests, Requests
 from edged.client.result import Result, from_proto, skips_of
 from edged.client.status import Statuses, from_rpc_error
 from edged.errors import DaemonUnavailable, DeadlineExceeded, EdgedError, NotReady
@@ -37,7 +36,7 @@ class Stream(Iterator[Result]):
 
     Raises what the frames raised, once what was sent before is answered; NotReady when the daemon goes away; and
     DeadlineExceeded when frames wait for `patience` seconds without any answer (0 waits for ever). With `backoff` a
-    daemon that has answered once is called again after such an end instead. `ledger` is the account of the frames.
+    daemon that has answered once is called again after such an end instead. `counts` is the account of the frames.
     `close`, also from another thread, cancels the call and closes the frames, as does the end of a `with` block or of
     the last reference.
     """
@@ -45,13 +44,13 @@ class Stream(Iterator[Result]):
     def __init__(
         self,
         channel: grpc.Channel,
-        outgoing: Outgoing,
+        requests: FrameRequests,
         target: str,
         patience: float,
         backoff: Backoff | None = None,
     ) -> None:
-        self.ledger = outgoing.ledger
-        self._outgoing = outgoing
+        self.counts = requests.counts
+        self._requests = requests
         self._target = target
         self._patience = patience
         self._backoff = backoff
@@ -61,54 +60,54 @@ class Stream(Iterator[Result]):
         self._detect = channel.stream_stream(
             DETECT, request_serializer=serialize, response_deserializer=pb.Result.FromString
         )
-        self._begin(outgoing)
+        self._begin(requests)
 
     def __next__(self) -> Result:
         while not self._over.is_set():
             try:
                 message = next(self._call, None)
                 if message is not None and message.only_skips:
-                    self._outgoing.on_skips(message.skipped, skips_of(message))
+                    self._requests.on_skips(message.skipped, skips_of(message))
                     continue
                 result = None if message is None else from_proto(message)
             except grpc.RpcError as error:
                 if self._over.is_set():  # closed by another thread while this one waited
                     break
-                self._end_or_call_again(_failure(error, self.ledger, self._target, self._patience))
+                self._end_or_call_again(_failure(error, self.counts, self._target, self._patience))
                 continue
             except BaseException:
                 self.close()
                 raise
             if result is None:
-                reason = _completion(self._outgoing.failure, self._outgoing.exhausted, self._target)
+                reason = _completion(self._requests.failure, self._requests.exhausted, self._target)
                 self._end_or_call_again(reason)
                 continue
             if self._answering_since is None:
                 self._answering_since, self._ever_answered = time.monotonic(), True
-            return self._outgoing.on_result(result)
+            return self._requests.on_result(result)
         raise StopIteration
 
     def close(self) -> None:
         self._over.set()
         self._call.cancel()
-        self._outgoing.stop()
-        self._outgoing.finish()
+        self._requests.stop()
+        self._requests.finish()
 
     def _begin(self, requests: Iterator[pb.Frame]) -> None:
         self._answering_since = None
         self._call = self._detect(requests)
         if self._patience > 0:
             # The thread knows nothing of this object, so that dropping the last reference still ends the stream.
-            watch = (self.ledger, self._call, self._over, self._patience)
+            watch = (self.counts, self._call, self._over, self._patience)
             threading.Thread(target=_watch, args=watch, name="edged-watch", daemon=True).start()
 
     def _end_or_call_again(self, reason: Exception | None) -> None:
         """After the end of a call. Raises `reason`, or StopIteration for none, unless another call may do better."""
-        gone = isinstance(reason, (NotReady, DeadlineExceeded)) and not self._outgoing.exhausted
+        gone = isinstance(reason, (NotReady, DeadlineExceeded)) and not self._requests.exhausted
         if self._backoff is None or not self._ever_answered or not gone:
             self.close()
             raise reason or StopIteration from None
-        requests = self._outgoing.renew()
+        requests = self._requests.renew()
         worked = 0.0 if self._answering_since is None else time.monotonic() - self._answering_since
         pause = self._backoff.after(worked)
         _log.warning("%s; calling again in %g s", reason, pause)
@@ -131,23 +130,23 @@ class Stream(Iterator[Result]):
             self.close()
 
 
-def _watch(ledger: Ledger, call: grpc.Future[object], over: threading.Event, patience: float) -> None:
+def _watch(counts: FrameCounts, call: grpc.Future[object], over: threading.Event, patience: float) -> None:
     while not over.wait(patience / 4) and not call.done():
-        if ledger.silence() > patience:
-            ledger.gave_up = True
+        if counts.silence() > patience:
+            counts.gave_up = True
             call.cancel()
             return
 
 
 class AsyncStream(AsyncIterator[Result]):
-    """Results in the order they come; errors and `ledger` as in `edged.client.stream.Stream`.
+    """Results in the order they come; errors and `counts` as in `edged.client.stream.Stream`.
 
     `aclose`, the end of an `async with` block, or a cancelled wait for a result cancels the call and closes the
     frames.
     """
 
     def __init__(self, channel: aio.Channel, requests: Requests, target: str, patience: float) -> None:
-        self.ledger = requests.ledger
+        self.counts = requests.counts
         self._requests = requests
         self._target = target
         self._patience = patience
@@ -158,7 +157,7 @@ class AsyncStream(AsyncIterator[Result]):
         # The tasks know nothing of this object, so that dropping the last reference still ends the stream.
         self._tasks = [asyncio.ensure_future(_send(self._call, requests))]
         if patience > 0:
-            self._tasks.append(asyncio.ensure_future(_watch_call(self.ledger, self._call, patience)))
+            self._tasks.append(asyncio.ensure_future(_watch_call(self.counts, self._call, patience)))
 
     def __aiter__(self) -> Self:
         return self
@@ -180,7 +179,7 @@ class AsyncStream(AsyncIterator[Result]):
             if self._over:  # closed by another task while this one waited
                 raise StopAsyncIteration from None
             await self.aclose()
-            if self.ledger.gave_up:
+            if self.counts.gave_up:
                 raise _silence(self._target, self._patience) from None
             raise
         except BaseException:
@@ -235,17 +234,17 @@ async def _send(call: _Call, requests: Requests) -> None:
         await requests.stop()
 
 
-async def _watch_call(ledger: Ledger, call: _Call, patience: float) -> None:
+async def _watch_call(counts: FrameCounts, call: _Call, patience: float) -> None:
     while not call.done():
         await asyncio.sleep(patience / 4)
-        if ledger.silence() > patience:
-            ledger.gave_up = True
+        if counts.silence() > patience:
+            counts.gave_up = True
             call.cancel()
 
 
-def _failure(error: grpc.RpcError, ledger: Ledger, target: str, patience: float) -> EdgedError:
+def _failure(error: grpc.RpcError, counts: FrameCounts, target: str, patience: float) -> EdgedError:
     """For a call that failed."""
-    return _silence(target, patience) if ledger.gave_up else from_rpc_error(error, target)
+    return _silence(target, patience) if counts.gave_up else from_rpc_error(error, target)
 
 
 def _completion(failure: Exception | None, exhausted: bool, target: str) -> Exception | None:

@@ -145,7 +145,7 @@ class _Stage:
         except EdgedError as error:
             self.life.problem = self.life.problem or f"{camera.name}: {error}"
         finally:
-            tally.on_closed(stream.ledger.sent)
+            tally.on_closed(stream.counts.sent)
 
     def _on_result(self, result: Result, camera: DemoCamera, tally: CameraTally, launched: float) -> None:
         truth = camera.truth(result.sequence)

@@ -93,10 +93,10 @@ def test_sent_is_answered_skipped_and_failed(running: Running, kind: str, model:
         async with AsyncClient(running.target) as client:
             stream = client.stream(model, Frames(gap=0.002, count=100).of(kind), camera="door")
             results = [result async for result in stream]
-            assert stream.ledger.sent == 100 == len(results) + sum(result.skipped for result in results)
-            assert stream.ledger.failed == sum(result.error is not None for result in results)
-            assert (stream.ledger.waiting, results[-1].sequence) == (0, 100)
-            assert (stream.ledger.skipped > 0) or model != "slow"
+            assert stream.counts.sent == 100 == len(results) + sum(result.skipped for result in results)
+            assert stream.counts.failed == sum(result.error is not None for result in results)
+            assert (stream.counts.waiting, results[-1].sequence) == (0, 100)
+            assert (stream.counts.skipped > 0) or model != "slow"
 
     run(work())
 
@@ -166,7 +166,7 @@ def test_an_exception_in_the_frames_surfaces_after_the_answers(running: Running,
 
             with pytest.raises(KeyError, match="lens cap"):
                 await follow()
-            assert (seen[-1], stream.ledger.waiting) == (3, 0)
+            assert (seen[-1], stream.counts.waiting) == (3, 0)
 
     run(work())
 

@@ -19,8 +19,7 @@ from edged.client import Captured, Client
 from edged.client.backoff import Backoff
 from edged.client.sources import open_source, redact
 from edged.client.sources.live import Live
-from edged.client.sources.reader import Shot
-from edged.client.sources.source import InOrder, Newest
+from edged.client.sources.source import InOrder, Newest, Shot
 from edged.errors import InvalidInput, NotFound, Unsupported
 from tests.unit.client_daemon import Running
 from tests.unit.client_rtsp import RtspCamera
@@ -379,7 +378,7 @@ def test_a_stream_over_a_silent_camera_closes_at_once(tmp_path: Path) -> None:
     with Running(f"unix:{tmp_path}/edged.sock") as running, Client(running.target) as client:
         reader = live(shots)
         stream = client.stream("shapes", Newest(reader))
-        assert (next(stream).width, stream.ledger.sent) == (64, 1)
+        assert (next(stream).width, stream.counts.sent) == (64, 1)
         stream.close()
         assert reader.stopped.is_set()
     over.set()

@@ -76,15 +76,15 @@ def test_sent_is_answered_skipped_and_failed(client: Client, running: Running, m
     stream = client.stream(model, Frames(gap=0.002, count=100), camera="door")
     results = list(stream)
     failed = [result for result in results if result.error]
-    assert stream.ledger.sent == 100 == len(results) + sum(result.skipped for result in results)
-    assert (stream.ledger.answered, stream.ledger.failed) == (len(results) - len(failed), len(failed))
-    assert stream.ledger.waiting == 0
+    assert stream.counts.sent == 100 == len(results) + sum(result.skipped for result in results)
+    assert (stream.counts.answered, stream.counts.failed) == (len(results) - len(failed), len(failed))
+    assert stream.counts.waiting == 0
     sequences = [result.sequence for result in results]
     assert sequences == sorted(set(sequences))
     assert sequences[-1] == 100
     assert {result.camera for result in results} == {"door"}
     if model == "slow":
-        assert stream.ledger.skipped > 0
+        assert stream.counts.skipped > 0
     if model == "flaky":
         assert failed[0].error == ("UNAVAILABLE", "the engine host died; send the next frame")
 
@@ -92,7 +92,7 @@ def test_sent_is_answered_skipped_and_failed(client: Client, running: Running, m
 def test_lossless_skips_nothing(client: Client) -> None:
     stream = client.stream("slow", [JPEG] * 20, lossless=True)
     assert [result.sequence for result in stream] == list(range(1, 21))
-    assert (stream.ledger.skipped, stream.ledger.answered) == (0, 20)
+    assert (stream.counts.skipped, stream.counts.answered) == (0, 20)
 
 
 def test_capture_times_and_thresholds_reach_the_daemon(client: Client, running: Running) -> None:
@@ -136,11 +136,11 @@ def test_close_from_another_thread_wakes_the_reader(client: Client) -> None:
 def test_close_while_a_lossless_frame_waits_for_its_turn(client: Client) -> None:
     frames = Frames()
     stream = client.stream("hung", frames, lossless=True)
-    assert eventually(lambda: stream.ledger.sent == 1)
+    assert eventually(lambda: stream.counts.sent == 1)
     time.sleep(0.1)
     stream.close()
     assert frames.over()
-    assert stream.ledger.sent == 1
+    assert stream.counts.sent == 1
 
 
 def test_an_exception_in_the_frames_surfaces_after_the_answers(client: Client) -> None:
@@ -149,7 +149,7 @@ def test_an_exception_in_the_frames_surfaces_after_the_answers(client: Client) -
     with pytest.raises(KeyError, match="lens cap"):
         results.extend(stream)  # keeps what came before the exception
     assert results[-1].sequence == 3
-    assert stream.ledger.waiting == 0
+    assert stream.counts.waiting == 0
     assert list(stream) == []
 
 
@@ -197,7 +197,7 @@ def test_many_streams_share_a_client(client: Client) -> None:
     def run(camera: str) -> None:
         stream = client.stream("slow", Frames(gap=0.002, count=50), camera=camera)
         assert {result.camera for result in stream} == {camera}
-        counts.append(stream.ledger.sent - stream.ledger.answered - stream.ledger.skipped)
+        counts.append(stream.counts.sent - stream.counts.answered - stream.counts.skipped)
 
     threads = [threading.Thread(target=run, args=(f"camera-{n}",)) for n in range(6)]
     for thread in threads:

@@ -17,7 +17,7 @@ import pytest
 
 from edged.client import AsyncClient, Captured, Client, Result
 from edged.client.backoff import Backoff
-from edged.client.options import asked, stream_options
+from edged.client.frames import frame_options, stream_options
 from edged.client.result import Classification, Skips, from_proto
 from edged.errors import InvalidInput, NotFound, NotReady
 from edged.proto import cameras_pb2 as pb
@@ -111,7 +111,7 @@ def test_options_out_of_range(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("wrong", [{"rotation": 45}, {"region": (0, 0, -1, 5)}, {"region": (1, 2, 3)}, {"iou": 2}])
 def test_views_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(wrong))):
-        asked(**wrong)
+        frame_options(**wrong)
 
 
 def test_a_small_staleness_is_not_rounded_to_no_limit() -> None:
@@ -254,14 +254,14 @@ def test_sent_is_answered_skipped_and_failed_with_reasons(target: str) -> None:
     with ScriptedDaemon(target, in_groups), Client(target) as client:
         stream = client.stream("shapes", [JPEG] * 22)
         results = list(stream)
-    ledger = stream.ledger
+    counts = stream.counts
     assert [result.sequence for result in results] == [4, 5, 9, 10, 14, 15, 19, 20]
-    assert (ledger.sent, ledger.answered, ledger.skipped, ledger.failed, ledger.waiting) == (22, 4, 14, 4, 0)
-    assert dict(ledger.reasons) == {"rate": 10, "overtaken": 4}
+    assert (counts.sent, counts.answered, counts.skipped, counts.failed, counts.waiting) == (22, 4, 14, 4, 0)
+    assert dict(counts.reasons) == {"rate": 10, "overtaken": 4}
     assert results[0].skipped == 3
     assert results[0].skips == (Skips(1, 2, 2, "rate"), Skips(3, 3, 1, "overtaken"))
-    assert ledger.unreported == (Skips(21, 22, 2, "rate"),)
-    assert ledger.skipped == sum(result.skipped for result in results) + sum(s.count for s in ledger.unreported)
+    assert counts.unreported == (Skips(21, 22, 2, "rate"),)
+    assert counts.skipped == sum(result.skipped for result in results) + sum(s.count for s in counts.unreported)
 
 
 def test_the_asynchronous_account_is_the_same(target: str) -> None:
@@ -270,7 +270,7 @@ def test_the_asynchronous_account_is_the_same(target: str) -> None:
             results = [result async for result in stream]
         assert len(results) == 8
         assert results[0].skipped == 3
-        assert (stream.ledger.skipped, stream.ledger.waiting) == (14, 0)
+        assert (stream.counts.skipped, stream.counts.waiting) == (14, 0)
 
     with ScriptedDaemon(target, in_groups):
         asyncio.run(run())
@@ -321,9 +321,9 @@ def test_a_stream_goes_on_with_its_numbers_and_options(
     assert sequences == sorted(set(sequences))
     assert len(firsts) == leaving.calls
     assert {frame.camera for frame in daemon.frames} == {"door"}
-    ledger = stream.ledger
-    assert ledger.lost == ledger.failed >= 3
-    assert ledger.answered == 12
+    counts = stream.counts
+    assert counts.lost == counts.failed >= 3
+    assert counts.answered == 12
     if lossless:  # each frame was sent once, and none was left out in between
         assert [frame.sequence for frame in daemon.frames] == list(range(1, len(daemon.frames) + 1))
     assert "calling again in 0.05 s" in caplog.text
@@ -343,8 +343,8 @@ def test_the_account_is_exact_over_several_calls(target: str) -> None:
     with ScriptedDaemon(target, detect), Client(target) as client:
         stream = quick(client, [JPEG] * 40, lossless=True)
         results = list(stream)
-    ledger = stream.ledger
-    assert (ledger.sent, ledger.answered, ledger.failed, ledger.lost) == (40, 37, 3, 3)
+    counts = stream.counts
+    assert (counts.sent, counts.answered, counts.failed, counts.lost) == (40, 37, 3, 3)
     assert [result.sequence for result in results] == [n for n in range(1, 41) if n not in (4, 8, 12)]
 
 

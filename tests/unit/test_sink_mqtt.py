@@ -13,8 +13,7 @@ import pytest
 
 from edged.client.result import Detection, Result, Timings
 from edged.client.sinks import Answered, Mqtt
-from edged.client.sinks.mqtt_address import broker
-from edged.client.sinks.mqtt_messages import Topics, slug
+from edged.client.sinks.mqtt import Topics, broker, slug
 from edged.errors import InvalidInput, NotFound, Unsupported
 from tests.unit.mqtt_broker import Broker
 

@@ -21,9 +21,9 @@ import pytest
 from edged.client import Captured
 from edged.client.result import Classification, Detection, Result, Skips, Timings
 from edged.client.sinks import Answered, JsonLines, Mp4, Preview, Sink, Sinks
-from edged.client.sinks.background import Background
-from edged.client.sinks.kept import Kept
+from edged.client.sinks.fan_out import PendingFrames
 from edged.client.sinks.mp4 import Timeline
+from edged.client.sinks.sink import Background
 from edged.errors import InvalidInput, Unsupported
 
 av = pytest.importorskip("av")
@@ -68,7 +68,7 @@ def answered(sequence: int, image: Any, mono_ns: int = 0) -> Answered:
 
 def test_a_picture_waits_for_its_answer() -> None:
     pictures = [shade(number) for number in range(5)]
-    kept = Kept([Captured(pictures[0]), *pictures[1:]])
+    kept = PendingFrames([Captured(pictures[0]), *pictures[1:]])
     assert len(list(kept)) == 5
     assert kept.take(2) is pictures[1]
     assert kept.take(1) is None  # its answer would have come before
@@ -79,12 +79,15 @@ def test_a_picture_waits_for_its_answer() -> None:
 
 def test_what_is_kept_is_bounded_and_the_newest_stay() -> None:
     size = shade(0).nbytes
-    for kept in (Kept([shade(n) for n in range(9)], most=3), Kept([shade(n) for n in range(9)], most_bytes=3 * size)):
+    for kept in (
+        PendingFrames([shade(n) for n in range(9)], most=3),
+        PendingFrames([shade(n) for n in range(9)], most_bytes=3 * size),
+    ):
         list(kept)
         assert kept.forgotten == 6
         assert kept.take(6) is None
         assert kept.take(7) is not None
-    large = Kept([shade(0)], most_bytes=1)
+    large = PendingFrames([shade(0)], most_bytes=1)
     list(large)
     assert large.take(1) is not None
 
@@ -105,7 +108,7 @@ def test_closing_reaches_the_source() -> None:
         def close(self) -> None:
             said.append("close")
 
-    kept = Kept(Frames())
+    kept = PendingFrames(Frames())
     kept.interrupt()
     kept.close()
     assert said == ["interrupt", "close"]

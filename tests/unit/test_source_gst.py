@@ -15,7 +15,7 @@ import pytest
 from edged.client.backoff import Backoff
 from edged.client.frames import Captured
 from edged.client.sources import gstreamer, open_source
-from edged.client.sources.gst_sample import pixels
+from edged.client.sources.gstreamer import pixels
 from edged.errors import InvalidInput, Unsupported
 from tests.unit import fake_gst
 from tests.unit.fake_gst import SECOND, Gst, Sample

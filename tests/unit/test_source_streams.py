@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from edged.client.backoff import Backoff
-from edged.client.sources import hardware, open_source
+from edged.client.sources import open_source, pyav
 from edged.client.sources.address import CameraSettings, camera_address
-from edged.client.sources.container import shots
+from edged.client.sources.files import AvFilm
 from edged.client.sources.jpeg import complete, length
-from edged.client.sources.recording import AvFilm
+from edged.client.sources.pyav import shots
 from edged.client.sources.source import Newest
 from edged.errors import InvalidInput, NotFound
 
@@ -145,7 +145,7 @@ def test_reading_goes_on_behind_what_cannot_be_read() -> None:
 def test_a_decoder_that_cannot_be_had_in_hardware_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "v.ts"
     path.write_bytes(h264(5))
-    hardware._usable.cache_clear()
+    pyav._usable.cache_clear()
     for accelerated in (True, False):
         film = AvFilm(str(path), accelerated)
         assert len(list(film.shots(lambda: None))) == 5

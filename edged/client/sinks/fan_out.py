@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from edged.client.frames import Captured, Picture
 from edged.client.result import Result
-from edged.client.sinks.answered import Answered
-from edged.client.sinks.kept import Kept
-from edged.client.sinks.sink import Sink
+from edged.client.sinks.sink import Answered, Sink
 from edged.errors import EdgedError
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ class Sinks:
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self._sinks = list(sinks)
-        self._kept: Kept | None = None
+        self._pending: PendingFrames | None = None
 
     def add(self, sink: Added) -> Added:
         """Before `tap`."""
@@ -40,11 +42,11 @@ class Sinks:
         where no sink wants pictures."""
         if not any(sink.wants_pictures for sink in self._sinks):
             return frames
-        self._kept = Kept(frames)
-        return self._kept
+        self._pending = PendingFrames(frames)
+        return self._pending
 
     def on_result(self, result: Result) -> None:
-        picture = None if self._kept is None else self._kept.take(result.sequence)
+        picture = None if self._pending is None else self._pending.take(result.sequence)
         answered = Answered(result, picture)
         for sink in tuple(self._sinks):
             try:
@@ -76,3 +78,59 @@ class Sinks:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_MOST, _MOST_BYTES = 64, 256 << 20
+
+
+class PendingFrames(Iterator[Picture | Captured]):
+    """Frames on their way to a stream, numbered as the stream numbers them. Of those that wait at most `most` pictures
+    and `most_bytes` are kept, the newest: answers never wait for memory."""
+
+    def __init__(self, frames: Iterable[Picture | Captured], most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
+        self.forgotten = 0
+        self._frames = iter(frames)
+        self._most, self._most_bytes = most, most_bytes
+        self._pictures: OrderedDict[int, Picture] = OrderedDict()
+        self._bytes = self._sequence = 0
+        self._lock = threading.Lock()
+
+    def __next__(self) -> Picture | Captured:
+        taken = next(self._frames)
+        picture = taken.image if isinstance(taken, Captured) else taken
+        with self._lock:
+            self._sequence += 1
+            self._pictures[self._sequence] = picture
+            self._bytes += _size(picture)
+            while len(self._pictures) > self._most or (self._bytes > self._most_bytes and len(self._pictures) > 1):
+                self._forget_oldest()
+                self.forgotten += 1
+        return taken
+
+    def take(self, sequence: int) -> Picture | None:
+        """The picture of that number. Those before it are not needed any more, since answers come in order."""
+        with self._lock:
+            while self._pictures and next(iter(self._pictures)) < sequence:
+                self._forget_oldest()
+            return self._forget_oldest() if next(iter(self._pictures), None) == sequence else None
+
+    def interrupt(self) -> None:
+        interrupt = getattr(self._frames, "interrupt", None)
+        if interrupt is not None:
+            interrupt()
+
+    def close(self) -> None:
+        close = getattr(self._frames, "close", None)
+        if close is not None:
+            close()
+
+    def _forget_oldest(self) -> Picture:
+        _, picture = self._pictures.popitem(last=False)
+        self._bytes -= _size(picture)
+        return picture
+
+
+def _size(picture: Picture) -> int:
+    if isinstance(picture, np.ndarray):
+        return picture.nbytes
+    return len(picture) if isinstance(picture, (bytes, bytearray, memoryview)) else 0

@@ -9,8 +9,7 @@ from typing import BinaryIO
 import msgspec
 
 from edged.client.result import Result
-from edged.client.sinks.answered import Answered
-from edged.client.sinks.sink import Sink
+from edged.client.sinks.sink import Answered, Sink
 
 
 class JsonLines(Sink):

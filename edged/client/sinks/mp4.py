@@ -11,10 +11,8 @@ import numpy as np
 
 from edged import packages
 from edged.client.result import Result
-from edged.client.sinks.answered import Answered
-from edged.client.sinks.background import Background
-from edged.client.sinks.sink import Sink
-from edged.client.sources.container import reason, require_av
+from edged.client.sinks.sink import Answered, Background, Sink
+from edged.client.sources.pyav import reason, require_av
 from edged.errors import InvalidInput, Unsupported
 from edged.vision.image import Image
 

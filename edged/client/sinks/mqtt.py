@@ -5,20 +5,29 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
+import re
 import socket
 import threading
 import time
+import zlib
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 from edged import packages
-from edged.client.sinks.answered import Answered
-from edged.client.sinks.mqtt_address import Broker
-from edged.client.sinks.mqtt_messages import Message, Topics, counts_of
-from edged.client.sinks.sink import Sink
-from edged.client.sources.rate import RateLimit
-from edged.errors import InvalidInput, Unsupported
+from edged.client.result import Result
+from edged.client.sinks.lines import encode
+from edged.client.sinks.sink import Answered, Sink
+from edged.client.sources.address import redact
+from edged.client.sources.source import RateLimit
+from edged.decoding import explain, ready
+from edged.errors import InvalidInput, NotFound, Unsupported
+from edged.version import __version__
 
 _IN_FLIGHT = 16  # messages that the broker has not taken
 _CLASSES = 100  # entities of one camera
@@ -159,3 +168,163 @@ def _require_paho() -> Any:
         return importlib.import_module("paho.mqtt.client")
     except ImportError:
         raise Unsupported(f"MQTT needs paho-mqtt; install it: {packages.install_extra('mqtt')}") from None
+
+
+PASSWORD, PASSWORD_FILE = "EDGED_MQTT_PASSWORD", "EDGED_MQTT_PASSWORD_FILE"
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+
+class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`rate` is messages of results a second; `discovery` the prefix that Home Assistant listens to, empty for none;
+    `ca` a file of certificates."""
+
+    rate: float = 2.0
+    discovery: str = "homeassistant"
+    ca: str = ""
+
+
+class Broker(msgspec.Struct, frozen=True):
+    """`tls` is with the system's certificates unless `ca` names a file."""
+
+    host: str
+    port: int
+    tls: bool
+    user: str | None
+    password: str | None
+    prefix: str
+    rate: float
+    discovery: str
+    ca: str
+
+
+def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
+    """From `mqtt://user@host:1883/prefix?rate=2&discovery=homeassistant`, or `mqtts://` for TLS. The password comes
+    from the environment, or a file that it names, since addresses are seen by everybody on the machine. InvalidInput
+    for what is no such address, NotFound for a file that is not there."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        query = msgspec.convert(dict(parse_qsl(parts.query, keep_blank_values=True)), ready(_Query), strict=False)
+    except (ValueError, msgspec.ValidationError) as error:
+        why = explain(error, _Query.__struct_fields__)
+        raise InvalidInput(
+            f"{redact(url)!r} is not a broker's address ({why}); write mqtt://user@host:1883/prefix"
+        ) from None
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise InvalidInput(
+            f"{redact(url)!r} is not a broker's address; write mqtt://user@host:1883/prefix, or mqtts:// for TLS"
+        )
+    if parts.password is not None:
+        raise InvalidInput(f"a password in an address is seen by everybody; put it into {PASSWORD} or {PASSWORD_FILE}")
+    if query.rate <= 0:
+        raise InvalidInput(f"rate={query.rate:g} is no rate; give messages a second")
+    prefix = unquote(parts.path.strip("/")) or "edged"
+    if "#" in url or any(sign in prefix + query.discovery for sign in "+#\0"):
+        raise InvalidInput(f"{redact(url)!r} has no beginning of a topic; leave out + and #")
+    return Broker(
+        host=parts.hostname,
+        port=port or _PORTS[parts.scheme],
+        tls=parts.scheme == "mqtts",
+        user=unquote(parts.username) if parts.username else None,
+        password=_password(environment),
+        prefix=prefix,
+        rate=query.rate,
+        discovery=query.discovery.strip("/"),
+        ca=query.ca,
+    )
+
+
+def _password(environment: Mapping[str, str]) -> str | None:
+    path = environment.get(PASSWORD_FILE)
+    if not path:
+        return environment.get(PASSWORD)
+    try:
+        return Path(path).read_text().rstrip("\r\n")
+    except OSError as error:
+        raise NotFound(f"the password file {path!r} of {PASSWORD_FILE} cannot be read: {error.strerror}") from None
+
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class Message(msgspec.Struct, frozen=True):
+    topic: str
+    payload: bytes
+    retain: bool = False
+
+
+class Topics:
+    """Those of one camera. `node` tells the cameras of several machines apart."""
+
+    def __init__(self, prefix: str, discovery: str, node: str, camera: str) -> None:
+        self.camera = camera
+        self._discovery = discovery
+        self._node = f"edged_{slug(node)}_{slug(camera)}"
+        self._device = {
+            "identifiers": [self._node],
+            "name": f"{camera} ({node})",
+            "manufacturer": "edged",
+            "sw_version": __version__,
+        }
+        base = f"{prefix}/{slug(camera)}"
+        self.availability, self.result = f"{base}/availability", f"{base}/result"
+        self.detected, self.counts = f"{base}/detected", f"{base}/counts"
+
+    def available(self, online: bool) -> Message:
+        return Message(self.availability, b"online" if online else b"offline", retain=True)
+
+    def whole(self, result: Result) -> Message:
+        return Message(self.result, encode(result))
+
+    def state(self, counts: Counter[str]) -> tuple[Message, Message]:
+        """Whether anything is seen, and how many of each class."""
+        seen = b"ON" if counts else b"OFF"
+        return Message(self.detected, seen, retain=True), Message(self.counts, _json(dict(counts)), retain=True)
+
+    def camera_entities(self) -> tuple[Message, ...]:
+        """What a camera has from the start; nothing where discovery is switched off."""
+        if not self._discovery:
+            return ()
+        occupancy: dict[str, object] = {"state_topic": self.detected, "device_class": "occupancy", "name": "Detected"}
+        total = self._count("Objects", "{{ value_json.values() | sum }}")
+        return self._config("binary_sensor", "detected", occupancy), self._config("sensor", "objects", total)
+
+    def class_entity(self, label: str) -> tuple[Message, ...]:
+        """The number of objects of a class, once the first one is seen."""
+        if not self._discovery:
+            return ()
+        name = msgspec.json.encode(label).decode()
+        config = self._count(label, f"{{{{ value_json.get({name}, 0) }}}}")
+        return (self._config("sensor", f"count_{slug(label)}", config),)
+
+    def _count(self, name: str, template: str) -> dict[str, object]:
+        return {
+            "name": name,
+            "state_topic": self.counts,
+            "value_template": template,
+            "state_class": "measurement",
+            "unit_of_measurement": "objects",
+        }
+
+    def _config(self, component: str, what: str, config: dict[str, object]) -> Message:
+        whole = {
+            **config,
+            "unique_id": f"{self._node}_{what}",
+            "availability_topic": self.availability,
+            "device": self._device,
+        }
+        return Message(f"{self._discovery}/{component}/{self._node}/{what}/config", _json(whole), retain=True)
+
+
+def counts_of(result: Result) -> Counter[str]:
+    return Counter(found.label for found in result.detections)
+
+
+def slug(text: str) -> str:
+    """As a topic's level and an identifier may be; different texts stay different."""
+    plain = _UNSAFE.sub("_", text).strip("_")
+    return plain if plain == text and plain else f"{plain}_{zlib.crc32(text.encode()):08x}".lstrip("_")
+
+
+def _json(plain: dict[str, object] | dict[str, int]) -> bytes:
+    return msgspec.json.encode(plain, order="sorted")

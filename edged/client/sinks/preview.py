@@ -11,8 +11,7 @@ import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from edged.client.sinks.answered import Answered
-from edged.client.sinks.sink import Sink
+from edged.client.sinks.sink import Answered, Sink
 from edged.errors import EdgedError, InvalidInput
 
 _VIEWERS = 16

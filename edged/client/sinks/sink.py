@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 
-from edged.client.sinks.answered import Answered
+import numpy as np
+
+from edged.client.frames import Picture, read_picture
+from edged.client.result import Result
+from edged.vision.draw import annotate, encode_jpeg
+from edged.vision.image import Image, decode
 
 
 class Sink(ABC):
@@ -20,3 +30,118 @@ class Sink(ABC):
 
     def close(self) -> None:  # noqa: B027 - not every sink has something to finish
         """Finishes what it has; nothing is given afterwards."""
+
+
+_QUALITY = 80
+
+
+class Answered:
+    """What several sinks want of one picture is made once, by the first that asks. `image` is None where nobody wanted
+    pictures, or where this one had to give way before its answer came."""
+
+    def __init__(self, result: Result, image: Picture | None = None) -> None:
+        self.result = result
+        self.image = image
+
+    @functools.cached_property
+    def painted(self) -> Image | None:
+        """BGR uint8 [height, width, 3] with what was found; None without a picture. InvalidInput for one that cannot be
+        decoded."""
+        if self.image is None:
+            return None
+        plain = _gray_to_bgr(self.image) if isinstance(self.image, np.ndarray) else decode(read_picture(self.image))
+        result = self.result
+        return annotate(plain, result.boxes(), result.labels(), _caption(result))
+
+    @functools.cached_property
+    def jpeg(self) -> bytes | None:
+        """`painted` as a JPEG."""
+        return None if self.painted is None else encode_jpeg(self.painted, _QUALITY)
+
+
+def _gray_to_bgr(image: Image) -> Image:
+    return np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
+
+
+def _caption(result: Result) -> str:
+    if result.error is not None:
+        return f"{result.camera}  {result.error[0]}"
+    best = f"  {result.classes[0].label} {result.classes[0].score:.0%}" if result.classes else ""
+    return f"{result.camera}  {result.age_ms:.0f} ms{best}"
+
+
+_DEPTH = 8
+
+_log = logging.getLogger("edged.client")
+
+
+class Background:
+    """A thread that does `work` on one answer after the other, and `finish` at the end. At most `depth` wait: another
+    one takes the place of the oldest, counted in `dropped`, or with `lossless` whoever brings it waits."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Answered], None],
+        finish: Callable[[], None],
+        *,
+        lossless: bool = False,
+        depth: int = _DEPTH,
+    ) -> None:
+        self.dropped = 0
+        self._work, self._finish = work, finish
+        self._lossless, self._depth = lossless, depth
+        self._waiting: deque[Answered] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, answered: Answered) -> None:
+        """Raises what the work has raised meanwhile."""
+        with self._changed:
+            if self._lossless:
+                self._changed.wait_for(lambda: len(self._waiting) < self._depth or self._failure is not None)
+            self._raise_failure()
+            if len(self._waiting) >= self._depth:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append(answered)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """When all that waits is done."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._raise_failure()
+
+    def _run(self) -> None:
+        try:
+            while (answered := self._next()) is not None:
+                self._work(answered)
+        except Exception as error:
+            self._fail(error)
+        try:
+            self._finish()
+        except Exception as error:
+            self._fail(error)
+
+    def _next(self) -> Answered | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            answered = self._waiting.popleft() if self._waiting else None
+            self._changed.notify_all()
+            return answered
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
@@ -32,3 +33,17 @@ def camera_address(text: str) -> tuple[str, CameraSettings]:
     if min(settings.width, settings.height) < 0 or settings.fps < 0 or bool(settings.width) != bool(settings.height):
         raise InvalidInput(f"{text!r} is no size of a picture; give width and height, such as ?width=1280&height=720")
     return parts.netloc + parts.path, settings
+
+
+_USER = re.compile(
+    r"//[^\s/?#]*@"  # as a URL should have it
+    r"|//[^\s/:@]+:(?!\d+/)\S*@"  # a password with a slash or the like in it, which people type
+)
+_QUERY = re.compile(
+    r"(?i)([?&](?:user(?:name)?|usr|login|pass(?:word|wd)?|pwd|token|auth|(?:api)?key|secret)=)[^&#\s'\"]*"
+)
+
+
+def redact(text: str) -> str:
+    """A URL, or a text with URLs in it, without users, passwords, and what a query calls by such a name."""
+    return _QUERY.sub(r"\1***", _USER.sub("//", text))

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 from edged.client.backoff import Backoff
-from edged.client.sources.reader import Reader, Shot
-from edged.client.sources.redaction import redact
+from edged.client.sources.address import redact
+from edged.client.sources.source import Reader, Shot
 from edged.errors import Unsupported
 
 _log = logging.getLogger("edged.client")

@@ -8,11 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from edged.client.sources.address import CameraSettings, camera_address
-from edged.client.sources.pictures import Pictures
-from edged.client.sources.reader import Reader
-from edged.client.sources.redaction import redact
-from edged.client.sources.source import InOrder, Newest, Source
+from edged.client.sources.address import CameraSettings, camera_address, redact
+from edged.client.sources.files import Pictures
+from edged.client.sources.source import InOrder, Newest, Reader, Source
 from edged.errors import InvalidInput, NotFound
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -92,7 +90,7 @@ def _live(name: str, hardware: bool) -> Callable[[], Reader] | None:
 
 def _network(url: str, hardware: bool) -> Reader:
     from edged.client.sources import gstreamer
-    from edged.client.sources.network import network_camera
+    from edged.client.sources.cameras import network_camera
 
     if hardware and url.startswith("rtsp") and gstreamer.decodes_in_hardware():
         return gstreamer.rtsp_camera(url)
@@ -100,7 +98,7 @@ def _network(url: str, hardware: bool) -> Reader:
 
 
 def _v4l2(device: str, settings: CameraSettings) -> Reader:
-    from edged.client.sources.v4l2 import v4l2_camera
+    from edged.client.sources.cameras import v4l2_camera
 
     return v4l2_camera(device, settings)
 
@@ -127,7 +125,7 @@ def _shared(name: str) -> Reader:
 
 def _recording(name: str, pace: bool, loop: bool, hardware: bool) -> Reader:
     from edged.client.sources import gstreamer
-    from edged.client.sources.recording import AvFilm, Film, Recording
+    from edged.client.sources.files import AvFilm, Film, Recording
 
     def open_film() -> Film:
         if hardware and "://" not in name and gstreamer.decodes_in_hardware():

@@ -21,7 +21,7 @@ from edged import shared_layout as layout
 from edged.client.frames import Picture
 from edged.client.sources import jpeg
 from edged.client.sources.live import Live
-from edged.client.sources.reader import Shot
+from edged.client.sources.source import Shot
 from edged.decoding import explain, ready
 from edged.errors import InvalidInput
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from edged.client.sources import container as media
-from edged.client.sources import hardware
-from edged.client.sources.reader import Reader, Shot
-from edged.client.sources.redaction import redact
+from edged.client.frames import Captured
+from edged.client.sources import pyav
+from edged.client.sources import pyav as media
+from edged.client.sources.address import redact
+from edged.client.sources.source import Reader, Shot, Source
 from edged.errors import InvalidInput
+from edged.vision.image import read_header
 
 _USUAL_FPS = 25.0
 _HOPELESSLY_LATE_S = 1.0
@@ -90,7 +94,7 @@ class AvFilm:
     def __init__(self, path: str, accelerated: bool) -> None:
         """InvalidInput where it cannot be opened or has no video."""
         av = media.require_av()
-        accelerator = hardware.accelerator() if accelerated else None
+        accelerator = pyav.accelerator() if accelerated else None
         options = {} if accelerator is None else {"hwaccel": accelerator}
         try:
             self._container: Any = av.open(path, **options)
@@ -110,3 +114,42 @@ class AvFilm:
 
     def close(self) -> None:
         self._container.close()
+
+
+class Pictures(Source):
+    """Picture files as they are, not decoded; one without a readable header is counted as damaged. Pictures have no
+    times: with `max_fps` they wait for their turn and none is skipped."""
+
+    def __init__(self, name: str, paths: list[Path], max_fps: float = 0.0, loop: bool = False) -> None:
+        super().__init__(name)
+        self._found = self._read(paths, loop)
+        self._pause = 1 / max_fps if max_fps > 0 else 0.0
+        self._stopped = threading.Event()
+        self._given = False
+
+    def __next__(self) -> Captured:
+        if self._given and self._pause:
+            self._stopped.wait(self._pause)
+        if self._stopped.is_set():
+            raise StopIteration
+        encoded = next(self._found)
+        self._given = True
+        return Captured(encoded)
+
+    def interrupt(self) -> None:
+        self._stopped.set()
+
+    def _read(self, paths: list[Path], loop: bool) -> Iterator[bytes]:
+        usable = True
+        while usable:
+            usable = False
+            for path in paths:
+                try:
+                    encoded = path.read_bytes()
+                except OSError:
+                    encoded = b""
+                if read_header(encoded) is None:
+                    self.damaged += 1
+                    continue
+                usable = loop
+                yield encoded

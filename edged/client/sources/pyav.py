@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import importlib
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from edged import packages
 from edged.client.sources import jpeg
-from edged.client.sources.reader import Shot
+from edged.client.sources.source import Shot
 from edged.errors import Unsupported
 
 _HOPELESS = 100  # reads in a row that fail
@@ -115,3 +116,38 @@ def _packets(container: Any, stream: Any, on_damage: Damage) -> Iterator[Any]:
 
 def _seconds(position: Any) -> float | None:
     return None if position is None else float(position)
+
+
+# A kind of decoder and the device file without which asking for it is in vain.
+_KINDS = (("cuda", "/dev/nvidiactl"), ("vaapi", "/dev/dri/renderD*"), ("qsv", "/dev/dri/renderD*"))
+
+
+def accelerator() -> Any:
+    """For `av.open(hwaccel=...)`; None where there is no such decoder. What the hardware cannot is decoded in
+    software."""
+    kind = _usable()
+    return None if kind is None else _settings(kind)
+
+
+@functools.cache
+def _usable() -> str | None:
+    """The first kind whose device lets itself be opened, found out once."""
+    try:
+        module = importlib.import_module("av.codec.hwaccel")
+        compiled = module.hwdevices_available()
+        codec = importlib.import_module("av").Codec("h264", "r")
+    except (ImportError, AttributeError, ValueError):  # PyAV before 14 has no such module
+        return None
+    for kind, device in _KINDS:
+        if kind not in compiled or not glob.glob(device):
+            continue
+        try:
+            _settings(kind).create(codec)
+        except Exception:  # noqa: S112 - whatever a driver does, the next kind or software may do
+            continue
+        return kind
+    return None
+
+
+def _settings(kind: str) -> Any:
+    return importlib.import_module("av.codec.hwaccel").HWAccel(kind, allow_software_fallback=True)

@@ -11,7 +11,7 @@ import msgspec
 from edged.client.result import Result, Skips
 
 
-class Ledger:
+class FrameCounts:
     """Counts frames. The sending side writes `sent`, the receiving side the rest, so that no lock is needed.
 
     `reasons` says why frames were skipped, as far as the daemon tells. `lost` are those of the failed that were on

@@ -1,0 +1,347 @@
+"""Frames on their way out: pulled from what the user gave, one by one, by whichever thread sends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from edged.client.frame_counts import FrameCounts
+from edged.client.frames import Captured, FrameMaker, Picture
+from edged.client.result import Result, Skips
+from edged.errors import InvalidInput
+from edged.proto import cameras_pb2 as pb
+
+_FRESH_NS = 1_000_000_000
+_WINDOW = 6  # where all are to be answered: with the one that leaves fewer than a shared ring has slots
+
+
+def most_waiting(maker: FrameMaker, lossless: bool) -> int | None:
+    """How many frames may wait for their answers when another one leaves; None for any number."""
+    if lossless:
+        return 0
+    return _WINDOW if maker.every_frame else None
+
+
+class FrameRequests(Iterator[pb.Frame]):
+    """The requests of one stream, which may take several calls: `renew` begins another one.
+
+    An exception from the user's frames ends the requests and is kept in `failure`: what was sent before it is still
+    answered, then the receiving side raises it. With `lossless` the next frame leaves only when none waits for its
+    answer, so that the daemon never skips one.
+    """
+
+    def __init__(
+        self, frames: Iterable[Picture | Captured], maker: FrameMaker, counts: FrameCounts, *, lossless: bool = False
+    ) -> None:
+        if isinstance(frames, (str, bytes, os.PathLike)):  # a text is an iterable as well, of single characters
+            raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
+        self.counts = counts
+        self.failure: Exception | None = None
+        self.exhausted = False
+        self._frames = iter(frames)
+        self._maker = maker
+        self._most_waiting = most_waiting(maker, lossless)
+        self._stopped = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._pulling = threading.Lock()
+        self._leaving = threading.Lock()
+        self._call = 0
+        self._introduced = -1  # the call whose first frame has left
+        self._kept: pb.Frame | None = None
+
+    def __next__(self) -> pb.Frame:
+        return self._next(self._call)
+
+    def renew(self) -> Iterator[pb.Frame]:
+        """The requests of another call, after the daemon went away: what was sent and not answered is lost. The sender
+        of the call before, which may still wait for the user's next frame, gets none any more."""
+        with self._leaving:
+            self._call += 1
+            self.counts.on_lost()
+        with self._changed:
+            self._changed.notify_all()
+        return _CallRequests(self, self._call)
+
+    def on_result(self, result: Result) -> Result:
+        """Enters an answer into the account, and lets the next frame out."""
+        self._maker.on_result(result)
+        whole = self.counts.on_result(result)
+        with self._changed:
+            self._changed.notify_all()
+        return whole
+
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
+        """The same for frames that the daemon says it skipped."""
+        self.counts.on_skips(skipped, skips)
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Sends no more and closes the user's frames, from any thread. A frame that is being pulled from a generator
+        cannot be interrupted; it is then closed as soon as it has given that frame."""
+        self._stopped = True
+        with self._changed:
+            self._changed.notify_all()
+        interrupt = getattr(self._frames, "interrupt", None)
+        if interrupt is not None:
+            interrupt()
+        if self._pulling.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._pulling.release()
+
+    def finish(self) -> None:
+        """The stream is over: what frames needed until they were answered is given back."""
+        self._maker.close()
+
+    def _next(self, call: int) -> pb.Frame:
+        with self._pulling:
+            frame, self._kept = (self._take_kept() or self._pull()), None
+            leaves = frame is not None and self._may_leave(frame, call)
+            if not leaves:
+                self._kept = frame  # for the call that came after
+        if self._stopped:  # looked at after the lock is free, since `stop` leaves the closing to its holder
+            self.stop()
+            raise StopIteration
+        if frame is None or not leaves:
+            raise StopIteration
+        return frame
+
+    def _take_kept(self) -> pb.Frame | None:
+        """A frame that no call has sent yet, unless it has become old: a camera has a newer one."""
+        frame = self._kept
+        if frame is None or self._most_waiting is not None or not frame.captured_mono_ns:
+            return frame
+        return frame if time.monotonic_ns() - frame.captured_mono_ns < _FRESH_NS else None
+
+    def _may_leave(self, frame: pb.Frame, call: int) -> bool:
+        with self._leaving:
+            if call != self._call or self._stopped:
+                return False
+            if self._introduced != call:
+                self._introduced = call
+                self._maker.introduce(frame)
+            self.counts.on_sent()
+            return True
+
+    def _pull(self) -> pb.Frame | None:
+        """The next frame; None at the end, for whatever reason."""
+        if self._stopped or self.exhausted:
+            return None
+        try:
+            item = next(self._frames)
+            taken = item if isinstance(item, Captured) else Captured.now(item)
+            self._wait_for_turn()
+            # Only now: what earlier answers told about the daemon counts for this frame too.
+            return self._maker.make(taken)
+        except StopIteration:
+            self._close()
+            return None
+        except Exception as error:  # the user's own, of any class
+            self.failure = error
+            self._close()
+            return None
+
+    def _wait_for_turn(self) -> None:
+        most = self._most_waiting
+        if most is not None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self.counts.waiting <= most)
+
+    def _close(self) -> None:
+        self.exhausted = True
+        close = getattr(self._frames, "close", None)
+        if self._closed or close is None:
+            return
+        self._closed = True
+        try:
+            close()
+        except Exception as error:
+            self.failure = self.failure or error
+
+
+class _CallRequests(Iterator[pb.Frame]):
+    """Those of one call."""
+
+    def __init__(self, requests: FrameRequests, call: int) -> None:
+        self._requests, self._call = requests, call
+
+    def __next__(self) -> pb.Frame:
+        return self._requests._next(self._call)
+
+
+Item = TypeVar("Item")
+
+
+class ThreadedIterator(AsyncIterator[Item], Generic[Item]):
+    """An ordinary iterator as an asynchronous one. A thread of its own pulls, one item each time it is asked, so that
+    a camera's wait never holds up the event loop, nor a pool of threads that others need."""
+
+    def __init__(self, items: Iterator[Item]) -> None:
+        self._items = items
+        self._asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None] = queue.SimpleQueue()
+        self._started = self._closed = False
+        self._waiting: asyncio.Future[list[Item]] | None = None
+
+    async def __anext__(self) -> Item:
+        if self._closed:  # grpc.aio asks once more after a call is over
+            raise StopAsyncIteration
+        loop = asyncio.get_running_loop()
+        if not self._started:
+            self._started = True
+            threading.Thread(
+                target=_serve, args=(self._items, self._asked, loop), name="edged-frames", daemon=True
+            ).start()
+        future: asyncio.Future[list[Item]] = loop.create_future()
+        self._waiting = future
+        self._asked.put(future)
+        got = await future
+        if not got:
+            raise StopAsyncIteration
+        return got[0]
+
+    def close(self) -> None:
+        """Tells whoever waits that there is no more, and the thread to end once it has the item that it is pulling."""
+        self._closed = True
+        if self._waiting is not None:
+            _settle(self._waiting, [], None)
+        self._asked.put(None)
+
+    def __del__(self) -> None:
+        self._asked.put(None)
+
+
+def _serve(
+    items: Iterator[Item],
+    asked: queue.SimpleQueue[asyncio.Future[list[Item]] | None],
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    while (future := asked.get()) is not None:
+        got: list[Item] = []
+        failure: Exception | None = None
+        try:
+            got.append(next(items))
+        except StopIteration:
+            pass
+        except Exception as error:
+            failure = error
+        try:
+            loop.call_soon_threadsafe(_settle, future, got, failure)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+
+def _settle(future: asyncio.Future[list[Item]], got: list[Item], failure: Exception | None) -> None:
+    if future.done():  # cancelled meanwhile
+        return
+    if failure is None:
+        future.set_result(got)
+    else:
+        future.set_exception(failure)
+
+
+class Requests(Protocol):
+    """The requests of one asynchronous stream."""
+
+    counts: FrameCounts
+
+    @property
+    def failure(self) -> Exception | None: ...
+    @property
+    def exhausted(self) -> bool: ...
+    def __aiter__(self) -> AsyncIterator[pb.Frame]: ...
+    def on_result(self, result: Result) -> Result: ...
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None: ...
+    def finish(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class FromIterable:
+    """Requests from an ordinary iterable, pulled in a thread."""
+
+    def __init__(self, requests: FrameRequests) -> None:
+        self.counts = requests.counts
+        self.on_result = requests.on_result
+        self.on_skips = requests.on_skips
+        self.finish = requests.finish
+        self._requests = requests
+        self._feed = ThreadedIterator(requests)
+
+    @property
+    def failure(self) -> Exception | None:
+        return self._requests.failure
+
+    @property
+    def exhausted(self) -> bool:
+        return self._requests.exhausted
+
+    def __aiter__(self) -> AsyncIterator[pb.Frame]:
+        return self._feed
+
+    async def stop(self) -> None:
+        self._requests.stop()
+        self._feed.close()
+
+
+class FromAsyncIterable:
+    """Requests from an asynchronous iterable; `FrameRequests` says how failures and `lossless` behave."""
+
+    def __init__(
+        self, frames: AsyncIterable[Picture | Captured], maker: FrameMaker, counts: FrameCounts, *, lossless: bool
+    ) -> None:
+        self.counts = counts
+        self.failure: Exception | None = None
+        self.exhausted = False
+        self._frames = aiter(frames)
+        self._maker = maker
+        self._most_waiting = most_waiting(maker, lossless)
+        self._turn = asyncio.Event()
+
+    def on_result(self, result: Result) -> Result:
+        self._maker.on_result(result)
+        whole = self.counts.on_result(result)
+        self._turn.set()
+        return whole
+
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
+        self.counts.on_skips(skipped, skips)
+        self._turn.set()
+
+    def __aiter__(self) -> AsyncIterator[pb.Frame]:
+        return self
+
+    async def __anext__(self) -> pb.Frame:
+        try:
+            frame = self._maker.make(await anext(self._frames))
+        except StopAsyncIteration:
+            self.exhausted = True
+            raise
+        except Exception as error:  # the user's own, of any class
+            self.exhausted, self.failure = True, error
+            raise StopAsyncIteration from None
+        while self._most_waiting is not None and self.counts.waiting > self._most_waiting:
+            self._turn.clear()
+            await self._turn.wait()
+        if self.counts.sent == 0:
+            self._maker.introduce(frame)
+        self.counts.on_sent()
+        return frame
+
+    def finish(self) -> None:
+        self._maker.close()
+
+    async def stop(self) -> None:
+        close = getattr(self._frames, "aclose", None)
+        if close is None:
+            return
+        try:
+            await close()
+        except Exception as error:
+            self.failure = self.failure or error
