@@ -1,12 +1,11 @@
-"""The detector that comes with edged: drawn scenes with known truth, and a small model trained on them."""
+"""The detector that comes with edged: drawn scenes with ground truth, and a small model trained on them (`tools/shapes/`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from edged.shapes.figures import CLASSES
 from edged.shapes.matching import Counts, Prediction, match
-from edged.shapes.scene import Scene, Truth
+from edged.shapes.scene import CLASSES, Scene, Truth
 
 MODEL_PATH = Path(__file__).with_name("shapes.onnx")
 """ONNX file in the Ultralytics v8 layout: `images` [1, 3, 320, 320] to `output0` [1, 4 + classes, 2100]."""

@@ -1,4 +1,4 @@
-"""What lies behind the figures: a painted sheet larger than the picture, on which a moving window wanders."""
+"""The background of a drawn scene: a painted sheet larger than the picture, across which a window moves."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
 
-_MARGIN = 0.25  # how far the window may wander, as a part of the picture's size
-_GRAINS = 96  # the noise sheet is this much larger than the picture: enough that its repetition is not seen
+_MARGIN = 0.25  # how far the window moves, as a fraction of the picture's size
+_GRAINS = 96  # the noise sheet is this much larger than the picture: enough to hide the repetition
 
 
 @dataclass(frozen=True)
 class Background:
-    """A sheet, the grain laid over it, and the window's slow path."""
+    """A painted sheet, its noise, and the window's path."""
 
     sheet: Pixels
     grain: Pixels
@@ -26,7 +26,7 @@ class Background:
     phases: tuple[float, float]
 
     def window(self, frame: int, width: int, height: int) -> Pixels:
-        """A fresh uint8 [height, width, 3] BGR picture of the background at a frame."""
+        """A new uint8 [height, width, 3] BGR picture of the background at a frame."""
         room = (self.sheet.shape[1] - width, self.sheet.shape[0] - height)
         x, y = (
             round(free * (0.5 + 0.5 * math.sin(2 * math.pi * frame / period + phase)))

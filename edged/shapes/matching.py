@@ -1,4 +1,4 @@
-"""Counts of right and wrong detections, the way benchmarks of detectors do it: greedily, best score first."""
+"""Precision and recall of detections, matched greedily to the ground truth, best score first."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Counts:
 
     @property
     def precision(self) -> float:
-        """Share of the predictions that are right; 1 when there are none."""
-        said = self.tp + self.fp
-        return self.tp / said if said else 1.0
+        """Fraction of the predictions that are right; 1 if there are no predictions."""
+        predicted = self.tp + self.fp
+        return self.tp / predicted if predicted else 1.0
 
     @property
     def recall(self) -> float:
-        """Share of the truths that were found; 1 when there are none."""
-        real = self.tp + self.fn
-        return self.tp / real if real else 1.0
+        """Fraction of the truths that were found; 1 if there are no truths."""
+        actual = self.tp + self.fn
+        return self.tp / actual if actual else 1.0
 
 
 def iou(a: Prediction | Truth, b: Prediction | Truth) -> float:
@@ -55,9 +55,9 @@ def iou(a: Prediction | Truth, b: Prediction | Truth) -> float:
 
 
 def match(predictions: Sequence[Prediction], truths: Sequence[Truth], threshold: float = 0.5) -> Counts:
-    """Pairs each prediction, best score first, with the free truth of its class that it overlaps most.
+    """Pair each prediction, best score first, with the unmatched truth of its class that it overlaps most.
 
-    A pair needs an IoU of at least `threshold`; a truth is found once, so a second box on it is false.
+    A pair needs an IoU of at least `threshold`; a truth is matched once, so a second box on it is a false positive.
     """
     free = list(truths)
     tp = 0

@@ -1,4 +1,4 @@
-"""Discs that move and bounce off the walls and each other: where everything in a drawn scene is, by frame."""
+"""Discs that move and bounce off the walls and each other: the positions in a drawn scene, by frame."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Disc:
 
 @dataclass(frozen=True)
 class Track:
-    """The discs of a scene at each frame; computed on demand, kept, and the same for the same start."""
+    """The discs of a scene at each frame: computed on demand, cached, and deterministic."""
 
     start: tuple[Disc, ...]
     width: float

@@ -1,6 +1,6 @@
-"""A camera that draws: coloured figures that move and bounce over a moving, noisy background, with the truth.
+"""A drawn camera: coloured figures that move and bounce over a moving, noisy background, with ground truth.
 
-Everything follows from the seed, so a picture needs no file, and a test or a demonstration knows the answer.
+Everything follows from the seed: pictures need no files, and the demo and tests know the right answers.
 """
 
 from __future__ import annotations
@@ -8,17 +8,63 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from edged.shapes.background import Background, paint_background
-from edged.shapes.figures import CLASSES, outline
 from edged.shapes.motion import Disc, Track, fold
 
-SMALLEST_SIDE = 64
-MOST_SHAPES = 12
+CLASSES: tuple[str, ...] = ("circle", "square", "triangle", "star", "cross")
+"""Class names; the index is the class id, in the pictures and in the detector's output."""
+
+_CROSS_ARM = 0.36  # half the width of an arm: wide enough to survive a letterbox from 720p to 320
+_STAR_INNER = 0.45
+
+
+def _regular(corners: int) -> NDArray[np.float64]:
+    turn = np.arange(corners) * (2 * math.pi / corners)
+    return np.stack([np.cos(turn), np.sin(turn)], axis=1)
+
+
+def _star() -> NDArray[np.float64]:
+    points = _regular(10)
+    points[1::2] *= _STAR_INNER
+    return points
+
+
+def _cross() -> NDArray[np.float64]:
+    a, b = _CROSS_ARM, math.sqrt(1 - _CROSS_ARM**2)
+    corner = [(b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a)]
+    corner += [(-b, a), (-b, -a), (-a, -a), (-a, -b), (a, -b), (a, -a)]
+    return np.array(corner)
+
+
+_OUTLINES = MappingProxyType(
+    {
+        "circle": _regular(48),
+        "square": _regular(4),
+        "triangle": _regular(3),
+        "star": _star(),
+        "cross": _cross(),
+    }
+)
+
+
+def outline(class_id: int, x: float, y: float, radius: float, angle: float) -> NDArray[np.float64]:
+    """Corners of one figure, float64 [corners, 2], in pixels where the first pixel's middle is (0, 0).
+
+    `radius` (pixels) is that of the circle around the figure, `angle` is in radians.
+    """
+    sine, cosine = math.sin(angle), math.cos(angle)
+    turned: NDArray[np.float64] = _OUTLINES[CLASSES[class_id]] @ np.array([[cosine, sine], [-sine, cosine]])
+    return turned * radius + (x, y)
+
+
+MIN_SIDE = 64
+MAX_SHAPES = 12
 
 _Colour = tuple[float, float, float]
 
@@ -33,9 +79,9 @@ _BLEED = 0.5  # pixels by which OpenCV's smooth edges reach beyond the corners t
 
 @dataclass(frozen=True)
 class Truth:
-    """One figure that a picture shows: its class and its tight box.
+    """One figure in a picture: its class and its tight box.
 
-    In pixels and parts of them, as edges: a figure that covers the whole picture has 0, 0, width, height.
+    Edges in (fractional) pixels: a figure that covers the whole picture has 0, 0, width, height.
     """
 
     class_id: int
@@ -56,10 +102,9 @@ class _Figure:
 
 @dataclass(frozen=True)
 class Scene:
-    """What one drawn camera sees.
+    """What one drawn camera sees: `shapes` figures in pictures of width x height pixels. ValueError outside the limits.
 
-    `width` and `height` are in pixels, `shapes` is the number of figures. ValueError outside limits.
-    A scene remembers what it painted and how far its figures went: use it from one thread at a time.
+    A scene caches its background and the motion of its figures: use it from one thread at a time.
     """
 
     seed: int
@@ -68,15 +113,13 @@ class Scene:
     shapes: int = 5
 
     def __post_init__(self) -> None:
-        if min(self.width, self.height) < SMALLEST_SIDE:
-            raise ValueError(
-                f"scene of {self.width}x{self.height} is too small: each side needs {SMALLEST_SIDE} pixels"
-            )
-        if not 0 <= self.shapes <= MOST_SHAPES:
-            raise ValueError(f"scene of {self.shapes} shapes cannot be drawn: 0 to {MOST_SHAPES} fit")
+        if min(self.width, self.height) < MIN_SIDE:
+            raise ValueError(f"scene of {self.width}x{self.height} is too small: each side needs {MIN_SIDE} pixels")
+        if not 0 <= self.shapes <= MAX_SHAPES:
+            raise ValueError(f"scene of {self.shapes} shapes cannot be drawn: 0 to {MAX_SHAPES} fit")
 
     def frame(self, index: int) -> tuple[NDArray[np.uint8], list[Truth]]:
-        """Picture `index`: uint8 [height, width, 3] BGR, the caller's, and the truth about it."""
+        """Picture `index`, a new array uint8 [height, width, 3] BGR, and its ground truth."""
         picture = self._background.window(index, self.width, self.height)
         truths = [
             _draw(picture, figure, disc, figure.angle + figure.spin * fold(index))
@@ -98,12 +141,12 @@ class Scene:
     def _figures(self) -> tuple[_Figure, ...]:
         rng = np.random.default_rng((self.seed, 2))
         # A shuffled round of the classes, so that five figures show five classes.
-        order = [int(c) for _ in range(0, MOST_SHAPES, len(CLASSES)) for c in rng.permutation(len(CLASSES))]
+        order = [int(c) for _ in range(0, MAX_SHAPES, len(CLASSES)) for c in rng.permutation(len(CLASSES))]
         return tuple(_dress(rng, class_id, self._background.colour) for class_id in order[: self.shapes])
 
 
 def _place(rng: np.random.Generator, width: int, height: int, count: int) -> tuple[Disc, ...]:
-    """Random discs that do not touch; they shrink together when a picture is too full."""
+    """Random discs that do not touch; all shrink together if they would cover too much."""
     unit = min(width, height)
     radii = rng.uniform(*_RADIUS, count) * unit
     covered = float(np.sum(math.pi * radii**2)) / (width * height)
@@ -120,7 +163,7 @@ def _place(rng: np.random.Generator, width: int, height: int, count: int) -> tup
 
 
 def _dress(rng: np.random.Generator, class_id: int, behind: _Colour) -> _Figure:
-    """Chooses colours that stand out from the background, and a turn."""
+    """Choose colours that stand out from the background, and a rotation."""
     fill = rng.uniform(0, 255, 3)
     while float(np.linalg.norm(fill - np.array(behind))) < _CONTRAST:
         fill = rng.uniform(0, 255, 3)

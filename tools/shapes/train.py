@@ -1,8 +1,8 @@
-"""Trains the detector that comes with edged, on pictures drawn while it trains, and writes it as ONNX.
+"""Trains the detector that comes with edged, on pictures drawn while it trains, and exports it as ONNX.
 
-    python -m edged.shapes.train --minutes 25 --out edged/shapes/shapes.onnx
+From the root of the repository:
 
-Needs torch and onnx, which edged itself does not: nothing imports this module at run time.
+    python -m tools.shapes.train --minutes 25
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from edged.shapes.evaluate import RESOLUTIONS, judge, unseen
-from edged.shapes.figures import CLASSES
-from edged.shapes.scene import MOST_SHAPES
-from edged.shapes.training_pictures import SIZE, pictures
+from edged.shapes import MODEL_PATH
+from edged.shapes.scene import CLASSES, MAX_SHAPES
+from tools.shapes.evaluate import RESOLUTIONS, judge, unseen
+from tools.shapes.pictures import SIZE, pictures
 
 try:
     import onnx
     import onnxruntime
     import torch
 
-    from edged.shapes.training_loss import detection_loss
-    from edged.shapes.training_network import Detector
+    from tools.shapes.loss import detection_loss
+    from tools.shapes.network import Detector
 except ImportError as missing:
     raise SystemExit(f"training needs {missing.name}: pip install torch onnx onnxruntime") from None
 
@@ -65,7 +65,7 @@ class Batches(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 def _collate(examples: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     images = np.stack([picture.transpose(2, 0, 1) for picture, _ in examples])
-    truth = np.full((len(examples), MOST_SHAPES, 5), -1, np.float32)
+    truth = np.full((len(examples), MAX_SHAPES, 5), -1, np.float32)
     for row, (_, figures) in zip(truth, examples, strict=True):
         row[: len(figures)] = figures
     return torch.from_numpy(images), torch.from_numpy(truth)
@@ -185,9 +185,9 @@ def report(path: Path, scenes: int) -> None:
 
 def main() -> None:
     """Reads the command line, trains, exports, reports."""
-    parser = argparse.ArgumentParser("edged.shapes.train", description="train the detector edged comes with")
+    parser = argparse.ArgumentParser("tools.shapes.train", description="train the detector edged comes with")
     parser.add_argument("--minutes", type=float, default=25.0, help="0: only judge the file --out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("shapes.onnx"))
+    parser.add_argument("--out", type=Path, default=MODEL_PATH)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--start", type=Path, help="weights (.pt) to go on from, with another --seed")
     parser.add_argument("--save", type=Path, help="also write the weights (.pt) here")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edged.shapes import CLASSES, Counts, Prediction, Scene, Truth
-from edged.shapes.evaluate import decode, judge, suppress, unseen
-from edged.shapes.training_pictures import SIZE, VALIDATION_SEED, Letterbox, letterbox, pictures, rows, spoil
+from tools.shapes.evaluate import decode, judge, suppress, unseen
+from tools.shapes.pictures import SIZE, VALIDATION_SEED, Letterbox, letterbox, pictures, rows, spoil
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from edged.shapes.figures import CLASSES
 from edged.shapes.matching import Counts, Prediction, match
-from edged.shapes.scene import Scene
-from edged.shapes.training_pictures import VALIDATION_SEED, Letterbox, letterbox
+from edged.shapes.scene import CLASSES, Scene
+from tools.shapes.pictures import VALIDATION_SEED, Letterbox, letterbox
 
 Floats = NDArray[np.float32]
 Run = Callable[[Floats], Floats]

@@ -1,0 +1,1 @@
+"""Trains and evaluates the detector in `edged/shapes/shapes.onnx`."""
