@@ -1,4 +1,4 @@
-"""The detector that comes with edged: drawn scenes with ground truth, and a small model trained on them (`tools/shapes/`)."""
+"""The detector that comes with edged, and the drawn scenes that it is trained on (by `tools/shapes/`)."""
 
 from __future__ import annotations
 
