@@ -129,7 +129,7 @@ def test_results_of_a_stream_carry_numbers_times_and_the_engine(daemon: LaneDaem
 
 def test_a_damaged_picture_and_an_unknown_model_are_told(daemon: LaneDaemon, connect: Connect) -> None:
     socket = connect(zmq.REQ, daemon.frames)
-    assert ask(socket, {"sequence": 4}, b"no picture")["error"]["name"] == "InvalidInput"
+    assert ask(socket, {"sequence": 4}, b"no picture")["error"]["reason"] == "INVALID_IMAGE"
     assert "no model 'window'" in ask(socket, {"model": "window"}, b"x")["error"]["message"]
     raw = {"format": "bgr", "width": 64, "height": 64}
     assert ask(socket, raw, b"too short")["error"]["code"] == grpc.StatusCode.INVALID_ARGUMENT.value[0]
