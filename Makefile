@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-newest test-oldest lock short lint types architecture unit integration system test-gpu test-tensorrt test-arm64 \
   test-perf-analyzer test-onnx-backend test-zoo fuzz soak attack kills \
-  resolve-arm64 bench deb-trigger install uninstall test-systemd format clean
+  resolve-arm64 docs release-check bench deb-trigger install uninstall test-systemd format clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -169,6 +169,15 @@ test-tensorrt: $(VENV)/.dev  ## Has TensorRT 8.6 to 11 the calls that edged make
 	EDGED_TENSORRT_BINDINGS=$(subst $(empty) $(empty),:,$(addprefix $(CURDIR)/$(TENSORRT)/,$(BINDINGS))) \
 	  EDGED_OLDER_TENSORRT_RTX=$(CURDIR)/$(TENSORRT)/older-rtx \
 	  $(BIN)/python -m pytest tests/integration/test_tensorrt_*.py $(ARGS)
+
+docs: $(VENV)/.dev  ## Write the API reference into dist/reference; check its links and those of all pages.
+	@rm -rf $(DIST)/reference
+	$(BIN)/python .ci/reference.py $(DIST)/reference
+	$(BIN)/python .ci/links.py $(DIST)/reference
+
+release-check: $(VENV)/.dev  ## Build sdist and wheel, and use the wheel in a clean environment (RELEASE=1: RELEASING.md).
+	@$(PIP) uv
+	@PYTHON=$(BIN)/python DIST=$(DIST) RELEASE=$(RELEASE) .ci/release-check
 
 bench: $(VENV)/.dev  ## Print how fast the hot paths are, as ratios measured in one run.
 	for file in tests/bench/*.py; do $(BIN)/python $$file || exit 1; done
