@@ -16,8 +16,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edged.api.grpc.wire import Request
-from edged.api.inference.access import Access
 from edged.api.inference.infer import Caller, Inference
+from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.config import Engines
 from edged.config.limits import HostLimits, Limits
 from edged.device.fingerprint import probe
@@ -71,7 +71,7 @@ class World:
         repository, store = Repository(root / "state" / "models"), Store(root / "cache")
         builder = Builder(store, root / "cache", Limits(seconds=60.0))
         self.controller = Controller(repository, {}, store, builder, probe(), HostLimits(), Engines())
-        self.inference = Inference(self.controller, Tracing(root / "traces"), Access())
+        self.inference = Inference(self.controller, Tracing(root / "traces"), SharedMemoryAccess())
 
     @property
     def planned(self) -> PlannedModel:

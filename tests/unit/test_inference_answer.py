@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from edged.api.grpc.wire import Contents, Request
-from edged.api.inference.access import Access
 from edged.api.inference.infer import Caller, Inference
+from edged.api.inference.shared_memory import SharedMemoryAccess
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile
 from edged.engines.controller import Controller
@@ -63,7 +63,7 @@ class World:
             answering=model, reading=None, problem="", entry=entry, slot=self.slot, model=None, traffic=Traffic()
         )
         controller = SimpleNamespace(find=lambda name, version="": planned, models={"m": planned})
-        access = Access()
+        access = SharedMemoryAccess()
         off = SimpleNamespace(begin=lambda *_: None)
         self.inference = Inference(cast(Controller, controller), cast(Tracing, off), access)
 

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from edged.api.auth.identity import Identity
 from edged.api.grpc.wire import Contents
-from edged.api.inference.parameters import Place, Wanted
-from edged.api.inference.regions import Regions
-from edged.api.inference.responses import Collector, Form
-from edged.api.inference.sequences import Kept
+from edged.api.inference.requests import Place, RequestedOutput
+from edged.api.inference.responses import Collector, Form, classify
+from edged.api.inference.sequences import StateTensor
+from edged.api.inference.shared_memory import Regions
 from edged.errors import EngineUnusable, InvalidInput, TooLarge
 from edged.proto import open_inference_pb2 as pb
+from edged.raw_contents import to_array, to_bytes
 from edged.serving.work import OutputView
 
 Told = tuple[pb.ModelInferResponse, list[bytes]]
@@ -36,7 +40,7 @@ def strings(name: str, shape: tuple[int, ...], *texts: bytes) -> OutputView:
     return OutputView(name, "BYTES", shape, memoryview(data))
 
 
-def form(wanted: tuple[Wanted, ...] = (), **changes: object) -> Form:
+def form(wanted: tuple[RequestedOutput, ...] = (), **changes: object) -> Form:
     return Form(**{"name": "m", "version": "7", "id": "42", "wanted": wanted, **changes})
 
 
@@ -63,7 +67,7 @@ def test_a_response_has_one_raw_entry_for_each_output_and_the_requests_id() -> N
 def test_outputs_come_in_the_order_of_the_request_and_hidden_ones_only_when_asked_for() -> None:
     views = (output("a", A), output("b", B), output("state", A))
     assert [o.name for o in collected(form(hidden=frozenset({"state"})), *views)[0][0].outputs] == ["a", "b"]
-    asked = form((Wanted("state"), Wanted("a")), hidden=frozenset({"state"}))
+    asked = form((RequestedOutput("state"), RequestedOutput("a")), hidden=frozenset({"state"}))
     assert [o.name for o in collected(asked, *views)[0][0].outputs] == ["state", "a"]
 
 
@@ -72,7 +76,7 @@ def test_what_the_model_keeps_is_copied_by_the_input_it_goes_back_into() -> None
     memory = bytearray(A.tobytes())
     collector((output("a", B), OutputView("hn", "FP32", (2, 3), memoryview(memory))))
     memory[:] = bytes(len(memory))
-    assert collector.state == {"h": Kept((2, 3), A.tobytes())}
+    assert collector.state == {"h": StateTensor((2, 3), A.tobytes())}
     assert [tensor.data for tensor in collector.outputs] == [B.tobytes(), A.tobytes()]
 
 
@@ -82,7 +86,7 @@ def test_an_output_in_shared_memory_leaves_an_empty_entry_and_says_where_it_is(t
     regions = Regions(tmp_path)
     regions.register("r", "o", 0, 64, Identity("own", os.geteuid()))
     place = Place("r", 8, 40)
-    wanted = (Wanted("a", place=place), Wanted("b"))
+    wanted = (RequestedOutput("a", place=place), RequestedOutput("b"))
     ((message, raw),) = collected(
         form(wanted, regions={"a": regions.target(place, "output 'a'")}), output("a", A), output("b", B)
     )
@@ -92,13 +96,13 @@ def test_an_output_in_shared_memory_leaves_an_empty_entry_and_says_where_it_is(t
     assert told["shared_memory_region"].string_param == "r"
     assert told["shared_memory_byte_size"].int64_param == 24
     assert told["shared_memory_offset"].int64_param == 8
-    small = form((Wanted("a", place=Place("r", 8, 23)),), regions={"a": regions.find("r")})
+    small = form((RequestedOutput("a", place=Place("r", 8, 23)),), regions={"a": regions.find("r")})
     with pytest.raises(InvalidInput, match="output 'a' has 24 bytes, its place in shared memory 'r' 23"):
         collected(small, output("a", A))
 
 
 def test_classes_are_told_by_row_with_the_labels_of_the_output() -> None:
-    wanted = (Wanted("a", classes=1),)
+    wanted = (RequestedOutput("a", classes=1),)
     labels = {"labels": {"a": ("x", "y", "z")}, "default_labels": ("no",)}
     ((message, (raw,)),) = collected(form(wanted, **labels), output("a", A))
     assert list(message.outputs[0].shape) == [2, 1]
@@ -153,3 +157,70 @@ def test_a_mistake_of_ours_is_told_to_whoever_asked_and_not_to_the_slot() -> Non
     collector((output("a", A),))
     with pytest.raises(ZeroDivisionError):
         collector.responses()
+
+
+def view(array: np.ndarray, datatype: str) -> OutputView:
+    return OutputView("y", datatype, array.shape, memoryview(bytes(to_bytes(array))))
+
+
+def best(array: np.ndarray, datatype: str, classes: int, labels: tuple[str, ...] = (), rows: bool = True) -> list:
+    """What is told of each row, or of all."""
+    found = classify(view(array, datatype), classes, labels, rows)
+    assert found.datatype == "BYTES"
+    texts = to_array("y", "BYTES", found.shape, found.data)
+    return np.vectorize(lambda text: text.decode(), otypes=[object])(texts).tolist()
+
+
+def test_the_best_come_first_with_their_labels() -> None:
+    scores = np.array([[0.1, 0.7, 0.2], [3, 2, 1]], np.float32)
+    assert best(scores, "FP32", 2, ("a", "b")) == [["0.700000:1:b", "0.200000:2"], ["3.000000:0:a", "2.000000:1:b"]]
+    assert best(scores, "FP32", 1, rows=False) == ["3.000000:3"]
+
+
+def test_whole_numbers_are_told_as_such() -> None:
+    assert best(np.array([[5, 255, 7]], np.uint8), "UINT8", 3) == [["255:1", "7:2", "5:0"]]
+    assert best(np.array([[-5, 2**62 + 1, 2**62]], np.int64), "INT64", 2) == [[f"{2**62 + 1}:1", f"{2**62}:2"]]
+
+
+def test_halves_of_both_kinds_are_scores() -> None:
+    assert best(np.array([[0.5, 2]], np.float16), "FP16", 1) == [["2.000000:1"]]
+    upper = (np.array([[0.5, 2]], np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    assert best(upper, "BF16", 2) == [["2.000000:1", "0.500000:0"]]
+
+
+def test_equal_scores_keep_their_order_and_what_is_no_number_comes_last() -> None:
+    scores = np.array([[np.nan, 1, 1, -np.inf, np.nan, 1]], np.float64)
+    assert best(scores, "FP64", 6) == [["1.000000:1", "1.000000:2", "1.000000:5", "-inf:3", "nan:0", "nan:4"]]
+
+
+def test_more_classes_than_there_are_is_all_of_them() -> None:
+    assert classify(view(np.zeros((2, 3), np.float32), "FP32"), 99, (), True).shape == (2, 3)
+    assert classify(view(np.zeros((0, 3), np.float32), "FP32"), 2, (), True).shape[0] == 0
+    assert classify(view(np.zeros((2, 0), np.float32), "FP32"), 2, (), True).shape == (2, 0)
+
+
+@pytest.mark.parametrize("datatype", ["BYTES", "BOOL"])
+def test_what_holds_no_scores_is_refused(datatype: str) -> None:
+    with pytest.raises(InvalidInput, match=f"'y' is {datatype}"):
+        classify(OutputView("y", datatype, (1,), memoryview(b"\1")), 1, (), False)
+
+
+@given(hnp.arrays(np.float32, (2, 5), elements=st.floats(width=32, allow_nan=False)), st.integers(1, 7))
+def test_the_scores_told_fall(scores: np.ndarray, classes: int) -> None:
+    for row, told in zip(scores, best(scores, "FP32", classes), strict=True):
+        indexes = [int(text.split(":")[1]) for text in told]
+        assert len(set(indexes)) == len(indexes) == min(classes, 5)
+        assert sorted(row[indexes], reverse=True) == list(row[indexes])
+        assert min(row[indexes]) >= np.delete(row, indexes).max(initial=-np.inf)
+
+
+def test_a_single_score_has_no_rows() -> None:
+    found = classify(view(np.array(0.5, np.float32), "FP32"), 3, (), by_row=True)
+    assert (found.shape, bytes(found.data)[4:]) == ((1,), b"0.500000:0")
+
+
+def test_more_strings_than_are_worth_writing_are_refused() -> None:
+    scores = view(np.zeros((300, 300), np.float32), "FP32")
+    assert classify(scores, 200, (), by_row=True).shape == (300, 200)
+    with pytest.raises(TooLarge, match="'y' would be 90000 classes; ask for fewer"):
+        classify(scores, 300, (), by_row=True)

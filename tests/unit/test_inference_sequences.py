@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from edged.api.inference.parameters import Options
-from edged.api.inference.sequences import Book, Kept, Sequences
+from edged.api.inference.requests import Options
+from edged.api.inference.sequences import Book, Sequences, StateTensor
 from edged.errors import DeadlineExceeded, InvalidInput, Overloaded
 
 KEY = ("model", 7)
 FOREVER = float("inf")
 
 
-def state(size: int = 4, fill: bytes = b"a") -> dict[str, Kept]:
-    return {"h": Kept((size,), fill * size)}
+def state(size: int = 4, fill: bytes = b"a") -> dict[str, StateTensor]:
+    return {"h": StateTensor((size,), fill * size)}
 
 
 def answered(book: Book, now: float, starts: bool = False, ends: bool = False, size: int = 4) -> object:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from edged.api.grpc.rpc import Context
 from edged.api.grpc.wire import Request
-from edged.api.inference.inferring import InferHandlers
+from edged.api.inference.service import InferHandlers
 from edged.proto import open_inference_pb2 as pb
 from tests.waiting import run
 

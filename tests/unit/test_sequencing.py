@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edged.api.inference.parameters import Options
-from edged.api.inference.sequences import Kept
-from edged.api.inference.stateful import filled, reads_disk
+from edged.api.inference.requests import Options
+from edged.api.inference.sequences import StateTensor, filled, reads_disk
 from edged.backends.contract import Signature
 from edged.errors import ConfigError, InvalidInput, NotReady
 from edged.models import settings
@@ -144,7 +143,7 @@ def made(
     signature: Signature,
     options: Options,
     *tensors: InputTensor,
-    state: dict[str, Kept] | None = None,
+    state: dict[str, StateTensor] | None = None,
 ) -> dict[str, InputTensor]:
     return {each.name: each for each in filled(plan, signature, Path("nowhere"), options, tensors, state)}
 
@@ -170,7 +169,7 @@ def test_dimensions_of_one_name_are_of_one_size() -> None:
 
 
 def test_what_was_kept_goes_back_in_as_it_came_out() -> None:
-    kept = {"state": Kept((2, 1, 128), b"\1" * 1024)}
+    kept = {"state": StateTensor((2, 1, 128), b"\1" * 1024)}
     state = made(of(VOICE), VOICE, Options(7), given("input", np.zeros((1, 512), np.float32)), state=kept)["state"]
     assert (state.shape, state.data) == (kept["state"].shape, kept["state"].data)
 
@@ -232,7 +231,7 @@ def test_reads_disk_only_for_the_first_request_of_a_sequence_that_begins_with_a_
     from_file = SequenceBatching(states=(State("total", "sum", "INT32", (1,), "total", (1,)),))
     plan, zeros = of(SUM, {}, from_file), of(SUM, {}, SequenceBatching(states=(State("total", "sum", "INT32", (1,)),)))
     assert reads_disk(plan, None)
-    assert not reads_disk(plan, {"total": Kept((1, 1), bytes(4))})
+    assert not reads_disk(plan, {"total": StateTensor((1, 1), bytes(4))})
     assert not reads_disk(zeros, None)
 
 

@@ -23,7 +23,7 @@ _OTHERS = {
     "doctor/examination.py": "a program of its own",
     "api/grpc/cameras.py": "the reader of a call, awaited with it",
     "api/endpoints/frigate.py": "one request; logs what nobody expected",
-    "api/inference/inferring.py": "one request of a call",
+    "api/inference/service.py": "one request of a call",
     "api/grpc/activation.py": "one connection",
     "api/http/app.py": "one request",
     "api/http/bodies.py": "one request",

@@ -13,14 +13,12 @@ import msgspec
 
 from edged.api.auth import identity
 from edged.api.grpc.wire import Request
-from edged.api.inference import stateful, tensors
-from edged.api.inference.access import Access
-from edged.api.inference.bounds import Bounds
+from edged.api.inference import requests, sequences
 from edged.api.inference.models import find, loaded
-from edged.api.inference.parameters import Options, Wanted, options
-from edged.api.inference.regions import Region
+from edged.api.inference.requests import Bounds, Options, RequestedOutput, options
 from edged.api.inference.responses import Collector, Form, Write, Written
 from edged.api.inference.sequences import Sequences
+from edged.api.inference.shared_memory import Region, SharedMemoryAccess
 from edged.backends.contract import Signature
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
@@ -67,7 +65,7 @@ class _Served(msgspec.Struct, frozen=True):
 class Inference:
     """Answers requests from the controller's plans and slots. One for the daemon: sequences and regions are its own."""
 
-    def __init__(self, controller: Controller, tracing: Tracing, access: Access) -> None:
+    def __init__(self, controller: Controller, tracing: Tracing, access: SharedMemoryAccess) -> None:
         self._controller, self._tracing, self._access = controller, tracing, access
         self._sequences = Sequences()
         self._served: dict[str, _Served] = {}
@@ -86,12 +84,12 @@ class Inference:
                 f"model {served.model.name!r} answers a request with any number of responses; use ModelStreamInfer"
             )
         expires = _expires(planned, said, caller)
-        wanted = tensors.outputs_of(request, served.signature)
+        wanted = requests.outputs_of(request, served.signature)
         regions = self._regions(wanted, served, caller)
         kept = self._kept(request, served, said)
         filled = kept.inputs if kept is not None else frozenset[str]()
         read = partial(
-            tensors.inputs_of,
+            requests.inputs_of,
             request,
             served.signature,
             served.bounds,
@@ -99,7 +97,7 @@ class Inference:
             filled,
             served.model.inspection.optional,
         )
-        inputs = await asyncio.to_thread(read) if tensors.has_many_values(request) else read()
+        inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
         form = _form(request, served, wanted, regions, said, caller, kept)
         required = tuple(tensor for tensor in inputs if tensor.name not in served.model.defaults)
         rows, alone = _rows(served, required), not served.is_batched or len(required) < len(inputs)
@@ -110,8 +108,8 @@ class Inference:
         key = (identity.namespace(caller.peer), model.name, model.digest)
         async with self._sequences.turn(key, said, kept.idle, expires) as turn:
             folder = Path(model.entry.folder)
-            fill = partial(stateful.filled, kept, served.signature, folder, said, inputs, turn.state)
-            more = await asyncio.to_thread(fill) if stateful.reads_disk(kept, turn.state) else fill()
+            fill = partial(sequences.filled, kept, served.signature, folder, said, inputs, turn.state)
+            more = await asyncio.to_thread(fill) if sequences.reads_disk(kept, turn.state) else fill()
             work = TensorWork((*inputs, *more), _names(form), expires, said.priority, rows, alone=alone)
             collector = await self._infer(planned, work, form, served.bounds, caller, write)
             responses = collector.responses()
@@ -157,7 +155,7 @@ class Inference:
             served = self._served[model.name] = _Served.of(model)
         return served
 
-    def _regions(self, wanted: tuple[Wanted, ...], served: _Served, caller: Caller) -> dict[str, Region]:
+    def _regions(self, wanted: tuple[RequestedOutput, ...], served: _Served, caller: Caller) -> dict[str, Region]:
         found = {}
         for each in wanted:
             if each.place is not None:
@@ -194,7 +192,7 @@ class Inference:
 def _form(
     request: Request,
     served: _Served,
-    wanted: tuple[Wanted, ...],
+    wanted: tuple[RequestedOutput, ...],
     regions: Mapping[str, Region],
     said: Options,
     caller: Caller,

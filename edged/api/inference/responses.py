@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 
 from edged.api.grpc.wire import Contents
-from edged.api.inference.classification import classify
-from edged.api.inference.parameters import BYTE_SIZE, FINAL, OFFSET, REGION, Place, Wanted
-from edged.api.inference.regions import Region
-from edged.api.inference.sequences import Kept
-from edged.errors import EdgedError, EngineUnusable, TooLarge
+from edged.api.inference.requests import BYTE_SIZE, FINAL, OFFSET, REGION, Place, RequestedOutput
+from edged.api.inference.sequences import StateTensor
+from edged.api.inference.shared_memory import Region
+from edged.errors import EdgedError, EngineUnusable, InvalidInput, TooLarge
 from edged.proto import open_inference_pb2 as pb
+from edged.raw_contents import to_array
 from edged.serving.work import OutputTensor, OutputView
+from edged.tensors import Array
 
 Written = TypeVar("Written")
 # Writes a response with its raw contents, which are gone when it returns: one for each output, always.
@@ -38,7 +40,7 @@ class Form(msgspec.Struct, frozen=True):
     name: str
     version: str
     id: str
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[RequestedOutput, ...] = ()
     hidden: frozenset[str] = frozenset()
     kept: Mapping[str, str] = {}
     regions: Mapping[str, Region] = {}
@@ -60,7 +62,7 @@ class Collector(Generic[Written]):
         self._form, self._write, self._copies = form, write, copies
         self._written: list[Written] = []
         self._failure: Exception | None = None
-        self.state: dict[str, Kept] = {}
+        self.state: dict[str, StateTensor] = {}
         self.outputs: tuple[OutputTensor, ...] = ()
 
     def __call__(self, outputs: tuple[OutputView, ...]) -> None:
@@ -71,7 +73,7 @@ class Collector(Generic[Written]):
             form = self._form
             for output in outputs:
                 if output.name in form.kept:
-                    self.state[form.kept[output.name]] = Kept(output.shape, bytes(output.data))
+                    self.state[form.kept[output.name]] = StateTensor(output.shape, bytes(output.data))
             self._written = list(self._responses(_chosen(form, outputs)))
         except EdgedError:
             raise
@@ -84,7 +86,7 @@ class Collector(Generic[Written]):
             raise self._failure
         return self._written
 
-    def _responses(self, outputs: list[tuple[Wanted, OutputView]]) -> Iterator[Written]:
+    def _responses(self, outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[Written]:
         form = self._form
         parts = list(_by_rows(outputs)) if form.rows else [outputs]
         for number, part in enumerate(parts, 1):
@@ -98,7 +100,9 @@ class Collector(Generic[Written]):
             message.parameters[FINAL].bool_param = True
             yield self._write(message, raw)
 
-    def _response(self, outputs: list[tuple[Wanted, OutputView]]) -> tuple[pb.ModelInferResponse, list[Contents]]:
+    def _response(
+        self, outputs: list[tuple[RequestedOutput, OutputView]]
+    ) -> tuple[pb.ModelInferResponse, list[Contents]]:
         form = self._form
         message = pb.ModelInferResponse(model_name=form.name, model_version=form.version, id=form.id)
         raw: list[Contents] = []
@@ -116,9 +120,9 @@ class Collector(Generic[Written]):
         return message, raw
 
 
-def _chosen(form: Form, outputs: tuple[OutputView, ...]) -> list[tuple[Wanted, OutputView]]:
+def _chosen(form: Form, outputs: tuple[OutputView, ...]) -> list[tuple[RequestedOutput, OutputView]]:
     by_name = {output.name: output for output in outputs}
-    wanted = form.wanted or tuple(Wanted(output.name) for output in outputs if output.name not in form.hidden)
+    wanted = form.wanted or tuple(RequestedOutput(output.name) for output in outputs if output.name not in form.hidden)
     return [(each, by_name[each.name]) for each in wanted]
 
 
@@ -129,7 +133,7 @@ def _tell_place(tensor: pb.ModelInferResponse.InferOutputTensor, place: Place, s
         tensor.parameters[OFFSET].int64_param = place.offset
 
 
-def _by_rows(outputs: list[tuple[Wanted, OutputView]]) -> Iterator[list[tuple[Wanted, OutputView]]]:
+def _by_rows(outputs: list[tuple[RequestedOutput, OutputView]]) -> Iterator[list[tuple[RequestedOutput, OutputView]]]:
     """The outputs row by row of their first dimension, which stays, as 1. EngineUnusable where they differ in it."""
     counts = {output.shape[0] if output.shape else -1 for _, output in outputs}
     if len(counts) > 1 or -1 in counts:
@@ -157,3 +161,63 @@ def _cuts(output: OutputView) -> list[int]:
             position += 4 + int(struct.unpack_from("<I", output.data, position)[0])
         cuts.append(position)
     return cuts
+
+
+_UNFIT = ("BYTES", "BOOL")
+_MOST_ENTRIES = 1 << 16  # of one answer: the daemon writes them between frames of cameras
+
+
+def classify(tensor: OutputView, classes: int, labels: Sequence[str], by_row: bool) -> OutputView:
+    """A BYTES tensor of at most `classes` strings `SCORE:INDEX` or `SCORE:INDEX:LABEL`, the highest score first.
+
+    `by_row`: for each row of the first dimension, shape [rows, n]; otherwise of all values, shape [n]. Equal scores
+    come in the order of their indexes, what is not a number last. InvalidInput for an output without numbers, TooLarge
+    for more strings than are worth writing.
+    """
+    if tensor.datatype in _UNFIT:
+        raise InvalidInput(f"output {tensor.name!r} is {tensor.datatype} and holds no scores; ask for it as it is")
+    shape = tensor.shape
+    values = to_array(tensor.name, tensor.datatype, shape, tensor.data)
+    scores = _widened(values, tensor.datatype)
+    by_row = by_row and bool(shape)
+    rows = scores.reshape(shape[0] if by_row else 1, -1) if scores.size else np.empty((shape[0] if by_row else 1, 0))
+    count = min(classes, rows.shape[1])
+    if len(rows) * count > _MOST_ENTRIES:
+        raise TooLarge(
+            f"output {tensor.name!r} would be {len(rows) * count} classes; ask for fewer, at most {_MOST_ENTRIES}"
+        )
+    strings = [_entry(row, index, labels) for row in rows for index in _best(row, count)]
+    data = b"".join(struct.pack("<I", len(text)) + text for text in strings)
+    return OutputView(tensor.name, "BYTES", (len(rows), count) if by_row else (count,), memoryview(data))
+
+
+def _widened(values: Array, datatype: str) -> Array:
+    if datatype == "BF16":  # the upper half of a float32
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32) if datatype == "FP16" else values
+
+
+def _best(row: Array, count: int) -> list[int]:
+    """The indexes of the `count` highest scores. Outputs are not sorted whole: a few of very many are asked for."""
+    if not count:
+        return []
+    known = np.arange(len(row)) if row.dtype.kind in "iu" else np.flatnonzero(~np.isnan(row))
+    scores = row[known]
+    if count < len(known):
+        lowest = np.partition(scores, len(scores) - count)[len(scores) - count]
+        above = np.flatnonzero(scores > lowest)
+        equal = np.flatnonzero(scores == lowest)[: count - len(above)]
+        chosen = np.sort(np.concatenate([above, equal]))
+        known, scores = known[chosen], scores[chosen]
+    # Sorting ascending from the far end and turning it round keeps equal scores in order.
+    order = len(scores) - 1 - np.argsort(scores[::-1], kind="stable")[::-1]
+    best = known[order]
+    if len(best) < count:
+        best = np.concatenate([best, np.flatnonzero(np.isnan(row))[: count - len(best)]])
+    return [int(index) for index in best]
+
+
+def _entry(row: Array, index: int, labels: Sequence[str]) -> bytes:
+    score = f"{float(row[index]):f}" if row.dtype.kind == "f" else f"{int(row[index])}"
+    label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
+    return f"{score}:{index}{label}".encode()

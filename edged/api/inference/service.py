@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+from edged.api.grpc import wire
 from edged.api.grpc.rpc import Context, Service
-from edged.api.inference.access import Access
-from edged.api.inference.configuration import ConfigurationHandlers
-from edged.api.inference.control import ControlHandlers
-from edged.api.inference.infer import Inference
-from edged.api.inference.inferring import InferHandlers
-from edged.api.inference.logs import LogHandlers
-from edged.api.inference.shared_memory import SharedMemoryHandlers
-from edged.api.inference.statistics import StatisticsHandlers
-from edged.api.inference.trace import TraceHandlers
+from edged.api.grpc.status import describe
+from edged.api.grpc.wire import Contents, Request
+from edged.api.inference.administration import ControlHandlers, LogHandlers, StatisticsHandlers, TraceHandlers
+from edged.api.inference.infer import Caller, Inference
+from edged.api.inference.models import ConfigurationHandlers
+from edged.api.inference.shared_memory import SharedMemoryAccess, SharedMemoryHandlers
 from edged.engines.controller import Controller
 from edged.engines.readiness import all_ready
 from edged.proto import open_inference_pb2 as pb
@@ -23,7 +27,7 @@ class InferenceService:
 
     def __init__(self, controller: Controller, tracing: Tracing, shared_memory_over_tcp: bool = False) -> None:
         self._controller, self._tracing = controller, tracing
-        self._access = Access(over_tcp=shared_memory_over_tcp)
+        self._access = SharedMemoryAccess(over_tcp=shared_memory_over_tcp)
         self.inference = Inference(controller, tracing, self._access)
         self._inferring = InferHandlers(self.inference)
         self._logs = LogHandlers()
@@ -60,3 +64,134 @@ class InferenceService:
     async def server_ready(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
         """Ready once every model is that can be served; with strict_readiness = false as soon as there is a daemon."""
         return pb.ServerReadyResponse(ready=all_ready(self._controller.models.values(), self._controller.health))
+
+
+# Of one stream under way, requests and their bytes; beyond either no more are read.
+_STREAM_WINDOW = 16
+_STREAM_BYTES = 64 << 20
+_write_streamed = partial(wire.write, streamed=True)
+
+
+class InferHandlers:
+    """Answers single requests and streams of them."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._readers: set[asyncio.Task[None]] = set()
+
+    def register(self, service: Service) -> None:
+        service.unary("ModelInfer", pb.ModelInferRequest, self.model_infer, self.model_infer_bytes)
+        service.duplex_encoded("ModelStreamInfer", self.model_stream_infer)
+
+    def stop(self) -> None:
+        """Takes no more requests on streams: each ends once what it sent is answered."""
+        for reader in self._readers:
+            reader.cancel()
+
+    async def model_infer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        """The answer as a message, for whoever has the request as one."""
+        (response,) = await self._inference.answer(Request.of(request), _caller(context), _message)
+        return response
+
+    async def model_infer_bytes(self, request: bytes, context: Context) -> bytes:
+        (response,) = await self._inference.answer(wire.read(request), _caller(context), wire.write)
+        return response
+
+    async def model_stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Answers in the order of the requests. One that fails is told in its response; the stream goes on.
+
+        A client that asks for it by the metadata `triton_grpc_error: true` gets a status, and the stream ends.
+        """
+        strict = ("triton_grpc_error", "true") in context.metadata
+        caller = Caller(context.peer, patient=True, streamed=True)
+        window, arrived, ended = _Window(), asyncio.Event(), False
+
+        async def read() -> None:
+            nonlocal ended
+            try:
+                async for request in requests:  # what was read is answered, whoever stops this
+                    window.begin(asyncio.create_task(self._answer(request, caller, strict)), len(request))
+                    arrived.set()
+                    await window.room()
+            finally:
+                ended = True
+                arrived.set()
+
+        reader = asyncio.create_task(read())
+        self._readers.add(reader)
+        try:
+            while True:
+                while (first := window.first) is not None:
+                    for response in await first:
+                        yield response
+                    window.end()
+                if ended:
+                    return
+                arrived.clear()
+                await arrived.wait()
+        finally:
+            self._readers.discard(reader)
+            reader.cancel()
+            window.cancel()
+
+    async def _answer(self, data: bytes, caller: Caller, strict: bool) -> list[bytes]:
+        """The responses of one request; without `strict` an error is one, too."""
+        identifier = ""
+        try:
+            request = wire.read(data)
+            identifier = request.message.id
+            return await self._inference.answer(request, caller, _write_streamed)
+        except Exception as error:
+            if strict:
+                raise
+            _, message = describe(error)
+            failed = pb.ModelInferResponse(id=identifier)
+            return [pb.ModelStreamInferResponse(error_message=message, infer_response=failed).SerializeToString()]
+
+
+class _Window:
+    """The requests of one stream that are under way, in their order, and their bytes."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[tuple[asyncio.Task[list[bytes]], int]] = deque()
+        self._bytes = 0
+        self._ended = asyncio.Event()
+
+    @property
+    def first(self) -> asyncio.Task[list[bytes]] | None:
+        return self._tasks[0][0] if self._tasks else None
+
+    def begin(self, task: asyncio.Task[list[bytes]], size: int) -> None:
+        self._tasks.append((task, size))
+        self._bytes += size
+
+    def end(self) -> None:
+        """The first one's responses have been taken."""
+        _, size = self._tasks.popleft()
+        self._bytes -= size
+        self._ended.set()
+
+    async def room(self) -> None:
+        """Until another may be read, which can be as large as any: its size is known only then."""
+        while len(self._tasks) >= _STREAM_WINDOW or self._bytes >= _STREAM_BYTES:
+            self._ended.clear()
+            await self._ended.wait()
+
+    def cancel(self) -> None:
+        for task, _ in self._tasks:
+            task.cancel()
+            task.add_done_callback(_see)  # whatever it ends with, nobody waits for it
+
+
+def _see(task: asyncio.Task[list[bytes]]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _caller(context: Context) -> Caller:
+    return Caller(context.peer, math.inf if context.expires is None else context.expires)
+
+
+def _message(response: pb.ModelInferResponse, raw: Sequence[Contents]) -> pb.ModelInferResponse:
+    response.raw_output_contents.extend(map(bytes, raw))
+    return response

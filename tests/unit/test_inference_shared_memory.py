@@ -10,9 +10,8 @@ import pytest
 
 from edged.api.auth.identity import CURRENT, Identity
 from edged.api.auth.policy import Caller
-from edged.api.inference.access import Access
-from edged.api.inference.parameters import Place
-from edged.api.inference.regions import Regions
+from edged.api.inference.requests import Place
+from edged.api.inference.shared_memory import Regions, SharedMemoryAccess
 from edged.errors import AlreadyExists, InvalidInput, NotFound, Overloaded, Refused
 
 OWN = Identity("own", os.geteuid())
@@ -195,7 +194,7 @@ def test_an_object_that_may_only_be_read_is_read_and_not_written(regions: Region
 
 
 def test_regions_client_over_tcp_is_refused_unless_allowed(folder: Path) -> None:
-    closed, open_to_tcp = Access(folder), Access(folder, over_tcp=True)
+    closed, open_to_tcp = SharedMemoryAccess(folder), SharedMemoryAccess(folder, over_tcp=True)
     assert not closed.regions("unix:").listed()
     assert not open_to_tcp.regions("ipv4:127.0.0.1:4711").listed()
     for access, peer in ((closed, "ipv4:127.0.0.1:4711"), (closed, ""), (open_to_tcp, "ipv4:10.0.0.1:80")):
@@ -226,7 +225,11 @@ def test_regions_of_another_client_cannot_be_listed_used_or_unregistered(
 ) -> None:
     made(folder, "object", 64)
     (tmp_path / "socket").touch(0o600)
-    access, anna, ben = Access(folder), token("anna", tmp_path / "socket"), token("ben", tmp_path / "socket")
+    access, anna, ben = (
+        SharedMemoryAccess(folder),
+        token("anna", tmp_path / "socket"),
+        token("ben", tmp_path / "socket"),
+    )
     calls_as(anna)
     access.register("unix:", "r", "object", 0, 64)
     calls_as(ben)
@@ -245,7 +248,7 @@ def test_register_more_than_the_quota_leaves_room_for_others(
 ) -> None:
     made(folder, "object", 64)
     (tmp_path / "socket").touch(0o600)
-    access = Access(folder)
+    access = SharedMemoryAccess(folder)
     calls_as(token("greedy", tmp_path / "socket"))
     for number in range(1024):
         access.register("unix:", str(number), "object", 0, 64)

@@ -5,19 +5,189 @@ from __future__ import annotations
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from edged.api.grpc.wire import Request
-from edged.api.inference.bounds import Bounds
-from edged.api.inference.parameters import Place, Wanted, place, wanted
 from edged.backends.contract import Signature
-from edged.errors import InvalidTensor
+from edged.backends.profile import PREFIX, Profile, Shape
+from edged.errors import InvalidInput, InvalidTensor
+from edged.models import shapes as model_shapes
+from edged.models.model import Model
+from edged.models.shapes import POLICY, Tie
 from edged.proto import open_inference_pb2 as pb
+from edged.serving.extents import Combination
 from edged.serving.work import Blob, InputTensor, Source
 from edged.tensors import DATATYPES, TensorSpec, byte_size, numpy_dtype
+
+SequenceId: TypeAlias = "int | str"
+Value: TypeAlias = "bool | int | float | str | None"
+
+# The one of the reserved names that a client may send.
+EMPTY_FINAL = "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
+REGION, BYTE_SIZE, OFFSET = "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"
+CLASSIFICATION = "classification"
+_RESERVED = "triton_"
+_MICROSECONDS = 1e-6
+_LONGEST_ID = 256
+_MOST_CLASSES = 1 << 20
+
+
+class Options(msgspec.Struct, frozen=True):
+    """A request's parameters. `sequence` is 0 or empty where it belongs to none; `timeout_s` 0 means no limit.
+
+    `priority`: 1 goes first, 0 is the model's default. `empty_final`: the end of a decoupled model's responses is told
+    by one without outputs.
+    """
+
+    sequence: SequenceId = 0
+    starts: bool = False
+    ends: bool = False
+    priority: int = 0
+    timeout_s: float = 0.0
+    empty_final: bool = False
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where in a registered region of shared memory a tensor lies, in bytes."""
+
+    region: str
+    offset: int
+    size: int
+
+
+class RequestedOutput(msgspec.Struct, frozen=True):
+    """A requested output: as it is, its `classes` best classes, or written into shared memory."""
+
+    name: str
+    classes: int = 0
+    place: Place | None = None
+
+
+_Parameters: TypeAlias = "Mapping[str, pb.InferParameter]"
+
+
+def options(parameters: _Parameters) -> Options:
+    """InvalidInput for a known parameter of the wrong kind, and for unknown ones in the server's name space. Whatever
+    else clients send is their own and means nothing here."""
+    for key in parameters:
+        if key.startswith(_RESERVED) and key != EMPTY_FINAL:
+            raise InvalidInput(f"parameter {key[:60]!r} is reserved: no name may begin with {_RESERVED}; leave it out")
+    return Options(
+        sequence=_sequence(parameters),
+        starts=_flag(parameters, "sequence_start"),
+        ends=_flag(parameters, "sequence_end"),
+        priority=_number(parameters, "priority", "the request"),
+        timeout_s=_number(parameters, "timeout", "the request") * _MICROSECONDS,
+        empty_final=_flag(parameters, EMPTY_FINAL),
+    )
+
+
+def requested_outputs(
+    outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTensor],
+) -> tuple[RequestedOutput, ...]:
+    """The requested outputs in their order; none means all of them. One that is requested several times comes once,
+    as it was asked for last. InvalidInput, naming the output."""
+    found = {each.name: each for each in map(_requested, outputs)}
+    return tuple(found.values())
+
+
+def place(parameters: _Parameters, tensor: str) -> Place | None:
+    """Where in shared memory a tensor lies; None where it does not. InvalidInput, naming the tensor."""
+    if REGION not in parameters:
+        stray = next((key for key in (BYTE_SIZE, OFFSET) if key in parameters), None)
+        if stray is not None:
+            raise InvalidInput(f"{tensor} has {stray} and no {REGION}; name the region")
+        return None
+    region = _value(parameters[REGION])
+    if not isinstance(region, str) or not region:
+        raise InvalidInput(f"{tensor}: {REGION} is not the name of a region")
+    if BYTE_SIZE not in parameters:
+        raise InvalidInput(f"{tensor} lies in shared memory {region[:60]!r} and has no {BYTE_SIZE}")
+    return Place(region, _number(parameters, OFFSET, tensor), _number(parameters, BYTE_SIZE, tensor))
+
+
+def _requested(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> RequestedOutput:
+    name = f"output {output.name[:60]!r}"
+    classes = _number(output.parameters, CLASSIFICATION, name)
+    if classes > _MOST_CLASSES:
+        raise InvalidInput(f"{name}: {CLASSIFICATION} is {classes}; ask for at most {_MOST_CLASSES} classes")
+    where = place(output.parameters, name)
+    if classes and where is not None:
+        raise InvalidInput(f"{name} cannot be classified into shared memory; ask for one of the two")
+    return RequestedOutput(output.name, classes, where)
+
+
+def _sequence(parameters: _Parameters) -> SequenceId:
+    value = _value(parameters["sequence_id"]) if "sequence_id" in parameters else 0
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InvalidInput("parameter 'sequence_id' is neither a whole number nor text")
+    if isinstance(value, str) and len(value) > _LONGEST_ID:
+        raise InvalidInput(f"parameter 'sequence_id' is longer than {_LONGEST_ID} characters")
+    return value
+
+
+def _flag(parameters: _Parameters, key: str) -> bool:
+    value = _value(parameters[key]) if key in parameters else False
+    if not isinstance(value, bool):
+        raise InvalidInput(f"parameter {key!r} is not true or false")
+    return value
+
+
+def _number(parameters: _Parameters, key: str, whose: str) -> int:
+    value = _value(parameters[key]) if key in parameters else 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidInput(f"parameter {key!r} of {whose} is not a whole number from 0 on")
+    return value
+
+
+def _value(parameter: pb.InferParameter) -> Value:
+    kind = parameter.WhichOneof("parameter_choice")
+    return None if kind is None else getattr(parameter, kind)
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """`profile` is the range that requests must keep to, empty where any shape of the model's will do; `ties` are the
+    dimensions that inputs have in common, `open` the inputs with an open dimension, in the order of the model."""
+
+    profile: Profile = Profile()
+    ties: tuple[Tie, ...] = ()
+    open: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, model: Model) -> Bounds:
+        # Of the file: config.pbtxt may fix a dimension of one input and leave it open in another.
+        signature = model.inspection.signature
+        return cls(
+            model.bounds,
+            model_shapes.ties(signature),
+            tuple(spec.name for spec in signature.inputs if not spec.is_static),
+        )
+
+    def check(self, shapes: Mapping[str, Shape]) -> None:
+        """InvalidInput, naming the tensor, its shape and the shapes that it may have. Whatever engine serves at the
+        moment: a client must not be refused from the next swap on."""
+        for allowed in self.profile.ranges:
+            shape = shapes.get(allowed.name)
+            if shape is not None and not allowed.contains(shape):
+                least, most = list(allowed.minimum), list(allowed.maximum)
+                raise InvalidTensor(
+                    f"input {allowed.name!r} is {list(shape)[:16]}, the model takes {least} to {most} here;"
+                    f" its setting {PREFIX}{allowed.name} widens that, {POLICY} = any lifts it"
+                )
+        unequal = model_shapes.unequal(self.ties, shapes)
+        if unequal:
+            raise InvalidTensor(unequal)
+
+    def combination(self, inputs: tuple[InputTensor, ...]) -> Combination:
+        """The shapes of a request that engines may be built for."""
+        shapes = {tensor.name: tensor.shape for tensor in inputs}
+        return tuple((name, shapes[name]) for name in self.open if name in shapes)
+
 
 # Which typed field carries a datatype; FP16 and BF16 have none.
 _TYPED = {
@@ -92,9 +262,9 @@ def has_many_values(request: Request) -> bool:
     return not request.raw and request.message.ByteSize() > _MANY
 
 
-def outputs_of(request: Request, signature: Signature) -> tuple[Wanted, ...]:
+def outputs_of(request: Request, signature: Signature) -> tuple[RequestedOutput, ...]:
     """The requested outputs, none for all; InvalidInput for an unknown one."""
-    found = wanted(request.message.outputs)
+    found = requested_outputs(request.message.outputs)
     known = {spec.name for spec in signature.outputs}
     for each in found:
         if each.name not in known:

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from edged.api.inference.logs import LogHandlers
+from edged.api.inference.administration import LogHandlers
 from edged.errors import InvalidInput
 from edged.proto import open_inference_pb2 as pb
 
