@@ -1,6 +1,6 @@
-"""Answers `GET /metrics` over HTTP/1.1, and nothing else: one request a connection, few connections, little time.
+"""HTTP/1.1 listener for `GET /metrics`: one request per connection, few connections, a short time limit.
 
-It shares the event loop with everything that serves, so it waits for nobody: whoever is slow is cut off.
+It shares the event loop with everything that serves, so a slow client is disconnected.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from edged.api.http.access import refusal
 from edged.errors import ConfigError
 
 _LOG = logging.getLogger("edged.metrics")
-_MOST_CONNECTIONS = 8
-_SECONDS = 10.0  # of one connection, in all
 _HEAD_BYTES = 8192
 _PATH = "/metrics"
 
-# Gives the text and its content type, for an `Accept` and whether it may be compressed.
+# Returns the text and its content type; called with the `Accept` header and whether to compress.
 Scrape = Callable[[str, bool], Awaitable[tuple[bytes, str]]]
 
 
 class Endpoint:
     """Listens on `HOST:PORT` of the loopback, or `unix:PATH`."""
 
-    def __init__(self, listen: str, scrape: Scrape) -> None:
+    def __init__(self, listen: str, scrape: Scrape, *, max_connections: int = 8, seconds: float = 10.0) -> None:
+        """`seconds` bounds a whole connection."""
         self._listen, self._scrape = listen, scrape
+        self._max_connections, self._seconds = max_connections, seconds
         self._server: asyncio.Server | None = None
         self._path: Path | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """Answers from now on, at the address that is returned. ConfigError where that is impossible."""
+        """Start to listen and return the URL. ConfigError if the address cannot be used."""
         try:
             if self._listen.startswith("unix:"):
                 return await self._start_unix(unix_path(self._listen))
             host, port = tcp_address(self._listen)
             self._server = await asyncio.start_server(self._connected, host, port, limit=_HEAD_BYTES)
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE  # asyncio has words of its own, with a tuple in them
-            why = "the port is taken" if taken else error.strerror or str(error)
+            taken = error.errno == errno.EADDRINUSE  # asyncio's message quotes a tuple
+            why = "the port is in use" if taken else error.strerror or str(error)
             raise ConfigError(f"[metrics] cannot listen on {self._listen}: {why}; choose another") from error
         bound = self._server.sockets[0].getsockname()[1]
         return f"http://{f'[{host}]' if ':' in host else host}:{bound}{_PATH}"
 
     async def stop(self, grace: float) -> None:
-        """Takes no more scrapes, and lets those under way end within `grace` seconds."""
+        """Accept no more scrapes; let those under way end within `grace` seconds."""
         if self._server is not None:
             self._server.close()
         if self._connections:
@@ -73,15 +73,19 @@ class Endpoint:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= _MOST_CONNECTIONS:
+        if len(self._connections) >= self._max_connections:
             writer.transport.abort()
             return
         self._connections.add(task)
         try:
-            await asyncio.wait_for(self._converse(reader, writer), _SECONDS)
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            writer.transport.abort()
-        except asyncio.CancelledError:
+            await asyncio.wait_for(self._converse(reader, writer), self._seconds)
+        except (
+            OSError,
+            asyncio.TimeoutError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+            asyncio.CancelledError,
+        ):
             writer.transport.abort()
         finally:
             self._connections.discard(task)
@@ -103,17 +107,17 @@ class Endpoint:
         method, _, rest = request.partition(" ")
         target, _, version = rest.partition(" ")
         if not version.startswith("HTTP/1."):
-            return _response(HTTPStatus.BAD_REQUEST, b"this is no request of HTTP/1\n")
+            return _response(HTTPStatus.BAD_REQUEST, b"not an HTTP/1 request\n")
         if target.partition("?")[0] != _PATH:
-            return _response(HTTPStatus.NOT_FOUND, f"there is only {_PATH}\n".encode())
+            return _response(HTTPStatus.NOT_FOUND, f"not found; the only path is {_PATH}\n".encode())
         if method != "GET":
-            return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"there is only GET\n", "Allow: GET\r\n")
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"method not allowed; use GET\n", "Allow: GET\r\n")
         compressed = "gzip" in headers.get("accept-encoding", "").lower()
         try:
             text, kind = await self._scrape(headers.get("accept", ""), compressed)
         except Exception:
-            _LOG.exception("a scrape failed with an unexpected error")
-            return _response(HTTPStatus.INTERNAL_SERVER_ERROR, b"the scrape failed; the daemon's log tells more\n")
+            _LOG.exception("metrics scrape failed with an unexpected error")
+            return _response(HTTPStatus.INTERNAL_SERVER_ERROR, b"scrape failed; see the daemon's log\n")
         more = f"Content-Type: {kind}\r\nVary: Accept-Encoding\r\n" + (
             "Content-Encoding: gzip\r\n" if compressed else ""
         )

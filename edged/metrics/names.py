@@ -1,8 +1,7 @@
-"""Every metric there is. Names, labels and meanings are what dashboards and alert rules are written against, so they
-change only together with docs/metrics.md.
+"""The list of all metrics. Dashboards and alert rules depend on names and labels; docs/metrics.md lists the same.
 
-Units are Prometheus' base units: seconds, bytes, ratios from 0 to 1. Counters start at 0 with the daemon, those of a
-model also when it is changed, as its statistics do.
+Units are Prometheus' base units: seconds, bytes, ratios from 0 to 1. Counters start at 0 with the daemon; those of a
+model also when the model changes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Kind: TypeAlias = Literal["gauge", "counter", "histogram"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """`name` is as scraped; a histogram's samples have `_bucket`, `_sum` and `_count` behind it."""
+    """`name` is as scraped; a histogram's samples add `_bucket`, `_sum` and `_count`."""
 
     name: str
     kind: Kind

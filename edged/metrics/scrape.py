@@ -1,66 +1,285 @@
-"""One scrape: what is known is gathered on the event loop, the rest read and everything written out in a thread."""
+"""One scrape: state is gathered on the event loop; the rest is read, and the text written, in a thread."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
+import math
+import os
+import re
+import resource
+import threading
 import time
+from collections.abc import Iterable, Iterator
+from typing import get_args
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric as Family
 
+from edged import tasks
 from edged.api.auth.guard import Guard
+from edged.api.auth.limits import Kind
+from edged.engines.alarms import Alarm, AlarmKind
 from edged.engines.controller import Controller
-from edged.engines.readiness import all_ready, readiness
-from edged.metrics import access, alarms, box, builds, cameras, engines, hosts, models, names, process
-from edged.metrics.sheet import Sheet
-from edged.metrics.tally import Tally
+from edged.engines.plan import PlannedModel
+from edged.engines.readiness import Readiness, ReadyState, all_ready, readiness
+from edged.ipc.finite import watched
+from edged.metrics import names
+from edged.metrics.names import ALL, Metric
+from edged.metrics.sources import STARTED, EventCounts, Readings, Sensors, resident_bytes
 from edged.serving.camera import Cameras
+from edged.serving.histogram import Histogram
+from edged.serving.link import HostLink
+from edged.store import sealed
 from edged.version import __version__
 
+_FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 _POWER_MODE = "jetson.power_mode"
+_MAX_CAMERAS = 256  # that a dashboard can show; clients choose ids, so there may be any number
+_KEY_LENGTH = 12  # characters of a key, as everywhere people read it
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+_REFUSED_STATUSES = {"unauthenticated": "UNAUTHENTICATED", "denied": "PERMISSION_DENIED"}
+
+
+class Samples:
+    """The samples of one scrape; `prometheus_client.exposition` reads it as a registry."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in ALL}
+        self._histograms: dict[str, dict[tuple[str, ...], tuple[list[tuple[float, int]], float]]] = {}
+
+    def put(self, metric: Metric, value: float, *labels: str) -> None:
+        """Set one sample."""
+        self._values[metric.name][labels] = value
+
+    def add(self, metric: Metric, value: float, *labels: str) -> None:
+        """Add to a sample, which starts at 0."""
+        known = self._values[metric.name]
+        known[labels] = known.get(labels, 0.0) + value
+
+    def put_histogram(self, metric: Metric, histogram: Histogram, *labels: str) -> None:
+        """Set a histogram's samples to what it holds now."""
+        self._histograms.setdefault(metric.name, {})[labels] = (histogram.cumulative(), histogram.total)
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the metric families in the order of `names.ALL`."""
+        for metric in ALL:
+            if metric.kind == "histogram":
+                yield self._histogram_family(metric)
+                continue
+            family = _FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
+            for labels, value in self._values[metric.name].items():
+                family.add_metric(labels, value)
+            yield family
+
+    def _histogram_family(self, metric: Metric) -> Family:
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, (buckets, total) in self._histograms.get(metric.name, {}).items():
+            named = [("+Inf" if math.isinf(bound) else repr(bound), float(count)) for bound, count in buckets]
+            family.add_metric(labels, named, total)
+        return family
 
 
 class Scraper:
-    """Reads the daemon; one scrape at a time, and whoever comes meanwhile gets the next."""
+    """Reads the daemon. One scrape runs at a time; others wait."""
 
     def __init__(
-        self, controller: Controller, known: Cameras, tally: Tally, guard: Guard, sensors: box.Sensors | None = None
+        self,
+        controller: Controller,
+        cameras: Cameras,
+        counts: EventCounts,
+        guard: Guard,
+        sensors: Sensors | None = None,
     ) -> None:
-        self._controller, self._cameras, self._tally, self._guard = controller, known, tally, guard
-        self._sensors = sensors or box.Sensors()
-        self._turn = asyncio.Lock()
+        self._controller, self._cameras, self._counts, self._guard = controller, cameras, counts, guard
+        self._sensors = sensors or Sensors()
+        self._lock = asyncio.Lock()
 
     async def scrape(self, accept: str, compressed: bool = False) -> tuple[bytes, str]:
-        """The text, and its content type as the `Accept` of the asker has it."""
-        async with self._turn:
+        """Return the text and its content type, as the request's `Accept` header wants it."""
+        async with self._lock:
             readings = await asyncio.to_thread(self._sensors.read)
-            sheet = self._gathered()
+            samples = self._gathered()
             controller = self._controller
-            box.collect(sheet, controller.load.busy, controller.fingerprint.facts.get(_POWER_MODE, ""), readings)
-            encode, kind = choose_encoder(accept)
+            device(samples, controller.load.busy, controller.fingerprint.facts.get(_POWER_MODE, ""), readings)
+            encode, content_type = choose_encoder(accept)
+            links = controller.links()
 
             def write() -> bytes:
-                process.collect(sheet)
-                hosts.collect(sheet, links, self._tally)
-                text: bytes = encode(sheet)
+                process(samples)
+                hosts(samples, links, self._counts)
+                text: bytes = encode(samples)
                 return gzip.compress(text, 5) if compressed else text
 
-            links = controller.links()
-            return await asyncio.to_thread(write), kind
+            return await asyncio.to_thread(write), content_type
 
-    def _gathered(self) -> Sheet:
-        """What only the event loop may look at."""
-        sheet, controller = Sheet(), self._controller
-        sheet.put(names.INFO, 1, __version__)
-        sheet.put(names.UPTIME, time.monotonic() - controller.started)
-        sheet.put(names.READY, all_ready(controller.models.values(), controller.health))
+    def _gathered(self) -> Samples:
+        """Collect what only the event loop may look at."""
+        samples, controller = Samples(), self._controller
+        samples.put(names.INFO, 1, __version__)
+        samples.put(names.UPTIME, time.monotonic() - controller.started)
+        samples.put(names.READY, all_ready(controller.models.values(), controller.health))
+        samples.put(names.TASKS, len(asyncio.all_tasks()))
         raised = controller.alarms.active()
         for name, planned in controller.models.items():
-            models.collect(sheet, name, planned, readiness(planned, controller.health), raised)
-            engines.collect(sheet, name, planned)
-        cameras.collect(sheet, self._cameras)
-        builds.collect(sheet, controller, self._tally)
-        access.collect(sheet, self._guard)
-        sheet.put(names.TASKS, len(asyncio.all_tasks()))
-        alarms.collect(sheet, raised, self._tally)
-        return sheet
+            model(samples, name, planned, readiness(planned, controller.health), raised)
+            engines(samples, name, planned)
+        cameras(samples, self._cameras)
+        builds(samples, controller, self._counts)
+        access(samples, self._guard)
+        alarms(samples, raised, self._counts)
+        return samples
+
+
+# -- collectors, one for each subject ----------------------------------------------------------------------------------
+
+
+def model(samples: Samples, name: str, planned: PlannedModel, ready: Readiness, raised: tuple[Alarm, ...]) -> None:
+    """Collect one model: readiness, requests, times. `raised` are the alarms of all models."""
+    slot, statistics = planned.slot, planned.slot.statistics
+    samples.put(names.MODEL_READY, ready.is_ready, name)
+    for state in ReadyState:
+        samples.put(names.MODEL_STATE, state is ready.state, name, state.value)
+    for alarm in raised:
+        if alarm.model == name:
+            samples.put(names.MODEL_DEGRADED, 1, name, alarm.kind.value)
+    samples.put(names.MODEL_REQUESTS, statistics.success.count, name, "success")
+    for error, count in statistics.failures.items():
+        samples.put(names.MODEL_REQUESTS, count, name, _CAPITAL.sub("_", error).lower())
+    if answering := planned.answering:
+        for output in watched(answering.limits, answering.inspection.signature.outputs):
+            samples.put(names.MODEL_NOT_FINITE, 0, name, output.name)
+    for output_name, count in slot.finite.counts.items():
+        samples.put(names.MODEL_NOT_FINITE, count, name, output_name)
+    samples.put(names.MODEL_WAITING, slot.waiting, name)
+    samples.put_histogram(names.MODEL_INFERENCE, statistics.infer_seconds, name)
+    samples.put_histogram(names.MODEL_REQUEST, statistics.request_seconds, name)
+    samples.put(names.MODEL_LAST, statistics.last_inference_ms / 1e3, name)
+    samples.put(names.MODEL_SWAPS, slot.swaps, name)
+
+
+def engines(samples: Samples, name: str, planned: PlannedModel) -> None:
+    """Collect one model's engines; the serving one may be of an earlier device and in no plan."""
+    for key, engine in planned.engines.items():
+        labels = (name, key[:_KEY_LENGTH], engine.recipe.backend)
+        samples.put(names.ENGINE_STATE, 1, *labels, engine.state.value)
+        samples.put(names.ENGINE_SERVING, key == planned.serving, *labels)
+        record = engine.record
+        if record is not None:
+            samples.put(names.ENGINE_ACCEPTED, record.verdict.accepted, *labels)
+            if record.cost is not None:
+                samples.put(names.ENGINE_COST, record.cost, *labels)
+        if engine.usual_ms:
+            samples.put(names.ENGINE_BASELINE, engine.usual_ms / 1e3, *labels)
+        built = record.composition.fallback if record is not None else ()
+        samples.put(names.ENGINE_FALLBACK, len(built) + len(engine.misplaced), *labels)
+    current = planned.slot.current
+    if current is not None and current.engine.key not in planned.engines:
+        samples.put(names.ENGINE_SERVING, 1, name, current.engine.key[:_KEY_LENGTH], current.engine.backend)
+
+
+def cameras(samples: Samples, known: Cameras) -> None:
+    """Collect the cameras that were active last; all are counted."""
+    records = known.records()
+    samples.put(names.CAMERAS, len(records))
+    for record in sorted(records, key=lambda record: record.seen, reverse=True)[:_MAX_CAMERAS]:
+        labels = (record.camera, record.model)
+        samples.put(names.CAMERA_RECEIVED, record.received, *labels)
+        samples.put(names.CAMERA_ANSWERED, record.answered, *labels)
+        samples.put(names.CAMERA_FAILED, record.failed, *labels)
+        samples.put(names.CAMERA_DROPPED, record.dropped, *labels)
+        for reason, count in record.skipped.items():
+            samples.put(names.CAMERA_SKIPPED, count, *labels, reason)
+        samples.put_histogram(names.CAMERA_AGE, record.age_seconds, *labels)
+
+
+def builds(samples: Samples, controller: Controller, counts: EventCounts) -> None:
+    """Collect outcomes of builds, and the store."""
+    for (backend, outcome), count in counts.builds.items():
+        samples.put(names.BUILDS, count, backend, outcome)
+    for backend, seconds in counts.build_seconds.items():
+        samples.put_histogram(names.BUILD_SECONDS, seconds, backend)
+    store, eviction = controller.store, controller.maker.eviction
+    samples.put(names.BUILDING, len(controller.maker.busy))
+    samples.put(names.PAUSED, bool(eviction.paused))
+    samples.put(names.CACHE_HITS, store.counts.hits)
+    for reason, count in controller.misses.items():
+        samples.put(names.CACHE_MISSES, count, reason)
+    samples.put(names.CACHE_DAMAGED, store.counts.damaged)
+    for what, count in sealed.DAMAGED.items():
+        samples.put(names.STATE_DAMAGED, count, what)
+    records = store.records()
+    samples.put(names.STORE_ENGINES, sum(bool(record.files) for record in records.values()))
+    samples.put(names.STORE_BYTES, sum(record.size for record in records.values()))
+    samples.put(names.STORE_FREE, eviction.free_bytes)
+
+
+def access(samples: Samples, guard: Guard) -> None:
+    """Collect calls, and those refused. Every reason has a sample, so that an alert rule can refer to it."""
+    for reason, status in _REFUSED_STATUSES.items():
+        samples.put(names.REFUSED, guard.turned_away[status], reason)
+    for kind in get_args(Kind):
+        samples.put(names.REFUSED, guard.limits.refused[kind], kind)
+    together = guard.limits.together()
+    samples.put(names.CALLS_OPEN, together.streams, "streams")
+    samples.put(names.CALLS_OPEN, together.requests, "requests")
+    samples.put(names.CALL_BYTES, together.size)
+    samples.put(names.AUDIT_LOST, guard.audit.lost)
+
+
+def alarms(samples: Samples, raised: tuple[Alarm, ...], counts: EventCounts) -> None:
+    """Collect alarms. Every kind has a sample, so that an alert rule can refer to it."""
+    for kind in AlarmKind:
+        samples.put(names.ALARMS, sum(alarm.kind is kind for alarm in raised), kind.value)
+        samples.put(names.ALARMS_RAISED, counts.alarms[kind.value], kind.value)
+
+
+def hosts(samples: Samples, links: Iterable[HostLink], counts: EventCounts) -> None:
+    """Collect engine hosts by backend: while libraries change a backend has two generations of them."""
+    for link in links:
+        samples.add(names.HOST_UP, 1, link.backend)
+        samples.add(names.HOST_SESSIONS, len(link.sessions), link.backend)
+        samples.add(names.HOST_MEMORY, resident_bytes(link.pid) or 0, link.backend)
+        samples.put(names.HOST_LIMIT, link.memory_mb << 20, link.backend)
+        samples.put(names.HOST_LOSSES, 0, link.backend)
+    for backend, count in counts.losses.items():
+        samples.add(names.HOST_UP, 0, backend)
+        samples.put(names.HOST_LOSSES, count, backend)
+
+
+def device(samples: Samples, busy: float, power_mode: str, readings: Readings) -> None:
+    """Collect the box. `busy`: share of the processors in use; `power_mode` is empty if the box has none."""
+    samples.put(names.BUSY, busy)
+    if power_mode:
+        samples.put(names.POWER_MODE, 1, power_mode)
+    for zone, celsius in readings.temperatures.items():
+        samples.put(names.TEMPERATURE, celsius, zone)
+    for cpu, hertz in readings.clocks.items():
+        samples.put(names.CLOCK, hertz, cpu)
+    for cpu, hertz in readings.highest.items():
+        samples.put(names.CLOCK_MOST, hertz, cpu)
+
+
+def process(samples: Samples) -> None:
+    """Collect the daemon's process under the standard names; what cannot be read is left out."""
+    memory = resident_bytes(os.getpid())
+    if memory is not None:
+        samples.put(names.PROCESS_MEMORY, memory)
+    spent = os.times()
+    samples.put(names.PROCESS_CPU, spent.user + spent.system)
+    with contextlib.suppress(OSError):
+        samples.put(names.PROCESS_FILES, len(os.listdir("/proc/self/fd")))
+    samples.put(names.PROCESS_MOST_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    samples.put(names.PROCESS_THREADS, _thread_count())
+    samples.put(names.PROCESS_STARTED, STARTED)
+    for task, count in tasks.FAILURES.items():
+        samples.put(names.TASK_FAILURES, count, task)
+
+
+def _thread_count() -> int:
+    """Threads of this process; those that libraries started are included if /proc can be read."""
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/proc/self/task"))
+    return threading.active_count()

@@ -16,7 +16,7 @@ from edged.engines.alarms import Alarm, AlarmKind
 from edged.errors import ModelRefused
 from edged.events import EventLog, HostLost
 from edged.message_mapper import to_struct
-from edged.metrics.tally import Tally
+from edged.metrics.sources import EventCounts
 from edged.proto import operations_pb2 as pb
 from tests.unit.control_room import planned_model
 
@@ -50,10 +50,10 @@ def link(backend: str, pid: int, sessions: int = 0, memory_mb: int = 0) -> Any:
 
 def test_hosts_are_told_with_their_memory_and_those_that_are_gone_without() -> None:
     log = EventLog()
-    tally = Tally(log)
+    counts = EventCounts(log)
     for backend in ("openvino", "openvino", "tensorrt"):
         log.tell(HostLost(backend, "died"))
-    told = list(hosts([link("openvino", os.getpid(), 2, 100), link("onnxruntime", 1 << 30)], tally))
+    told = list(hosts([link("openvino", os.getpid(), 2, 100), link("onnxruntime", 1 << 30)], counts))
     assert [(each.backend, each.losses, each.sessions) for each in told] == [
         ("onnxruntime", 0, 0),
         ("openvino", 2, 2),

@@ -155,6 +155,6 @@ class Endpoints:
             return None
         from edged.metrics.scrape import Scraper  # brings Prometheus' client library
 
-        scraper = Scraper(self._controller, self._cameras, self._ingress.tally, self._ingress.guard)
+        scraper = Scraper(self._controller, self._cameras, self._ingress.event_counts, self._ingress.guard)
         endpoint = MetricsEndpoint(metrics.listen, scraper.scrape)
         return Opened((await endpoint.start(),), endpoint.stop)

@@ -30,9 +30,7 @@ from edged.errors import InvalidInput, Refused
 from edged.events import Event, ModelRepaired
 from edged.files import not_stored
 from edged.message_mapper import to_message
-from edged.metrics.box import Readings, Sensors
-from edged.metrics.process import resident_bytes
-from edged.metrics.tally import Tally
+from edged.metrics.sources import EventCounts, Readings, Sensors, resident_bytes
 from edged.models.repair import short
 from edged.proto import operations_pb2 as pb
 from edged.serving.camera import Cameras
@@ -46,9 +44,9 @@ _READ_SECONDS = 10.0  # until the answer to an upload tells what was read, at mo
 class OperationsService:
     """Reads the controller's plans; changes go through the repository, which the controller then sees."""
 
-    def __init__(self, controller: Controller, cameras: Cameras, tally: Tally) -> None:
+    def __init__(self, controller: Controller, cameras: Cameras, counts: EventCounts) -> None:
         self._controller, self._cameras = controller, cameras
-        self._load = LoadReader(controller, cameras, tally)
+        self._load = LoadReader(controller, cameras, counts)
         self.reloads: Reload | None = None  # by which the configuration is read again, where it can be
 
     def service(self) -> Service:
@@ -168,11 +166,11 @@ class LoadReader:
         self,
         controller: Controller,
         cameras: Cameras,
-        tally: Tally,
+        counts: EventCounts,
         sensors: Sensors | None = None,
         root: Root | None = None,
     ) -> None:
-        self._controller, self._cameras, self._tally = controller, cameras, tally
+        self._controller, self._cameras, self._event_counts = controller, cameras, counts
         self._root = root or Root()
         self._sensors = sensors or Sensors(self._root)
 
@@ -189,7 +187,7 @@ class LoadReader:
                 for name, planned in sorted(controller.models.items())
             ],
             cameras=[to_message(each, pb.CameraStatus) for each in self._cameras.reports()],
-            hosts=list(hosts(controller.links(), self._tally)),
+            hosts=list(hosts(controller.links(), self._event_counts)),
             device=_device(controller, readings, box),
         )
 
@@ -221,7 +219,7 @@ def model(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Hea
     return message
 
 
-def hosts(links: Iterable[HostLink], tally: Tally) -> Iterator[pb.HostLoad]:
+def hosts(links: Iterable[HostLink], counts: EventCounts) -> Iterator[pb.HostLoad]:
     """Those that live; then, without a process, those that were lost and are not there again."""
     alive = sorted(links, key=lambda link: (link.backend, link.pid))
     for link in alive:
@@ -231,10 +229,10 @@ def hosts(links: Iterable[HostLink], tally: Tally) -> Iterator[pb.HostLoad]:
             resident_bytes=resident_bytes(link.pid) or 0,
             limit_bytes=link.memory_mb << 20,
             sessions=len(link.sessions),
-            losses=tally.losses[link.backend],
+            losses=counts.losses[link.backend],
         )
-    for backend in sorted(set(tally.losses) - {link.backend for link in alive}):
-        yield pb.HostLoad(backend=backend, losses=tally.losses[backend])
+    for backend in sorted(set(counts.losses) - {link.backend for link in alive}):
+        yield pb.HostLoad(backend=backend, losses=counts.losses[backend])
 
 
 def _device(controller: Controller, readings: Readings, box: system.Memory) -> pb.DeviceLoad:

@@ -29,7 +29,7 @@ from edged.api.http.calls import Calls
 from edged.api.inference.service import InferenceService
 from edged.engines.controller import Controller
 from edged.errors import ConfigError
-from edged.metrics.tally import Tally
+from edged.metrics.sources import EventCounts
 from edged.proto import POOL
 from edged.serving.camera import Cameras
 from edged.serving.stream import Follows
@@ -193,12 +193,12 @@ class Ingress:
         self._max_message_mb = max_message_mb
         self.guard = guard
         self._activation = activation or Activation()
-        self.tally = Tally(controller.events)
+        self.event_counts = EventCounts(controller.events)
         self.cameras = CameraService(controller, cameras, tracking, publisher)
         self.inference = InferenceService(controller, tracing, shared_memory_over_tcp)
         self._streaming = (self.cameras, self.inference)
         self.calls = Calls(self.inference.service(), self.inference.inference)
-        self._operations = OperationsService(controller, cameras, self.tally)
+        self._operations = OperationsService(controller, cameras, self.event_counts)
         self.services = [self.cameras.service(), self.calls.service, self._operations.service()]
         self._health = HealthService(controller, [service.name for service in self.services])
         self.services.append(self._health.service())
