@@ -5,29 +5,21 @@ Format: https://github.com/onnx/onnx/blob/main/docs/IR.md (ModelProto).
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
-import stat
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
 import onnx
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from edged.backends.contract import Signature
 from edged.errors import ModelRefused
-from edged.files import read_regular
-from edged.jobs import external_data, graph_check, inference_check, onnx_walk
-from edged.jobs import protobuf_wire as wire
-from edged.jobs.heads import heads
-from edged.jobs.memory_estimate import footprint
-from edged.jobs.mistaken import mistake
+from edged.jobs import external_data, graph_check, inference_check, model_file, onnx_walk
+from edged.jobs.onnx_walk import heads
+from edged.jobs.weights import footprint
 from edged.models.finding import Category, Finding, Stage
 from edged.models.identity import model_digest
-from edged.models.inspection import ExternalFile, Inspection, too_large
+from edged.models.inspection import ExternalFile, Inspection
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec
 
 # onnx.TensorProto.DataType -> Open Inference Protocol datatype
@@ -52,7 +44,6 @@ _MOST_ELEMENTS = 16  # of an input with a default; a larger one is a weight that
 _NO_DEFAULTS = ("BYTES", "BF16")  # which sessions convert by the signature
 _ZIPMAP = "export it with options={'zipmap': False}: skl2onnx.to_onnx(model, x, options={'zipmap': False})"
 _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-_TRITON_NAME = "model.onnx"  # of every model in Triton's layout: MODEL/VERSION/model.onnx
 
 # An input or output as far as it can be expressed, and why it cannot be served, if so.
 _Value: TypeAlias = tuple[TensorSpec, Finding | None]
@@ -70,9 +61,9 @@ def inspect(path: Path, told: Told = _untold) -> Inspection:
     finding, when it is no model at all. `told` hears of every stage as it begins: a crash then has a place.
     """
     told(Stage.FILE)
-    size = _require_file(path)
+    size = model_file.require(path)
     told(Stage.PARSE)
-    proto, graph_digest = _parse(path)
+    proto, graph_digest = model_file.parse(path)
     told(Stage.GRAPH)
     walk = onnx_walk.Walk.of(proto)
     finding = graph_check.check(walk)
@@ -120,8 +111,8 @@ def external_files(path: Path) -> tuple[ExternalFile, ...]:
     ModelRefused for a file that is no model, or one of whose external data something is wrong. Only what a file says is
     read, so that a program that has no child for it may ask: nothing is worked out of the graph.
     """
-    _require_file(path)
-    external, missing = external_data.files(onnx_walk.Walk.of(_parse(path)[0]).tensors, path.parent)
+    model_file.require(path)
+    external, missing = external_data.files(onnx_walk.Walk.of(model_file.parse(path)[0]).tensors, path.parent)
     if missing is not None:
         raise missing.refusal()
     return external
@@ -137,145 +128,6 @@ def _digest(
         return model_digest(path, [file.path for file in external], graph_digest=graph_digest), None
     except ModelRefused as error:  # such as one that went meanwhile
         return "", Finding(Stage.EXTERNAL_DATA, Category.EXTERNAL_MISSING, str(error), "put it beside the model")
-
-
-# -- the file -------------------------------------------------------------------------------------------------------
-
-
-def _require_file(path: Path) -> int:
-    """Its size in bytes."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise _unopened(path, error).refusal() from error
-    if stat.S_ISDIR(status.st_mode):
-        raise Finding(Stage.FILE, Category.NOT_A_FILE, f"{path.name} is a folder", _in_folder(path)).refusal()
-    if not stat.S_ISREG(status.st_mode):  # opening a FIFO would hang
-        message = f"{path.name} is not a regular file"
-        raise Finding(Stage.FILE, Category.NOT_A_FILE, message, "name the .onnx file itself").refusal()
-    if status.st_size == 0:
-        raise Finding(Stage.FILE, Category.EMPTY, f"{path.name} is empty", "copy the model again").refusal()
-    if (finding := too_large(path.name, status.st_size)) is not None:
-        raise finding.refusal()
-    if not os.access(path, os.R_OK):
-        message = f"{path.name} cannot be read: permission denied"
-        raise Finding(Stage.FILE, Category.UNREADABLE, message, "let edged's user read it").refusal()
-    return status.st_size
-
-
-def _unopened(path: Path, error: OSError) -> Finding:
-    name = path.name
-    if error.errno == errno.ELOOP:
-        message = f"{name} is a link that leads back to itself"
-        return Finding(Stage.FILE, Category.UNREADABLE, message, "name the .onnx file itself, or link to it")
-    if isinstance(error, FileNotFoundError):
-        if path.is_symlink():
-            message = f"{name} is a link to a file that does not exist"
-            return Finding(Stage.FILE, Category.MISSING, message, "correct the link, or copy the file itself")
-        end = Path(*path.parts[-3:]) if name == _TRITON_NAME else name
-        return Finding(Stage.FILE, Category.MISSING, f"there is no file {end}", _instead(path))
-    return Finding(
-        Stage.FILE, Category.UNREADABLE, f"{name} cannot be opened: {error.strerror}", "let edged's user read it"
-    )
-
-
-def _instead(path: Path) -> str:
-    """What to do about a file that is missing."""
-    found = _onnx_in(path.parent)
-    if path.name == _TRITON_NAME and found:
-        return f"rename {found} to {path.name}"
-    return "copy the model there, or correct the path"
-
-
-def _in_folder(path: Path) -> str:
-    """What to name instead of a folder."""
-    try:
-        names = sorted(os.listdir(path))
-    except OSError:
-        names = []
-    if "saved_model.pb" in names:
-        return "convert TensorFlow's SavedModel with tf2onnx, and name the .onnx file"
-    found = _onnx_in(path)
-    return f"name the .onnx file in it: {path.name}/{found}" if found else "name the .onnx file itself"
-
-
-def _onnx_in(folder: Path) -> str:
-    """The name of a model's file in a folder; empty if it has none."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return ""
-    return next((name[:100] for name in names if name.endswith(".onnx") and name.isprintable()), "")
-
-
-def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
-    """What a file holds, and the SHA-256 of these very bytes: it may be another file in a moment."""
-    try:
-        data = read_regular(path)
-    except OSError as error:
-        message = f"{path.name} cannot be read: {error.strerror}"
-        raise Finding(
-            Stage.FILE, Category.UNREADABLE, message, "check the disk, or copy the model again"
-        ).refusal() from error
-    proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(data)
-    except Exception as error:  # the parser's errors share no base
-        _require_no_mistake(path.name, data)
-        raise _unparsed(path.name, data) from error
-    # Bytes that happen to be a message, of which nothing or little is a model's.
-    if not proto.graph.node and not proto.graph.output and not proto.opset_import:
-        _require_no_mistake(path.name, data)
-        if not proto.HasField("graph"):
-            missing = f"{path.name} is not an ONNX model: it has no graph with outputs"
-            raise _no_model(Category.NO_GRAPH, missing, "name the .onnx file itself, or copy it again")
-    return proto, hashlib.sha256(data).hexdigest()
-
-
-def _unparsed(name: str, data: bytes) -> ModelRefused:
-    """Why bytes that protobuf refuses are no model."""
-    trouble = wire.trouble(data)
-    if trouble == "too deep":
-        message = f"{name} nests graphs or types deeper than protobuf allows"
-        return _no_model(
-            Category.TOO_DEEP, message, "export the model with fewer loops and branches inside one another"
-        )
-    said = "it was cut off" if trouble == "truncated" else "it is damaged, or no model"
-    return _no_model(
-        Category.DAMAGED, f"{name} is not a whole ONNX model: it cannot be parsed, {said}", "copy it again"
-    )
-
-
-def _no_model(category: Category, message: str, remedy: str = "name the .onnx file itself") -> ModelRefused:
-    return Finding(Stage.PARSE, category, message, remedy).refusal()
-
-
-def _require_no_mistake(name: str, data: bytes) -> None:
-    """ModelRefused for what is known to be something else than ONNX."""
-    if (found := mistake(data)) is not None:
-        raise _no_model(Category.NOT_ONNX, f"{name} is {found.kind}", found.remedy)
-    if _is_tensor(data):
-        kind = "a single tensor (TensorProto), such as an input of a test data set, not a model"
-        remedy = (
-            "name the .onnx file itself; to give its values as a sample, save them with numpy.savez and use --samples"
-        )
-        raise _no_model(Category.NOT_ONNX, f"{name} is {kind}", remedy)
-
-
-def _is_tensor(data: bytes) -> bool:
-    """Whether a file holds a tensor and nothing else: a model has fields of other types at the same numbers."""
-    tensor = onnx.TensorProto()
-    try:
-        tensor.ParseFromString(data)
-    except Exception:  # the parser's errors share no base
-        return False
-    holds = (tensor.raw_data, tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data)
-    has_values = any(map(len, (*holds, tensor.uint64_data, tensor.string_data)))
-    is_typed = tensor.data_type in onnx.TensorProto.DataType.values() and tensor.data_type != tensor.UNDEFINED
-    return is_typed and has_values and len(UnknownFieldSet(tensor)) == 0
-
-
-# -- what it holds --------------------------------------------------------------------------------------------------
 
 
 def _values(graph: onnx.GraphProto, inferred: onnx.GraphProto) -> tuple[list[_Value], list[_Value]]:

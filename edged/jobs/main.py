@@ -69,7 +69,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
     from edged.errors import EdgedError
     from edged.ipc import job_messages as jobs
     from edged.ipc.job_channel import Teller
-    from edged.jobs import disk, tasks
+    from edged.jobs import tasks
 
     teller = Teller(pipe)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ready(jobs.Job))
@@ -78,7 +78,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         if _was_cut_off(job, disk_mb):
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         if getattr(answer, "finding", None) is not None:
-            disk.require(job)
+            tasks.require_disk(job)
         teller.answer(answer)
         return _ANSWERED
     except MemoryError:
@@ -87,7 +87,7 @@ def _work(pipe: BinaryIO, disk_mb: int) -> int:
         if _is_too_large(error) or _was_cut_off(job, disk_mb):
             reason = f"the child wrote a file beyond its limit of {disk_mb} MiB; free some space or raise build.disk_mb"
             teller.fail("BuildFailed", reason)
-        elif (fault := disk.fault(job, error)) is not None:
+        elif (fault := tasks.find_disk_fault(job, error)) is not None:
             teller.fail(type(fault).__name__, str(fault))
         elif isinstance(error, EdgedError):
             teller.fail(type(error).__name__, str(error), getattr(error, "finding", None))

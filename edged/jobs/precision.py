@@ -1,53 +1,103 @@
-"""A model in another precision, said in its graph: float16 by casts, int8 by Q/DQ pairs.
+"""Writes a model in another precision by its graph: float16 by casts, int8 by Q/DQ pairs.
 
-TensorRT 11 has no other way, and every other runtime takes such a graph too. A build step: `convert` belongs in a child
-of the daemon, because it parses the model. This module itself imports no parser and no runtime, so that everybody may
-know its types.
+TensorRT 11 has no other way, and every other runtime takes such a graph too.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import msgspec
-import numpy as np
 
-from edged.errors import Unsuitable
+from edged.backends.contract import Composition, Order
+from edged.errors import InvalidInput, Superseded, Unsuitable
+from edged.ipc import job_messages as jobs
 from edged.tensors import Array
+from edged.verification import calibration
+from edged.verification.pictures import TO_CALIBRATE
+from edged.verification.questions import Pictures, Question
 
 Precision: TypeAlias = Literal["fp32", "fp16", "int8"]
 Calibration: TypeAlias = Sequence[Mapping[str, Array]]
 
-# Part of the digest below. To be raised with every change of what is made of calibration data.
-_METHOD = 1
+_GRAPH = "model.onnx"
+_MOST_BYTES = 256 << 20  # of all inputs to calibrate with, which are held in memory meanwhile
 
 
 class Converted(msgspec.Struct, frozen=True):
-    """A model in a precision. `path` is the given model where there was nothing to change, and no file was written.
+    """A model in a precision. `path` is the given model if nothing had to change and no file was written.
 
-    `kept_fp32` says in a line each which operators that use float32 still do, and why; `notes` what else a reader may
-    want to know. `calibration_digest` is empty but for int8.
+    `kept_fp32` has a line for each operator that still computes in float32, with the reason.
     """
 
     path: str
     precision: Precision
     kept_fp32: tuple[str, ...] = ()
-    calibration_digest: str = ""
     notes: tuple[str, ...] = ()
 
 
+def convert_order(job: jobs.Build, folder: Path) -> tuple[Order, Composition]:
+    """Return the order for a converted graph, written into the empty `folder`, and what was kept in float32.
+
+    Superseded if the pictures to calibrate with are not those that the engine's key names; Unsuitable if no other
+    attempt would succeed.
+    """
+    order, inputs = job.order, list[dict[str, Array]]()
+    notes: list[str] = []
+    if order.recipe.precision == "int8":
+        inputs = _calibration(job, notes)
+    precision = cast(Precision, order.recipe.precision)  # a backend has no others in `in_graph`
+    made = convert(Path(order.model), precision, folder / _GRAPH, inputs)
+    if made.path != order.model:
+        external = tuple(path.name for path in sorted(folder.iterdir()) if path.name != _GRAPH)
+        # The digest is of the model as it was given, which this file is not.
+        order = msgspec.structs.replace(order, model=made.path, external=external, digest="")
+    return order, Composition(kept=made.kept_fp32, notes=(*made.notes, *notes))
+
+
+def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
+    """Inputs by name, the user's pictures first, since ranges fit what they were measured on.
+
+    Drawn pictures are added for models with few samples or none. Other drawn ones, and some of the user's, are held out
+    to judge by.
+    """
+    if job.recognition.preprocess is None:
+        raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {job.recognition.picture}")
+    found = calibration.chosen(job.samples)
+    if calibration.name(job.recognition, found) != job.order.recipe.calibration:
+        raise Superseded("the sample pictures were changed after the engine was planned")
+    chosen: list[dict[str, Array]] = []
+    size = 0
+    for question in _pictures(Pictures(job.order.signature, job.recognition), found, notes):
+        size += sum(array.nbytes for array in question.inputs.values())
+        if chosen and size > _MOST_BYTES:
+            notes.append(f"calibrated on {len(chosen)} pictures: more do not fit into {_MOST_BYTES >> 20} MiB")
+            break
+        chosen.append(question.inputs)
+    return chosen
+
+
+def _pictures(pictures: Pictures, samples: Mapping[str, str], notes: list[str]) -> Iterator[Question]:
+    """The user's pictures, which are paths by the SHA-256 of their content; then drawn ones."""
+    for digest, path in samples.items():
+        try:
+            yield pictures.sample(Path(path), digest)
+        except InvalidInput as error:
+            notes.append(f"not calibrated on {Path(path).name}: {error}")
+    yield from pictures.drawn(TO_CALIBRATE)
+
+
 def convert(model: Path, precision: Precision, out: Path, calibration: Calibration = ()) -> Converted:
-    """Writes the model in `precision` as `out`, in a folder where neither it nor `out`.data are yet.
+    """Write the model in `precision` as `out`; neither it nor `out`.data may exist yet.
 
-    Inputs and outputs keep names, order, types and shapes. Weights go into `out`.data where the model has some outside
-    its graph or is very large; nothing is written outside the folder of `out`. `calibration` are inputs by name, of
-    the model's own dtypes and of shapes that it takes; only int8 needs them.
+    Inputs and outputs keep names, order, types and shapes. Weights go into `out`.data if the model has external data or
+    is very large; nothing is written outside the folder of `out`. `calibration` are inputs by name, of the model's own
+    dtypes and of shapes that it takes; only int8 needs them.
 
-    Raises Unsuitable where no attempt would do better, EngineUnusable where the model cannot be read or a library
-    fails, OSError where nothing can be written.
+    Raises Unsuitable if no other attempt would succeed, EngineUnusable if the model cannot be read or a library fails,
+    OSError if nothing can be written.
     """
     if precision == "fp16":
         from edged.jobs.onnx_half import to_half  # brings the onnx package
@@ -60,19 +110,5 @@ def convert(model: Path, precision: Precision, out: Path, calibration: Calibrati
         from edged.jobs.onnx_int8 import to_int8  # brings the onnx package and ONNX Runtime
 
         changed, kept, notes = to_int8(model, out, calibration)
-        return Converted(str(out if changed else model), precision, kept, calibration_digest(calibration), notes)
+        return Converted(str(out if changed else model), precision, kept, notes)
     return Converted(str(model), precision)
-
-
-def calibration_digest(calibration: Calibration) -> str:
-    """64 hexadecimal digits over all samples, in whatever order they come: part of the key of what they calibrate."""
-    samples = sorted(_digest(sample) for sample in calibration)
-    return hashlib.sha256("\n".join([f"calibration {_METHOD}", *samples]).encode()).hexdigest()
-
-
-def _digest(sample: Mapping[str, Array]) -> str:
-    digest = hashlib.sha256()
-    for name, array in sorted(sample.items()):
-        digest.update(msgspec.json.encode([name, array.dtype.str, array.shape]))
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()

@@ -1,11 +1,13 @@
-"""What a one-shot child does for each kind of job. Runs in the child; `tell` reports progress to the parent."""
+"""The jobs of a one-shot child. `tell` reports progress to the parent."""
 
 from __future__ import annotations
 
+import os
 import resource
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -16,14 +18,16 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import Backend, Composition, Graphs, Order, Session, Signature
 from edged.backends.profile import PREFIX
-from edged.errors import InvalidInput, Superseded, Unsuitable
+from edged.device import load
+from edged.errors import EdgedError, InvalidInput, OutOfSpace, Superseded, Unsuitable
+from edged.files import disk_fault, disk_fault_behind, read_through
 from edged.ipc import job_messages as jobs
 from edged.ipc.repair_messages import FreeDims, Lower, Prove, Simplify
 from edged.jobs import runtimes, trial
-from edged.jobs.conversion import converted
-from edged.jobs.timing import in_turns
+from edged.jobs.precision import convert_order
 from edged.models.identity import require_same
 from edged.models.samples import is_tensors
+from edged.tensors import Array
 from edged.verification import given, golden
 from edged.verification.boxes import matcher_for
 from edged.verification.questions import GIVEN, PICTURE, read_sample
@@ -31,9 +35,14 @@ from edged.verification.verify import Pair, judge
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
 
+_WARM_UPS = 2
+_RUNS = (5, 60)  # of a timed session, at least and at most
+_SECONDS = 1.5  # of timing, unless that is too few runs
+_PROBE = 64 << 10  # bytes written to find out whether a disk takes any
+
 
 def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
-    """Does one job in this process."""
+    """Do one job in this process."""
     if isinstance(job, jobs.Inspect):
         from edged.jobs.inspect import inspect  # brings the onnx package, which the other jobs do without
 
@@ -55,9 +64,7 @@ def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
     if isinstance(job, jobs.ImportPackage):
         return runtimes.import_package(job)
     if isinstance(job, Lower | Prove | FreeDims | Simplify):
-        from edged.jobs.repair import tasks as repairing  # brings the onnx package
-
-        return repairing.do(job)
+        return _repair(job)
     # The file is read by its path, now; a key says which content it must have had, before and after.
     require_same(job.order)
     answer = _on_model(job, tell)
@@ -68,6 +75,16 @@ def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
             Path(job.out).unlink(missing_ok=True)
         raise
     return answer
+
+
+def _repair(job: Lower | Prove | FreeDims | Simplify) -> msgspec.Struct:
+    from edged.jobs.repair import dims, lowering, proof, simplify  # bring the onnx package
+
+    if isinstance(job, Prove):
+        return proof.prove(job)
+    if isinstance(job, FreeDims):
+        return dims.free(job)
+    return simplify.simplify(job) if isinstance(job, Simplify) else lowering.write_lowered(job)
 
 
 def _on_model(job: jobs.MakeGolden | jobs.CompareLevels | jobs.Build | jobs.Verify, tell: Tell) -> msgspec.Struct:
@@ -87,7 +104,7 @@ def _build(job: jobs.Build, tell: Tell) -> jobs.Built:
         # Within the stage, so that it goes with it when this process is killed.
         with tempfile.TemporaryDirectory(prefix=".graph-", dir=out) as folder:
             tell(jobs.Progress("converting"))
-            order, said = converted(job, Path(folder))
+            order, said = convert_order(job, Path(folder))
             made = _run(backend, order, out, tell)
         made = msgspec.structs.replace(made, kept=said.kept + made.kept, notes=said.notes + made.notes)
     else:
@@ -154,14 +171,76 @@ def _pair(sample: golden.Sample, session: Session, signature: Signature, tell: T
 
 
 def _typical(samples: Sequence[golden.Sample]) -> golden.Sample:
-    """What to time with: what the user gave if there is something, otherwise a picture, since some models take longer
-    for some contents."""
+    """The sample to time with: one of the user's or else a picture, since some models take longer for some contents."""
     return next((sample for sample in samples if sample.kind in (GIVEN, PICTURE)), samples[0])
 
 
 def _load(job: jobs.Build | jobs.Verify) -> Backend:
-    """The backend, in the version that the engine's key is about."""
+    """The backend in the version that the engine's key names."""
     backend = registry.load(job.order.recipe.backend)
     if job.expects and not registry.agree(backend.version(), job.expects):
         raise Superseded(f"{backend.name} is {backend.version()} now, not {job.expects}: the libraries changed")
     return backend
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Median milliseconds of one inference of each session, and the share of the processors, 0 to 1, that other
+    processes used meanwhile."""
+
+    medians_ms: tuple[float, ...]
+    load: float
+
+
+def in_turns(sessions: Sequence[Session], inputs: Mapping[str, Array]) -> Timing:
+    """Run sessions in turns, again and again, so that the box's load of the moment affects all alike."""
+    for session in sessions:
+        for _ in range(_WARM_UPS):
+            session.infer(inputs)
+    times: list[list[float]] = [[] for _ in sessions]
+    ticks, used, begun = load.read(), time.process_time(), time.perf_counter()
+    while len(times[0]) < _RUNS[0] or (len(times[0]) < _RUNS[1] and time.perf_counter() - begun < _SECONDS):
+        for session, own in zip(sessions, times, strict=True):
+            started = time.perf_counter()
+            session.infer(inputs)
+            own.append(time.perf_counter() - started)
+    elapsed = time.perf_counter() - begun
+    mine = (time.process_time() - used) / (elapsed * (os.cpu_count() or 1))
+    others = max(0.0, load.read().share_since(ticks) - mine)
+    return Timing(tuple(round(statistics.median(own) * 1000, 4) for own in times), round(others, 3))
+
+
+def find_disk_fault(job: msgspec.Struct, error: BaseException) -> OutOfSpace | None:
+    """Return the fault of the disk that is behind an error, if there is one.
+
+    Runtimes describe what they could not read or write in words of their own, most of which blame the model.
+    """
+    if (behind := disk_fault_behind(_place(job), error)) is not None:
+        return behind
+    try:
+        if isinstance(error, EdgedError):
+            require_disk(job)
+    except OutOfSpace as found:
+        return found
+    return None
+
+
+def require_disk(job: msgspec.Struct) -> None:
+    """Raise OutOfSpace if the disk that a job writes to is full or faulty, or its model cannot be read."""
+    try:
+        if getattr(job, "out", ""):
+            with tempfile.TemporaryFile(dir=_place(job)) as file:
+                file.write(bytes(_PROBE))
+                file.flush()
+                os.fsync(file.fileno())
+        read_through(Path(getattr(job, "path", "") or getattr(getattr(job, "order", None), "model", "")))
+    except OSError as error:
+        if (found := disk_fault(_place(job), error)) is not None:
+            raise found from error
+
+
+def _place(job: msgspec.Struct) -> Path:
+    """The folder that a job writes to, or else the folder of its model."""
+    out = Path(getattr(job, "out", ""))
+    if str(out) != ".":
+        return out if out.is_dir() else out.parent
+    return Path(getattr(job, "path", "") or getattr(getattr(job, "order", None), "model", "")).parent

@@ -5,7 +5,7 @@ An engine answers best what it was measured on, so some pictures are held out to
 user's where there are enough of them, and of drawn pictures there is another set (`pictures.py`).
 
 Asked on the daemon's event loop for every engine that is planned, with known digests, so nothing here decodes a
-picture. The child measures on them in `conversion.py`.
+picture. The child measures on them in `jobs/precision.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from edged.models.samples import SHA_256, content, is_tensors
 from edged.vision.family import Recognition
 
-# To be raised with every change of what is measured (conversion.py, pictures.py, jobs/onnx_int8.py).
+# To be raised with every change of what is measured (jobs/precision.py, pictures.py, jobs/onnx_int8.py).
 _METHOD = 2
 _ENOUGH = 4  # with fewer pictures of the user's all are needed
 

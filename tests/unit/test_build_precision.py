@@ -18,10 +18,9 @@ from edged.engines.builder import Builder, Task
 from edged.engines.desired import complete
 from edged.errors import Superseded, Unsuitable
 from edged.ipc import job_messages as jobs
-from edged.jobs import conversion, tasks
-from edged.jobs.conversion import converted
+from edged.jobs import precision, tasks
 from edged.jobs.inspect import inspect
-from edged.jobs.precision import Calibration, Converted, Precision
+from edged.jobs.precision import Calibration, Converted, Precision, convert_order
 from edged.models.entries import plain_entry
 from edged.models.model import Model
 from edged.shapes import MODEL_PATH, Scene
@@ -116,7 +115,7 @@ def test_pictures_that_changed_after_the_engine_was_planned_void_the_job(shapes:
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     cv2.imwrite(shapes.samples[0], Scene(99, 640, 480, shapes=3).frame(0)[0])
     with pytest.raises(Superseded, match="sample pictures were changed"):
-        converted(job(shapes, recipe, tmp_path), tmp_path)
+        convert_order(job(shapes, recipe, tmp_path), tmp_path)
     again, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     assert again.calibration != recipe.calibration
 
@@ -125,7 +124,7 @@ def test_a_picture_that_cannot_be_read_is_left_out_and_told(shapes: Model, tmp_p
     Path(shapes.samples[0]).write_bytes(b"no picture")
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     (tmp_path / "graph").mkdir()
-    order, said = converted(job(shapes, recipe, tmp_path), tmp_path / "graph")
+    order, said = convert_order(job(shapes, recipe, tmp_path), tmp_path / "graph")
     assert order.model == str(tmp_path / "graph" / "model.onnx")
     assert order.signature == shapes.inspection.signature
     assert any("not calibrated on 0.png" in note for note in said.notes)
@@ -158,7 +157,7 @@ def test_a_picture_that_is_exchanged_before_it_is_read_voids_the_job(
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
     exchange(shapes.samples, monkeypatch, after)
     with pytest.raises(Superseded, match=r"sample 0\.png (was changed|went) while it was read"):
-        converted(job(shapes, recipe, tmp_path), tmp_path)
+        convert_order(job(shapes, recipe, tmp_path), tmp_path)
 
 
 def pictures_in(folder: Path, contents: Sequence[bytes]) -> tuple[str, ...]:
@@ -197,9 +196,9 @@ def test_no_drawn_picture_that_is_calibrated_on_is_judged_by(
         seen.extend(array.tobytes() for each in inputs for array in each.values())
         return Converted(str(model), precision)
 
-    monkeypatch.setattr(conversion, "convert", convert)
+    monkeypatch.setattr(precision, "convert", convert)
     recipe, _ = complete(Recipe("onnxruntime", precision="int8"), shapes, {})
-    converted(job(shapes, recipe, tmp_path), tmp_path)
+    convert_order(job(shapes, recipe, tmp_path), tmp_path)
     judging = Pictures(shapes.inspection.signature, shapes.recognition).drawn()
     assert len(seen) == len(shapes.samples) + COUNT
     assert not {array.tobytes() for question in judging for array in question.inputs.values()} & set(seen)
@@ -211,7 +210,7 @@ def test_a_model_that_takes_no_pictures_cannot_be_calibrated(tmp_path: Path) -> 
     recipe, problem = complete(Recipe("onnxruntime", precision="int8"), model, {})
     assert problem.startswith("int8 is calibrated on pictures, and this model takes none")
     with pytest.raises(Unsuitable, match="int8 is calibrated on pictures"):
-        converted(job(model, recipe, tmp_path), tmp_path)
+        convert_order(job(model, recipe, tmp_path), tmp_path)
 
 
 def test_calibration_is_named_by_the_content_of_pictures_and_how_they_are_prepared(shapes: Model) -> None:

@@ -17,7 +17,7 @@ from edged.errors import EngineUnusable, Unsuitable
 from edged.jobs import onnx_int8
 from edged.jobs.onnx_graph import Model
 from edged.jobs.onnx_int8 import check_result, prepare
-from edged.jobs.precision import Calibration, Converted, calibration_digest, convert
+from edged.jobs.precision import Calibration, Converted, convert
 from tests import models
 from tests.models import model, value
 from tests.unit import precision_models as nets
@@ -312,21 +312,6 @@ def test_a_result_that_is_not_what_was_asked_for(tmp_path: Path) -> None:
 def test_a_layer_that_hears_only_zeros(tmp_path: Path) -> None:
     between = [node("Sub", ["a", "a"], ["n"]), conv("n", "c", "w3"), node("Add", ["a", "c"], ["b"])]
     quantise(network(between, [nets.random("w3", 8, 8, 3, 3)]), tmp_path)
-
-
-def test_the_digest_names_the_data(tmp_path: Path) -> None:
-    digest = calibration_digest(SAMPLES)
-    assert len(digest) == 64
-    assert digest == calibration_digest([{"x": np.asfortranarray(sample["x"])} for sample in SAMPLES[::-1]])
-    one = SAMPLES[0]["x"]
-    others = [SAMPLES[:-1], [*SAMPLES, SAMPLES[0]], [{"y": one}], [{"x": one}], [{"x": one.astype(np.float16)}], []]
-    others += [[{"x": one.reshape(3, 1, SIZE, SIZE)}], [{"x": one + np.float32(1e-6)}]]
-    assert len({digest, *map(calibration_digest, others)}) == len(others) + 1
-    converted = convert(store(nets.chain(3), tmp_path), "int8", tmp_path / "out.onnx", SAMPLES)
-    assert converted.calibration_digest == digest
-
-
-# -- what cannot be -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("proto", [nets.chain(1), models.several()], ids=["one layer", "no layer"])

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from edged.errors import Unsuitable
-from edged.jobs.repair import ir
-from edged.jobs.repair.lowering import Lowered, lower, newest_known, opset_of
+from edged.jobs.repair import lowering
+from edged.jobs.repair.lowering import LoweredGraph, lower, newest_known, opset_of
 from edged.tensors import Array
 from tests import repair_models as models
 
@@ -23,7 +23,7 @@ def _questions(model: onnx.ModelProto) -> dict[str, Array]:
     return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def _lowered(model: onnx.ModelProto, target: int) -> tuple[onnx.ModelProto, Lowered]:
+def _lowered(model: onnx.ModelProto, target: int) -> tuple[onnx.ModelProto, LoweredGraph]:
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     done = lower(copy, target)
     copy.ir_version = 8
@@ -168,7 +168,7 @@ def test_names_that_the_converter_makes_collide_with_none() -> None:
 
 def test_a_model_is_stamped_with_an_older_ir_version() -> None:
     model = models.classifier()
-    ir.stamp(model, 8)
+    lowering.stamp_ir_version(model, 8)
     assert model.ir_version == 8
 
 
@@ -176,9 +176,9 @@ def test_elements_that_an_older_ir_version_does_not_know_are_named() -> None:
     node = helper.make_node("Cast", ["x"], ["y"], to=TensorProto.INT4)
     model = models.model([node], [models.value("x", [4])], [models.value("y", [4], TensorProto.INT4)], ir=14)
     with pytest.raises(Unsuitable, match="elements of type INT4, which IR version 9 does not know"):
-        ir.stamp(model, 9)
+        lowering.stamp_ir_version(model, 9)
 
 
 def test_an_ir_version_that_nobody_here_knows_is_not_guessed_at() -> None:
     with pytest.raises(Unsuitable, match="newer than the onnx package here knows"):
-        ir.stamp(models.classifier(ir=onnx.IR_VERSION + 1), 8)
+        lowering.stamp_ir_version(models.classifier(ir=onnx.IR_VERSION + 1), 8)

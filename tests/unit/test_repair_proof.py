@@ -14,8 +14,8 @@ from edged.errors import Unsuitable
 from edged.ipc.repair_messages import Freed, FreeDims, Prove
 from edged.jobs.inspect import inspect
 from edged.jobs.repair import dims, proof
-from edged.jobs.repair.evaluator import NAME
 from edged.jobs.repair.lowering import lower
+from edged.jobs.repair.proof import NAME
 from edged.verification.standard import TOLERANCES
 from edged.vision.family import Recognition, recognise
 from tests import repair_models as models

@@ -3,7 +3,7 @@
 A node whose definition did not change stays. One that did is, in this order: kept, where only the types that it takes
 became more; rewritten here, where the converter of the onnx package keeps quiet about a change of meaning or knows no
 way; converted by that; kept, where it does not use what is new; written out as what it is defined to be made of. Which
-of these it was decides how the result has to be proven: see `Lowered.by_definition`.
+of these it was decides how the result has to be proven: see `LoweredGraph.by_definition`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import onnx
 import onnx.defs
@@ -20,12 +21,12 @@ import onnx.version_converter
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from edged import packages
-from edged.errors import Unsuitable
+from edged.backends.contract import one_line
+from edged.errors import ModelRefused, Unsuitable
+from edged.ipc.repair_messages import Lower, Lowered
 from edged.jobs.onnx_graph import replace_nodes
-from edged.jobs.onnx_walk import bodies
-from edged.jobs.repair.alone import Scope, changed, small_constants
-from edged.jobs.repair.definitions import Likeness, likeness, schema
-from edged.jobs.repair.rewrites import REWRITES
+from edged.jobs.onnx_walk import Walk, all_graphs, bodies
+from edged.jobs.repair.nodes import REWRITES, Likeness, Scope, changed, likeness, schema, small_constants
 
 _OWN = ("", "ai.onnx")
 _LARGE = 1 << 16  # bytes of a constant
@@ -33,7 +34,25 @@ _DEEPEST = 50  # graphs inside graphs
 _MOST_NODES = 1_000_000  # an operator that is written out may become many
 
 
-class Lowered:
+def write_lowered(job: Lower) -> Lowered:
+    """Write a model in an older opset, an older IR version or both; Unsuitable if there is no way."""
+    try:
+        model = onnx.load(job.path, load_external_data=False)
+    except Exception as error:  # the parser's errors share no base
+        raise ModelRefused(f"{Path(job.path).name} cannot be read: {one_line(error)}") from error
+    done, details = LoweredGraph(), list[str]()
+    if job.opset:
+        if model.functions:  # each has versions of its own
+            model = onnx.inliner.inline_local_functions(model)
+            details.append("functions of its own written out")
+        done = lower(model, job.opset)
+    if job.ir:
+        stamp_ir_version(model, job.ir)
+    Path(job.out).write_bytes(model.SerializeToString())
+    return Lowered(done.by_definition and not details, (*details, *done.details))
+
+
+class LoweredGraph:
     """What became of a model. `details` says in a line each what was changed; `by_definition` is whether nothing was
     but what means the same by ONNX's own definitions."""
 
@@ -56,10 +75,10 @@ def newest_known() -> int:
     return int(onnx.defs.onnx_opset_version())
 
 
-def lower(model: ModelProto, target: int) -> Lowered:
+def lower(model: ModelProto, target: int) -> LoweredGraph:
     """Writes a model, which has no functions of its own, in version `target`; Unsuitable, with the operator and its
     version, where there is no way. The model is of no use then."""
-    source, lowered = opset_of(model), Lowered()
+    source, lowered = opset_of(model), LoweredGraph()
     if source > newest_known():
         raise Unsuitable(
             f"opset {source} is newer than the onnx package here knows ({newest_known()}): nobody can tell what "
@@ -97,7 +116,7 @@ def _stamp(model: ModelProto, version: int) -> None:
 class _Floor:
     """One step down: from `version` to the one before."""
 
-    def __init__(self, model: ModelProto, version: int, lowered: Lowered) -> None:
+    def __init__(self, model: ModelProto, version: int, lowered: LoweredGraph) -> None:
         self._graph, self._version, self._lowered = model.graph, version, lowered
         self._model = model
         self._names = set(_names(model.graph))
@@ -271,3 +290,59 @@ def _drop_unused(graph: GraphProto, before: set[str]) -> None:
 def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
     for node in _nodes(graph, 0):
         yield from bodies(node)
+
+
+_OLDEST_IR = 4  # since which constants need not be inputs as well
+# What a version brought that older readers do not know. Element types by their names in onnx.TensorProto.
+_TYPES = {
+    9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
+    10: ("UINT4", "INT4"),
+    11: ("FLOAT4E2M1",),
+    12: ("FLOAT8E8M0",),
+    13: ("UINT2", "INT2"),
+}
+_FUNCTIONS, _OVERLOADS, _DEVICES = 8, 10, 11
+
+
+def stamp_ir_version(model: ModelProto, target: int) -> None:
+    """Stamps a model with an older version; Unsuitable where it holds what that version does not know."""
+    if model.ir_version > onnx.IR_VERSION:
+        raise Unsuitable(
+            f"IR version {model.ir_version} is newer than the onnx package here knows ({onnx.IR_VERSION}): it "
+            f"cannot tell what changed; update it: {packages.install('onnx', option='-U')}"
+        )
+    needed, what = max(_ir_needs(model))
+    if needed > target:
+        raise Unsuitable(f"it has {what}, which IR version {target} does not know; update the runtime")
+    model.ir_version = target
+
+
+def _ir_needs(model: ModelProto) -> Iterator[tuple[int, str]]:
+    """The versions that what it holds came with, and what that is."""
+    yield _OLDEST_IR, "nothing"
+    if model.functions:
+        yield _FUNCTIONS, "functions of its own"
+    if any(getattr(function, "overload", "") for function in model.functions):
+        yield _OVERLOADS, "functions of one name"
+    if len(getattr(model, "configuration", ())):
+        yield _DEVICES, "a distribution over devices"
+    versions = {
+        int(getattr(onnx.TensorProto, name)): (version, f"elements of type {name}")
+        for version, names in _TYPES.items()
+        for name in names
+        if hasattr(onnx.TensorProto, name)
+    }
+    yield from (versions[element] for element in _elements(model) if element in versions)
+
+
+def _elements(model: ModelProto) -> Iterator[int]:
+    """The types of everything that says its type, here and in the graphs inside."""
+    walk = Walk.of(model)
+    for graph in all_graphs(model):
+        yield from (tensor.data_type for tensor in graph.initializer)
+        yield from (v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info))
+    for attribute in (attribute for node in walk.nodes for attribute in node.attribute):
+        if attribute.HasField("t"):
+            yield attribute.t.data_type
+        if attribute.name in ("to", "dtype", "output_dtype"):
+            yield attribute.i

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from onnx import helper
 
-from edged.jobs.heads import heads
+from edged.jobs.onnx_walk import heads
 from tests import models
 
 GRAPHS = {

@@ -11,7 +11,7 @@ import pytest
 from edged.backends.contract import UNOPTIMISED, Order
 from edged.errors import EngineUnusable, ModelRefused, OutOfSpace
 from edged.ipc import job_messages as jobs
-from edged.jobs import disk
+from edged.jobs import tasks
 from edged.vision.family import Recognition, Thresholds
 from tests.unit.control_room import inspection
 
@@ -35,14 +35,14 @@ def chained(code: int) -> EngineUnusable:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
 def test_fault_error_of_the_disk_behind_a_runtimes_words_is_the_disks(job: jobs.Build, code: int) -> None:
-    assert isinstance(disk.fault(job, chained(code)), OutOfSpace)
+    assert isinstance(tasks.find_disk_fault(job, chained(code)), OutOfSpace)
 
 
 def test_fault_of_a_sound_disk_is_none(job: jobs.Build) -> None:
-    assert disk.fault(job, EngineUnusable("INVALID_PROTOBUF")) is None
-    assert disk.fault(job, chained(errno.ENOENT)) is None
-    assert disk.fault(jobs.Inspect(job.order.model), ModelRefused("no model")) is None
-    assert disk.fault(job, ValueError("a bug")) is None
+    assert tasks.find_disk_fault(job, EngineUnusable("INVALID_PROTOBUF")) is None
+    assert tasks.find_disk_fault(job, chained(errno.ENOENT)) is None
+    assert tasks.find_disk_fault(jobs.Inspect(job.order.model), ModelRefused("no model")) is None
+    assert tasks.find_disk_fault(job, ValueError("a bug")) is None
     assert not list(Path(job.out).iterdir())
 
 
@@ -51,7 +51,7 @@ def test_fault_on_a_full_disk_without_a_cause_is_the_disks(
 ) -> None:
     fill(small_disk)
     full = jobs.Build(job.order, str(small_disk), TENSORS)
-    assert isinstance(disk.fault(full, EngineUnusable("INVALID_PROTOBUF")), OutOfSpace)
+    assert isinstance(tasks.find_disk_fault(full, EngineUnusable("INVALID_PROTOBUF")), OutOfSpace)
 
 
 def test_require_model_that_cannot_be_read_is_the_disks(job: jobs.Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,4 +70,4 @@ def test_require_model_that_cannot_be_read_is_the_disks(job: jobs.Build, monkeyp
 
     monkeypatch.setattr(Path, "open", lambda *_, **__: Failing())
     with pytest.raises(OutOfSpace, match="fails: Input/output error"):
-        disk.require(jobs.Inspect(job.order.model))
+        tasks.require_disk(jobs.Inspect(job.order.model))

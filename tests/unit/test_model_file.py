@@ -1,4 +1,4 @@
-"""Why bytes are no model, as far as their structure tells."""
+"""Why bytes are no model, as far as their wire format shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.jobs import protobuf_wire as wire
+from edged.jobs import model_file
 from tests import models
 
 WHOLE = models.conv().SerializeToString()
@@ -28,33 +28,33 @@ def nested(depth: int) -> bytes:
 
 
 def test_a_whole_model_is_no_trouble() -> None:
-    assert wire.trouble(WHOLE) == ""
-    assert wire.trouble(nested(20)) == ""
+    assert model_file.wire_trouble(WHOLE) == ""
+    assert model_file.wire_trouble(nested(20)) == ""
 
 
 @pytest.mark.parametrize("length", [len(WHOLE) // 10, len(WHOLE) // 2, len(WHOLE) - 1])
 def test_what_is_cut_off_is_called_so(length: int) -> None:
-    assert wire.trouble(WHOLE[:length]) == "truncated"
+    assert model_file.wire_trouble(WHOLE[:length]) == "truncated"
 
 
 @pytest.mark.parametrize("data", [bytes(64), b"\xff" * 64, WHOLE + b"\x07"])
 def test_what_is_no_message_is_damaged(data: bytes) -> None:
-    assert wire.trouble(data) == "damaged"
+    assert model_file.wire_trouble(data) == "damaged"
 
 
 @pytest.mark.parametrize("depth", [40, 5000])
 def test_what_is_nested_beyond_protobufs_limit_is_too_deep(depth: int) -> None:
-    assert wire.trouble(nested(depth)) == "too deep"
+    assert model_file.wire_trouble(nested(depth)) == "too deep"
 
 
 def test_types_inside_types_are_followed_as_well() -> None:
     kind = field(1, b"\x08\x01")
     for _ in range(200):
         kind = field(4, field(1, kind))
-    assert wire.trouble(field(7, field(11, field(2, kind)))) == "too deep"
+    assert model_file.wire_trouble(field(7, field(11, field(2, kind)))) == "too deep"
 
 
 @given(st.binary(max_size=300))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_get_an_answer(data: bytes) -> None:
-    assert wire.trouble(data) in ("", "truncated", "damaged", "too deep")
+    assert model_file.wire_trouble(data) in ("", "truncated", "damaged", "too deep")

@@ -1,0 +1,316 @@
+"""Opens and parses a model's file, and finds out why a file is not an ONNX model: another format, cut off, damaged.
+
+Formats: https://protobuf.dev/programming-guides/encoding, onnx/onnx.proto, and the first bytes of other files.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+import onnx
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from edged.errors import ModelRefused
+from edged.files import read_regular
+from edged.models.finding import Category, Finding, Stage
+from edged.models.inspection import too_large
+
+_TRITON_NAME = "model.onnx"  # of every model in Triton's layout: MODEL/VERSION/model.onnx
+
+
+def require(path: Path) -> int:
+    """Return the size of a model's file in bytes; ModelRefused if it cannot be one or cannot be read."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise _unopened(path, error).refusal() from error
+    if stat.S_ISDIR(status.st_mode):
+        raise Finding(Stage.FILE, Category.NOT_A_FILE, f"{path.name} is a folder", _in_folder(path)).refusal()
+    if not stat.S_ISREG(status.st_mode):  # opening a FIFO would hang
+        message = f"{path.name} is not a regular file"
+        raise Finding(Stage.FILE, Category.NOT_A_FILE, message, "name the .onnx file itself").refusal()
+    if status.st_size == 0:
+        raise Finding(Stage.FILE, Category.EMPTY, f"{path.name} is empty", "copy the model again").refusal()
+    if (finding := too_large(path.name, status.st_size)) is not None:
+        raise finding.refusal()
+    if not os.access(path, os.R_OK):
+        message = f"{path.name} cannot be read: permission denied"
+        raise Finding(Stage.FILE, Category.UNREADABLE, message, "let edged's user read it").refusal()
+    return status.st_size
+
+
+def _unopened(path: Path, error: OSError) -> Finding:
+    name = path.name
+    if error.errno == errno.ELOOP:
+        message = f"{name} is a link that leads back to itself"
+        return Finding(Stage.FILE, Category.UNREADABLE, message, "name the .onnx file itself, or link to it")
+    if isinstance(error, FileNotFoundError):
+        if path.is_symlink():
+            message = f"{name} is a link to a file that does not exist"
+            return Finding(Stage.FILE, Category.MISSING, message, "correct the link, or copy the file itself")
+        end = Path(*path.parts[-3:]) if name == _TRITON_NAME else name
+        return Finding(Stage.FILE, Category.MISSING, f"there is no file {end}", _instead(path))
+    return Finding(
+        Stage.FILE, Category.UNREADABLE, f"{name} cannot be opened: {error.strerror}", "let edged's user read it"
+    )
+
+
+def _instead(path: Path) -> str:
+    """What to do about a file that is missing."""
+    found = _onnx_in(path.parent)
+    if path.name == _TRITON_NAME and found:
+        return f"rename {found} to {path.name}"
+    return "copy the model there, or correct the path"
+
+
+def _in_folder(path: Path) -> str:
+    """What to name instead of a folder."""
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:
+        names = []
+    if "saved_model.pb" in names:
+        return "convert TensorFlow's SavedModel with tf2onnx, and name the .onnx file"
+    found = _onnx_in(path)
+    return f"name the .onnx file in it: {path.name}/{found}" if found else "name the .onnx file itself"
+
+
+def _onnx_in(folder: Path) -> str:
+    """The name of a model's file in a folder; empty if it has none."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return ""
+    return next((name[:100] for name in names if name.endswith(".onnx") and name.isprintable()), "")
+
+
+def parse(path: Path) -> tuple[onnx.ModelProto, str]:
+    """Return the model in a file and the SHA-256 of the bytes that were parsed, since the file may be replaced."""
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        message = f"{path.name} cannot be read: {error.strerror}"
+        raise Finding(
+            Stage.FILE, Category.UNREADABLE, message, "check the disk, or copy the model again"
+        ).refusal() from error
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception as error:  # the parser's errors share no base
+        _require_onnx(path.name, data)
+        raise _unparsed(path.name, data) from error
+    # Bytes that happen to be a message, of which nothing or little is a model's.
+    if not proto.graph.node and not proto.graph.output and not proto.opset_import:
+        _require_onnx(path.name, data)
+        if not proto.HasField("graph"):
+            missing = f"{path.name} is not an ONNX model: it has no graph with outputs"
+            raise _no_model(Category.NO_GRAPH, missing, "name the .onnx file itself, or copy it again")
+    return proto, hashlib.sha256(data).hexdigest()
+
+
+def _unparsed(name: str, data: bytes) -> ModelRefused:
+    """Why bytes that protobuf refuses are no model."""
+    trouble = wire_trouble(data)
+    if trouble == "too deep":
+        message = f"{name} nests graphs or types deeper than protobuf allows"
+        return _no_model(
+            Category.TOO_DEEP, message, "export the model with fewer loops and branches inside one another"
+        )
+    said = "it was cut off" if trouble == "truncated" else "it is damaged, or no model"
+    return _no_model(
+        Category.DAMAGED, f"{name} is not a whole ONNX model: it cannot be parsed, {said}", "copy it again"
+    )
+
+
+def _no_model(category: Category, message: str, remedy: str = "name the .onnx file itself") -> ModelRefused:
+    return Finding(Stage.PARSE, category, message, remedy).refusal()
+
+
+def _require_onnx(name: str, data: bytes) -> None:
+    """Refuse a file that is known to be in another format."""
+    if (found := other_format(data)) is not None:
+        raise _no_model(Category.NOT_ONNX, f"{name} is {found.kind}", found.remedy)
+    if _is_tensor(data):
+        kind = "a single tensor (TensorProto), such as an input of a test data set, not a model"
+        remedy = (
+            "name the .onnx file itself; to give its values as a sample, save them with numpy.savez and use --samples"
+        )
+        raise _no_model(Category.NOT_ONNX, f"{name} is {kind}", remedy)
+
+
+def _is_tensor(data: bytes) -> bool:
+    """Whether a file holds a tensor and nothing else: a model has fields of other types at the same numbers."""
+    tensor = onnx.TensorProto()
+    try:
+        tensor.ParseFromString(data)
+    except Exception:  # the parser's errors share no base
+        return False
+    holds = (tensor.raw_data, tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data)
+    has_values = any(map(len, (*holds, tensor.uint64_data, tensor.string_data)))
+    is_typed = tensor.data_type in onnx.TensorProto.DataType.values() and tensor.data_type != tensor.UNDEFINED
+    return is_typed and has_values and len(UnknownFieldSet(tensor)) == 0
+
+
+# -- other formats, by their first bytes ------------------------------------------------------------------------------
+
+_TEXT = 4096  # bytes that tell a text from anything else
+_UNPACK = "unpack it first"
+_KERAS = "convert it with tf2onnx"
+_ORIGINAL = "name the .onnx file that it was made of"
+_EXPORT = "export it with torch.onnx.export, or with its project's own exporter"
+
+
+class OtherFormat(msgspec.Struct, frozen=True):
+    """`kind` completes "FILE is ..."."""
+
+    kind: str
+    remedy: str
+
+
+# Where it is, what is there.
+_MAGIC: tuple[tuple[int, bytes, OtherFormat], ...] = (
+    (0, b"\x1f\x8b", OtherFormat("gzip-compressed", _UNPACK)),
+    (0, b"BZh", OtherFormat("bzip2-compressed", _UNPACK)),
+    (0, b"\xfd7zXZ\0", OtherFormat("xz-compressed", _UNPACK)),
+    (0, b"\x28\xb5\x2f\xfd", OtherFormat("zstd-compressed", _UNPACK)),
+    (0, b"7z\xbc\xaf\x27\x1c", OtherFormat("a 7-Zip archive", _UNPACK)),
+    (257, b"ustar", OtherFormat("a tar archive", _UNPACK)),
+    (0, b"version https://git-lfs", OtherFormat("a Git LFS pointer, not the file itself", "run git lfs pull")),
+    (4, b"TFL3", OtherFormat("a TensorFlow Lite model", _KERAS)),
+    (4, b"ORTM", OtherFormat("a model in ONNX Runtime's own format", _ORIGINAL)),
+    (0, b"ftrt", OtherFormat("an engine of TensorRT's", _ORIGINAL)),
+    (0, b"\x89HDF\r\n\x1a\n", OtherFormat("an HDF5 file, as Keras writes it", _KERAS)),
+    (0, b"\x93NUMPY", OtherFormat("an array of NumPy's", "name the .onnx file itself")),
+    (0, b"\x89PNG\r\n", OtherFormat("a picture", "name the .onnx file itself")),
+    (0, b"\xff\xd8\xff", OtherFormat("a picture", "name the .onnx file itself")),
+    (0, b"\x7fELF", OtherFormat("a program or library", "name the .onnx file itself")),
+    (8, b'{"', OtherFormat("a safetensors file, which holds weights only", _EXPORT)),
+)
+_PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
+
+
+def other_format(data: bytes) -> OtherFormat | None:
+    """What a file is that is no ONNX model; None where it is nothing that is known."""
+    if data.startswith(b"PK\x03\x04"):
+        if b"/data.pkl" in data[:_TEXT]:
+            return OtherFormat("a PyTorch checkpoint", _EXPORT)
+        return OtherFormat("a zip archive", _UNPACK)
+    if data.startswith(_PICKLES):
+        return OtherFormat("a Python pickle, such as a PyTorch checkpoint", _EXPORT)
+    for place, magic, found in _MAGIC:
+        if data[place : place + len(magic)] == magic:
+            return found
+    return _text(data)
+
+
+def _text(data: bytes) -> OtherFormat | None:
+    if not _is_text(data):
+        return None
+    head = data[:_TEXT]
+    if b"<net" in head:
+        return OtherFormat("a model in OpenVINO's own format", _ORIGINAL)
+    if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"<"):
+        return OtherFormat("a web page or XML, not an ONNX model", "download the file itself")
+    return OtherFormat("a text file, not a whole ONNX model", "name the .onnx file itself")
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether a file begins as text does."""
+    head = data[:_TEXT]
+    encoding = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    try:
+        # The last character may be cut in two.
+        text = codecs.getincrementaldecoder(encoding)().decode(head, final=len(head) < _TEXT)
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character.isspace() for character in text)
+
+
+# -- damage, seen in protobuf's wire format ---------------------------------------------------------------------------
+
+Trouble: TypeAlias = Literal["truncated", "damaged", "too deep", ""]
+
+# Field numbers that lead from one kind of message to another.
+_LEADS: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 25: "function"},
+    "function": {7: "node"},
+    "graph": {1: "node", 11: "value", 12: "value", 13: "value"},
+    "node": {5: "attribute"},
+    "attribute": {6: "graph", 11: "graph", 14: "type", 15: "type"},
+    "value": {2: "type"},
+    "type": {4: "inner", 9: "inner", 5: "map"},
+    "inner": {1: "type"},
+    "map": {2: "type"},
+}
+_DEEPEST = 99  # messages inside one another; protobuf's own limit is 100
+_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+
+
+def wire_trouble(data: bytes) -> Trouble:
+    """What is wrong with the bytes of a model; empty where nothing can be seen."""
+    waiting = [("model", 0, len(data), 0)]
+    found: Trouble = ""
+    while waiting:
+        kind, start, end, depth = waiting.pop()
+        try:
+            for number, first, after in _fields(data, start, end):
+                inner = _LEADS[kind].get(number)
+                if inner is None:
+                    continue
+                if depth >= _DEEPEST:
+                    return "too deep"
+                waiting.append((inner, first, after, depth + 1))
+        except _Cut:
+            found = found or ("truncated" if end == len(data) else "damaged")
+        except ValueError:
+            found = found or "damaged"
+    return found
+
+
+class _Cut(ValueError):
+    """A field that reaches beyond the message that it is in."""
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, start and end of each field that holds bytes. ValueError where the bytes are no message."""
+    while at < end:
+        tag, at = _varint(data, at, end)
+        number, kind = tag >> 3, tag & 7
+        if not number:
+            raise ValueError("a field of number 0")
+        if kind == _VARINT:
+            _, at = _varint(data, at, end)
+        elif kind == _BYTES:
+            size, at = _varint(data, at, end)
+            if size > end - at:
+                raise _Cut
+            yield number, at, at + size
+            at += size
+        elif kind in (_EIGHT, _FOUR):
+            at += 8 if kind == _EIGHT else 4
+            if at > end:
+                raise _Cut
+        else:
+            raise ValueError(f"a field of kind {kind}")
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:
+        if at >= end:
+            raise _Cut
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("a number of more than 64 bits")

@@ -1,0 +1,288 @@
+"""Single nodes in an older version of ONNX's operators: compared by definition, converted alone, or rewritten here.
+
+A node is changed as a model of its own, which holds neither weights nor the rest of the graph: so a model may be of any
+size, its external data stays where it is, and the name of a node that fails is known.
+
+Sources: the schemas that the onnx package carries; https://github.com/onnx/onnx/blob/main/docs/Changelog.md (the
+operators' texts in all versions), for operators that the package's converter changes in silence or cannot convert.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+import onnx.defs
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from edged.errors import Unsuitable
+
+Change: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto]
+NewName: TypeAlias = Callable[[str], str]
+
+_IR_VERSION = 10
+_SMALL = 4096  # bytes of a constant that goes along: axes, sizes, scales; what is larger decides nothing
+
+
+class Scope:
+    """What nodes of one graph see: the types of values and the constants, here and in the graphs around it."""
+
+    def __init__(self, types: Mapping[str, ValueInfoProto], constants: Mapping[str, TensorProto]) -> None:
+        self.types, self.constants = dict(types), dict(constants)
+
+    def inner(self, types: Mapping[str, ValueInfoProto], constants: Mapping[str, TensorProto]) -> Scope:
+        """The scope of a graph inside: its own names come first."""
+        return Scope({**self.types, **types}, {**self.constants, **constants})
+
+    def element(self, name: str) -> int:
+        """The element type of a value (onnx.TensorProto.DataType), 0 where it is not known."""
+        if name in self.constants:
+            return int(self.constants[name].data_type)
+        found = self.types.get(name)
+        return int(found.type.tensor_type.elem_type) if found is not None else 0
+
+    def shape(self, name: str) -> tuple[int | None, ...] | None:
+        """The shape of a value, None for sizes that are not known, and None where not even their number is."""
+        if name in self.constants:
+            return tuple(self.constants[name].dims)
+        found = self.types.get(name)
+        if found is None or not found.type.tensor_type.HasField("shape"):
+            return None
+        dims = found.type.tensor_type.shape.dim
+        return tuple(d.dim_value if d.WhichOneof("value") == "dim_value" and d.dim_value >= 0 else None for d in dims)
+
+
+def changed(node: NodeProto, scope: Scope, opset: int, change: Change, new_name: NewName) -> list[NodeProto]:
+    """The nodes that a node becomes when `change` is applied to the model of it alone.
+
+    Whatever is new among their values has a name from `new_name`. The errors of `change`, and ValueError where it lost
+    an output.
+    """
+    result = change(_model(node, scope, opset))
+    kept = {name for name in (*node.input, *node.output) if name}
+    names = {"": ""} | {name: name for name in kept}
+    tensors = {tensor.name: tensor for tensor in result.graph.initializer if tensor.name not in kept}
+    fresh: list[NodeProto] = []
+    for name, tensor in tensors.items():
+        names[name] = new_name(f"{node.output[0]}.{name}")
+        fresh.append(helper.make_node("Constant", [], [names[name]], value=tensor))
+    for made in result.graph.node:
+        for name in made.output:
+            if name not in names:
+                names[name] = new_name(f"{node.output[0]}.{name}")
+        copy = NodeProto()
+        copy.CopyFrom(made)
+        _rename(copy, names)
+        fresh.append(copy)
+    missing = {name for name in node.output if name} - {name for made in fresh for name in made.output}
+    if missing or not fresh:
+        raise ValueError(f"the converter lost {', '.join(sorted(missing)) or 'the node'}")
+    _keep_name_and_notes(node, fresh[-1])
+    return fresh
+
+
+def _model(node: NodeProto, scope: Scope, opset: int) -> onnx.ModelProto:
+    names = list(dict.fromkeys(name for name in node.input if name))
+    small = {name: scope.constants[name] for name in names if _is_small(scope.constants.get(name))}
+    inputs = [_typed(name, scope) for name in names if name not in small]
+    outputs = [_typed(name, scope) for name in node.output if name]
+    graph = helper.make_graph([node], "alone", inputs, outputs, list(small.values()))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=_IR_VERSION)
+
+
+def _is_small(tensor: TensorProto | None) -> bool:
+    return tensor is not None and tensor.data_location != TensorProto.EXTERNAL and tensor.ByteSize() <= _SMALL
+
+
+def _typed(name: str, scope: Scope) -> ValueInfoProto:
+    known = scope.types.get(name)
+    if known is not None and known.type.WhichOneof("value"):
+        copy = ValueInfoProto()
+        copy.CopyFrom(known)
+        return copy
+    return helper.make_tensor_value_info(name, scope.element(name) or TensorProto.FLOAT, scope.shape(name))
+
+
+def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
+    for values in (node.input, node.output):
+        for place, name in enumerate(values):
+            values[place] = names.get(name, name)
+
+
+def _keep_name_and_notes(old: NodeProto, new: NodeProto) -> None:
+    """Give the name and notes of a node to the last of those that replace it."""
+    new.name, new.doc_string = old.name, old.doc_string
+    del new.metadata_props[:]
+    new.metadata_props.extend(old.metadata_props)
+
+
+def small_constants(nodes: Iterable[NodeProto]) -> dict[str, TensorProto]:
+    """The tensors that Constant nodes hold, by the name of their output."""
+    return {
+        node.output[0]: attribute.t
+        for node in nodes
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and node.output
+        for attribute in node.attribute
+        if attribute.name == "value"
+    }
+
+
+class Likeness(enum.Enum):
+    """How a node's definition in the older version compares, for the node as it is written."""
+
+    SAME = enum.auto()  # but for types that the node does not have: it means the same by definition
+    ALIKE = enum.auto()  # in form; whether it means the same is for its answers to tell
+    OTHER = enum.auto()  # it cannot stay as it is
+
+
+def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
+    """An operator of ONNX's own domain in a version; None where there is none."""
+    try:
+        return onnx.defs.get_schema(operator, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def likeness(node: NodeProto, scope: Scope, new: onnx.defs.OpSchema, old: onnx.defs.OpSchema) -> tuple[Likeness, str]:
+    """Whether a node that is written for `new` can stay for `old`; where it cannot, why."""
+    if len(node.input) > old.max_input or len(node.output) > old.max_output:
+        return Likeness.OTHER, "it has inputs or outputs that the older version lacks"
+    if len(node.input) < old.min_input:
+        return Likeness.OTHER, "it lacks a required input"
+    empty = [
+        formal.name for name, formal in zip(node.input, old.inputs, strict=False) if not name and _is_needed(formal)
+    ]
+    if empty:
+        return Likeness.OTHER, f"input {empty[0]} is required"
+    unknown = [attribute.name for attribute in node.attribute if attribute.name not in old.attributes]
+    if unknown:
+        return Likeness.OTHER, f"attribute {unknown[0]} does not exist there"
+    given = {attribute.name for attribute in node.attribute}
+    needed = [name for name, attribute in old.attributes.items() if attribute.required and name not in given]
+    if needed:
+        return Likeness.OTHER, f"attribute {needed[0]} is required"
+    typed = _types_fit(node, scope, old)
+    if typed is False:
+        return Likeness.OTHER, "it does not take these types"
+    same_text = new.doc == old.doc and _form(new) == _form(old)
+    return (Likeness.SAME if same_text and typed else Likeness.ALIKE), ""
+
+
+def _is_needed(formal: onnx.defs.OpSchema.FormalParameter) -> bool:
+    return bool(formal.option == onnx.defs.OpSchema.FormalParameterOption.Single)
+
+
+def _form(definition: onnx.defs.OpSchema) -> tuple[object, ...]:
+    """All of a definition but the types that it allows and the words about its parts."""
+    values = [
+        [(value.name, value.type_str, value.option, value.is_homogeneous) for value in side]
+        for side in (definition.inputs, definition.outputs)
+    ]
+    attributes = sorted(
+        (name, str(attribute.type), attribute.required, attribute.default_value.SerializeToString())
+        for name, attribute in definition.attributes.items()
+    )
+    return values, attributes, definition.min_input, definition.max_input
+
+
+def _types_fit(node: NodeProto, scope: Scope, old: onnx.defs.OpSchema) -> bool | None:
+    """Whether the node's values have types that a definition allows; None where one of them is not known."""
+    allowed = {each.type_param_str: set(each.allowed_type_strs) for each in old.type_constraints}
+    is_known = True
+    for names, formals in ((node.input, old.inputs), (node.output, old.outputs)):
+        for place, name in enumerate(names):
+            if not name or not formals:
+                continue
+            formal = formals[min(place, len(formals) - 1)]
+            types = allowed.get(formal.type_str, {formal.type_str})
+            element = scope.element(name)
+            if not element:
+                is_known = False
+            elif _written(element) not in types:
+                return False
+    return True if is_known else None
+
+
+def _written(element: int) -> str:
+    """An element type as schemas write it."""
+    return f"tensor({helper.tensor_dtype_to_string(element).removeprefix('TensorProto.').lower()})"
+
+
+def _softmax(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
+    """Before 13 all dimensions from `axis` on were taken together: the same only for the last one. So another is
+    brought there first."""
+    shape = scope.shape(node.input[0]) or scope.shape(node.output[0])
+    axis = _number(node, "axis", -1)
+    if shape is None and axis != -1:
+        raise Unsuitable(
+            f"operator {node.op_type} along axis {axis} has no way down to opset 12: its rank is not known"
+        )
+    last = -1 if shape is None else len(shape) - 1
+    if shape is None or axis in (-1, last):
+        return [_like(node, node.input[0], node.output[0], last)]
+    order = list(range(last + 1))
+    order[axis], order[last] = order[last], order[axis]
+    turned, answered = new_name(f"{node.output[0]}.turned"), new_name(f"{node.output[0]}.answered")
+    return [
+        helper.make_node("Transpose", [node.input[0]], [turned], perm=order),
+        _like(node, turned, answered, last),
+        helper.make_node("Transpose", [answered], [node.output[0]], perm=order),
+    ]
+
+
+def _like(node: NodeProto, source: str, target: str, axis: int) -> NodeProto:
+    made = helper.make_node(node.op_type, [source], [target], name=node.name, axis=axis)
+    made.doc_string = node.doc_string
+    return made
+
+
+def _split(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
+    """Before 18 there is no `num_outputs`: the sizes are written out, unless all are equal, which needs no word."""
+    kept = [attribute for attribute in node.attribute if attribute.name != "num_outputs"]
+    made = NodeProto()
+    made.CopyFrom(node)
+    del made.attribute[:]
+    made.attribute.extend(kept)
+    if len(node.input) > 1 and node.input[1]:
+        return [made]
+    parts, shape = len(node.output), scope.shape(node.input[0])
+    axis = _number(node, "axis", 0)
+    size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    if size is None or size % parts == 0:
+        return [made]
+    most = -(-size // parts)
+    sizes = [min(most, max(size - most * place, 0)) for place in range(parts)]
+    name = new_name(f"{node.output[0]}.sizes")
+    constant = helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(sizes, np.int64), name))
+    del made.input[1:]
+    made.input.append(name)
+    return [constant, made]
+
+
+def _resize(node: NodeProto, scope: Scope, new_name: NewName) -> list[NodeProto]:
+    """Before 13 the region of interest has to be there, be it empty."""
+    made = NodeProto()
+    made.CopyFrom(node)
+    if len(node.input) < 2 or node.input[1]:
+        return [made]
+    name = new_name(f"{node.output[0]}.region")
+    made.input[1] = name
+    empty = numpy_helper.from_array(np.array([], np.float32), name)
+    return [helper.make_node("Constant", [], [name], value=empty), made]
+
+
+def _number(node: NodeProto, name: str, default: int) -> int:
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
+
+
+# By operator and the version that it is written in.
+REWRITES: Mapping[tuple[str, int], Callable[[NodeProto, Scope, NewName], list[NodeProto]]] = {
+    ("Softmax", 13): _softmax,
+    ("LogSoftmax", 13): _softmax,
+    ("Hardmax", 13): _softmax,
+    ("Resize", 13): _resize,
+    ("Split", 18): _split,
+}
