@@ -18,7 +18,7 @@ from edged.errors import AlreadyExists, EdgedError, InvalidInput
 
 if TYPE_CHECKING:
     from edged.config import Reading
-    from edged.config.listing import Row
+    from edged.config.template import Row
 
 _MODE = 0o640  # who may use the daemon need not know how it is set up
 _GROUP = "edged"  # the service's, which has to read what root writes
@@ -54,8 +54,8 @@ def check(file: _File = None) -> None:
     Beside the file that is what the environment of this command says, and whether the user who asks could use the
     paths and addresses. For scripts: the exit status is 0 where nothing is wrong, otherwise 2.
     """
+    from edged.config.checking import Problem
     from edged.config.keys import dotted
-    from edged.config.origin import Problem
     from edged.daemon.preflight import preflight
 
     reading, name = _read(file)
@@ -88,15 +88,15 @@ def show(
 
     Options of edged serve, which go before both, are not known here.
     """
-    from edged.config import listing
+    from edged.config import template
 
     reading, name = _read(config)
     _warn(reading)
     reading.required()
     if json:
-        common.print_json(msgspec.json.encode({"file": name, "keys": [_fields(row) for row in listing.rows(reading)]}))
+        common.print_json(msgspec.json.encode({"file": name, "keys": [_fields(row) for row in template.rows(reading)]}))
         return
-    for line in listing.lines(reading, origin):
+    for line in template.lines(reading, origin):
         typer.echo(line)
 
 

@@ -15,7 +15,8 @@ from edged.cli import common
 from edged.errors import EdgedError, InvalidInput
 
 if TYPE_CHECKING:
-    from edged.demo.runner import Outcome, Plan
+    from edged.demo.report import Outcome
+    from edged.demo.runner import Plan
 
 
 def demo(
@@ -55,8 +56,8 @@ def demo(
     in the store. Engines that are still being built are waited for, up to a quarter of an hour longer than --seconds.
     Nothing is left behind but the files named by --json and --snapshot. Exit status 1 when something did not hold.
     """
-    from edged.demo import summary
     from edged.demo.runner import Plan
+    from edged.demo.view import render
 
     if model is not None and not model.is_file():
         raise InvalidInput(f"there is no model file {str(model)!r}")
@@ -69,7 +70,7 @@ def demo(
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(outcome.report)) + b"\n")
     files = tuple(path for path in (snapshot, json) if path is not None and path.exists())
-    common.out.print(summary.render(outcome, files), soft_wrap=True)
+    common.out.print(render(outcome, files), soft_wrap=True)
     if outcome.report.problems:
         raise EdgedError("; ".join(outcome.report.problems))
 

@@ -20,9 +20,9 @@ from edged.doctor.check import Check, Result
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from edged.doctor.check import Report
     from edged.doctor.examination import Step
-    from edged.doctor.report import Report
-    from edged.doctor.visit import Wanted
+    from edged.doctor.run import Wanted
 
 _STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
 
@@ -56,11 +56,11 @@ def doctor(
 
     Exit status: 0 nothing is wrong, 1 something is, 2 the arguments are.
     """
-    from edged.doctor.visit import examine
+    from edged.doctor.run import run_checks
 
     wanted = _wanted(model, config, state, cache, root, seconds, target)
     with _telling() as tell:
-        report = asyncio.run(examine(wanted, tell))
+        report = asyncio.run(run_checks(wanted, tell))
     is_ok = report.is_ok(strict=strict)
     if json:
         common.print_json(msgspec.json.encode({"ok": is_ok, "checks": report.checks, "left_out": report.left_out}))
@@ -89,7 +89,7 @@ def _wanted(
     """What the options mean. InvalidInput where they cannot be, ConfigError for a configuration that cannot be read."""
     from edged import config as configuration
     from edged.doctor import daemon
-    from edged.doctor.visit import Wanted
+    from edged.doctor.run import Wanted
 
     if root is not None and not root.is_dir():
         raise InvalidInput(f"there is no directory {root}")

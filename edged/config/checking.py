@@ -2,15 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from edged.config.hints import allowed, item_of, struct_of, value_of
-from edged.config.keys import Path, Table, dotted, tables, without_index
-from edged.config.nearest import advice
-from edged.config.words import shown
+from edged.config.keys import (
+    Path,
+    Table,
+    allowed,
+    dotted,
+    either,
+    item_of,
+    shown,
+    struct_of,
+    tables,
+    value_of,
+    without_index,
+)
 from edged.decoding import ready
+
+_CLOSE = 0.66  # of 1, how much alike two names are for one to be meant by the other
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name that is most like one; empty where none is. Hyphens and capitals make no difference."""
+    known = list(names)
+    plain = {each.lower(): each for each in reversed(known)}
+    found = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=1, cutoff=_CLOSE)
+    return plain[found[0]] if found else ""
+
+
+def advice(name: str, table: Path, root: Table) -> str:
+    """What to write instead of a name that a table does not have: that table's, or another's which has it."""
+    here = next(each for each in root.walk() if each.path == table)
+    close = nearest(name, here.names)
+    elsewhere = [each for each in root.walk() if name in each.names and each is not here]
+    if elsewhere:
+        belongs = f"it is a key of {_told(elsewhere)}"
+        return f"{belongs}; did you mean `{close}` here?" if close else belongs
+    if close:
+        return f"did you mean `{close}`?"
+    for other in root.walk():
+        found = nearest(name, other.names)
+        if found:
+            return f"did you mean `{found}` of {_told([other])}?"
+    return f"there are {', '.join(here.names)}"
+
+
+def _told(tables: Sequence[Table]) -> str:
+    at_top = ["the top of the file, before any table"] if any(not each.path for each in tables) else []
+    return either([*(f"[{dotted(each.path)}]" for each in tables if each.path), *at_top])
+
+
+Kind: TypeAlias = Literal["default", "file", "environment", "command line"]
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a value was set: in the line of a file, 0 where that cannot be told; by a variable; by an option."""
+
+    kind: Kind = "default"
+    name: str = ""  # the file, the variable, the option
+    line: int = 0
+
+    def __str__(self) -> str:
+        if not self.name:
+            return self.kind
+        return f"{self.name}:{self.line}" if self.line else self.name
+
+
+DEFAULT = Origin()
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong, in one line. `key` is empty where it is about no key; a message may begin with it."""
+
+    origin: Origin
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.origin}: " if self.origin != DEFAULT else ""
+        key = "" if self.message.startswith(self.key) else f"{self.key}: "
+        return " ".join(f"{where}{key}{self.message}".split())
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What one place says: values as TOML has them, and where each was found."""
+
+    tree: dict[str, object] = {}
+    places: Mapping[Path, Origin] = {}
+    whole: Origin = DEFAULT  # for what has no place of its own
+
+    def has(self, path: Path) -> bool:
+        """Whether it says something of a key; of what is in a list, as far as it has that list."""
+        inner: object = self.tree
+        for name in path:
+            if not isinstance(inner, dict):
+                return False
+            if name not in inner:
+                return without_index(name) in inner
+            inner = inner[name]
+        return True
+
+    def origin(self, path: Path) -> Origin:
+        """Where it says something of a key, or of the nearest table around it whose place is known."""
+        for length in range(len(path), 0, -1):
+            whole_list = (*path[: length - 1], without_index(path[length - 1]))
+            place = self.places.get(path[:length]) or self.places.get(whole_list)
+            if place is not None:
+                return place
+        return self.whole
 
 
 class Fault(msgspec.Struct, frozen=True):

@@ -10,11 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from edged.config.checking import faults
-from edged.config.hints import choices, core, item_of
-from edged.config.keys import Path, Table, dotted, tables, variable
-from edged.config.nearest import nearest
-from edged.config.origin import Origin, Problem, Source
+from edged.config.checking import Origin, Problem, Source, faults, nearest
+from edged.config.keys import Path, Table, choices, core, dotted, item_of, tables, variable
 
 _PREFIX = "EDGED_"
 # What other parts of edged, clients above all, read under these names. A test holds it against the sources.

@@ -3,17 +3,148 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import json
+import math
 import re
+import types
 import typing
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator
+from inspect import getdoc
+from typing import Annotated, TypeAlias
 
 import msgspec
+import msgspec.inspect
 
-from edged.config.hints import allowed, struct_of, value_of
 from edged.config.schema import Config
-from edged.config.words import key as quoted
+
+_SHOWN = 60  # characters of a wrong value that are repeated
+
+
+def toml(value: object) -> str:
+    """A value as TOML writes it; tables inline, and None, which TOML does not have, as an empty text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's, but with letters as they are (TOML has no surrogates) and no bare DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, msgspec.Struct):
+        return toml(
+            {name: getattr(value, name) for name in value.__struct_fields__ if getattr(value, name) is not None}
+        )
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key(name)} = {toml(each)}" for name, each in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    return "" if value is None else str(value)
+
+
+def key(name: object) -> str:
+    """A name as TOML has it before an equals sign: bare where that is possible, otherwise in quotes."""
+    text = str(name)
+    is_bare = bool(text) and text.isascii() and text.replace("_", "").replace("-", "").isalnum()
+    return text if is_bare else toml(text)
+
+
+def shown(value: object) -> str:
+    """A value that somebody wrote, in one line that is not too long."""
+    if isinstance(value, dict):
+        return "a table"
+    try:
+        text = toml(value)
+    except RecursionError:  # dotted keys nest tables in a list as deep as one likes
+        return "a list that is nested too deep"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def either(words: Iterable[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def core(hint: object) -> object:
+    """A type without what is annotated, and without None."""
+    if typing.get_origin(hint) is Annotated:
+        return core(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        others = [each for each in typing.get_args(hint) if each is not type(None)]
+        return core(others[0]) if len(others) == 1 else hint
+    return hint
+
+
+def struct_of(hint: object) -> type[msgspec.Struct] | None:
+    """The struct that a type is, or may be; None where it is another type."""
+    inner = core(hint)
+    return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
+
+
+def item_of(hint: object) -> object:
+    """The type of what is in a list; None where it is no list."""
+    inner = core(hint)
+    return typing.get_args(inner)[0] if typing.get_origin(inner) in (tuple, list) else None
+
+
+def value_of(hint: object) -> object:
+    """The type of the values in a table whose names the user chooses; None where it is none."""
+    inner = core(hint)
+    return typing.get_args(inner)[1] if typing.get_origin(inner) is dict else None
+
+
+def choices(hint: object) -> tuple[object, ...]:
+    """The values that there are, in the order of the schema; none where they cannot be counted."""
+    inner = core(hint)
+    return typing.get_args(inner) if typing.get_origin(inner) is typing.Literal else ()
+
+
+def allowed(hint: object) -> str:
+    """What a value of a type must be, after "expected"."""
+    if found := choices(hint):
+        return either(map(toml, found))
+    if item_of(hint) is not None:
+        return f"a list, each {allowed(item_of(hint))}"
+    if value_of(hint) is not None:
+        return f"a table, each value {allowed(value_of(hint))}"
+    return _plain(msgspec.inspect.type_info(hint))
+
+
+def _plain(kind: msgspec.inspect.Type) -> str:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _plain(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return either(_plain(each) for each in kind.types if not isinstance(each, msgspec.inspect.NoneType))
+    if isinstance(kind, msgspec.inspect.IntType):
+        least = kind.ge if kind.gt is None else kind.gt + 1
+        most = kind.le if kind.lt is None else kind.lt - 1
+        return _ranged("a whole number", least, most)
+    if isinstance(kind, msgspec.inspect.FloatType):
+        return _ranged("a number", kind.ge, kind.le, kind.gt, kind.lt)
+    if isinstance(kind, msgspec.inspect.StrType):
+        return "a text in quotes" + (f" that looks like {kind.pattern}" if kind.pattern else "")
+    return "true or false" if isinstance(kind, msgspec.inspect.BoolType) else "a table"
+
+
+def _ranged(
+    what: str,
+    least: float | None,
+    most: float | None,
+    above: float | None = None,
+    below: float | None = None,
+) -> str:
+    if least is not None and most is not None:
+        return f"{what} from {_number(least)} to {_number(most)}"
+    if above is not None and most is not None:
+        return f"{what} above {_number(above)}, {_number(most)} at most"
+    limits = {"at least": least, "above": above, "at most": most, "below": below}
+    bounds = [f"{word} {_number(limit)}" for word, limit in limits.items() if limit is not None]
+    return f"{what}, {' and '.join(bounds)}" if bounds else what
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else repr(value)
+
 
 Path: TypeAlias = tuple[str, ...]  # of names, from the top of the file
 
@@ -68,7 +199,7 @@ class Table(msgspec.Struct, frozen=True):
     @property
     def meaning(self) -> str:
         """Its docstring, in one line."""
-        return " ".join((inspect.getdoc(self.kind) or "").split())
+        return " ".join((getdoc(self.kind) or "").split())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,7 +220,7 @@ def dotted(path: Path) -> str:
 
 def _written(name: str) -> str:
     found = _INDEXED.fullmatch(name)
-    return quoted(found[1]) + found[2] if found else quoted(name)
+    return key(found[1]) + found[2] if found else key(name)
 
 
 def without_index(name: str) -> str:

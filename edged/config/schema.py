@@ -15,7 +15,7 @@ from msgspec import Meta
 from edged.config.access import Access, Tls
 from edged.config.limits import AdmissionLimits, HostLimits, Limits
 from edged.confinement.rules import Mode
-from edged.logs.options import LogOptions
+from edged.logs.output import LogOptions
 
 ModelControl: TypeAlias = Literal["poll", "none", "explicit"]
 

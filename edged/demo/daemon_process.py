@@ -43,7 +43,7 @@ class DaemonProcess:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._child = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "edged.demo.leash", "serve"),
+                    *(sys.executable, "-m", "edged.demo.run_with_parent", "serve"),
                     *("--model", f"{name}={model}", "--listen", self.address),
                     *("--state", str(folder / "state"), "--cache", str(folder / "cache")),
                 ],

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from edged.client import AsyncClient
 from edged.client.result import Result
-from edged.demo import report, snapshot
 from edged.demo.cameras import DemoCamera, open_camera
 from edged.demo.daemon_process import DaemonProcess, running, scratch
-from edged.demo.life import Life
-from edged.demo.story import Story
-from edged.demo.tally import CameraTally, Tally
-from edged.demo.view import View
+from edged.demo.life import Life, Story
+from edged.demo.report import CameraTally, Outcome, Tally, make_report
+from edged.demo.view import MAX_TILES, View, paint_snapshot
 from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Prediction
 
@@ -47,15 +45,6 @@ class Plan:
         return self.model is None and self.source is None
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The report, and the two lives it is about."""
-
-    report: report.Report
-    cold: Life
-    warm: Life
-
-
 Done = Callable[[float, float], bool]
 """Whether a life has shown what it should, by seconds since the launch and seconds of streaming."""
 
@@ -79,7 +68,7 @@ async def run(plan: Plan, view: View) -> Outcome:
         if not cold.problem:
             view.heading("restart, with what is in the store")
             await _live(_Stage(plan, tally, warm, Story(warm, cold), view, plan.snapshot), folder, is_back)
-    return Outcome(report.make(tally, cold, warm, swap_due=plan.model is None), cold, warm)
+    return Outcome(make_report(tally, cold, warm, swap_due=plan.model is None), cold, warm)
 
 
 async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
@@ -190,11 +179,11 @@ class _Stage:
     async def _paint(self, client: AsyncClient, cameras: Sequence[DemoCamera], path: Path) -> None:
         """The newest picture of each camera, asked for once more and painted."""
         seen = []
-        for camera in cameras[: snapshot.MOST]:
+        for camera in cameras[:MAX_TILES]:
             if camera.newest is not None:
                 seen.append((camera.newest, await client.infer(self.name, camera.newest, camera=camera.name)))
         if seen:
-            jpeg = await asyncio.to_thread(snapshot.paint, seen)
+            jpeg = await asyncio.to_thread(paint_snapshot, seen)
             path.write_bytes(jpeg)
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
+import cv2
+import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from edged.api_types import EngineInfo
-from edged.demo.life import Life, cosine, title
-from edged.demo.story import Line
-from edged.demo.tally import Tally
+from edged.client.frames import Picture, read_picture
+from edged.client.result import Result
+from edged.demo.life import Life, Line, answering, cosine, outcome, title
+from edged.demo.report import IOU, SCORE, Outcome, Report, Tally
+from edged.vision.draw import annotate, encode_jpeg
+from edged.vision.image import Image, decode
 
 _PLAIN_S = 2.0
 _MOST_CAMERAS = 12  # rows; a terminal has about 24
@@ -152,3 +159,95 @@ def _more(tally: Tally) -> list[str]:
 def _engine_row(engine: EngineInfo) -> tuple[str, str, str]:
     speed = "" if engine.speed is None else f"{engine.speed:.1f}x"
     return title(engine), engine.state, speed
+
+
+_LABEL = 9  # characters
+
+
+def render(result: Outcome, files: tuple[Path, ...]) -> Text:
+    """What was seen in both lives, the figures, and that everything held unless there are problems, which are told as
+    errors are. `files` are those that were written."""
+    report = result.report
+    lines = [
+        Text(),
+        *_events("start", result.cold, None),
+        *_events("restart", result.warm, result.cold),
+        *_others(result.warm if result.warm.engines else result.cold),
+        *_figures(report),
+        *(_line("wrote", str(path)) for path in files),
+        *([] if report.problems else [Text(), _verdict(report)]),
+    ]
+    return Text("\n").join(lines)
+
+
+def _events(label: str, life: Life, before: Life | None) -> Iterator[Text]:
+    for key, at in life.first_by.items():
+        yield _line(label, Text.assemble((f"{at:.1f} s  ", "cyan"), answering(life, key, before)))
+        label = ""
+
+
+def _others(life: Life) -> Iterator[Text]:
+    """Engines that do not serve."""
+    for engine in life.engines:
+        if engine.state in ("rejected", "failed"):
+            yield _line("not used", Text(outcome(engine), "red"))
+        elif engine.state == "ready":
+            yield _line("reserve", outcome(engine))
+
+
+def _figures(report: Report) -> Iterator[Text]:
+    yield _line(
+        "frames",
+        f"{report.frames_sent} sent = {report.frames_answered} answered"
+        f" + {report.frames_skipped} skipped (overtaken by newer ones) + {report.frames_failed} failed",
+    )
+    yield _line("rate", f"{report.fps:.1f} answers a second; {_many(report.cameras, 'camera')}, {report.seconds:.0f} s")
+    if report.p50_ms is not None and report.p99_ms is not None:
+        yield _line("age", f"p50 {report.p50_ms:.1f} ms, p99 {report.p99_ms:.1f} ms from capture to answer")
+    if report.precision is not None and report.recall is not None:
+        found = f"precision {report.precision:.3f}, recall {report.recall:.3f} against what was drawn"
+        yield _line("found", f"{found} (IoU {IOU:g}, score {SCORE:g})")
+
+
+def _verdict(report: Report) -> Text:
+    none = "no frame failed, no engine is faster here than the unoptimised one"
+    swaps = f"{_many(report.swaps, 'swap')} without a failed frame" if report.swaps else none
+    return Text(f"Everything held: {swaps}, and the restart built nothing.", "bold green")
+
+
+def _line(label: str, words: Text | str) -> Text:
+    return Text.assemble((f"{label:<{_LABEL}}", "dim"), words)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+MAX_TILES = 9  # cameras on one picture
+_TILE_WIDTH = 640
+
+
+def paint_snapshot(seen: Iterable[tuple[Picture, Result]]) -> bytes:
+    """A JPEG with the annotated pictures side by side, each at most 640 pixels wide where there are several."""
+    tiles = [_tile(picture, result) for picture, result in seen]
+    return encode_jpeg(tiles[0] if len(tiles) == 1 else _mosaic(tiles))
+
+
+def _tile(picture: Picture, result: Result) -> Image:
+    image = picture if isinstance(picture, np.ndarray) else decode(read_picture(picture))
+    image = cv2.cvtColor(image, cv2.COLOR_GRAY2BGR).astype(np.uint8) if image.ndim == 2 else image
+    caption = f"{result.camera}  {result.backend}  {result.timings.infer_ms:.1f} ms"
+    return annotate(image, result.boxes(), result.labels(), caption)
+
+
+def _mosaic(tiles: Sequence[Image]) -> Image:
+    """Row by row, as square as it can be; every tile has the size of the first, what is left over stays dark."""
+    columns = math.ceil(math.sqrt(len(tiles)))
+    rows = math.ceil(len(tiles) / columns)
+    width = min(_TILE_WIDTH, tiles[0].shape[1])
+    height = max(1, round(tiles[0].shape[0] * width / tiles[0].shape[1]))
+    canvas = np.full((rows * height, columns * width, 3), 24, np.uint8)
+    for number, tile in enumerate(tiles):
+        y, x = number // columns * height, number % columns * width
+        canvas[y : y + height, x : x + width] = cv2.resize(tile, (width, height), interpolation=cv2.INTER_AREA)
+    return canvas

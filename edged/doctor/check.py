@@ -105,3 +105,21 @@ def unknown(name: Name, message: str, subject: str = "", remedy: str = "") -> Ch
 def _one_line(text: str) -> str:
     printable = "".join(char if char.isprintable() else " " for char in text)
     return " ".join(printable.split())
+
+
+_BAD = {False: (Result.WRONG,), True: (Result.WRONG, Result.WARNING)}
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The checks in the order of their names. `left_out` says in a line each what was not looked at, and why."""
+
+    checks: tuple[Check, ...]
+    left_out: tuple[str, ...] = ()
+
+    def is_ok(self, *, strict: bool = False) -> bool:
+        """Whether nothing is wrong; with `strict` warnings count as well. What is unknown never does."""
+        return not any(check.result in _BAD[strict] for check in self.checks)
+
+    def counts(self) -> dict[str, int]:
+        """How many checks there are of each result."""
+        return {result.value: sum(check.result is result for check in self.checks) for result in Result}

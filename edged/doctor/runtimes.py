@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from edged import packages
 from edged.backends import registry
 from edged.config.limits import Limits
@@ -166,3 +168,62 @@ def _up_to(what: str, most: int) -> str:
 
 def _reinstall(package: str) -> str:
     return packages.install(package, option="--force-reinstall")
+
+
+_EXTRA_SECONDS = 90.0
+_EXTRA_TRIAL = Limits(seconds=_EXTRA_SECONDS, memory_mb=2048)
+
+
+class Extra(msgspec.Struct, frozen=True):
+    """An optional part of edged by the name that pip knows it by: the modules that it is made of, what it is for."""
+
+    name: str
+    modules: tuple[str, ...]
+    purpose: str
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The modules whose packages are not installed. Nothing is imported."""
+        return tuple(module for module in self.modules if not packages.is_installed(module))
+
+
+EXTRAS = (
+    Extra("media", ("av",), "video files and network cameras"),
+    Extra("mqtt", ("paho.mqtt.client",), "results over MQTT"),
+    Extra("http", ("uvicorn", "h11"), "clients that speak HTTP"),
+    Extra("tracking", ("supervision", "trackers"), "tracker ids"),
+)
+
+
+def steps() -> list[Step]:
+    """One for each extra."""
+    return [_step(extra) for extra in EXTRAS]
+
+
+def judge_extra(extra: Extra, refusal: str | None) -> Check:
+    """Judges one: `refusal` is why it does not load, empty where it does, None where it was not tried."""
+    if refusal is None:
+        said = f"not installed; it is for {extra.purpose}"
+        return unknown(Name.EXTRA, said, extra.name, packages.install_extra(extra.name))
+    if refusal:
+        said = f"it is installed and does not load, which {extra.purpose} need: {refusal}"
+        again = packages.install(*_packages(extra), option="--force-reinstall")
+        return wrong(Name.EXTRA, said, again, extra.name)
+    return ok(Name.EXTRA, f"it loads; it is for {extra.purpose}", extra.name)
+
+
+def _step(extra: Extra) -> Step:
+    async def ask() -> list[Check]:
+        if extra.missing:
+            return [judge_extra(extra, None)]
+        try:
+            await run(jobs.ImportPackage(extra.modules), jobs.Done, _EXTRA_TRIAL)
+        except EdgedError as error:
+            return [judge_extra(extra, str(error))]
+        return [judge_extra(extra, "")]
+
+    return Step(Name.EXTRA, extra.name, ask, _EXTRA_SECONDS, is_heavy=not extra.missing)
+
+
+def _packages(extra: Extra) -> tuple[str, ...]:
+    return tuple("paho-mqtt" if module.startswith("paho") else module.partition(".")[0] for module in extra.modules)

@@ -10,6 +10,6 @@ overheard.py   what children print, as log lines of their name
 setup.py       makes the process's loggers so, and changes them
 """
 
-from edged.logs.options import LogOptions as LogOptions
-from edged.logs.setup import heed as heed
-from edged.logs.setup import start as start
+from edged.logs.output import LogOptions as LogOptions
+from edged.logs.output import heed as heed
+from edged.logs.output import start as start

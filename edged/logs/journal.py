@@ -12,8 +12,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
-from edged.logs.fields import about
-from edged.logs.formats import priority
+from edged.logs.formats import about, priority
 
 SOCKET = "/run/systemd/journal/socket"
 _SECONDS = 0.05  # that a journal which is behind may keep us waiting

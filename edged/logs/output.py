@@ -8,12 +8,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TextIO
+from types import TracebackType
+from typing import Annotated, Literal, TextIO, TypeAlias
+
+import msgspec
+from msgspec import Meta
 
 from edged.logs.formats import JsonLines, PriorityLines, TextLines
 from edged.logs.journal import Journal, goes_there
-from edged.logs.options import Format
 from edged.logs.repetition import Repetition
+
+Format: TypeAlias = Literal["auto", "text", "json", "journal"]
+Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
+class LogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the daemon says, and how."""
+
+    format: Annotated[
+        Format,
+        Meta(
+            description='"text" is for people; "json" is one object a line; "journal" goes to systemd\'s journal, with'
+            ' fields to search by; "auto" is "journal" where standard error goes there, and otherwise "text".'
+        ),
+    ] = "auto"
+    level: Annotated[
+        Level, Meta(description='From which level on; "debug" adds every call, with its outcome and time.')
+    ] = "info"
+
 
 _FORMATTERS: dict[Format, Callable[[], logging.Formatter]] = {
     "text": TextLines,
@@ -96,3 +118,39 @@ class Output(logging.Handler):
         """The handler's own lock, under which `emit` is called."""
         assert self.lock is not None
         return self.lock
+
+
+_OURS = "edged"
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LOG = logging.getLogger(_OURS)
+
+
+def start(options: LogOptions | None = None) -> Output:
+    """For a process that is the daemon: everything that anybody logs in it goes to its standard error, in one form."""
+    output = Output()
+    logging.basicConfig(handlers=[output], force=True)
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_failed
+    heed(options or LogOptions())
+    return output
+
+
+def heed(options: LogOptions) -> None:
+    """Puts options in force; a process whose log is not ours keeps its form."""
+    root = logging.getLogger()
+    for handler in root.handlers:
+        if isinstance(handler, Output):
+            handler.shape(options.format)
+    # Libraries tell of every step at lower levels: what edged says of itself is what is asked for.
+    root.setLevel(max(_LEVELS[options.level], logging.INFO))
+    _LOG.setLevel(_LEVELS[options.level])
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    if failed.exc_type is SystemExit:
+        return
+    error: tuple[type[BaseException], BaseException, TracebackType | None] | None = None
+    if failed.exc_value is not None:
+        error = failed.exc_type, failed.exc_value, failed.exc_traceback
+    name = failed.thread.name if failed.thread is not None else "without a name"
+    _LOG.error("the thread %s ended with an unexpected error", name, exc_info=error)

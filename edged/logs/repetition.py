@@ -11,7 +11,7 @@ import logging
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from edged.logs.fields import about, which
+from edged.logs.formats import about, which
 
 _MOST = 256  # kinds that are known at a time; before one more, the oldest has its say
 # Here every line tells of a decision, made once and not for each frame or request: only the very same line is repeated.

@@ -13,7 +13,7 @@ from edged import process
 from edged.confinement.rules import Reach
 from edged.ipc.arena import Arena
 from edged.ipc.sockets import HostSocket
-from edged.logs.overheard import ChildLogForwarder, Pipe
+from edged.logs.child_output import ChildLogForwarder, Pipe
 from edged.serving import memory
 
 _STOP_SECONDS = 3.0

@@ -19,7 +19,7 @@ from edged import process
 from edged.confinement import settings
 from edged.decoding import ready
 from edged.ipc import track_messages as m
-from edged.logs.overheard import ChildLogForwarder, Pipe
+from edged.logs.child_output import ChildLogForwarder, Pipe
 
 Ids = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from edged.config import Config, Frigate, Http, Zmq, load
 from edged.config.checking import contradictions, faults
 from edged.config.keys import dotted, tables
 from edged.config.limits import HostLimits, Limits
-from edged.config.listing import disclosed
+from edged.config.template import disclosed
 from edged.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edged.config import Config, Engines, Frigate, Reading, load, read
-from edged.config.origin import Origin
+from edged.config.checking import Origin
 from edged.errors import ConfigError
 
 

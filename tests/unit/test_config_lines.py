@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.config.lines import key_lines
+from edged.config.reading import key_lines
 
 FILE = '''# a comment = 1
 listen = [   # [not.a.table]

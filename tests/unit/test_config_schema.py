@@ -12,10 +12,8 @@ import pytest
 from msgspec import Meta
 
 from edged.config.environment import OTHERS, variables
-from edged.config.hints import allowed
-from edged.config.keys import Key, Table, all_keys, tables
+from edged.config.keys import Key, Table, all_keys, allowed, tables, toml
 from edged.config.schema import Config
-from edged.config.words import toml
 
 KEYS = all_keys()
 SOURCES = Path(__file__).parents[2] / "edged"

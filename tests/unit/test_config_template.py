@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from edged.config import Config, Frigate, load
-from edged.config.keys import Key, all_keys
+from edged.config.keys import Key, all_keys, toml
 from edged.config.template import template, told
-from edged.config.words import toml
 from edged.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

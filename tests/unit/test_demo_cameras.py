@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edged.client.result import Detection, Result, Timings
-from edged.demo import snapshot
 from edged.demo.cameras import FPS, HEIGHT, WIDTH, DrawnCamera, OwnCamera, Pace, open_camera
+from edged.demo.view import paint_snapshot
 from edged.errors import NotFound
 from edged.vision.draw import encode_jpeg
 from edged.vision.image import decode
@@ -94,7 +94,7 @@ def test_a_source_that_is_not_there_is_said() -> None:
 @pytest.mark.parametrize(("count", "size"), [(1, (48, 64)), (2, (48, 128)), (3, (96, 128)), (4, (96, 128))])
 def test_the_snapshot_holds_every_camera(count: int, size: tuple[int, int]) -> None:
     picture = encode_jpeg(np.full((48, 64, 3), 200, np.uint8))
-    jpeg = snapshot.paint((picture, _result(f"cam{n}")) for n in range(count))
+    jpeg = paint_snapshot((picture, _result(f"cam{n}")) for n in range(count))
     painted = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
     assert painted is not None
     assert painted.shape == (*size, 3)
@@ -102,4 +102,4 @@ def test_the_snapshot_holds_every_camera(count: int, size: tuple[int, int]) -> N
 
 def test_the_snapshot_takes_arrays_gray_ones_too() -> None:
     for shape in ((48, 64), (48, 64, 3)):
-        assert snapshot.paint([(np.full(shape, 200, np.uint8), _result("cam1"))]).startswith(b"\xff\xd8")
+        assert paint_snapshot([(np.full(shape, 200, np.uint8), _result("cam1"))]).startswith(b"\xff\xd8")

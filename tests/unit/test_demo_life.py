@@ -8,12 +8,9 @@ import msgspec
 import pytest
 
 from edged.api_types import EngineInfo, ModelInfo, Verdict
-from edged.demo import report
-from edged.demo.life import Life, is_cache_hit, title
-from edged.demo.runner import Outcome
-from edged.demo.story import Story
-from edged.demo.summary import render
-from edged.demo.tally import Tally
+from edged.demo.life import Life, Story, is_cache_hit, title
+from edged.demo.report import EngineFigures, Outcome, Tally, make_report
+from edged.demo.view import render
 
 
 def engine(key: str, state: str, latency: float | None = None, **changes: Any) -> EngineInfo:
@@ -61,11 +58,11 @@ def shown() -> tuple[Tally, Life, Life]:
 
 
 def test_the_figures_of_a_good_run() -> None:
-    made = report.make(*shown(), swap_due=True)
+    made = make_report(*shown(), swap_due=True)
     assert made.problems == ()
     assert (made.first_answer_s, made.cold_start_s, made.warm_start_s) == (0.9, 3.4, 0.8)
     assert (made.swaps, made.cache_hit, made.fps, made.p50_ms, made.p99_ms) == (1, True, 0.2, 10.0, 20.0)
-    assert made.engine == report.EngineFigures("openvino", "openvino", "serving")
+    assert made.engine == EngineFigures("openvino", "openvino", "serving")
     assert (made.frames_sent, made.frames_answered, made.frames_skipped, made.frames_failed) == (4, 2, 2, 0)
 
 
@@ -74,20 +71,20 @@ def test_a_failed_frame_is_a_problem_and_says_why() -> None:
     tally.cameras[0].on_failure(0)
     tally.cameras[0].on_closed(1)
     tally.error = "the host died (INTERNAL)"
-    assert report.make(tally, cold, warm, swap_due=True).problems == ("1 of 5 frames failed: the host died (INTERNAL)",)
+    assert make_report(tally, cold, warm, swap_due=True).problems == ("1 of 5 frames failed: the host died (INTERNAL)",)
 
 
 def test_an_account_that_does_not_add_up_is_a_problem() -> None:
     tally, cold, warm = shown()
     tally.cameras[0].answered += 1
-    assert report.make(tally, cold, warm, swap_due=True).problems == ("4 frames were sent, but 5 came back",)
+    assert make_report(tally, cold, warm, swap_due=True).problems == ("4 frames were sent, but 5 came back",)
 
 
 def test_report_box_on_which_the_unoptimised_engine_is_fastest_holds() -> None:
     tally, cold, warm = shown()
     for life in (cold, warm):
         life.look(model(0), [engine("ref", "serving", 9.0), engine("openvino", "ready", 9.5)], 5.0)
-    assert report.make(tally, cold, warm, swap_due=True).problems == ()
+    assert make_report(tally, cold, warm, swap_due=True).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -102,9 +99,9 @@ def test_without_a_swap_it_says_why_there_was_none(openvino: EngineInfo, why: st
     engines = [engine("ref", "serving", 9.0), openvino]
     cold.look(model(0), engines, 5.0)
     warm.look(model(0), engines, 2.0)
-    (problem,) = report.make(tally, cold, warm, swap_due=True).problems
+    (problem,) = make_report(tally, cold, warm, swap_due=True).problems
     assert why in problem
-    assert report.make(tally, cold, warm, swap_due=False).problems == ()
+    assert make_report(tally, cold, warm, swap_due=False).problems == ()
 
 
 def test_an_engine_made_again_is_no_cache_hit() -> None:
@@ -112,7 +109,7 @@ def test_an_engine_made_again_is_no_cache_hit() -> None:
     again = engine("openvino", "serving", 4.0, created_unix_s=2000.0)
     warm.look(model(0), [engine("ref", "ready", 9.0), again], 2.0)
     assert not is_cache_hit(cold, warm)
-    assert "not served from the store" in report.make(tally, cold, warm, swap_due=True).problems[0]
+    assert "not served from the store" in make_report(tally, cold, warm, swap_due=True).problems[0]
 
 
 def test_an_engine_that_was_not_there_before_is_no_cache_hit() -> None:
@@ -188,10 +185,10 @@ def test_a_title_names_what_is_unusual() -> None:
 
 def test_the_summary_tells_failures_apart_from_success() -> None:
     tally, cold, warm = shown()
-    good = render(Outcome(report.make(tally, cold, warm, swap_due=True), cold, warm), ()).plain
+    good = render(Outcome(make_report(tally, cold, warm, swap_due=True), cold, warm), ()).plain
     assert "Everything held: 1 swap without a failed frame" in good
     assert "4 sent = 2 answered + 2 skipped" in good
     tally.cameras[0].on_closed(1)
-    bad = render(Outcome(report.make(tally, cold, warm, swap_due=True), cold, warm), ()).plain
+    bad = render(Outcome(make_report(tally, cold, warm, swap_due=True), cold, warm), ()).plain
     assert "Everything held" not in bad
     assert "1 failed" in bad

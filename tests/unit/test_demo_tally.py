@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.demo.tally import CameraTally, Tally, percentile
+from edged.demo.report import CameraTally, Tally, percentile
 from edged.shapes import Prediction, Truth
 
 _RESULTS = st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=40)

@@ -13,12 +13,12 @@ from typer.testing import Result as Ran
 from edged.cli.app import app
 from edged.config import Engines
 from edged.device.root import Root
-from edged.doctor import clock, driver, folders, nodes, power, process_limits, system
+from edged.doctor import clock, devices, folders, power, system
 from edged.doctor.check import Check, Name, Result
 from edged.doctor.clock import Moment
+from edged.doctor.devices import Node, User
 from edged.doctor.folders import Folder
-from edged.doctor.nodes import Node, User
-from edged.doctor.process_limits import Descriptors, SharedMemory
+from edged.doctor.system import Descriptors, SharedMemory
 
 BOXES = Path(__file__).parents[1] / "fixtures" / "devices"
 DAY = 86400.0
@@ -134,7 +134,7 @@ def test_what_makes_no_sense_is_usage(line: tuple[str, ...]) -> None:
     ],
 )
 def test_driver(facts: dict[str, str], cards: dict[str, str], expected: str) -> None:
-    found = list(driver.judge(facts, cards))
+    found = list(devices.judge_driver(facts, cards))
     assert results(found)
     assert expected in said(found)
 
@@ -142,12 +142,12 @@ def test_driver(facts: dict[str, str], cards: dict[str, str], expected: str) -> 
 def test_cards_are_found_with_who_has_them(tmp_path: Path) -> None:
     device = "sys/bus/pci/devices/0000:01:00.0"
     root = box(tmp_path, {f"{device}/vendor": "0x10de", f"{device}/class": "0x030000"})
-    assert driver.cards(root) == {"0000:01:00.0": ""}
+    assert devices.cards(root) == {"0000:01:00.0": ""}
     (tmp_path / "sys/bus/pci/drivers/nouveau").mkdir(parents=True)
     (tmp_path / device / "driver").symlink_to("../../../../bus/pci/drivers/nouveau")
-    assert driver.cards(root) == {"0000:01:00.0": "nouveau"}
+    assert devices.cards(root) == {"0000:01:00.0": "nouveau"}
     box(tmp_path, {f"{device}/class": "0x0c0330"})  # the USB controller on the card
-    assert driver.cards(root) == {}
+    assert devices.cards(root) == {}
 
 
 # -- nodes ----------------------------------------------------------------------------------------------------------
@@ -165,13 +165,13 @@ def test_cards_are_found_with_who_has_them(tmp_path: Path) -> None:
     ],
 )
 def test_who_may_use_a_node(mode: int, uid: int, gid: int, user: User, may: bool) -> None:
-    assert nodes.may_use(Node("dev/nvmap", 0o20000 | mode, uid, gid, "video"), user) is may
+    assert devices.may_use(Node("dev/nvmap", 0o20000 | mode, uid, gid, "video"), user) is may
 
 
 def test_a_node_that_may_not_be_opened_says_which_group() -> None:
     gpu = Node("dev/dri/renderD128", 0o20660, 0, 104, "render")
     camera = Node("dev/video0", 0o20660, 0, 105, "video", is_camera=True)
-    found = list(nodes.judge([gpu, camera], CAMERA_USER, {}))
+    found = list(devices.judge_nodes([gpu, camera], CAMERA_USER, {}))
     assert results(found) == ["wrong", "warning"]
     assert found[0].subject == "/dev/dri/renderD128"
     assert "usermod -aG render edge" in found[0].remedy
@@ -180,17 +180,19 @@ def test_a_node_that_may_not_be_opened_says_which_group() -> None:
 def test_nodes_are_found_below_a_root(tmp_path: Path) -> None:
     root = box(tmp_path, {"dev/nvhost-ctrl-gpu": "", "dev/video0": "", "dev/null": "", "dev/dri/renderD128": ""})
     (tmp_path / "dev/nvhost-ctrl-gpu").chmod(0o600)
-    found = nodes.nodes(root, CAMERA_USER)
+    found = devices.nodes(root, CAMERA_USER)
     assert {(node.path, node.is_camera) for node in found} == {
         ("dev/nvhost-ctrl-gpu", False),
         ("dev/dri/renderD128", False),
         ("dev/video0", True),
     }
-    assert "wrong /dev/nvhost-ctrl-gpu: edge may not read and write" in said(nodes.judge(found, CAMERA_USER, {}))
+    assert "wrong /dev/nvhost-ctrl-gpu: edge may not read and write" in said(
+        devices.judge_nodes(found, CAMERA_USER, {})
+    )
 
 
 def test_a_card_without_its_node_is_a_container_without_its_card() -> None:
-    found = list(nodes.judge([], CAMERA_USER, {"gpu.0.pci": "0000:01:00.0"}))
+    found = list(devices.judge_nodes([], CAMERA_USER, {"gpu.0.pci": "0000:01:00.0"}))
     assert results(found) == ["wrong", "unknown"]
     assert "--gpus all" in found[0].remedy
 
@@ -337,7 +339,7 @@ def test_kernel_settings(tmp_path: Path, setting: str, value: int, expected: str
     ],
 )
 def test_descriptors(known: Descriptors, expected: Result) -> None:
-    assert process_limits.judge_descriptors(known).result is expected
+    assert system.judge_descriptors(known).result is expected
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ def test_descriptors(known: Descriptors, expected: Result) -> None:
     ],
 )
 def test_shared_memory(known: SharedMemory, expected: list[str]) -> None:
-    assert results(process_limits.shared_memory(known, 512)) == expected
+    assert results(system.shared_memory(known, 512)) == expected
 
 
 # -- clock ----------------------------------------------------------------------------------------------------------

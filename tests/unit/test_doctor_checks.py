@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edged.doctor.check import Check, Name, Result, ok, unknown, warning, wrong
+from edged.doctor.check import Check, Name, Report, Result, ok, unknown, warning, wrong
 from edged.doctor.examination import Examination, Step, in_thread, plain
-from edged.doctor.report import Report
 from edged.errors import BuildFailed
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "doctor.md"

@@ -17,7 +17,7 @@ from edged.api_types import AlarmInfo, Composition, DeviceInfo, EngineInfo, Mode
 from edged.backends import one_node
 from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
-from edged.doctor import daemon, engines, extras, models, runtimes
+from edged.doctor import daemon, models, runtimes
 from edged.doctor.check import Check, Result
 from edged.engines.admission.examination import Admission
 from edged.errors import EngineUnusable, InvalidInput, NotReady, Unsupported
@@ -176,11 +176,11 @@ def test_a_model_against_runtimes(
 
 
 def test_extras() -> None:
-    extra = extras.Extra("media", ("av", "nonesuch.inner"), "files")
+    extra = runtimes.Extra("media", ("av", "nonesuch.inner"), "files")
     assert "nonesuch.inner" in extra.missing
-    assert said([extras.judge(extra, None)]).startswith("unknown media: not installed")
-    assert said([extras.judge(extra, "")]).startswith("ok media: ")
-    assert said([extras.judge(extra, "libx is missing")]).startswith("wrong media: ")
+    assert said([runtimes.judge_extra(extra, None)]).startswith("unknown media: not installed")
+    assert said([runtimes.judge_extra(extra, "")]).startswith("ok media: ")
+    assert said([runtimes.judge_extra(extra, "libx is missing")]).startswith("wrong media: ")
 
 
 # -- daemon ---------------------------------------------------------------------------------------------------------
@@ -325,28 +325,28 @@ REFERENCE = engine(level="none", latency_ms=10.0)
     ],
 )
 def test_engines(found: list[EngineInfo], expected: str) -> None:
-    assert expected in said(engines.standing("m", found, by_daemon=False))
+    assert expected in said(models.standing("m", found, by_daemon=False))
 
 
 @pytest.mark.parametrize("state", ["absent", "queued", "building", "verifying"])
 def test_engines_that_a_daemon_is_about_to_make_are_no_warning(state: str) -> None:
-    (alone,) = engines.standing("m", [REFERENCE, engine(state)], by_daemon=True)
+    (alone,) = models.standing("m", [REFERENCE, engine(state)], by_daemon=True)
     assert alone.result is Result.UNKNOWN
-    (other,) = engines.standing("m", [REFERENCE, engine("serving", "basic"), engine(state)], by_daemon=True)
+    (other,) = models.standing("m", [REFERENCE, engine("serving", "basic"), engine(state)], by_daemon=True)
     assert other.result is Result.OK
 
 
 def test_engines_that_a_daemon_makes_by_command_alone_name_the_command() -> None:
-    first, *_ = engines.standing("m", [REFERENCE, engine("absent", reason="by command")], by_daemon=True)
+    first, *_ = models.standing("m", [REFERENCE, engine("absent", reason="by command")], by_daemon=True)
     assert (first.result, first.remedy) == (Result.WARNING, "edged engines rebuild --engine absentall000")
 
 
 def test_nodes_that_run_elsewhere_are_named() -> None:
     made = Composition(fallback=("2 NonMaxSuppression run on the CPU (2 of 90 nodes)",))
-    found = engines.placement("m", [engine("serving", device="cuda:0", composition=made), engine("ready", "basic")])
+    found = models.placement("m", [engine("serving", device="cuda:0", composition=made), engine("ready", "basic")])
     assert (found.result, "2 NonMaxSuppression run on the CPU" in found.message) == (Result.WARNING, True)
-    assert engines.placement("m", []).result is Result.UNKNOWN
-    assert engines.placement("m", [engine(composition=Composition(nodes={"CPU": {"Conv": 3}}))]).result is Result.OK
+    assert models.placement("m", []).result is Result.UNKNOWN
+    assert models.placement("m", [engine(composition=Composition(nodes={"CPU": {"Conv": 3}}))]).result is Result.OK
 
 
 @pytest.mark.parametrize(
@@ -360,14 +360,14 @@ def test_nodes_that_run_elsewhere_are_named() -> None:
     ],
 )
 def test_latency_is_judged_against_the_reference(found: EngineInfo, expected: Result) -> None:
-    assert engines.latency("m", [found], ()).result is expected
+    assert models.latency("m", [found], ()).result is expected
 
 
 def test_an_alarm_about_pace_is_about_latency() -> None:
     alarm = AlarmInfo("slow", "inference takes 50 ms instead of 5 ms", "m", "", 1.0)
-    assert engines.latency("m", [engine()], [alarm]).result is Result.WRONG
+    assert models.latency("m", [engine()], [alarm]).result is Result.WRONG
     other = msgspec.structs.replace(alarm, model="another")
-    assert engines.latency("m", [engine()], [other]).result is Result.OK
+    assert models.latency("m", [engine()], [other]).result is Result.OK
 
 
 @pytest.mark.parametrize(
@@ -382,14 +382,14 @@ def test_an_alarm_about_pace_is_about_latency() -> None:
     ],
 )
 def test_figures_near_their_bounds(figures: dict[str, float], near: list[str]) -> None:
-    assert [figure for figure, _, _ in engines.close(figures, TOLERANCES["fp32"])] == near
+    assert [figure for figure, _, _ in models.close(figures, TOLERANCES["fp32"])] == near
 
 
 def test_drift_goes_by_the_model_s_own_bounds() -> None:
     found = [engine(verdict=Verdict(True, "", {"relative_l2": 1e-3})), REFERENCE]
-    assert said(engines.drift("m", found, {})).startswith("ok m: all figures of 1 accepted")
-    assert said(engines.drift("m", found, {"verify.relative_l2": "0.0011"})).startswith("warning m: engine ")
-    assert said(engines.drift("m", [REFERENCE], {})).startswith("unknown")
+    assert said(models.drift("m", found, {})).startswith("ok m: all figures of 1 accepted")
+    assert said(models.drift("m", found, {"verify.relative_l2": "0.0011"})).startswith("warning m: engine ")
+    assert said(models.drift("m", [REFERENCE], {})).startswith("unknown")
 
 
 def made_of(shape: tuple[int | str, ...], **settings: str) -> Model:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from edged.logs.overheard import ChildLogForwarder, Pipe, level
+from edged.logs.child_output import ChildLogForwarder, Pipe, level
 
 
 @pytest.mark.parametrize(

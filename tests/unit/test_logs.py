@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from edged import logs
-from edged.logs.fields import about
-from edged.logs.formats import JsonLines, PriorityLines, TextLines, priority
+from edged.logs.formats import JsonLines, PriorityLines, TextLines, about, priority
 from edged.logs.journal import Journal, goes_there
 from edged.logs.output import Output
 

@@ -1,5 +1,7 @@
-"""`python -m edged.demo.leash serve ...`: the same as `python -m edged serve ...`, but killed with whoever started it,
-so that a demonstration that is itself killed leaves no daemon running."""
+"""Run `python -m edged` so that it is killed with the process that started it.
+
+`python -m edged.demo.run_with_parent serve ...`: a demonstration that is itself killed leaves no daemon running.
+"""
 
 from __future__ import annotations
 

@@ -2,26 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from edged.api_types import AlarmInfo, EngineInfo, ModelInfo
 from edged.backends import registry
+from edged.config import Engines
 from edged.config.limits import Limits
+from edged.decoding import ready
 from edged.device.fingerprint import Fingerprint
-from edged.doctor import engines, levels, models
+from edged.doctor import models
 from edged.doctor.check import Check, Name, ok, unknown, wrong
 from edged.doctor.daemon import Heard
 from edged.doctor.examination import Step
 from edged.doctor.runtimes import Runtimes, judge_opsets
-from edged.doctor.stock import Stock
+from edged.engines import report
 from edged.engines.admission.examination import examine
 from edged.engines.builder import Builder
 from edged.engines.plan import PlannedModel
+from edged.engines.planner import Planner
 from edged.errors import EdgedError
 from edged.models.entries import ModelEntry, plain_entry
 from edged.models.model import Model
+from edged.models.repository import Repository
+from edged.serving.slot import Slot
+from edged.store.record import EngineRecord
+from edged.store.store import Store
+
+
+class StoreView:
+    """The models below a state folder and the engines in a cache folder; where that is not there it is not made."""
+
+    def __init__(
+        self,
+        state: Path,
+        cache: Path,
+        fingerprint: Fingerprint,
+        settings: Engines,
+        scratch: Path,
+        named: Mapping[str, Path],
+    ) -> None:
+        """`scratch` is for what must be somewhere; `named` are models that lie elsewhere."""
+        self.repository = Repository(state / "models")
+        self._named = named
+        is_there = (cache / "engines").is_dir() and (cache / "staging").is_dir()
+        self.store = Store(cache if is_there else scratch / "store")
+        self._planner = Planner.of(self.store, fingerprint, settings)
+
+    def entries(self) -> dict[str, ModelEntry]:
+        """Every model by its name."""
+        lying = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
+        return {**self.repository.entries(), **lying}
+
+    async def plan(self, builder: Builder, entry: ModelEntry) -> PlannedModel:
+        """A model with the engines it should have. EdgedError where it cannot be served as it is."""
+        planned = PlannedModel(entry, Slot(entry.name))
+        self._planner.plan(planned, Model.of(entry, await builder.inspect(Path(entry.path))))
+        return planned
+
+    def engines(self, planned: PlannedModel) -> tuple[EngineInfo, ...]:
+        """The engines of a model as the daemon would tell of them, those that nothing wants any more included."""
+        found = report.engines({planned.entry.name: planned}, self.store, planned.entry.name)
+        return tuple(msgspec.convert(msgspec.to_builtins(engine), ready(EngineInfo)) for engine in found)
+
+    def records(self) -> dict[str, EngineRecord]:
+        return self.store.records()
+
+    def times(self) -> list[float]:
+        """When engines were made and last used, in seconds since the epoch."""
+        known = self.store.records()
+        made = [record.build.created_unix_s for record in known.values()]
+        return made + [self.store.used(key) for key in known]
+
 
 _ONNX = "ai.onnx"  # the domain of ONNX's own operators
 _SECONDS = 240.0
@@ -30,12 +85,12 @@ _LIMITS = Limits(seconds=_SECONDS)
 _Ask: TypeAlias = Callable[[str], Awaitable[Sequence[Check]]]
 
 
-class Patients:
+class ModelChecks:
     """Models by name. `only` is the one to look at, by its name or its file; empty for every one."""
 
     def __init__(
         self,
-        stock: Stock,
+        stock: StoreView,
         heard: Heard | None,
         runtimes: Runtimes,
         fingerprint: Fingerprint,
@@ -129,12 +184,12 @@ class Patients:
         settings: dict[str, str],
         alarms: tuple[AlarmInfo, ...],
     ) -> Iterator[Check]:
-        yield from engines.standing(name, found, by_daemon=name in self._told)
-        yield engines.placement(name, found)
-        yield engines.latency(name, found, alarms)
-        yield from engines.drift(name, found, settings)
+        yield from models.standing(name, found, by_daemon=name in self._told)
+        yield models.placement(name, found)
+        yield models.latency(name, found, alarms)
+        yield from models.drift(name, found, settings)
 
     async def _compare_levels(self, name: str) -> list[Check]:
         entry = self._entries[name]
         model = Model.of(entry, await self._builder.inspect(Path(entry.path)))
-        return list(levels.judge(name, await levels.compare(model, _LIMITS)))
+        return list(models.judge_levels(name, await models.compare_levels(model, _LIMITS)))
