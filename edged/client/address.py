@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 
 from edged.errors import InvalidInput
@@ -41,9 +42,16 @@ def host_of(target: str) -> str:
 
 
 def is_here(target: str) -> bool:
-    """Whether a resolved target is on this machine: a socket or loopback."""
-    host = host_of(target).lower()
-    return target.startswith(UNIX) or host in ("localhost", "::1") or host.startswith("127.")
+    """Whether what is sent to a resolved target stays on this machine: a unix socket, or loopback by its name."""
+    return target.startswith(UNIX) or is_loopback(host_of(target))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's loopback, without a look-up."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _machine(text: str) -> str:

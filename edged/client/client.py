@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterable, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import TypeVar
 
 import grpc
 
@@ -30,13 +31,10 @@ from edged.message_mapper import to_struct
 from edged.models.repair import Wish
 from edged.proto import operations_pb2
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 Answer = TypeVar("Answer")
 
 
-class Client(DaemonCalls):
+class Client(DaemonCalls, AbstractContextManager["Client"]):
     """Talks to one daemon; may be shared by threads.
 
     `target` is `unix:/path`, `/path`, `host:port` or `:port`, behind `tls:` for TLS; None is EDGED_TARGET, else the
@@ -136,11 +134,8 @@ class Client(DaemonCalls):
     def upload(self, package: Package, *, timeout: float = 600.0) -> ModelInfo:
         """As `add_model`, of a package that may go to several daemons, also at once."""
         upload = Upload(package)
-        send = self._channel.stream_unary(
-            ADD_MODEL,
-            request_serializer=serialize,
-            response_deserializer=operations_pb2.ModelStatus.FromString,
-        )
+        read = operations_pb2.ModelStatus.FromString
+        send = self._channel.stream_unary(ADD_MODEL, request_serializer=serialize, response_deserializer=read)
         try:
             answer = send(upload, timeout=timeout)
         except grpc.RpcError as error:
@@ -151,9 +146,6 @@ class Client(DaemonCalls):
         """Ends the connection, and with it every stream."""
         self._channel.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -161,9 +153,8 @@ class Client(DaemonCalls):
         return Updates(self._channel, call, self.target, self.timeout)
 
     def _ask(self, call: Call[Answer]) -> Answer:
-        send = self._channel.unary_unary(
-            call.path, request_serializer=serialize, response_deserializer=call.kind.FromString
-        )
+        read = call.kind.FromString
+        send = self._channel.unary_unary(call.path, request_serializer=serialize, response_deserializer=read)
         try:
             answer = send(call.request, timeout=self.timeout)
         except grpc.RpcError as error:
@@ -171,7 +162,7 @@ class Client(DaemonCalls):
         return call.parse(answer)
 
 
-class AsyncClient(DaemonCalls):
+class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
     """Talks to one daemon from one event loop; arguments and errors as in `edged.client.client.Client`."""
 
     def __init__(
@@ -235,18 +226,10 @@ class AsyncClient(DaemonCalls):
         repairs: Wish | None = None,
         timeout: float = 600.0,
     ) -> ModelInfo:
-        """Uploads an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
-
-        `samples` are what its engines are verified with: pictures as JPEG or PNG files, tensors as *.npz files with an
-        array for each input, or folders of them, 32 at most.
-        `repairs` are made first: `edged.models.repair.Wish(needed=True)` for those without which it cannot be served.
-        """
+        """As `Client.add_model`."""
         upload = Upload(await asyncio.to_thread(Package.of, name, path, settings, samples, repairs))
-        send = self._channel.stream_unary(
-            ADD_MODEL,
-            request_serializer=serialize,
-            response_deserializer=operations_pb2.ModelStatus.FromString,
-        )
+        read = operations_pb2.ModelStatus.FromString
+        send = self._channel.stream_unary(ADD_MODEL, request_serializer=serialize, response_deserializer=read)
         parts = ThreadedIterator(upload)
         call = send(parts, timeout=timeout)
         statuses = Statuses(call)
@@ -266,9 +249,6 @@ class AsyncClient(DaemonCalls):
         """Ends the connection, and with it every stream."""
         await self._channel.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
@@ -276,9 +256,8 @@ class AsyncClient(DaemonCalls):
         return AsyncUpdates(self._channel, call, self.target, self.timeout)
 
     async def _ask(self, call: Call[Answer]) -> Answer:
-        send = self._channel.unary_unary(
-            call.path, request_serializer=serialize, response_deserializer=call.kind.FromString
-        )
+        read = call.kind.FromString
+        send = self._channel.unary_unary(call.path, request_serializer=serialize, response_deserializer=read)
         try:
             answer = await send(call.request, timeout=self.timeout)
         except grpc.RpcError as error:

@@ -8,7 +8,6 @@ since gRPC's own call credentials refuse connections without TLS, also those of 
 from __future__ import annotations
 
 import functools
-import ipaddress
 import logging
 import os
 import stat
@@ -20,7 +19,7 @@ import grpc
 import msgspec
 from grpc import aio
 
-from edged.client.address import TLS, UNIX, host_of
+from edged.client.address import TLS, UNIX, is_here
 from edged.errors import InvalidInput
 
 Options: TypeAlias = Sequence[tuple[str, Any]]
@@ -120,19 +119,6 @@ def checked_token(text: str, what: str) -> str:
     return token
 
 
-def is_local(target: str) -> bool:
-    """Whether what is sent to a target stays on this machine: it is a unix socket, or loopback by its name."""
-    if target.startswith(UNIX):
-        return True
-    host = host_of(target)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def is_secured(target: str, credentials: Credentials) -> bool:
     """Whether the connection to a target of `address.resolve` is TLS. InvalidInput where a token would leave the
     machine without."""
@@ -140,7 +126,7 @@ def is_secured(target: str, credentials: Credentials) -> bool:
         return False
     if target.startswith(TLS) or credentials.wants_tls:
         return True
-    if credentials.token and not is_local(target):
+    if credentials.token and not is_here(target):
         raise InvalidInput(f"the token is not sent to {target} in the clear; give a CA (EDGED_CA), or {TLS}{target}")
     return False
 
@@ -183,7 +169,7 @@ def _open(
     secure: Callable[[str, Any, Any], Any],
 ) -> Any:
     place = target.removeprefix(TLS)
-    if not is_local(target):
+    if not is_here(target):
         options = [*options, *_ALIVE]
     if isinstance(credentials, grpc.ChannelCredentials):
         return secure(place, credentials, options)

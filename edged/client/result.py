@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import msgspec
 import numpy as np
@@ -276,9 +276,6 @@ def classes_of(found: Classes, names: Sequence[str]) -> tuple[Classification, ..
     rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
     return tuple(Classification(number, class_name(names, number), score) for number, score in rows)
 
-
-if TYPE_CHECKING:
-    pass
 
 # Names that supervision gives to entries of `data`; its `config` module has them.
 _CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"

@@ -11,19 +11,16 @@ import stat
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edged import shared_layout as layout
 from edged.errors import InvalidInput, OutOfSpace
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
@@ -38,7 +35,7 @@ class Place:
     size: int
 
 
-class SharedRing:
+class SharedRing(AbstractContextManager["SharedRing"]):
     """Holds the newest `slots` pictures of up to `slot_bytes` each; larger ones have it make a larger segment.
 
     `group` may read it too (a group id), for a daemon of another user. `close`, from any thread, the end of a `with`
@@ -98,12 +95,7 @@ class SharedRing:
             self._before.remove()
         self._before, self._segment, self._written = self._segment, larger, 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, TypeAlias
 
 import grpc
 from grpc import aio
@@ -22,16 +23,13 @@ from edged.client.status import Statuses, from_rpc_error
 from edged.errors import DaemonUnavailable, DeadlineExceeded, EdgedError, NotReady
 from edged.proto import cameras_pb2 as pb
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _log = logging.getLogger("edged.client")
 
 
 _Call: TypeAlias = aio.StreamStreamCall[Any, Any]
 
 
-class Stream(Iterator[Result]):
+class Stream(Iterator[Result], AbstractContextManager["Stream"]):
     """Results in the order they come. Ends when the frames have ended and all are answered.
 
     Raises what the frames raised, once what was sent before is answered; NotReady when the daemon goes away; and
@@ -119,9 +117,6 @@ class Stream(Iterator[Result]):
         if not self._over.is_set():
             self._begin(requests)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -138,7 +133,7 @@ def _watch(counts: FrameCounts, call: grpc.Future[object], over: threading.Event
             return
 
 
-class AsyncStream(AsyncIterator[Result]):
+class AsyncStream(AsyncIterator[Result], AbstractAsyncContextManager["AsyncStream"]):
     """Results in the order they come; errors and `counts` as in `edged.client.stream.Stream`.
 
     `aclose`, the end of an `async with` block, or a cancelled wait for a result cancels the call and closes the
@@ -158,9 +153,6 @@ class AsyncStream(AsyncIterator[Result]):
         self._tasks = [asyncio.ensure_future(_send(self._call, requests))]
         if patience > 0:
             self._tasks.append(asyncio.ensure_future(_watch_call(self.counts, self._call, patience)))
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> Result:
         if self._over:
@@ -210,9 +202,6 @@ class AsyncStream(AsyncIterator[Result]):
         self._call.cancel()
         for task in self._tasks:
             task.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

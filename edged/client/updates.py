@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
@@ -14,13 +15,10 @@ from grpc import aio
 from edged.client.calls import Call, serialize
 from edged.client.status import from_rpc_error, late
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 Answer = TypeVar("Answer")
 
 
-class Updates(Iterator[Answer]):
+class Updates(Iterator[Answer], AbstractContextManager["Updates[Answer]"]):
     """Answers in the order they come. The request is sent when this is made; see `begin`.
 
     `close`, also from another thread, ends the call, as does the end of a `with` block or of the last reference.
@@ -34,7 +32,7 @@ class Updates(Iterator[Answer]):
         send = channel.unary_stream(call.path, request_serializer=serialize, response_deserializer=call.kind.FromString)
         self._answers = send(call.request, timeout=None if call.follow else timeout)
 
-    def begin(self, patience: float) -> Self:
+    def begin(self, patience: float) -> Updates[Answer]:
         """Wait for the first answer: what the daemon refuses is raised here, what it accepts is under way.
 
         DeadlineExceeded after `patience` seconds.
@@ -78,9 +76,6 @@ class Updates(Iterator[Answer]):
         self._late = True
         self._answers.cancel()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -89,7 +84,7 @@ class Updates(Iterator[Answer]):
             self.close()
 
 
-class AsyncUpdates(AsyncIterator[Answer]):
+class AsyncUpdates(AsyncIterator[Answer], AbstractAsyncContextManager["AsyncUpdates[Answer]"]):
     """The same for an event loop: `aclose`, the end of an `async with` block or of the last reference, or a cancelled
     wait for an answer ends the call."""
 
@@ -100,15 +95,12 @@ class AsyncUpdates(AsyncIterator[Answer]):
         send = channel.unary_stream(call.path, request_serializer=serialize, response_deserializer=call.kind.FromString)
         self._answers: aio.UnaryStreamCall[Any, Any] = send(call.request, timeout=None if call.follow else timeout)
 
-    async def begin(self, patience: float) -> Self:
+    async def begin(self, patience: float) -> AsyncUpdates[Answer]:
         """As `Updates.begin`."""
         try:
             self._first = await asyncio.wait_for(self._next(), patience)
         except asyncio.TimeoutError:
             raise late(self._target) from None
-        return self
-
-    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Answer:
@@ -140,9 +132,6 @@ class AsyncUpdates(AsyncIterator[Answer]):
     def _end(self) -> None:
         self._over = True
         self._answers.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from edged.client import AsyncClient, Client
-from edged.client.address import resolve
-from edged.client.credentials import Credentials, is_local, is_secured, read_token
+from edged.client.address import is_here, resolve
+from edged.client.credentials import Credentials, is_secured, read_token
 from edged.errors import EdgedError, InvalidInput, NotReady
 from tests import models
 from tests.certificates import Authority
@@ -152,7 +152,7 @@ def test_an_address_for_tls_names_a_machine(written: str) -> None:
     ],
 )
 def test_what_stays_on_this_machine(target: str, local: bool) -> None:
-    assert is_local(target) == local
+    assert is_here(target) == local
 
 
 def test_tls_is_spoken_where_it_is_asked_for_or_a_file_needs_it() -> None:

@@ -7,7 +7,8 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,15 +17,12 @@ from edged.client.result import Result
 from edged.client.sinks.sink import Answered, Sink
 from edged.errors import EdgedError
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 Added = TypeVar("Added", bound=Sink)
 
 _log = logging.getLogger("edged.client")
 
 
-class Sinks:
+class Sinks(AbstractContextManager["Sinks"]):
     """Gives every result to every sink. One that fails is closed and left out, with a warning; the failure of the last
     one is raised, since the stream is for nobody then."""
 
@@ -72,9 +70,6 @@ class Sinks:
         if not self._sinks:
             raise error
         _log.warning("%s: %s; the stream goes on without it", sink.name, error)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -23,9 +23,8 @@ from edged import packages
 from edged.client.result import Result
 from edged.client.sinks.lines import encode
 from edged.client.sinks.sink import Answered, Sink
-from edged.client.sources.address import redact
+from edged.client.sources.address import query_settings, redact
 from edged.client.sources.source import RateLimit
-from edged.decoding import explain, ready
 from edged.errors import InvalidInput, NotFound, Unsupported
 from edged.version import __version__
 
@@ -171,6 +170,7 @@ def _require_paho() -> Any:
 
 
 PASSWORD, PASSWORD_FILE = "EDGED_MQTT_PASSWORD", "EDGED_MQTT_PASSWORD_FILE"
+_FORM = "write mqtt://user@host:1883/prefix, or mqtts:// for TLS"
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 
@@ -204,16 +204,11 @@ def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
     try:
         parts = urlsplit(url)
         port = parts.port
-        query = msgspec.convert(dict(parse_qsl(parts.query, keep_blank_values=True)), ready(_Query), strict=False)
-    except (ValueError, msgspec.ValidationError) as error:
-        why = explain(error, _Query.__struct_fields__)
-        raise InvalidInput(
-            f"{redact(url)!r} is not a broker's address ({why}); write mqtt://user@host:1883/prefix"
-        ) from None
+    except ValueError as error:
+        raise InvalidInput(f"invalid address of a broker {redact(url)!r}: {error}; {_FORM}") from None
+    query = query_settings(url, parts.query, _Query)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise InvalidInput(
-            f"{redact(url)!r} is not a broker's address; write mqtt://user@host:1883/prefix, or mqtts:// for TLS"
-        )
+        raise InvalidInput(f"invalid address of a broker {redact(url)!r}; {_FORM}")
     if parts.password is not None:
         raise InvalidInput(f"a password in an address is seen by everybody; put it into {PASSWORD} or {PASSWORD_FILE}")
     if query.rate <= 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import ipaddress
 import logging
 import socket
 import socketserver
@@ -11,6 +10,7 @@ import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from edged.client.address import is_loopback
 from edged.client.sinks.sink import Answered, Sink
 from edged.errors import EdgedError, InvalidInput
 
@@ -111,7 +111,7 @@ class _Server(ThreadingHTTPServer):
         self.newest, self.title = newest, title
         self.viewers = threading.BoundedSemaphore(_VIEWERS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.is_local = _is_loopback(host)
+        self.is_local = is_loopback(host)
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # A page elsewhere whose name is made to mean this machine must not read the camera.
-        if self.server.is_local and not _is_loopback(_hostname(self.headers.get("Host", ""))):
+        if self.server.is_local and not is_loopback(_hostname(self.headers.get("Host", ""))):
             self.send_error(HTTPStatus.FORBIDDEN)
             return
         match self.path.partition("?")[0]:
@@ -187,12 +187,3 @@ class _Handler(BaseHTTPRequestHandler):
 def _hostname(header: str) -> str:
     """Of `name:port`, `[::1]:port` or a bare name."""
     return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

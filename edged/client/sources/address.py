@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from edged.decoding import explain, ready
 from edged.errors import InvalidInput
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
 
 
 class CameraSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,16 +23,20 @@ class CameraSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str = ""
 
 
+def query_settings(address: str, query: str, kind: type[Settings]) -> Settings:
+    """The settings in the query of an address. InvalidInput, with the closest known name, for one that is unknown."""
+    try:
+        return msgspec.convert(dict(parse_qsl(query, keep_blank_values=True)), ready(kind), strict=False)
+    except msgspec.ValidationError as error:
+        why = explain(error, kind.__struct_fields__)
+        raise InvalidInput(f"invalid setting in {redact(address)!r}: {why}") from None
+
+
 def camera_address(text: str) -> tuple[str, CameraSettings]:
     """The place in `v4l2:///dev/video0?width=1280&height=720&fps=30` or `csi://0`, and the settings. InvalidInput for
     what is no such setting."""
     parts = urlsplit(text)
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    try:
-        settings = msgspec.convert(given, ready(CameraSettings), strict=False)
-    except msgspec.ValidationError as error:
-        why = explain(error, CameraSettings.__struct_fields__)
-        raise InvalidInput(f"{text!r} has settings that no camera takes: {why}") from None
+    settings = query_settings(text, parts.query, CameraSettings)
     if min(settings.width, settings.height) < 0 or settings.fps < 0 or bool(settings.width) != bool(settings.height):
         raise InvalidInput(f"{text!r} is no size of a picture; give width and height, such as ?width=1280&height=720")
     return parts.netloc + parts.path, settings

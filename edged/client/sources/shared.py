@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -20,9 +20,9 @@ import numpy as np
 from edged import shared_layout as layout
 from edged.client.frames import Picture
 from edged.client.sources import jpeg
+from edged.client.sources.address import query_settings
 from edged.client.sources.live import Live
 from edged.client.sources.source import Shot
-from edged.decoding import explain, ready
 from edged.errors import InvalidInput
 
 _LOOK_S = 0.004
@@ -71,13 +71,7 @@ def shared_camera(address: str, folder: Path = layout.FOLDER) -> Live:
 def _parse(address: str) -> tuple[str, RingSettings]:
     parts = urlsplit(f"shm://{address}")
     name = (parts.netloc + parts.path).lstrip("/")
-    try:
-        settings = msgspec.convert(
-            dict(parse_qsl(parts.query, keep_blank_values=True)), ready(RingSettings), strict=False
-        )
-    except msgspec.ValidationError as error:
-        why = explain(error, RingSettings.__struct_fields__)
-        raise InvalidInput(f"shm://{address} has settings that no ring takes: {why}") from None
+    settings = query_settings(f"shm://{address}", parts.query, RingSettings)
     if not name.startswith(layout.PREFIX) or "/" in name:
         raise InvalidInput(
             f"shm://{name} is not a ring of frames; its name begins with {layout.PREFIX}: ls {layout.FOLDER}"

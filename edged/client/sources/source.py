@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
 
 import msgspec
 
@@ -95,11 +95,7 @@ class Reader(ABC):
         self.damaged += 1
 
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
-class Source(Iterator[Captured]):
+class Source(Iterator[Captured], AbstractContextManager["Source"]):
     """Frames, one at a time.
 
     `paced` says that they come in their own time, so that a late one is worthless: a camera, or a video at its own
@@ -120,9 +116,6 @@ class Source(Iterator[Captured]):
 
     def close(self) -> None:
         self.interrupt()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
