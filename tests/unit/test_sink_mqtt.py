@@ -174,7 +174,7 @@ def test_a_login_and_a_refusal(caplog: pytest.LogCaptureFixture, tmp_path: Path)
     [
         ("http://box", "mqtt://user@host"),
         ("mqtt://", "mqtt://user@host"),
-        ("mqtt://box:port", "not a broker"),
+        ("mqtt://box:port", "box:port"),
         ("mqtt://me:secret@box", "EDGED_MQTT_PASSWORD"),
         ("mqtt://box/a/#", "topic"),
         ("mqtt://box?rate=0", "rate"),
