@@ -158,7 +158,7 @@ class EventLog:
         """The number of the newest event, 0 before the first."""
         return self._last
 
-    def tell(self, what: What, model: str = "", engine: str = "") -> None:
+    def emit(self, what: What, model: str = "", engine: str = "") -> None:
         """Something happened, to a model or an engine where they are named."""
         self._last += 1
         event = Event(self._last, time.time(), model, engine, what)

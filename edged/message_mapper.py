@@ -9,6 +9,8 @@ A field has the same name and an equal type on both sides; None stands for an ab
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -20,6 +22,7 @@ FieldDescriptor: TypeAlias = Any
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
+Convert: TypeAlias = Callable[[Any], Any]
 
 
 def to_message(struct: msgspec.Struct, kind: type[AnyMessage]) -> AnyMessage:
@@ -29,24 +32,8 @@ def to_message(struct: msgspec.Struct, kind: type[AnyMessage]) -> AnyMessage:
 
 def to_struct(message: Message, kind: type[AnyStruct]) -> AnyStruct:
     """Return the struct of a message; fields that only one of them has are left out. Maps are sorted by key."""
-    known = message.DESCRIPTOR.fields_by_name
-    hints = _hints(kind)
-    nested = [getattr(message, name) for name in known if name not in hints and _is_message(known[name])]
-    sources = (message, *nested)
-    return kind(
-        **{
-            name: _read(source, name, hint)
-            for name, hint in hints.items()
-            for source in sources
-            if name in source.DESCRIPTOR.fields_by_name
-        }
-    )
-
-
-@functools.cache
-def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {name: hints[name] for name in kind.__struct_fields__}
+    struct: AnyStruct = _reader(kind, message.DESCRIPTOR)(message)
+    return struct
 
 
 def _is_message(field: FieldDescriptor) -> bool:
@@ -84,22 +71,47 @@ def _nested(plain: dict[str, Any], kind: Descriptor) -> dict[str, Any]:
     return {name: plain} if name else _arguments(plain, kind)
 
 
-def _read(message: Message, name: str, hint: Any) -> Any:
-    kinds: list[Any] = [each for each in get_args(hint) if each is not type(None)]
-    if len(kinds) == len(get_args(hint)):
-        return _value(getattr(message, name), hint)
-    field: FieldDescriptor = message.DESCRIPTOR.fields_by_name[name]
-    is_absent = field.has_presence and not message.HasField(name)
-    return None if is_absent else _value(getattr(message, name), kinds[0])
+@functools.cache
+def _reader(kind: type[msgspec.Struct], descriptor: Descriptor) -> Convert:
+    """A function from a message to a struct. Types are looked at here once, not for each message."""
+    hints, known = get_type_hints(kind), descriptor.fields_by_name
+    readers = {name: _field_reader(field, hints[name]) for name, field in known.items() if name in hints}
+    for outer, field in known.items():
+        if outer not in hints and _is_message(field):
+            inner = {
+                each.name: _field_reader(each, hints[each.name])
+                for each in field.message_type.fields
+                if each.name in hints
+            }
+            readers |= {name: _chained(attrgetter(outer), read) for name, read in inner.items() if name not in readers}
+    return lambda message: kind(**{name: read(message) for name, read in readers.items()})
 
 
-def _value(value: Any, hint: Any) -> Any:
+def _field_reader(field: FieldDescriptor, hint: Any) -> Convert:
+    name, hints = field.name, [each for each in get_args(hint) if each is not type(None)]
+    if len(hints) == len(get_args(hint)):
+        return _chained(attrgetter(name), _converter(hint, field.message_type))
+    read = _chained(attrgetter(name), _converter(hints[0], field.message_type))
+    return (lambda message: read(message) if message.HasField(name) else None) if field.has_presence else read
+
+
+def _chained(first: Convert, second: Convert) -> Convert:
+    return first if second is _same else lambda value: second(first(value))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _converter(hint: Any, kind: Descriptor) -> Convert:
+    """From the value of a field, whose messages are of `kind`, to what the struct's type says."""
     origin, of = get_origin(hint), get_args(hint)
     if origin is tuple:
-        return tuple(_value(each, of[0]) for each in value)
+        item = _converter(of[0], kind)
+        return tuple if item is _same else lambda values: tuple(map(item, values))
     if origin is dict:
-        inner = getattr(value, _only_map(value.DESCRIPTOR)) if isinstance(value, Message) else value
-        return {name: _value(inner[name], of[1]) for name in sorted(inner)}
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return to_struct(value, hint)
-    return value
+        if name := _only_map(kind):
+            return _chained(attrgetter(name), _converter(hint, kind.fields_by_name[name].message_type))
+        item = _converter(of[1], kind.fields_by_name["value"].message_type)
+        return lambda values: {key: item(values[key]) for key in sorted(values)}
+    return _reader(hint, kind) if isinstance(hint, type) and issubclass(hint, msgspec.Struct) else _same

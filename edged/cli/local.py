@@ -21,7 +21,7 @@ from edged.config.limits import AdmissionLimits, Limits, admission_limits
 from edged.device.fingerprint import probe
 from edged.engines import offline, report
 from edged.engines.admission.examination import Admission, admit, examine
-from edged.engines.builder import Builder, Task, Tell
+from edged.engines.builder import Builder, OnProgress, Task
 from edged.engines.desired import DesiredEngine
 from edged.engines.offline import Target
 from edged.engines.plan import PlannedModel
@@ -175,7 +175,7 @@ class Box:
         with self._examiner() as builder:
             return Model.of(entry, asyncio.run(builder.inspect(Path(entry.path))))
 
-    async def build_ahead(self, model: Model, engine: DesiredEngine, on: Target, tell: Tell) -> EngineRecord:
+    async def build_ahead(self, model: Model, engine: DesiredEngine, on: Target, tell: OnProgress) -> EngineRecord:
         """Builds an engine for a device that this box does not have, into this box's store."""
 
         async def as_much_as_there_is(need: int) -> int:

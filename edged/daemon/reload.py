@@ -105,9 +105,9 @@ class Reloader:
             self._controller.catalogue.name(places.named_models(wanted))
             self._controller.wake()
         elif part is Part.BUILDS:
-            self._builder.heed(wanted.build, wanted.admission)
+            self._builder.reconfigure(wanted.build, wanted.admission)
         elif part in (Part.ENGINES, Part.HOSTS, Part.HEALTH):
-            self._controller.heed(wanted.engines, wanted.hosts, wanted.health)
+            self._controller.reconfigure(wanted.engines, wanted.hosts, wanted.health)
         elif part is Part.LOG:
             logs.heed(wanted.log)
             self._ingress.inference.log_again()

@@ -72,14 +72,14 @@ class Alarms:
         for subject in [subject for subject in self._active if subject not in now]:
             alarm = self._active.pop(subject)
             _LOG.info("over: %s", alarm.message, extra=_about(alarm, AlarmCleared))
-            self._events.tell(AlarmCleared(alarm.kind.value, alarm.message), alarm.model, alarm.engine)
+            self._events.emit(AlarmCleared(alarm.kind.value, alarm.message), alarm.model, alarm.engine)
         for subject, alarm in now.items():
             known = self._active.get(subject)
             since = known.since_unix_s if known else time.time()
             self._active[subject] = msgspec.structs.replace(alarm, since_unix_s=since)
             if known is None:
                 _LOG.warning("%s", alarm.message, extra=_about(alarm, AlarmRaised))
-                self._events.tell(AlarmRaised(alarm.kind.value, alarm.message), alarm.model, alarm.engine)
+                self._events.emit(AlarmRaised(alarm.kind.value, alarm.message), alarm.model, alarm.engine)
 
 
 def _about(alarm: Alarm, event: type[AlarmRaised | AlarmCleared]) -> dict[str, str]:

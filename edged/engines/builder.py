@@ -1,4 +1,4 @@
-"""Makes, verifies and tries engines, each step in a child; then commits the outcome to the store."""
+"""Build, verify and try engines, each step in a child, and commit the outcome to the store."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ from edged.version import __version__
 _LOG = logging.getLogger("edged.engines")
 _T = TypeVar("_T")
 _DEFAULT_ADMISSION = AdmissionLimits()
-_LEAST = 1 << 20  # bytes: with fewer free a disk counts as full
-_READ_FORMAT = 8  # of what is kept of a model that was read
-_KEPT = 1000  # of such; the oldest are of models that were refused and never came back
+_LEAST = 1 << 20  # free bytes below which a disk counts as full
+_READ_FORMAT = 8  # of cached inspections
+_KEPT = 1000  # cached inspections; the oldest belong to models that were refused and removed
 
-Tell: TypeAlias = Callable[[jobs.Progress], None]
+OnProgress: TypeAlias = Callable[[jobs.Progress], None]
 # Waits until so many bytes may be written; returns how many may be written at most, 0 for any number. OutOfSpace.
 Reserve: TypeAlias = Callable[[int], Awaitable[int]]
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One engine of one model, and how it is to be made."""
+    """One engine of one model to be made, with the effort to build with."""
 
     model: Model
     recipe: Recipe
@@ -73,12 +73,14 @@ class Task(msgspec.Struct, frozen=True):
     effort: Effort = "full"
 
 
-_MAKING = ".making-"  # folders of golden answers that are not whole yet
+_MAKING = ".making-"  # prefix of folders with unfinished golden answers
 
 
 class Builder:
-    """Runs children; keeps golden answers by model digest, what was read of models by file digest, and what was found
-    of them on runtimes. `admission` limits the children that look at models before they serve."""
+    """Runs the children that make engines, and caches golden answers, inspections and admission outcomes of models.
+
+    `admission` limits the children that examine models before they serve.
+    """
 
     def __init__(
         self,
@@ -88,29 +90,29 @@ class Builder:
         admission: AdmissionLimits = _DEFAULT_ADMISSION,
         later: Later = at_once,
     ) -> None:
-        """`later` removes what is not needed any more."""
+        """`later` runs deletions in the background."""
         self._later = later
         self._store, self._limits, self.admission = store, limits, admission
         self._outcomes = Outcomes(cache.absolute())
         self._golden, self._inspections = cache.absolute() / "golden", cache.absolute() / "inspections"
-        self._trials: dict[str, float] = {}  # seconds that the reference took for models when they were admitted
-        self._timings = cache.absolute() / "timings"  # what builders measured of this device, to build faster
+        self._trials: dict[str, float] = {}  # by model digest, seconds that the reference took at admission
+        self._timings = cache.absolute() / "timings"  # timing caches of builders for this device
         for folder in (self._golden, self._inspections, self._timings):
-            with contextlib.suppress(OSError):  # a disk that cannot be written: reading models takes longer
+            with contextlib.suppress(OSError):  # on an unwritable disk reading models takes longer
                 folder.mkdir(parents=True, exist_ok=True, mode=0o750)
                 atomic.sweep(folder)
                 for unfinished in folder.glob(f"{_MAKING}*"):
                     shutil.rmtree(unfinished, ignore_errors=True)
 
-    def heed(self, limits: Limits, admission: AdmissionLimits | None = None) -> None:
-        """Other limits, for children that start from now on."""
+    def reconfigure(self, limits: Limits, admission: AdmissionLimits | None = None) -> None:
+        """Apply other limits to children that start from now on."""
         self._limits, self.admission = limits, admission or self.admission
 
     async def inspect(self, path: Path, tries: int = 1) -> Inspection:
-        """What a model file holds; `finding` says why it cannot be served.
+        """Inspect a model file; the result's `finding` says why it cannot be served.
 
-        ModelRefused, with its finding, when it is no model at all or its reader did not survive it. A file that took
-        its reader beyond the limits is read `tries` times in a row at most; what came of it is remembered.
+        ModelRefused, with its finding, if the file is not a model or crashes its reader. A file that takes its reader
+        beyond the limits is read at most `tries` times in a row, also across restarts.
         """
         path = path.absolute()
         graph, known = await asyncio.to_thread(self._known, path)
@@ -127,16 +129,16 @@ class Builder:
                 now = Unread(finding, 1 + (unread.tries if unread is not None else 0))
                 await asyncio.to_thread(self._outcomes.keep_unread, graph, self.admission, now)
             raise
-        if not inspection.external:  # those are read each time, see `_known`
-            with contextlib.suppress(OSError):  # a full disk costs time at the next start, no more
+        if not inspection.external:  # external data is read each time, see `_known`
+            with contextlib.suppress(OSError):  # a full disk only costs time at the next start
                 await asyncio.to_thread(self._keep, inspection)
         return inspection
 
     async def check(self, job: jobs.Check, size_mb: float, tries: int = 1) -> jobs.Checked | str:
-        """What is found of a model on a runtime, unless that is known; where the runtime cannot be loaded, why not.
+        """Try a model of `size_mb` MiB on a runtime, unless the outcome is known; a text says why the runtime cannot be
+        loaded.
 
-        The model takes `size_mb` mebibytes. One that goes beyond the limits is tried `tries` times in a row at most.
-        EdgedError where nothing could be found out.
+        A model that exceeds the limits is tried at most `tries` times in a row. EdgedError if the trial has no outcome.
         """
         known = await asyncio.to_thread(self._outcomes.known, job, self.admission)
         before = known.tries if known is not None and not judgement.is_lasting(known.finding) else 0
@@ -157,21 +159,21 @@ class Builder:
             self._trials[job.order.digest] = found.seconds
         return found
 
-    async def make(self, task: Task, tell: Tell, reserve: Reserve) -> EngineRecord:
-        """Builds and verifies an engine and commits the outcome, accepted or rejected.
+    async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
+        """Build and verify an engine and commit the outcome, accepted or rejected. Returns its record.
 
-        Where the store holds an accepted engine of this key already, it stays if the new one is rejected; the record
-        that is returned is the new one's. Raises the reason when there is no outcome; nothing is left behind.
+        An accepted engine of this key that the store already holds stays if the new one is rejected. An error means
+        that there is no outcome; nothing is left behind.
         """
         async with self._storing(), _aside(self._store.stage) as out, self._storing():
             started, begun, model, recipe = time.time(), time.monotonic(), task.model, task.recipe
             artefact, composition, seconds, peak = None, Composition(), 0.0, 0.0
-            golden, standard = await self._reference(model, recipe, tell)
+            golden, standard = await self._reference(model, recipe, on_progress)
             if not recipe.is_reference:
-                built = await self._build(task, out, tell, reserve)
+                built = await self._build(task, out, on_progress, reserve)
                 artefact, seconds, peak = built.artefact, built.seconds, built.peak_memory_mb
                 composition = built.composition
-            timed = await self._judge(task, artefact, golden, standard, tell)
+            timed = await self._judge(task, artefact, golden, standard, on_progress)
             facts = BuildFacts(started, seconds, peak, __version__, round(time.monotonic() - begun, 3), task.effort)
             files = artefact.files if artefact is not None and timed.verdict.accepted else {}
             record = EngineRecord(
@@ -181,16 +183,18 @@ class Builder:
             await self._commit(out, record, reserve)
             return record
 
-    async def make_ahead(self, task: Task, device: str, capability: str, tell: Tell, reserve: Reserve) -> EngineRecord:
-        """Builds an engine for a device that this box does not have, of that compute capability, and commits it.
+    async def make_ahead(
+        self, task: Task, device: str, capability: str, on_progress: OnProgress, reserve: Reserve
+    ) -> EngineRecord:
+        """Build an engine for a device of that compute capability, which this box does not have, and commit it.
 
-        It may not serve: nobody can compare its answers here. Where it is found on its device it is tried first.
-        Refused where the store holds an accepted engine of that key, which is worth more.
+        It may not serve, since its answers cannot be compared here; on its device it is tried first. Refused if the
+        store already holds an accepted engine of that key.
         """
         async with self._storing(), _aside(self._store.stage) as out, self._storing():
             await asyncio.to_thread(self._require_none, task.key.digest)
             started, begun = time.time(), time.monotonic()
-            built = await self._build(task, out, tell, reserve, capability)
+            built = await self._build(task, out, on_progress, reserve, capability)
             seconds = round(time.monotonic() - begun, 3)
             facts = BuildFacts(started, built.seconds, built.peak_memory_mb, __version__, seconds, task.effort)
             verdict = Verdict(False, f"built ahead for {device}; its answers are compared there before it serves", {})
@@ -204,32 +208,32 @@ class Builder:
             await asyncio.to_thread(self._store.commit, out, record)
             return record
 
-    async def verify(self, task: Task, tell: Tell) -> EngineRecord:
-        """Compares an engine of the store with the reference again and times it again; its record is amended.
+    async def verify(self, task: Task, on_progress: OnProgress) -> EngineRecord:
+        """Verify and time a stored engine again and amend its record; one that is rejected now loses its files.
 
-        One that is rejected now loses its files. KeyError when the store has no such engine.
+        KeyError if the store has no such engine.
         """
         async with self._storing():
             digest = task.key.digest
             record = self._store.records()[digest]
-            golden, standard = await self._reference(task.model, task.recipe, tell)
+            golden, standard = await self._reference(task.model, task.recipe, on_progress)
             artefact = None if task.recipe.is_reference else self._store.artefact(digest)
-            timed = await self._judge(task, artefact, golden, standard, tell)
+            timed = await self._judge(task, artefact, golden, standard, on_progress)
             record = _measured(record, timed, standard)
             write = self._store.amend if timed.verdict.accepted else self._store.strip
             await asyncio.to_thread(write, record)  # it waits for the disk
             return self._store.records()[digest]
 
-    async def adopt(self, task: Task, source: str, tell: Tell, reserve: Reserve) -> EngineRecord:
-        """Tries the files of the engine `source`, built ahead or for another driver, as the engine of this task.
+    async def adopt(self, task: Task, source: str, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
+        """Try the files of the engine `source`, built ahead or for another driver, as the engine of this task.
 
-        If its answers are right they are committed under the new key as well. Otherwise it has to be built, and an
-        error says why: WrongAnswers when that is it. KeyError when the store has no engine `source`.
+        If its answers are right the files are committed under the new key as well. Otherwise the engine has to be
+        built: WrongAnswers or another error says why. KeyError if the store has no engine `source`.
         """
         async with self._storing(), _aside(self._store.stage) as out, self._storing():
             old, artefact = self._store.records()[source], self._store.artefact(source)
-            golden, standard = await self._reference(task.model, task.recipe, tell)
-            timed = await self._judge(task, artefact, golden, standard, tell)
+            golden, standard = await self._reference(task.model, task.recipe, on_progress)
+            timed = await self._judge(task, artefact, golden, standard, on_progress)
             if not timed.verdict.accepted:
                 raise WrongAnswers(timed.verdict.reason)
             await asyncio.to_thread(_share, artefact, out)
@@ -245,7 +249,7 @@ class Builder:
             return record
 
     def forget(self, digest: str) -> None:
-        """Removes what was found out of a model that has gone: what it holds, its golden answers, that it may serve."""
+        """Remove what is cached of a model that has gone: its inspection, golden answers and admission."""
         self._later(partial(self._forget, digest))
 
     def _forget(self, digest: str) -> None:
@@ -256,8 +260,8 @@ class Builder:
                 place.unlink()
 
     def forget_others(self, needed: Set[str]) -> None:
-        """Removes the golden answers of models that went while no daemon ran, or right before it was killed: those that
-        are not `needed`, by digest, and have no engine in the store. What else is kept is small and bounded."""
+        """Remove golden answers of models that went while no daemon ran: those whose digest is not `needed` and that
+        have no engine in the store. The other caches are small and bounded."""
         self._later(partial(self._forget_others, frozenset(needed)))
 
     def _forget_others(self, needed: Set[str]) -> None:
@@ -267,16 +271,15 @@ class Builder:
             self._forget(digest)
 
     def recorded(self, model: Model) -> list[Sample]:
-        """What the reference was asked and answered when there were engines to be compared with it; none where it was
-        not, or that cannot be read. Reads the disk."""
+        """Read a model's golden questions with the reference's answers from disk; empty if there are none yet."""
         place = self._golden / f"{Standard.of(model, REFERENCE.precision).golden}.golden"
         try:
             return load_golden(place).samples if place.exists() else []
-        except BuildFailed:  # they are made again when an engine is to be compared with them
+        except BuildFailed:  # they are made again at the next verification
             return []
 
     def expected_seconds(self, task: Task) -> float | None:
-        """How long making it took the last time: of this very model, otherwise of this backend on the average."""
+        """Estimate the seconds of making an engine: as last time for this model, otherwise the mean of its backend."""
         kin = [
             record
             for record in self._store.records().values()
@@ -287,28 +290,32 @@ class Builder:
             return max(own, key=lambda record: record.build.created_unix_s).build.total_s
         return sum(record.build.total_s for record in kin) / len(kin) if kin else None
 
-    async def _build(self, task: Task, out: Path, tell: Tell, reserve: Reserve, capability: str = "") -> jobs.Built:
-        tell(jobs.Progress("building"))
+    async def _build(
+        self, task: Task, out: Path, on_progress: OnProgress, reserve: Reserve, capability: str = ""
+    ) -> jobs.Built:
+        on_progress(jobs.Progress("building"))
         model = task.model
         limits = self._within(await reserve(self._estimate(model, task.recipe)))
         order = model.order(task.recipe, effort=task.effort)
         timings = self._timings / f"{task.recipe.backend}-{capability or task.key.generation}"
         order = msgspec.structs.replace(order, capability=capability, timings=str(timings))
         job = jobs.Build(order, str(out), model.recognition, model.samples, _version(task))
-        return await run(job, jobs.Built, limits, tell=tell, patience=self._patience(model, task.recipe.backend))
+        return await run(
+            job, jobs.Built, limits, on_progress=on_progress, patience=self._patience(model, task.recipe.backend)
+        )
 
     def _patience(self, model: Model, backend: str) -> Patience:
         return child_watch.patience(model, backend, self._trials.get(model.digest, 0.0), self._limits)
 
     def _require_none(self, digest: str) -> None:
-        stored = self._store.read(digest)  # a daemon may have built it meanwhile
+        stored = self._store.read(digest)  # another process may have built it meanwhile
         if stored is not None and stored.is_usable:
             raise Refused(f"{self._store.root} holds engine {digest[:12]} already, proven; give another --cache")
 
     async def _judge(
-        self, task: Task, artefact: Artefact | None, golden: Path, standard: Standard, tell: Tell
+        self, task: Task, artefact: Artefact | None, golden: Path, standard: Standard, on_progress: OnProgress
     ) -> jobs.Timed:
-        tell(jobs.Progress("verifying"))
+        on_progress(jobs.Progress("verifying"))
         model = task.model
         reference = model.order(msgspec.structs.replace(REFERENCE, threads=task.recipe.threads))
         job = jobs.Verify(
@@ -321,50 +328,50 @@ class Builder:
             coarser(task.recipe.precision, model.inspection.arithmetic),
         )
         patience = self._patience(model, REFERENCE.backend)
-        return await run(job, jobs.Timed, self._limits, tell=tell, patience=patience)
+        return await run(job, jobs.Timed, self._limits, on_progress=on_progress, patience=patience)
 
     async def _commit(self, out: Path, record: EngineRecord, reserve: Reserve) -> None:
-        """A rejected engine leaves its record, so that it is not built again, but never in the place of a good one."""
+        """Commit an engine. A rejected one leaves a record, so that it is not built again, and replaces no good one."""
         key = EngineKey(record.parts).digest
         if not record.verdict.accepted:
             stored = self._store.records().get(key)
             if stored is None or not stored.is_usable:
                 await asyncio.to_thread(self._store.strip, record)
             return
-        if not record.adopted_from:  # whose files are shared with the engine they come from
+        if not record.adopted_from:  # adopted files are shared with the engine that they come from
             await reserve(record.size)
         await asyncio.to_thread(self._store.commit, out, record)
 
-    async def _reference(self, model: Model, recipe: Recipe, tell: Tell) -> tuple[Path, Standard]:
-        """The file of golden answers, made first if this model has none, and what the engine is held to."""
+    async def _reference(self, model: Model, recipe: Recipe, on_progress: OnProgress) -> tuple[Path, Standard]:
+        """Return the file of golden answers, made first if the model has none, and the engine's standard."""
         now = await asyncio.to_thread(model.with_contents)  # its samples may have changed since it was planned
         standard = Standard.of(now, recipe.precision)
         place = self._golden / f"{standard.golden}.golden"
         if not await asyncio.to_thread(is_whole, place):
-            tell(jobs.Progress("asking the reference"))
+            on_progress(jobs.Progress("asking the reference"))
             extent = Extent.of(model)
             patience = self._patience(model, REFERENCE.backend)
-            # The child gets a folder of its own: the answers of other models are none of its business.
+            # The child gets a folder of its own: it must not see the answers of other models.
             async with _aside(self._making) as folder:
                 out = Path(folder) / place.name
                 job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, extent)
-                made = await run(job, jobs.MadeGolden, self._limits, tell=tell, patience=patience)
+                made = await run(job, jobs.MadeGolden, self._limits, on_progress=on_progress, patience=patience)
                 await asyncio.to_thread(_take, out, place)
             for reason in made.skipped:
                 _LOG.warning("model %s: %s", model.name, reason)
         return place, standard
 
     def _making(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder for golden answers that are being made. When the daemon started there may have been no room for the
-        folders that it lies in."""
+        """Create a folder for unfinished golden answers, and its parents, for which the disk may have been too full
+        when the daemon started."""
         for folder in (self._golden, self._timings):
             folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         return tempfile.TemporaryDirectory(prefix=_MAKING, dir=self._golden)
 
     @contextlib.asynccontextmanager
     async def _storing(self) -> AsyncIterator[None]:
-        """Tells a full disk from a build that failed: runtimes have many words for it, and most do not name it. Used
-        within a stage, too, which takes what fills the disk along."""
+        """Turn errors into OutOfSpace if the disk is full: runtimes rarely name the cause. Also used within a stage,
+        whose removal frees what filled the disk."""
         try:
             yield
         except OSError as error:
@@ -384,7 +391,7 @@ class Builder:
         return disk.f_bavail * disk.f_frsize < _LEAST or bool(unwritable(self._store.root))
 
     def _estimate(self, model: Model, recipe: Recipe) -> int:
-        """Bytes that the engine will probably take: what it took before, otherwise somewhat more than the model."""
+        """Estimate the bytes of an engine: as before for this model, otherwise half again the size of the model."""
         kin = [
             record.size
             for record in self._store.records().values()
@@ -401,8 +408,8 @@ class Builder:
         atomic.prune(self._inspections, _KEPT)
 
     def _known(self, path: Path) -> tuple[str, Inspection | None]:
-        """The digest of a file, empty if there is none, and what was read of this very file before, if its external
-        data is as it was."""
+        """Return a file's digest (empty if it cannot be read) and its cached inspection, if it has one and no external
+        data."""
         try:
             is_readable = path.is_file() and too_large(path.name, path.stat().st_size) is None
             graph = file_digest(path) if is_readable else ""
@@ -414,17 +421,17 @@ class Builder:
         return graph, known if is_same else None
 
     def _read_place(self, graph_digest: str) -> Path:
-        """Where is kept what was read of a file; another edged may look for more."""
+        """Return the path of a cached inspection; another version of edged may inspect more."""
         return self._inspections / f"{graph_digest}-{__version__}-{_READ_FORMAT}.json"
 
 
 def _version(task: Task) -> str:
-    """The version of the runtime that the engine's key names."""
+    """Return the runtime version in the engine's key."""
     return registry.version(task.recipe.backend, task.key.parts) or ""
 
 
 def _measured(record: EngineRecord, timed: jobs.Timed, standard: Standard) -> EngineRecord:
-    """The record with what a verification found."""
+    """Return the record with the outcome of a verification."""
     return msgspec.structs.replace(
         record,
         verdict=timed.verdict,
@@ -436,7 +443,7 @@ def _measured(record: EngineRecord, timed: jobs.Timed, standard: Standard) -> En
 
 
 def _share(artefact: Artefact, out: Path) -> None:
-    """The same files under another name; copied where the file system knows no links."""
+    """Link an engine's files into another folder; copy them if the file system has no links."""
     for name in artefact.files:
         try:
             os.link(Path(artefact.root) / name, out / name)
@@ -445,14 +452,14 @@ def _share(artefact: Artefact, out: Path) -> None:
 
 
 def _take(made: Path, place: Path) -> None:
-    """Puts golden answers in their place, and removes those that they replace."""
+    """Move golden answers into place and remove those that they replace."""
     os.replace(made, place)
     prune(place)
 
 
 @contextlib.asynccontextmanager
 async def _aside(make: Callable[[], contextlib.AbstractContextManager[_T]]) -> AsyncIterator[_T]:
-    """A context of the disk, such as a folder, entered and left by another thread, also if this is cancelled."""
+    """Enter and leave a context that waits for the disk in another thread, also if this task is cancelled."""
     entered, given = contextlib.ExitStack(), list[_T]()
     try:
         await despite_cancelling(asyncio.to_thread(lambda: given.append(entered.enter_context(make()))))

@@ -251,7 +251,7 @@ class Catalogue:
             planned.weights_changed(weights)  # from here on, changes of the external data count
             planned.refuse_or_accept()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
-            self._events.tell(ModelRead(inspection.digest), entry.name)
+            self._events.emit(ModelRead(inspection.digest), entry.name)
             self._tell_notes(planned)
         except EdgedError as error:
             planned.weights = external
@@ -287,7 +287,7 @@ class Catalogue:
         self._planner.plan(planned, model, partial(self._moved, model.name))
 
     def _moved(self, model: str, engine: PlannedEngine) -> None:
-        self._events.tell(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), model, engine.digest)
+        self._events.emit(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), model, engine.digest)
 
     def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
         """A model that cannot be served as it is on disk now. What serves from before its change goes on serving."""
@@ -296,7 +296,7 @@ class Catalogue:
         planned.problem, planned.engines = error, {}
         name = planned.entry.name
         found = Reason.of(error)
-        self._events.tell(ModelRefused(str(error), found.category, found.stage), name)
+        self._events.emit(ModelRefused(str(error), found.category, found.stage), name)
         if planned.serving:
             _LOG.log(level, "model %s was changed and cannot be served: %s; the one before it goes on", name, error)
             return
@@ -319,7 +319,7 @@ class Catalogue:
         else:
             self._retire(planned.slot.refuse(gone))
         _LOG.info("model %s: removed", name)
-        self._events.tell(ModelRemoved(), name)
+        self._events.emit(ModelRemoved(), name)
 
     async def _drain(self, planned: PlannedModel, gone: NotFound) -> None:
         """Until what waits is answered, or its host is lost, or it takes too long."""

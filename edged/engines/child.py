@@ -1,8 +1,8 @@
-"""The parent's end of a one-shot child: starts it, hears it, watches over it, and tells how it ended.
+"""The parent's end of a one-shot child: start it, read its messages, enforce its limits, and find out how it ended.
 
-A child leads a session of its own: Ctrl-C in a terminal reaches only the parent, which then stops the child, and what
-the child started is found and killed with it, however it ended. Only this module waits for the child, and not before
-that, so that its number cannot have become another process's in the meantime.
+A child leads its own session: Ctrl-C in a terminal reaches only the parent, which then stops the child. What the child
+started is found and killed with it. Only this module waits for the child, and only after it was stopped, so that its
+process number cannot be reused in between.
 """
 
 from __future__ import annotations
@@ -39,28 +39,33 @@ from edged.logs.child_output import ChildLogForwarder
 
 _POLL_SECONDS = 0.25
 _LONGEST_PAUSE = 4 * _POLL_SECONDS
-_CLOSED_SECONDS = 2.0  # in which a child that closed its channel ends
-_GONE_SECONDS = 10.0  # in which one that was killed has given back its memory
-_REST_SECONDS = 1.0  # in which what a dead child left in its pipes is read, should somebody else hold them open
-_WORDS, _WORDS_A_SECOND = 500.0, 100.0  # of progress: at once, and in the long run; `channel.Teller` sends far fewer
-_NOISE_BYTES = 1 << 16  # of what a child prints; its end is what tells why it failed
+_CLOSED_SECONDS = 2.0  # for a child that closed its channel to end
+_GONE_SECONDS = 10.0  # for a killed child to give back its memory
+_REST_SECONDS = 1.0  # for reading what a dead child left in its pipes, if another process holds them open
+_MESSAGE_BURST, _MESSAGES_PER_SECOND = 500.0, 100.0  # of progress; `channel.Teller` sends far fewer
+_NOISE_BYTES = 1 << 16  # kept of standard error; its end says why the child failed
 _CRASH = "Fatal Python error: "  # begins the traceback of a crash, which is for the log
 _WORKER = (sys.executable, "-m", "edged.jobs.main")
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-Tell = Callable[[jobs.Progress], None]
-# Crashed by itself; took too long; took too much memory; was killed by the box or by somebody on it.
+OnProgress = Callable[[jobs.Progress], None]
+# Crashed by itself; exceeded its time or its memory; was killed from outside.
 How: TypeAlias = Literal["crashed", "late", "too large", "killed"]
 
 
 async def run(
-    job: jobs.Job, answer: type[Answer], limits: Limits, *, tell: Tell | None = None, patience: Patience = NO_PATIENCE
+    job: jobs.Job,
+    answer: type[Answer],
+    limits: Limits,
+    *,
+    on_progress: OnProgress | None = None,
+    patience: Patience = NO_PATIENCE,
 ) -> Answer:
-    """Does a job in a child of its own; `tell` is called in the loop with each progress that the child reports.
+    """Run a job in a child of its own. `on_progress` is called in the event loop with each progress message.
 
-    Raises the error that the child named, or BuildFailed when it crashed or went beyond a limit. Cancelling kills it.
+    Raises the error that the child reports, or BuildFailed if it crashes or exceeds a limit. Cancelling kills it.
     """
-    return await _run(_WORKER, job, answer, limits, tell, patience)
+    return await _run(_WORKER, job, answer, limits, on_progress, patience)
 
 
 async def _run(
@@ -68,7 +73,7 @@ async def _run(
     job: jobs.Job,
     answer: type[Answer],
     limits: Limits,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
     patience: Patience = NO_PATIENCE,
 ) -> Answer:
     what = f"{type(job).__name__.lower()} child"
@@ -76,7 +81,7 @@ async def _run(
     try:
         try:
             await despite_cancelling(asyncio.to_thread(lambda: made.append(_reach(job))))
-            child = _Child(command, job, limits, tell, patience, made[0])
+            child = _Child(command, job, limits, on_progress, patience, made[0])
         except BaseException:
             for reach in made:
                 await despite_cancelling(asyncio.to_thread(shutil.rmtree, reach.scratch, ignore_errors=True))
@@ -102,7 +107,7 @@ async def _run(
 
 
 def _reach(job: jobs.Job) -> Reach:
-    """What the child may reach, with a new folder for its temporary files. Looks beside the model. OSError."""
+    """Return what the child may access, with a new temporary folder. Reads the model's folder. OSError."""
     scratch = tempfile.mkdtemp(prefix=f"edged-{os.getpid()}-")  # `sweep_scratch` knows it by this name
     try:
         return reach_of(job, scratch)
@@ -112,7 +117,7 @@ def _reach(job: jobs.Job) -> Reach:
 
 
 def sweep_scratch() -> None:
-    """Removes folders for temporary files of children whose daemon was killed."""
+    """Remove temporary folders of children whose daemon was killed."""
     for folder in Path(tempfile.gettempdir()).glob("edged-*-*"):
         owner = folder.name.split("-")[1]
         if owner.isdecimal() and not os.path.exists(f"/proc/{owner}") and folder.lstat().st_uid == os.getuid():
@@ -120,7 +125,7 @@ def sweep_scratch() -> None:
 
 
 class ChildLost(BuildFailed):
-    """A child that ended without a word, or had to be ended; `how` tells programs which."""
+    """A child that ended without an answer or had to be killed; `how` is the machine-readable reason."""
 
     def __init__(self, message: str, how: How) -> None:
         super().__init__(message)
@@ -136,42 +141,41 @@ class _Stopped(Exception):
 
 
 class _Child:
-    """One started child. Made in the loop; OSError when the box has no process or descriptor left for it."""
+    """One running child. Create it in the event loop; OSError if no process or descriptor is left."""
 
     def __init__(
         self,
         command: Sequence[str],
         job: jobs.Job,
         limits: Limits,
-        tell: Tell | None,
+        on_progress: OnProgress | None,
         patience: Patience,
         reach: Reach,
     ) -> None:
-        """`reach` names its folder for temporary files, which goes with it."""
-        self._limits, self._tell, self._patience = limits, tell, patience
+        self._limits, self._on_progress, self._patience = limits, on_progress, patience
         self._watch = watch.Watch(limits.memory_mb, limits.stall_seconds, patience.quiet_seconds)
         self._frames, self._noise = channel.Frames(), bytearray()
-        # No warnings: it is its end that tells whether anything was wrong.
-        self._overheard = ChildLogForwarder(f"child {type(job).__name__.lower()}", logging.INFO)
+        # Below warning: whether anything was wrong is judged by how the child ends.
+        self._log = ChildLogForwarder(f"child {type(job).__name__.lower()}", logging.INFO)
         self._last: channel.Frame | None = None
-        self._words, self._worded = _WORDS, time.monotonic()
-        self._family: set[int] = set()  # which was killed with it
-        self._starved = 0.0  # seconds without the processor that it wanted
-        self._granted = 0.0  # seconds, for phases that it began
-        self._told = 0.0  # seconds, for saying how far it is
+        self._messages_left, self._counted_at = _MESSAGE_BURST, time.monotonic()
+        self._family: set[int] = set()  # killed with it
+        self._starved = 0.0  # seconds spent waiting for a processor
+        self._granted = 0.0  # extra seconds for phases that it began
+        self._extra_seconds = 0.0  # for reporting a fraction
         self._scratch = reach.scratch
         niceness = process.EXAMINE if isinstance(job, (jobs.Inspect, jobs.Check)) else process.BUILD
         numbers = (os.getpid(), limits.memory_mb, limits.disk_mb, niceness)
         self._process = _start([*command, *map(str, numbers), reach.argument()], job)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._said = PipeReader(self._process.stdout, self._hear)
-        self._printed = PipeReader(self._process.stderr, self._collect)
+        self._channel = PipeReader(self._process.stdout, self._receive)
+        self._stderr = PipeReader(self._process.stderr, self._collect)
         self._watching = asyncio.create_task(self._watch_over())
 
     async def last_word(self) -> channel.Frame | None:
-        """The child's answer or failure; None when it ended without one. _Stopped when it must not go on."""
-        ends = {self._said.ended, self._watching}
+        """Wait for the child's answer or failure; None if it ends without one. _Stopped if it exceeds a limit."""
+        ends = {self._channel.ended, self._watching}
         began = time.monotonic()
         done: set[asyncio.Future[BaseException | None]] = set()
         while not done:
@@ -183,43 +187,39 @@ class _Child:
             for end in done:
                 if error := end.result():
                     raise error
-            # As a rule the channel is closed because the child ended; then there is a status to tell.
+            # Usually the channel is closed because the child ended; then its exit status says more.
             if not await _happens(self._has_ended, _CLOSED_SECONDS):
                 raise _Stopped("closed its channel without an answer", "crashed")
-            self._family |= watch.kill(
-                self._process.pid
-            )  # whoever else holds the channel, so that the rest of it can be read
-            await asyncio.wait({self._said.ended}, timeout=_REST_SECONDS)
+            # Kill other processes that hold the channel, so that the rest of it can be read.
+            self._family |= watch.kill(self._process.pid)
+            await asyncio.wait({self._channel.ended}, timeout=_REST_SECONDS)
         return self._last
 
     def _seconds(self) -> float:
-        """How long it may take, by what is known of it so far."""
+        """Return how long it may take, by what is known so far."""
         starved = min(self._starved, self._patience.starved_seconds)
-        return self._limits.seconds + starved + self._granted + self._told
+        return self._limits.seconds + starved + self._granted + self._extra_seconds
 
     def stop(self) -> None:
-        """Kills what is left of the child and its family.
-
-        An answer is the last word: a child that is still there after it, in its libraries' last throes, is not needed.
-        """
+        """Kill what is left of the child and its family. After its answer nothing more is needed of it."""
         self._family |= watch.kill(self._process.pid)
         self._watching.cancel()
-        self._said.close()
+        self._channel.close()
 
     async def gone(self) -> None:
-        """Waits until a stopped child is gone with its family, and closes everything."""
+        """Wait until a stopped child and its family are gone, and close everything."""
         try:
-            # One that hangs in a driver cannot be killed: it is left to the kernel, and who waits is not kept waiting.
+            # A process that hangs in a driver cannot be killed: it is left to the kernel.
             await _happens(self._is_gone, _GONE_SECONDS)
-            await asyncio.wait({self._printed.ended}, timeout=_REST_SECONDS)
+            await asyncio.wait({self._stderr.ended}, timeout=_REST_SECONDS)
             await asyncio.wait({self._watching})
         finally:
-            self._printed.close()
-            self._overheard.close()
+            self._stderr.close()
+            self._log.close()
             await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     def how(self) -> How:
-        """A model makes a runtime crash; what kills without being asked to is the box, or somebody on it."""
+        """Tell a crash, for which the model may be to blame, from a kill from outside."""
         return "killed" if self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM) else "crashed"
 
     def how_it_ended(self) -> str:
@@ -227,40 +227,42 @@ class _Child:
         lines = [line for line in said.splitlines() if line.strip()]
         return _ending(self._process.returncode) + (f": {lines[-1].strip()[:300]}" if lines else "")
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         try:
             for frame in self._frames.feed(data):
-                self._watch.heard()
+                self._watch.received()
                 if frame.kind != channel.PROGRESS:
                     self._last = frame
-                    self._said.close()
+                    self._channel.close()
                     return
-                self._count_word()
+                self._count_message()
                 progress = channel.progress(frame)
                 self._granted = max(self._granted, self._patience.granted.get(progress.phase, 0.0))
                 if progress.fraction is not None:
-                    self._told = self._patience.told_seconds
+                    self._extra_seconds = self._patience.progress_seconds
                     self._watch.quiet_seconds = self._patience.step_seconds
-                if self._tell is not None:
-                    self._tell(progress)
+                if self._on_progress is not None:
+                    self._on_progress(progress)
         except channel.Garbled as error:
             raise _Stopped(f"sent {error}", "crashed") from None
 
-    def _count_word(self) -> None:
-        """_Stopped if the child says so much that hearing it keeps the loop from other work."""
+    def _count_message(self) -> None:
+        """Raise _Stopped if the child sends so many messages that reading them starves the event loop."""
         now = time.monotonic()
-        self._words = min(_WORDS, self._words + (now - self._worded) * _WORDS_A_SECOND) - 1
-        self._worded = now
-        if self._words < 0:
-            raise _Stopped(f"reported progress more than {_WORDS_A_SECOND:g} times a second", "crashed")
+        self._messages_left = (
+            min(_MESSAGE_BURST, self._messages_left + (now - self._counted_at) * _MESSAGES_PER_SECOND) - 1
+        )
+        self._counted_at = now
+        if self._messages_left < 0:
+            raise _Stopped(f"reported progress more than {_MESSAGES_PER_SECOND:g} times a second", "crashed")
 
     def _collect(self, data: bytes) -> None:
-        self._overheard.feed(data)
+        self._log.feed(data)
         self._noise += data
         del self._noise[:-_NOISE_BYTES]
 
     async def _watch_over(self) -> BaseException | None:
-        """Returns why the child must not go on, or None when it has ended."""
+        """Return why the child must be stopped, or None once it has ended."""
         family = watch.Family(self._process.pid, self._limits.memory_mb)
         then, cpu_seconds = time.monotonic(), 0.0
         while not self._has_ended():
@@ -270,26 +272,26 @@ class _Child:
             if usage.wants:
                 self._starved += max(0.0, now - then - max(0.0, usage.cpu_seconds - cpu_seconds))
             cpu_seconds = usage.cpu_seconds
-            # A long pause was this process's own, frozen or out of breath, and says nothing about the child.
+            # A long pause is this process's own (frozen, or starved) and says nothing about the child.
             if reason := self._watch.judge(usage, min(now - then, _LONGEST_PAUSE)):
                 return _Stopped(reason, "too large" if usage.memory_mb > self._limits.memory_mb else "late")
             then = now
         return None
 
     def _has_ended(self) -> bool:
-        """Whether the child has ended. It is not waited for: until then its number stays its own."""
+        """Whether the child has ended. It is not reaped here, so that its process number stays its own."""
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
 
     def _is_gone(self) -> bool:
-        """Waits for the child if it has ended; so this is not asked before it was stopped."""
+        """Whether child and family are gone. Reaps the child, so call it only after `stop`."""
         return self._process.poll() is not None and not watch.any_lives(self._family)
 
 
 def _start(command: list[str], job: jobs.Job) -> subprocess.Popen[bytes]:
-    # A file in memory holds all of the job at once: there is no writing that the child could keep waiting.
+    # A file in memory holds the whole job: the parent never blocks on a child that does not read.
     with os.fdopen(os.memfd_create("edged-job", os.MFD_CLOEXEC), "w+b") as order:
         order.write(msgspec.json.encode(job))
         order.seek(0)
@@ -305,7 +307,7 @@ def _start(command: list[str], job: jobs.Job) -> subprocess.Popen[bytes]:
 
 
 async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
-    """Waits for what no event tells; False when it did not happen in time."""
+    """Poll until a condition is true; False if it is not in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -315,7 +317,7 @@ async def _happens(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 async def despite_cancelling(work: Coroutine[Any, Any, object]) -> None:
-    """Cancelled, even more than once, it still waits for work that is sure to end soon; only then is it cancelled."""
+    """Wait for short work even if cancelled meanwhile; the cancellation is raised afterwards."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -342,17 +344,18 @@ def _ending(code: int | None) -> str:
     return f"ended with status {code}"
 
 
-_CHUNK = 1 << 16  # bytes at once: other work of the loop comes in between
+_CHUNK = 1 << 16  # bytes read at once, so that other work of the loop gets its turn
 
 
 class PipeReader:
-    """Calls `hear` with each piece. It owns the pipe, and must be made and used in the loop.
+    """Reads a pipe in the event loop and passes each piece to `receive`, so that the writer never blocks.
 
-    `ended` is done when the pipe was closed at either end, with the error if it was because `hear` raised one.
+    It owns the pipe. `ended` is done once the pipe is closed at either end; its result is what `receive` raised, if
+    anything.
     """
 
-    def __init__(self, pipe: IO[bytes], hear: Callable[[bytes], None]) -> None:
-        self._pipe, self._hear = pipe, hear
+    def __init__(self, pipe: IO[bytes], receive: Callable[[bytes], None]) -> None:
+        self._pipe, self._receive = pipe, receive
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[BaseException | None] = self._loop.create_future()
         os.set_blocking(pipe.fileno(), False)
@@ -369,17 +372,17 @@ class PipeReader:
         try:
             piece = os.read(self._pipe.fileno(), _CHUNK)
             if piece:
-                self._hear(piece)
+                self._receive(piece)
             else:
                 self.close()
         except BlockingIOError:  # another reader's wake-up, or none at all
             pass
-        except Exception as error:  # it is raised where `ended` is looked at, not lost in the loop
+        except Exception as error:  # raised by whoever awaits `ended` instead of being lost in the loop
             self.close(error)
 
 
 def reach_of(job: jobs.Job, scratch: str) -> Reach:
-    """`scratch` is a folder of the child's own."""
+    """Return the files that the child may read and the folders it may write; `scratch` is its temporary folder."""
     return settings.reach(_reads(job), _writes(job), scratch)
 
 

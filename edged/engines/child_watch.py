@@ -27,14 +27,14 @@ class Patience(msgspec.Struct, frozen=True):
     and for each phase that it says to have begun the seconds that are granted for it.
 
     `quiet_seconds` are the most that it may go without a word, even if it computes; `step_seconds` the same once it has
-    said how far it is. 0: no limit of their own. One that says how far it is may take `told_seconds` longer.
+    said how far it is. 0: no limit of their own. One that says how far it is may take `progress_seconds` longer.
     """
 
     starved_seconds: float = 0.0
     granted: dict[str, float] = {}
     quiet_seconds: float = 0.0
     step_seconds: float = 0.0
-    told_seconds: float = 0.0
+    progress_seconds: float = 0.0
 
 
 NO_PATIENCE = Patience()
@@ -164,7 +164,7 @@ class Watch:
         self._last_cpu = 0.0
         self._was_large = False
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """The child said something."""
         self._quiet = 0.0
         self._lives()
@@ -204,7 +204,7 @@ def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -
     """For building one engine, asking the reference or verifying. `trial_seconds` is 0 if it is not known."""
     if backend in _LONG:
         longer = (_TIMES_LIMIT - 1) * limits.seconds
-        return Patience(quiet_seconds=limits.seconds, step_seconds=limits.stall_seconds, told_seconds=longer)
+        return Patience(quiet_seconds=limits.seconds, step_seconds=limits.stall_seconds, progress_seconds=longer)
     quiet = min(limits.seconds, quiet_seconds(model, trial_seconds))
     return Patience(quiet_seconds=quiet, step_seconds=quiet)
 

@@ -139,7 +139,7 @@ class Commands:
             raise Refused(f"engine {needed[0][:12]} is {why}; nothing was evicted")
         chosen = [key for key in keys if key not in needed]
         for key in chosen:
-            self._events.tell(Commanded("evict"), self._store.records()[key].model, key)
+            self._events.emit(Commanded("evict"), self._store.records()[key].model, key)
             await self._maker.eviction.evict(key, "by command")
         self._wake()
         return tuple(chosen)
@@ -227,7 +227,7 @@ class Commands:
         keys = tuple(self._stored(selection))
         for key in keys:
             await asyncio.to_thread(act, key)
-            self._events.tell(Commanded(verb), self._store.records()[key].model, key)
+            self._events.emit(Commanded(verb), self._store.records()[key].model, key)
         return keys
 
     def _require_writable(self) -> None:
@@ -244,7 +244,7 @@ class Commands:
 
     def _commanded(self, verb: str, chosen: list[_Planned], made: dict[str, _Planned]) -> tuple[Ordered, ...]:
         for planned, engine in chosen:
-            self._events.tell(Commanded(verb), planned.entry.name, engine.digest)
+            self._events.emit(Commanded(verb), planned.entry.name, engine.digest)
         self._wake()
         ordered = (Ordered(p.entry.name, e.digest, made[e.digest][0].entry.name) for p, e in chosen)
         return tuple(dict.fromkeys(ordered))

@@ -214,15 +214,15 @@ class Controller:
             hosts[link.backend] = max(link.overdue, hosts.get(link.backend, 0.0))
         return Liveness(time.monotonic() - self._turned, hosts)
 
-    def heed(self, engines: Engines, hosts: HostLimits, health: Health) -> None:
+    def reconfigure(self, engines: Engines, hosts: HostLimits, health: Health) -> None:
         """Other settings, from now on; hosts that run keep their limits."""
         self.settings = engines
-        self._planner.heed(engines)
-        self.opener.heed(engines.attempts)
-        self.maker.heed(engines)
+        self._planner.reconfigure(engines)
+        self.opener.reconfigure(engines.attempts)
+        self.maker.reconfigure(engines)
         self._hosts.heed(hosts)
         self.health = health
-        self.prober.heed(health)
+        self.prober.reconfigure(health)
         self.wake()
 
     def accept_foreign(self, accepted: bool) -> None:
@@ -305,8 +305,8 @@ class Controller:
         box = alarms.Box(self.load.busy, paused, is_reboot_pending, self.tracking.problem, self._state)
         wrong = alarms.wrong(models, self.settings, now, box, self.health)
         self.alarms.update([*wrong, *(alarm for concern in self.concerns for alarm in concern())])
-        for told in self.observers:
-            told()
+        for observe in self.observers:
+            observe()
 
     def _carry_out(self, action: Action, now: float) -> None:
         planned = self.models[action.model]
@@ -341,10 +341,10 @@ class Controller:
         self.fallbacks.host_lost(link)
         affected = [name for name, planned in self.models.items() if planned.slot.vacate(link)]
         if not link.stopping:
-            self.events.tell(HostLost(link.backend, why))
+            self.events.emit(HostLost(link.backend, why))
             self._quarantine.lost(link.loss)
         if affected and not self._stopping:
-            told = "engine host %s (pid %d) %s; affected: %s"
+            message = "engine host %s (pid %d) %s; affected: %s"
             about = {"event": "host_lost", "backend": link.backend}
-            _LOG.warning(told, link.backend, link.pid, why, ", ".join(affected), extra=about)
+            _LOG.warning(message, link.backend, link.pid, why, ", ".join(affected), extra=about)
         self.wake()

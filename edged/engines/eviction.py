@@ -40,7 +40,7 @@ class EvictionManager:
         self.free_bytes = 0  # on the store's disk for this user; 0 where that cannot be known
         self.look()
 
-    def heed(self, settings: Engines) -> None:
+    def reconfigure(self, settings: Engines) -> None:
         """Other settings, from now on."""
         self._settings = settings
 
@@ -108,7 +108,7 @@ class EvictionManager:
             await asyncio.to_thread(self._store.strip, _evicted(record))
         else:
             await asyncio.to_thread(self._store.remove, key)
-        self._events.tell(EngineEvicted(record.size, reason), record.model, key)
+        self._events.emit(EngineEvicted(record.size, reason), record.model, key)
 
     def eviction_class(self, key: str) -> EvictionClass:
         """What an engine of the store is worth now."""

@@ -1,4 +1,4 @@
-"""Makes engines: builds, trials and verifications, one at a time in each lane, each in children of its own."""
+"""Make engines: builds, trials and verifications, one at a time in each lane."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 _EFFORTS: tuple[Effort, ...] = ("full", "full", "reduced", "least")  # of the first attempt, the second, ...
-_AGAIN_SECONDS = 0.2  # after the disk turned out to hold something else
-_SPACE_SECONDS = 30.0  # space may have been freed by then
-_LONG_SECONDS = 60.0  # after which what is being made may be overtaken
-_SPARE_MB = 1024  # of memory that has to be free for a second child in a lane
-_TOLD_STEP = 0.1  # of a phase: what watchers of events are told of
+_AGAIN_SECONDS = 0.2  # after the model on disk turned out to be another
+_SPACE_SECONDS = 30.0  # after the disk was full
+_LONG_SECONDS = 60.0  # after which another engine may be made beside this one
+_SPARE_MB = 1024  # free memory for a second child in a lane
+_EVENT_STEP = 0.1  # share of a phase between two progress events
 
 
 @dataclass
 class _Job:
-    """An engine that is being made in its lane (see `policy.lanes`)."""
+    """An engine that is being made."""
 
     engine: PlannedEngine
     source: str
@@ -76,25 +76,25 @@ class Maker:
         self._attempts, self._read_again = attempts, read_again
         self._work: list[_Job] = []
 
-    def heed(self, settings: Engines) -> None:
-        """Other settings, for what ends from now on."""
+    def reconfigure(self, settings: Engines) -> None:
+        """Apply other settings to jobs that end from now on."""
         self._settings = settings
-        self.eviction.heed(settings)
+        self.eviction.reconfigure(settings)
 
     @property
     def busy(self) -> frozenset[str]:
-        """Lanes in which something is being made."""
+        """Lanes in which an engine is being made."""
         return frozenset(work.engine.lane for work in self._work)
 
     def slow(self, available_mb: Callable[[], int]) -> frozenset[str]:
-        """Lanes in which one engine alone is being made, takes long and may be overtaken, if so much memory is free."""
+        """Lanes with a single job that has taken long: another may run beside it, if enough memory is free."""
         lanes = Counter(work.engine.lane for work in self._work)
         alone = [work.engine for work in self._work if lanes[work.engine.lane] == 1]
         long = frozenset(e.lane for e in alone if e.making is not None and e.making.elapsed_s >= _LONG_SECONDS)
         return long if long and available_mb() >= _SPARE_MB else frozenset()
 
     def start(self, planned: PlannedModel, action: Work) -> None:
-        """Begins what was decided."""
+        """Start a job that `reconcile` decided."""
         assert planned.model is not None  # nothing is decided for a model that could not be read
         engine = planned.engines[action.key]
         engine.move(EngineState.QUEUED)
@@ -105,7 +105,7 @@ class Maker:
         task.add_done_callback(partial(self._over, engine))
 
     def cancel(self, engine: PlannedEngine, reason: str) -> None:
-        """Ends what is being made or waits to be; only a command starts it again."""
+        """Stop making an engine, or waiting to; only a command starts it again."""
         work = self._work_on(engine)
         if work is not None:
             work.is_cancelled, work.why = True, reason
@@ -120,24 +120,24 @@ class Maker:
         engine.request = Request.NONE
 
     def _keep_cancelled(self, engine: PlannedEngine, reason: str) -> None:
-        """Across restarts; off the loop, since it waits for the disk."""
+        """Remember a cancellation across restarts; in a thread, since it waits for the disk."""
         self._tasks.start(asyncio.to_thread(self._attempts.cancelled, engine.digest, reason))
 
     def abandon(self) -> None:
-        """Ends what is being made for a model that was removed or changed: others wait for their turn."""
+        """Stop making engines that are no longer planned: the model was removed or changed."""
         wanted = {id(engine) for planned in self._models.values() for engine in planned.engines.values()}
         for work in self._work:
             if id(work.engine) not in wanted and not work.is_cancelled:
-                work.is_cancelled = True  # once: its child is being ended
-                work.engine.told = None  # what becomes of it concerns nobody any more
+                work.is_cancelled = True  # only once: its child is being stopped
+                work.engine.on_change = None  # its end is of no interest
                 work.task.cancel()
 
     def is_making(self, engine: PlannedEngine) -> bool:
-        """Whether it is being made now."""
+        """Whether an engine is being made now."""
         return self._work_on(engine) is not None
 
     def forgive(self, engine: PlannedEngine) -> None:
-        """A new start, by command: what failed before counts no more."""
+        """Forget earlier failures, by command."""
         self._attempts.forget(engine.digest)
         engine.failures, engine.failure, engine.retry_at = 0, "", 0.0
 
@@ -151,8 +151,8 @@ class Maker:
             work = self._work_on(engine)
             engine.cancel(work.why if work is not None else _Job.why)
             raise
-        except Exception as error:  # nobody expected it: a failure like any other, and told by whoever sees tasks end
-            why = EngineUnusable(f"{type(error).__name__}; the log tells more")
+        except Exception as error:  # unexpected: counts as a failure; the task group logs it
+            why = EngineUnusable(f"{type(error).__name__}; see the log")
             self._attempts.failed(engine.digest, str(why))
             engine.fail(why, self._settings.attempts)
             raise
@@ -176,7 +176,7 @@ class Maker:
             engine.met_disk(error)
             engine.postpone(str(error), _SPACE_SECONDS)
             _LOG.warning("model %s: engine %s: %s", name, short, error)
-        except KeyError:  # it was evicted or found damaged meanwhile: the next look sees what there is
+        except KeyError:  # it was evicted or found damaged meanwhile
             engine.lose()
         else:
             cost = engine.record.cost if engine.record else None
@@ -187,9 +187,9 @@ class Maker:
         key = engine.digest
         engine.making = Making(time.monotonic(), self._builder.expected_seconds(task))
         try:
-            await asyncio.to_thread(self._attempts.begin, key)  # it waits for the disk
+            await asyncio.to_thread(self._attempts.begin, key)  # waits for the disk
             capacity = partial(self.eviction.wait_for_capacity, replacing=key)
-            record = await self._builder.make(task, partial(self._told, task, engine), capacity)
+            record = await self._builder.make(task, partial(self._report_progress, task, engine), capacity)
         except (Superseded, OutOfSpace, asyncio.CancelledError):
             self._attempts.undone(key)
             raise
@@ -208,7 +208,7 @@ class Maker:
     async def _verify(self, engine: PlannedEngine, task: Task) -> None:
         key, artefact = engine.digest, self._store.artefact(engine.digest)
         try:
-            record = await self._builder.verify(task, partial(self._told, task, engine))
+            record = await self._builder.verify(task, partial(self._report_progress, task, engine))
         except (Superseded, OutOfSpace):
             raise
         except EngineDamaged as error:
@@ -225,10 +225,10 @@ class Maker:
         found = self._store.records().get(source)
         is_unproven = found is not None and found.is_unproven
         try:
-            # One that takes the whole box down must not be tried at every start.
+            # A trial that takes the whole box down must not be repeated at every start.
             await asyncio.to_thread(self._attempts.begin, engine.digest)
-            tell = partial(self._told, task, engine)
-            record = await self._builder.adopt(task, source, tell, self.eviction.wait_for_capacity)
+            on_progress = partial(self._report_progress, task, engine)
+            record = await self._builder.adopt(task, source, on_progress, self.eviction.wait_for_capacity)
         except (Superseded, OutOfSpace):
             raise
         except EngineDamaged as error:
@@ -237,13 +237,12 @@ class Maker:
             self._give_up_trial(engine, task, f"{error}")
         except (WrongAnswers, Unsuitable) as error:
             if is_unproven:
-                await asyncio.to_thread(
-                    self._store.remove, source, keep_pin=True
-                )  # nothing else would ever find out that it is of no use
+                # Nothing else would find out that it is of no use.
+                await asyncio.to_thread(self._store.remove, source, keep_pin=True)
             self._give_up_trial(engine, task, f"is not right with this device: {error}")
         except EdgedError as error:
             if is_unproven and engine.failures + 1 < self._settings.attempts:
-                engine.fail(error)  # that says nothing about the engine, which took somebody an hour
+                engine.fail(error)  # it says nothing about the engine, which took an hour to build
             else:
                 self._give_up_trial(engine, task, f"could not be tried: {error}")
         except KeyError:
@@ -256,7 +255,7 @@ class Maker:
 
     @staticmethod
     def _give_up_trial(engine: PlannedEngine, task: Task, why: str) -> None:
-        """It is built, as if there had been nothing to try."""
+        """Have the engine built instead."""
         reason = f"engine {engine.trial[:12]} {why}; it is built again"
         _LOG.warning("model %s: %s", task.model.name, reason)
         engine.trial, engine.failures = "", 0
@@ -264,7 +263,7 @@ class Maker:
 
     def _over(self, engine: PlannedEngine, task: asyncio.Task[None]) -> None:
         work = self._work_on(engine)
-        if work is not None and work.task is task:  # it was cancelled before it had begun
+        if work is not None and work.task is task:  # cancelled before it began
             self._free(engine)
             engine.cancel(work.why)
 
@@ -272,8 +271,8 @@ class Maker:
         engine.making = None
         self._work = [work for work in self._work if work.engine is not engine]
 
-    def _told(self, task: Task, engine: PlannedEngine, progress: Progress) -> None:
-        """A child or the builder says how far it is."""
+    def _report_progress(self, task: Task, engine: PlannedEngine, progress: Progress) -> None:
+        """Take a progress message of a child or of the builder."""
         making = engine.making
         if making is None:
             return
@@ -282,37 +281,38 @@ class Maker:
         state = EngineState.VERIFYING if making.phase in ("verifying", "timing") else EngineState.BUILDING
         if engine.state is not state:
             engine.move(state, engine.reason)
-        if making.phase != before or (making.said or 0.0) - making.told >= _TOLD_STEP:
-            making.told = making.said or 0.0
+        if making.phase != before or (making.reported or 0.0) - making.last_event >= _EVENT_STEP:
+            making.last_event = making.reported or 0.0
             what = EngineProgress(making.phase, making.fraction, making.elapsed_s, making.estimate_s)
-            self._events.tell(what, task.model.name, engine.digest)
+            self._events.emit(what, task.model.name, engine.digest)
 
     def _work_on(self, engine: PlannedEngine) -> _Job | None:
         return next((work for work in self._work if work.engine is engine), None)
 
     def _keys(self) -> set[str]:
-        """Engines of the store that work under way depends on."""
+        """Keys of stored engines that jobs depend on."""
         return {work.engine.digest for work in self._work} | {work.source for work in self._work}
 
 
 def _given_up(planned: PlannedModel, engine: PlannedEngine) -> Iterator[str]:
-    """The last failures of engines of a model that are given up and differ from this one in precision or threads."""
+    """Yield the last failures of given-up engines that differ from this one only in precision or threads."""
     for other in planned.engines.values():
         is_kin = (other.recipe.backend, other.recipe.device) == (engine.recipe.backend, engine.recipe.device)
         if is_kin and other is not engine and other.state is EngineState.QUARANTINED and not other.is_held:
             yield other.failure
 
 
-# What differs between two failures of one kind: names, places and numbers.
+# What differs between two failures of one kind: names, paths and numbers.
 _PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|/\S+|\b[0-9a-f]{8,}\b|\d+(\.\d+)?")
-_SHOWN = 200  # characters that tell one kind from another
-_SOFTENED = ("tensorrt", "tensorrt_rtx")  # whose next try asks less of the builder, so that it may end otherwise
+_COMPARED = 200  # characters
+_SOFTENED = ("tensorrt", "tensorrt_rtx")  # the next attempt asks less of these builders
 
 
 def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterable[str]) -> str:
-    """Why an engine that failed so would fail so again; empty if another try may end otherwise.
+    """Return why another attempt would fail in the same way; empty if it may succeed.
 
-    `before` is its last failure's message, `kin` those of engines given up that differ in precision or threads only.
+    `before`: the message of its previous failure. `kin`: those of given-up engines that differ only in precision or
+    threads.
     """
     if not _is_of_model(error):
         return ""
@@ -323,11 +323,11 @@ def reason_to_give_up(error: EdgedError, backend: str, before: str, kin: Iterabl
 
 
 def _is_of_model(error: EdgedError) -> bool:
-    """Whether model and runtime alone lead to it: a kill from outside and want of memory pass."""
+    """Whether model and runtime alone cause it: kills from outside and lack of memory are temporary."""
     if isinstance(error, ChildLost):
         return error.how in ("crashed", "late")
     return isinstance(error, EngineUnusable) and not isinstance(error, OutOfMemory)
 
 
 def _kind(message: str) -> str:
-    return _PARTICULARS.sub("#", message)[:_SHOWN]
+    return _PARTICULARS.sub("#", message)[:_COMPARED]

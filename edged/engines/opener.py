@@ -1,4 +1,4 @@
-"""Opens engines in their hosts and installs them in the slots, and takes note of hosts that are lost."""
+"""Open engines in their hosts and install them in the slots."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
 _REOPEN_SECONDS = 0.2  # after its host was lost
-_REPLACED_SECONDS = 1.0  # after it could not be opened while the model is replaced
-_PATIENCE = 2  # refusals that an engine is forgiven; want of room is forgiven for ever
-_REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the runtime refused to open it once, twice, and from then on
-_RETRY_SECONDS = 10.0  # after an error that nobody expected
+_REPLACED_SECONDS = 1.0  # after the model was replaced while it was opened
+_PATIENCE = 2  # refusals until an engine is given up; lack of memory or space does not count
+_REFUSED_SECONDS = (2.0, 10.0, 60.0)  # after the first, the second and every further refusal
+_RETRY_SECONDS = 10.0  # after an unexpected error
 
 
 class Opener:
-    """Carries out `Open`. `attempts` is how many failures in a row an engine is forgiven."""
+    """Carries out `Open`. `attempts`: failures in a row before an engine is given up."""
 
     def __init__(
         self,
@@ -75,23 +75,23 @@ class Opener:
         self._events, self._tasks, self._read_again = events, tasks, read_again
         self._probe = probe
 
-    def heed(self, attempts: int) -> None:
-        """Other patience, from now on."""
+    def reconfigure(self, attempts: int) -> None:
+        """Apply another number of attempts."""
         self._attempts = attempts
 
     def start(self, planned: PlannedModel, key: str) -> None:
-        """Begins to open an engine of a model."""
+        """Start opening an engine of a model."""
         planned.opening_key = key
         assert planned.model is not None  # nothing is decided for a model that could not be read
         planned.opening = self._tasks.start(self._open(planned, planned.model, planned.engines[key]))
 
     def retire(self, session: ServingSession | None) -> None:
-        """Closes a session once it has finished what it has."""
+        """Close a session once its work is done."""
         if session is not None:
             self._tasks.start(session.retire())
 
     def tidy(self, models: Mapping[str, PlannedModel]) -> None:
-        """Ends hosts that nothing of the device as it is now would be opened in."""
+        """Stop empty hosts that no planned engine would be opened in."""
         wanted = {_kind(engine) for planned in models.values() for engine in planned.engines.values()}
         for link in self._hosts.empty(wanted):
             self._tasks.start(link.stop())
@@ -103,13 +103,13 @@ class Opener:
             planned.opening, planned.opening_key = None, ""
 
     async def _install(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> None:
-        # Until it is known how this ends: an error that nobody expected must not be tried again at once.
+        # Until the outcome is known: after an unexpected error it must not be tried again at once.
         engine.open_at = time.monotonic() + _RETRY_SECONDS
         try:
             session = await self.open_session(planned, model, engine)
         except EngineDamaged as error:
             _LOG.warning("engine %s of model %s: %s", engine.digest[:12], model.name, error)
-            if engine.state is EngineState.READY:  # while it is being made anew, the outcome decides
+            if engine.state is EngineState.READY:  # otherwise it is being made again, and the outcome decides
                 engine.lose()
                 engine.reason, engine.open_at = str(error), 0.0
         except (HostLost, NotReady, Superseded) as error:
@@ -125,17 +125,17 @@ class Opener:
                 await self._cannot_open(model, engine, error)
         else:
             engine.opened()
-            # Meanwhile the model may have changed, or the engine been found to answer wrongly.
+            # Meanwhile the model may have changed, or the engine may have been rejected.
             if planned.engines.get(engine.digest) is not engine or not _may_serve(engine):
                 await session.retire()
                 return
             planned.serve(model)
             previous = planned.slot.install(session)
             self._store.touch(engine.digest)
-            told = "model %s: engine %s (%s) serves"
+            message = "model %s: engine %s (%s) serves"
             about = {"event": "engine_serves", "backend": engine.recipe.backend}
-            _LOG.info(told, model.name, engine.digest[:12], engine.recipe.backend, extra=about)
-            self._events.tell(EngineServes(engine.recipe.backend), model.name, engine.digest)
+            _LOG.info(message, model.name, engine.digest[:12], engine.recipe.backend, extra=about)
+            self._events.emit(EngineServes(engine.recipe.backend), model.name, engine.digest)
             self.retire(previous)
 
     async def open_session(self, planned: PlannedModel, model: Model, engine: PlannedEngine) -> ServingSession:
@@ -165,13 +165,13 @@ class Opener:
                 await asyncio.to_thread(self._store.damaged, artefact)
             raise
         except EdgedError:
-            if engine.recipe.is_reference:  # a runtime says nothing useful of a file that is gone or half there
+            if engine.recipe.is_reference:  # runtimes report missing or partial files badly
                 with contextlib.suppress(ModelRefused):
                     await asyncio.to_thread(require_same, order)
             raise
         session = ServingSession(link, number, ref, apart)
         try:
-            if engine.recipe.is_reference:  # it was opened from the model's file, whatever that is by now
+            if engine.recipe.is_reference:  # it was opened from the model's file, which may have changed
                 await asyncio.to_thread(require_same, order)
             nodes = link.nodes.get(number, {})
             verified = engine.record.composition.nodes if engine.record is not None else {}
@@ -180,9 +180,9 @@ class Opener:
                 raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.misplaced)}")
             await warm_up(model, link, number, ref.profile)
             session.vitals = await self._prove(planned, model, engine, session)
-            if link.lost:  # after its last answer: who is told of a loss does not know of this session
+            if link.lost:  # the loss was reported before this session was known
                 raise HostLost(f"engine host {link.backend} {link.lost}")
-        except BaseException:  # whatever it is, nobody else knows of the session
+        except BaseException:  # nothing else refers to the session yet
             self.retire(session)
             raise
         return session
@@ -190,8 +190,8 @@ class Opener:
     async def _prove(
         self, planned: PlannedModel, model: Model, engine: PlannedEngine, session: ServingSession
     ) -> Vitals:
-        """Has it answer once. Where the reference refuses every question the model needs others than edged can make up:
-        its engines serve, and it is ready once one of them has answered a request."""
+        """Probe a session before it serves. If even the reference refuses every probe, the model needs other requests
+        than edged can make up: its engines serve, and it is ready once one of them has answered a request."""
         if self._probe is None or planned.model is not model:  # another model is on disk by now
             return Vitals()
         known, is_reference = planned.known_answers(), engine.recipe.is_reference
@@ -202,7 +202,7 @@ class Opener:
             is_proven = bool(model.triton.warmups) or (before is not None and not before.vitals.unproven)
             return Vitals("" if is_proven else str(error))
         if not is_reference and (engine.digest, engine.edition) not in self._proven:
-            # A record may have been rewritten together with another model's files, which then match it.
+            # A record may have been replaced together with its files by those of another model.
             wrong = await self._probe.compare(model, engine.recipe.precision, session.link, session.number)
             if wrong:
                 engine.mismatch = wrong
@@ -222,9 +222,8 @@ class Opener:
             raise EngineDamaged("the engine is no longer in the store; it will be rebuilt") from None
 
     async def _cannot_open(self, model: Model, engine: PlannedEngine, error: EdgedError) -> None:
-        """The runtime refuses it. A reference stays refused; a built engine is thrown away and made again, but not the
-        first time: making it may take an hour. Want of room says nothing against either, and a warm-up that fails
-        would fail again whatever is made."""
+        """Handle an engine that its runtime refuses. A reference stays refused; a built one is built again, but
+        not after the first refusal, since building may take an hour. A failed warm-up would fail again."""
         _LOG.warning("engine %s of model %s cannot be opened: %s", engine.digest[:12], model.name, error)
         engine.met_disk(error)
         if _may_pass(engine, error):
@@ -240,9 +239,8 @@ class Opener:
 
 
 def _may_pass(engine: PlannedEngine, error: EdgedError) -> bool:
-    """Whether opening it as it is makes sense once more, later. Room may come at any time, and a disk be replaced. What
-    took too long did so on a box that may have been busy; of an engine that was built a runtime's own word is not final
-    either."""
+    """Whether opening may succeed later: space is freed, a disk is replaced, a busy box made it exceed its time. For a
+    built engine, not even the runtime's own refusal is final at first."""
     if isinstance(error, OutOfMemory | Overloaded | OutOfSpace):
         return engine.recipe.is_reference or engine.state is EngineState.READY
     if engine.recipe.is_reference:
@@ -260,7 +258,7 @@ def _may_serve(engine: PlannedEngine) -> bool:
     return engine.recipe.is_reference or engine.is_usable
 
 
-# The provider that a backend's nodes are meant for, by the kind of the recipe's device. Other backends have one only.
+# The provider that a backend's nodes should run on, by kind of device. Other backends have only one.
 _HOMES: dict[tuple[str, str], str] = {
     ("onnxruntime", "cpu"): "CPUExecutionProvider",
     ("onnxruntime", "cuda"): "CUDAExecutionProvider",
@@ -272,9 +270,11 @@ _MOST_NAMED = 5  # operators
 
 
 def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str, ...]:
-    """What of an opened engine does not run where it did when it was verified, a line each.
+    """Describe, a line each, which nodes of an opened engine do not run where they ran when it was verified.
 
-    A reference is never recorded: its nodes are all for the CPU. Where a runtime does not tell, nothing is known.
+    A provider that has vanished since then need not keep an engine from opening: its nodes fall back to another one,
+    slower, and with answers that were never verified. The nodes of a reference are all for the CPU. Empty if the
+    runtime does not report placement.
     """
     home = _HOMES.get((recipe.backend, recipe.device.partition(":")[0]))
     if home is None or not opened:
@@ -298,7 +298,7 @@ def misplaced_nodes(recipe: Recipe, verified: Nodes, opened: Nodes) -> tuple[str
 
 
 def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
-    """Fewer nodes on the device, although none turned up elsewhere. Without operators only the provider is told."""
+    """Report nodes that are gone from the device without turning up elsewhere; unknown without operators."""
     gone = Counter(before) - Counter(now) if before and now else Counter[str]()
     return (
         [f"{gone.total()} of {sum(before.values())} nodes are not on {home} any more: {_words(gone)}"] if gone else []
@@ -306,7 +306,7 @@ def _missing(home: str, before: Mapping[str, int], now: Mapping[str, int]) -> li
 
 
 def _is(provider: str, home: str) -> bool:
-    """Of several devices of a kind OpenVINO names one as `GPU.1`."""
+    """Whether a provider is the home one; OpenVINO names the second GPU `GPU.1`."""
     return provider.partition(".")[0] == home
 
 

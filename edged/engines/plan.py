@@ -47,8 +47,8 @@ class Making:
     started: float
     estimate_s: float | None = None
     phase: str = "queued"
-    said: float | None = None  # share of the phase that is done, as the runtime says
-    told: float = 0.0  # the last share that watchers were told of
+    reported: float | None = None  # share of the phase that is done, as the runtime says
+    last_event: float = 0.0  # the last share that watchers were told of
 
     @property
     def elapsed_s(self) -> float:
@@ -57,13 +57,13 @@ class Making:
     @property
     def fraction(self) -> float | None:
         """Share that is done, 0 to 1: what the runtime says, otherwise by the estimate; None where neither tells."""
-        if self.said is not None or not self.estimate_s:
-            return self.said
+        if self.reported is not None or not self.estimate_s:
+            return self.reported
         return min(0.99, self.elapsed_s / self.estimate_s)
 
     def take(self, progress: Progress) -> None:
         """What the child says."""
-        self.phase, self.said = progress.phase, progress.fraction
+        self.phase, self.reported = progress.phase, progress.fraction
 
 
 @dataclass
@@ -97,7 +97,7 @@ class PlannedEngine:
     disk_failures: int = 0  # in a row
     making: Making | None = None
     served_ms: dict[str, float] = field(default_factory=dict)  # the lowest median of an inference, by edition
-    told: Callable[[PlannedEngine], None] | None = None  # called after every step
+    on_change: Callable[[PlannedEngine], None] | None = None  # called after every step
 
     @property
     def digest(self) -> str:
@@ -131,8 +131,8 @@ class PlannedEngine:
         """One step of the table of states."""
         self.state = states.check(self.state, state)
         self.reason = reason
-        if self.told is not None:
-            self.told(self)
+        if self.on_change is not None:
+            self.on_change(self)
 
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
         """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a

@@ -1,4 +1,4 @@
-"""Gives a model the engines it should have on the device as it is now, each with what is known of it already."""
+"""Plan the engines that a model should have on this device, with what the store and earlier attempts say of each."""
 
 from __future__ import annotations
 
@@ -19,34 +19,37 @@ from edged.store.store import Store
 
 
 class Planner:
-    """`attempts` is how many failures in a row an engine is forgiven; `tries_drivers` says whether an engine for
-    another driver may be tried before one is built."""
+    """Plans models. `attempts`: failures in a row before an engine is given up; `tries_drivers`: whether an engine for
+    another driver is tried before one is built."""
 
     def __init__(
         self, store: Store, log: AttemptLog, fingerprint: Fingerprint, *, attempts: int, tries_drivers: bool
     ) -> None:
         self.fingerprint = fingerprint
         self.book = ShapeBook(store.root)
-        self.misses: Counter[str] = Counter()  # engines that the store did not have when they were planned, by reason
+        self.misses: Counter[str] = Counter()  # planned engines that the store did not have, by reason
         self._store, self._log, self._attempts, self._tries_drivers = store, log, attempts, tries_drivers
 
     @classmethod
     def of(cls, store: Store, fingerprint: Fingerprint, settings: Engines, log: AttemptLog | None = None) -> Planner:
-        """As the settings want it."""
+        """Create a planner from the configuration."""
         tries = settings.on_driver_change == "verify"
         return cls(store, log or AttemptLog(store.root), fingerprint, attempts=settings.attempts, tries_drivers=tries)
 
-    def heed(self, settings: Engines) -> None:
-        """As other settings want it, from the next plan on."""
+    def reconfigure(self, settings: Engines) -> None:
+        """Apply other settings from the next plan on."""
         self._attempts, self._tries_drivers = settings.attempts, settings.on_driver_change == "verify"
 
-    def plan(self, planned: PlannedModel, model: Model, told: Callable[[PlannedEngine], None] | None = None) -> None:
-        """Plans a model as it was just read, for the device as it is now. `told` hears of every step of its engines."""
+    def plan(
+        self, planned: PlannedModel, model: Model, on_change: Callable[[PlannedEngine], None] | None = None
+    ) -> None:
+        """Plan a model for the current device. `on_change` is called when an
+        engine changes state."""
         name, model = planned.entry.name, self.book.applied(model)
         stored = self._store.records()
         wanted = desired(self.fingerprint, {name: model})[name]
         for engine in planned.plan(model, lowered(wanted, lambda each: _is_rejected(each, planned, stored))):
-            engine.told = told
+            engine.on_change = on_change
             record = self._store.find(engine.digest)
             if engine.problem:
                 engine.move(EngineState.UNSUITABLE, engine.problem)
@@ -58,7 +61,7 @@ class Planner:
                 self._recall(engine, stored)
 
     def _recall(self, engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> None:
-        """What is known of an engine that is not there: how often making it failed, and whether another might do."""
+        """Apply earlier failures to an engine that is not in the store, and find another that may do instead."""
         before = self._log.of(engine.digest)
         engine.failures, engine.failure = before.failures, before.reason
         if before.stopped == "cancelled":
@@ -67,7 +70,7 @@ class Planner:
         if before.stopped or before.failures >= self._attempts:
             engine.quarantine(f"failed {before.failures} times, the last time: {before.reason}")
             return
-        if before.failures:  # a trial may be what took the box down
+        if before.failures:  # a trial may have taken the box down
             return
         engine.trial = trial(engine, stored, self._tries_drivers)
         if engine.trial:
@@ -76,7 +79,7 @@ class Planner:
 
 
 def is_lowering_due(planned: PlannedModel) -> bool:
-    """Whether an engine was rejected since the model was planned, and another is to be tried instead."""
+    """Whether an engine was rejected and the one that is optimised less is not planned yet."""
     return any(
         key_below(engine.key, lower).digest not in planned.engines
         for engine in planned.engines.values()
@@ -85,7 +88,7 @@ def is_lowering_due(planned: PlannedModel) -> bool:
 
 
 def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str, EngineRecord]) -> bool:
-    """Whether an engine's answers were found wrong, just now or before, by the standard that it is held to."""
+    """Whether an engine's answers were found wrong by its current standard, now or before."""
     known = planned.engines.get(each.key.digest)
     if known is not None and known.standard == each.standard and known.state is EngineState.REJECTED:
         return True
@@ -96,8 +99,8 @@ def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str
 
 
 def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> str:
-    """Why an engine is not there, in a word: the kind of the parts in which the nearest of its model is another
-    (`recipe`, `runtime`, `cpu`, ...), `several` where there are several kinds, `new` where there is none."""
+    """Return in a word why the store has no such engine: the kind of key parts in which the nearest one of the model
+    differs (`recipe`, `runtime`, `cpu`, ...), `several` for more than one kind, `new` if the model has none."""
     kin = {key: record.parts for key, record in stored.items() if record.parts.get("model") == wanted["model"]}
     near = nearest(wanted, kin.items())
     if near is None:
@@ -107,9 +110,9 @@ def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> st
 
 
 def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
-    """The key of the newest stored engine that may be this one: built ahead, or, if `drivers`, for another driver.
+    """Return the key of the newest stored engine that may do: built ahead, or, if `drivers`, for another driver.
 
-    Empty where there is none.
+    Empty if the store has none.
     """
     model = engine.key.parts["model"]  # compared first: the store may hold thousands of others
     kin = {

@@ -113,7 +113,7 @@ class Prober:
         self._session_probe, self._settings, self._tasks = session_probe, settings, tasks
         self._is_asking = False
 
-    def heed(self, settings: Health) -> None:
+    def reconfigure(self, settings: Health) -> None:
         """Other settings, from now on."""
         self._settings = settings
 

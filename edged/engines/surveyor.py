@@ -54,7 +54,7 @@ class Surveyor:
             self._seen = facts
             _LOG.warning("the device changed: %s", "; ".join(str(change) for change in changed))
             told = tuple(FactChange(change.name, change.old or "", change.new or "") for change in changed)
-            self._events.tell(DeviceChanged(told))
+            self._events.emit(DeviceChanged(told))
             if not self.is_reboot_pending:
                 self._planned_for = facts
                 self._changed(facts)

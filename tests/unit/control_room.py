@@ -18,7 +18,7 @@ from edged.device.fingerprint import Fingerprint
 from edged.engines import maker as maker_module
 from edged.engines import opener as opener_module
 from edged.engines import plan as plan_module
-from edged.engines.builder import Reserve, Task, Tell
+from edged.engines.builder import OnProgress, Reserve, Task
 from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.errors import EngineUnusable
 from edged.events import EventLog, What
@@ -151,11 +151,11 @@ class FakeBuilder:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def make(self, task: Task, tell: Tell, reserve: Reserve) -> EngineRecord:
+    async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         self.efforts.append(task.effort)
-        tell(Progress("building"))
+        on_progress(Progress("building"))
         await reserve(len(self.content))
-        accepted = await self._work("make", task, tell)
+        accepted = await self._work("make", task, on_progress)
         record = self._record(task, accepted)
         before = self.store.records().get(task.key.digest)
         if accepted:
@@ -164,9 +164,9 @@ class FakeBuilder:
             self.store.strip(record)
         return record
 
-    async def verify(self, task: Task, tell: Tell) -> EngineRecord:
+    async def verify(self, task: Task, on_progress: OnProgress) -> EngineRecord:
         record = self.store.records()[task.key.digest]
-        accepted = await self._work("verify", task, tell)
+        accepted = await self._work("verify", task, on_progress)
         found = self._record(task, accepted)
         record = msgspec.structs.replace(
             record, verdict=found.verdict, latency_ms=found.latency_ms, standard=found.standard
@@ -174,10 +174,10 @@ class FakeBuilder:
         (self.store.amend if accepted else self.store.strip)(record)
         return self.store.records()[task.key.digest]
 
-    async def adopt(self, task: Task, source: str, tell: Tell, reserve: Reserve) -> EngineRecord:
+    async def adopt(self, task: Task, source: str, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         self.sources.append(source)
         old = self.store.records()[source]
-        if not await self._work("adopt", task, tell):
+        if not await self._work("adopt", task, on_progress):
             raise EngineUnusable("its answers are wrong")
         record = msgspec.structs.replace(old, parts=task.key.parts, adopted_from=source)
         put(self.store, record, self.content)
@@ -189,10 +189,10 @@ class FakeBuilder:
     def expected_seconds(self, task: Task) -> float | None:
         return self.estimate
 
-    async def _work(self, verb: str, task: Task, tell: Tell) -> bool:
+    async def _work(self, verb: str, task: Task, on_progress: OnProgress) -> bool:
         self.did.append((verb, task.key.digest))
         for progress in self.says or [Progress("verifying")]:
-            tell(progress)
+            on_progress(progress)
         await self.gate.wait()
         outcome = self.outcomes.popleft() if self.outcomes else True
         if isinstance(outcome, BaseException):

@@ -26,7 +26,7 @@ from edged.device.fingerprint import Fingerprint
 from edged.engines import opener as opener_module
 from edged.engines import planner as planner_module
 from edged.engines.actual import actual
-from edged.engines.builder import Reserve, Task, Tell
+from edged.engines.builder import OnProgress, Reserve, Task
 from edged.engines.catalogue import Catalogue
 from edged.engines.commands import Commands, Selection
 from edged.engines.desired import DesiredEngine, desired
@@ -200,21 +200,21 @@ class Box:
 
     # -- the builder ------------------------------------------------------------------------------------------------
 
-    async def make(self, task: Task, tell: Tell, reserve: Reserve) -> EngineRecord:
+    async def make(self, task: Task, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         async with self._child(task):
             key, recipe = task.key.digest, task.recipe
             known = self.store.records().get(key)
             if known is not None and not known.verdict.accepted and known.standard == self._standard(task):
                 assert key in self.commanded, "a rejected engine is not made again without a command"
             if not recipe.is_reference:
-                tell(Progress("building"))
+                on_progress(Progress("building"))
                 await reserve(MB)
             self.built += 1
             await self.steps.wait()
             outcome = self._next(task, "builds")
             if outcome not in ("good", "rejected"):
                 raise _ERRORS[outcome](outcome)
-            tell(Progress("verifying"))
+            on_progress(Progress("verifying"))
             await self.steps.wait()
             self.commanded.discard(key)
             record = self._record(task, outcome == "good")
@@ -226,10 +226,10 @@ class Box:
                 self.store.strip(record)
             return record
 
-    async def verify(self, task: Task, tell: Tell) -> EngineRecord:
+    async def verify(self, task: Task, on_progress: OnProgress) -> EngineRecord:
         async with self._child(task):
             record = self.store.records()[task.key.digest]
-            tell(Progress("verifying"))
+            on_progress(Progress("verifying"))
             await self.steps.wait()
             outcome = self._next(task, "trials")
             if outcome not in ("good", "rejected"):
@@ -239,10 +239,10 @@ class Box:
             write(msgspec.structs.replace(found, files=record.files))
             return self.store.records()[task.key.digest]
 
-    async def adopt(self, task: Task, source: str, tell: Tell, reserve: Reserve) -> EngineRecord:
+    async def adopt(self, task: Task, source: str, on_progress: OnProgress, reserve: Reserve) -> EngineRecord:
         async with self._child(task):
             old = self.store.records()[source]
-            tell(Progress("verifying"))
+            on_progress(Progress("verifying"))
             await self.steps.wait()
             outcome = self._next(task, "trials")
             if outcome != "good":

@@ -22,7 +22,7 @@ def silence(guard: Watch, seconds: int, *, used: float = 0.0) -> str:
     """The verdict after so many seconds in each of which the child used that much processor time."""
     cpu, reason = 50.0, ""
     guard.judge(Usage(cpu, 1.0, 1), 1.0)
-    guard.heard()
+    guard.received()
     for _ in range(seconds):
         cpu += used
         reason = reason or guard.judge(Usage(cpu, 1.0, 1), 1.0)
@@ -70,7 +70,7 @@ def test_watch_child_that_says_it_gets_on_may_compute_as_long_as_it_likes() -> N
     guard = Watch(100, 600, quiet_seconds=120)
     for second in range(7200):
         if second % 100 == 0:
-            guard.heard()
+            guard.received()
         assert guard.judge(Usage(float(second), 10.0, 1, True), 1.0) == ""
 
 

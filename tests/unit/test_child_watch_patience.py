@@ -40,7 +40,7 @@ def test_patience_with_a_silent_compiler_never_exceeds_the_limit(backend: str) -
     assert patience(of(12, 250), backend, 0.1, short).quiet_seconds == 60
     usual = patience(of(12, 250), backend, 0.1, Limits())
     assert usual.quiet_seconds == usual.step_seconds < Limits().seconds / 10
-    assert usual.told_seconds == 0
+    assert usual.progress_seconds == 0
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_rtx"])
@@ -49,4 +49,4 @@ def test_patience_with_tensorrt_lets_it_be_silent_for_the_whole_limit_and_go_on_
     given = patience(of(12, 250), backend, 0.1, limits)
     assert given.quiet_seconds == limits.seconds
     assert given.step_seconds == limits.stall_seconds
-    assert given.told_seconds >= limits.seconds
+    assert given.progress_seconds >= limits.seconds

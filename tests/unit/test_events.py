@@ -10,8 +10,8 @@ from edged.events import EngineMoved, Event, EventLog, ModelRead, ModelRemoved
 def test_events_are_numbered_from_one_and_kept_in_order() -> None:
     async def work() -> list[Event]:
         log = EventLog()
-        log.tell(ModelRead("d"), "m")
-        log.tell(EngineMoved("ready", "onnxruntime", ""), "m", "k")
+        log.emit(ModelRead("d"), "m")
+        log.emit(EngineMoved("ready", "onnxruntime", ""), "m", "k")
         return [event async for event in log.follow(live=False)]
 
     first, second = asyncio.run(work())
@@ -23,7 +23,7 @@ def test_a_follower_resumes_where_it_was_and_gets_what_comes() -> None:
     async def work() -> list[int]:
         log, seen = EventLog(), []
         for _ in range(5):
-            log.tell(ModelRemoved())
+            log.emit(ModelRemoved())
 
         async def follow() -> None:
             async for event in log.follow(after=3, epoch=log.epoch):
@@ -34,7 +34,7 @@ def test_a_follower_resumes_where_it_was_and_gets_what_comes() -> None:
         task = asyncio.create_task(follow())
         await asyncio.sleep(0)
         for _ in range(3):
-            log.tell(ModelRemoved())
+            log.emit(ModelRemoved())
             await asyncio.sleep(0)
         await asyncio.wait_for(task, 10)
         return seen
@@ -56,7 +56,7 @@ def test_two_followers_see_the_same() -> None:
 
         tasks = [asyncio.create_task(follow()) for _ in range(2)]
         for number in range(50):
-            log.tell(ModelRemoved())
+            log.emit(ModelRemoved())
             if number % 7 == 0:
                 await asyncio.sleep(0)
         return list(await asyncio.wait_for(asyncio.gather(*tasks), 10))
@@ -74,7 +74,7 @@ def numbers(log: EventLog, after: int = 0, epoch: str = "") -> list[int]:
 def filled(count: int, kept: int = 100) -> EventLog:
     log = EventLog(kept)
     for _ in range(count):
-        log.tell(ModelRemoved())
+        log.emit(ModelRemoved())
     return log
 
 

@@ -81,11 +81,11 @@ class Workshop:
 
     def plan(self, of: object) -> None:
         for engine in self.planned.plan(of, desired(box(), {"m": of})["m"]):  # type: ignore[arg-type,dict-item]
-            engine.told = self._told
+            engine.on_change = self._told
         self.reference, self.engine, self.other = self.planned.engines.values()
 
     def _told(self, engine: PlannedEngine) -> None:
-        self.events.tell(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), "m", engine.digest)
+        self.events.emit(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), "m", engine.digest)
 
     def _look(self) -> None:
         self.looks += 1

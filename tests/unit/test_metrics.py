@@ -149,7 +149,7 @@ def test_build_counts_once_with_its_whole_time() -> None:
     log, clock = EventLog(), Clock()
     counted = EventCounts(log, clock.monotonic)
     for state, after in (("queued", 1.0), ("building", 4.0), ("verifying", 5.0), ("rejected", 0.0)):
-        log.tell(EngineMoved(state, "openvino", ""), "m", "key")
+        log.emit(EngineMoved(state, "openvino", ""), "m", "key")
         clock.now += after
     assert counted.builds == {("openvino", "rejected"): 1}
     assert counted.build_seconds["openvino"].total == 10.0
@@ -158,24 +158,24 @@ def test_build_counts_once_with_its_whole_time() -> None:
 def test_stored_engine_is_not_counted_as_build() -> None:
     log, clock = EventLog(), Clock()
     counted = EventCounts(log, clock.monotonic)
-    log.tell(EngineMoved("ready", "openvino", ""), "m", "key")
+    log.emit(EngineMoved("ready", "openvino", ""), "m", "key")
     assert not counted.builds
 
 
 def test_build_of_removed_model_is_forgotten() -> None:
     log, clock = EventLog(), Clock()
     counted = EventCounts(log, clock.monotonic)
-    log.tell(EngineMoved("building", "openvino", ""), "m", "key")
-    log.tell(ModelRemoved(), "m")
-    log.tell(EngineMoved("ready", "openvino", ""), "m", "key")
+    log.emit(EngineMoved("building", "openvino", ""), "m", "key")
+    log.emit(ModelRemoved(), "m")
+    log.emit(EngineMoved("ready", "openvino", ""), "m", "key")
     assert not counted.builds
 
 
 def test_alarms_and_lost_hosts_are_counted_with_a_sample_per_kind() -> None:
     log, samples = EventLog(), Samples()
     counted = EventCounts(log)
-    log.tell(AlarmRaised("slow", "it is slow"))
-    log.tell(HostLost("openvino", "died"))
+    log.emit(AlarmRaised("slow", "it is slow"))
+    log.emit(HostLost("openvino", "died"))
     scrape.alarms(samples, (Alarm(AlarmKind.FALLBACK, "not on the device", "m"),), counted)
     found = scraped(samples)
     assert value(found, "edged_alarms_raised_total", kind="slow") == 1

@@ -52,7 +52,7 @@ def test_hosts_are_told_with_their_memory_and_those_that_are_gone_without() -> N
     log = EventLog()
     counts = EventCounts(log)
     for backend in ("openvino", "openvino", "tensorrt"):
-        log.tell(HostLost(backend, "died"))
+        log.emit(HostLost(backend, "died"))
     told = list(hosts([link("openvino", os.getpid(), 2, 100), link("onnxruntime", 1 << 30)], counts))
     assert [(each.backend, each.losses, each.sessions) for each in told] == [
         ("onnxruntime", 0, 0),

@@ -84,14 +84,14 @@ def test_an_engine_goes_through_its_life() -> None:
 
 def test_every_step_is_told_after_it_was_taken() -> None:
     planned, told = engine(), list[tuple[EngineState, str]]()
-    planned.told = lambda e: told.append((e.state, e.reason))
+    planned.on_change = lambda e: told.append((e.state, e.reason))
     making(planned).fail(BuildFailed("no memory"))
     assert told == [(S.QUEUED, ""), (S.BUILDING, ""), (S.VERIFYING, ""), (S.FAILED, "no memory")]
 
 
 def test_a_step_that_the_table_lacks_is_an_error_and_changes_nothing() -> None:
     planned, told = engine(), list[EngineState]()
-    planned.reason, planned.told = "as it was", lambda e: told.append(e.state)
+    planned.reason, planned.on_change = "as it was", lambda e: told.append(e.state)
     with pytest.raises(ValueError, match="from absent to verifying"):
         planned.move(S.VERIFYING, "never")
     assert (planned.state, planned.reason, told) == (S.ABSENT, "as it was", [])

@@ -298,7 +298,7 @@ def test_no_more_peers_than_there_is_room_for(folder: Path, monkeypatch: pytest.
 @asynccontextmanager
 async def published(folder: Path) -> AsyncIterator[tuple[Publisher, EventLog]]:
     events = EventLog()
-    events.tell(ModelRead("before the start"), "old")
+    events.emit(ModelRead("before the start"), "old")
     publisher = Publisher(events)
     publisher.start(f"ipc://{folder}/events")
     try:
@@ -350,8 +350,8 @@ def test_events_are_told_as_they_happen(folder: Path) -> None:
     async def main() -> None:
         async with published(folder) as (publisher, events), peer(folder, zmq.SUB, "events") as link:
             await subscribed(link, publisher, "events/model_read")
-            events.tell(ModelRemoved(), "not asked for")
-            events.tell(ModelRead("digest"), "yolo")
+            events.emit(ModelRemoved(), "not asked for")
+            events.emit(ModelRead("digest"), "yolo")
             topic, payload = await asyncio.wait_for(link.recv_multipart(), 20)
             told = json.loads(payload)
             assert topic == b"events/model_read"

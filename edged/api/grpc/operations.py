@@ -118,7 +118,7 @@ class OperationsService:
                 repository.add, header.name, files, settings, samples=samples, move=True, record=record
             )
         if record is not None and record.steps:
-            self._controller.events.tell(ModelRepaired(record.digest, record.original, short(record)), header.name)
+            self._controller.events.emit(ModelRepaired(record.digest, record.original, short(record)), header.name)
         planned = await self._controller.added(header.name)
         if planned.reading is not None:
             await asyncio.wait([planned.reading], timeout=_READ_SECONDS)

@@ -41,7 +41,7 @@ async def read(path: Path, limits: AdmissionLimits) -> Inspection:
     stages, granted = _Stages(Stage.FILE), limits.of_reader(await asyncio.to_thread(_size_mb, path))
     try:
         job = jobs.Inspect(str(path))
-        return await run(job, Inspection, granted, tell=stages, patience=_patience(granted))
+        return await run(job, Inspection, granted, on_progress=stages, patience=_patience(granted))
     except ChildLost as error:
         if error.how == "killed":
             raise
@@ -56,7 +56,7 @@ async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> j
     stages, granted = _Stages(Stage.OPSET), limits.of_runtime(size_mb)
     backend = job.order.recipe.backend
     try:
-        found = await run(job, jobs.Checked, granted, tell=stages, patience=_patience(granted))
+        found = await run(job, jobs.Checked, granted, on_progress=stages, patience=_patience(granted))
     except ChildLost as error:
         if error.how == "killed":
             raise
