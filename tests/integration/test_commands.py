@@ -228,7 +228,7 @@ def test_a_selection_that_fits_nothing_is_refused(client: edged.Client, verb: st
     act = getattr(client, verb)
     with pytest.raises(NotFound, match="no model 'nobody'"):
         act("nobody")
-    with pytest.raises(NotFound, match="edged engines list"):
+    with pytest.raises(NotFound):
         act(engine="0123456789" * 3)
     for wrong in ({}, {"engine": "abc"}, {"model": MODEL, "everything": True}):
         with pytest.raises(InvalidInput):

@@ -127,7 +127,7 @@ def test_a_sample_on_disk_that_cannot_be_read_costs_no_engine_and_is_told(daemon
 
 def test_a_broken_sample_refuses_the_upload_and_leaves_nothing(daemon: Daemon, pictures: Path) -> None:
     (pictures / "broken.png").write_bytes((pictures / "door.png").read_bytes()[:2000])
-    with daemon.client() as client, pytest.raises(EdgedError, match=r"sample broken\.png cannot be used") as raised:
+    with daemon.client() as client, pytest.raises(EdgedError, match=r"broken\.png") as raised:
         client.add_model("broken", MODEL_PATH, samples=[pictures])
     assert "\n" not in str(raised.value)
     assert leftovers(daemon.models, "broken") == []

@@ -196,7 +196,7 @@ def test_start_with_read_only_state_and_cache_serves_what_is_there_and_alarms(ho
             answers(daemon)
             with daemon.client() as client:
                 wait_for("alarms", lambda: {a.kind for a in client.status().alarms} >= {_STATE, "builds_paused"})
-                with pytest.raises(OutOfSpace, match="Read-only file system"):
+                with pytest.raises(OutOfSpace):
                     client.add_model("extra", extra)
                 with pytest.raises(Refused):
                     client.remove_model("m")

@@ -39,7 +39,7 @@ def test_a_token_is_found_by_its_secret_alone(tmp_path: Path) -> None:
 def test_names_are_one_tokens_each(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
     file.add(make("one", frozenset({"infer"}))[0])
-    with pytest.raises(AlreadyExists, match="revoke it first"):
+    with pytest.raises(AlreadyExists):
         file.add(make("one", frozenset({"read"}))[0])
     assert file.revoke("one").roles == ("infer",)
     with pytest.raises(NotFound):

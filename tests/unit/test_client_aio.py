@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from edged.client import AsyncClient
 from edged.client.upload import Upload
-from edged.errors import AlreadyExists, DeadlineExceeded, InvalidInput, NotFound, NotReady
+from edged.errors import AlreadyExists, DaemonUnavailable, DeadlineExceeded, InvalidInput, NotFound, NotReady
 from tests.unit.client_daemon import Running
 
 pytestmark = pytest.mark.timeout(60)
@@ -202,10 +202,10 @@ def test_the_daemons_reason_survives_a_write_that_fails_with_it(running: Running
 def test_nobody_answers(tmp_path: Path, kind: str) -> None:
     async def work() -> None:
         async with AsyncClient(f"unix:{tmp_path}/none.sock") as client:
-            with pytest.raises(NotReady, match="start one with: edged serve"):
+            with pytest.raises(DaemonUnavailable, match="start one with: edged serve"):
                 await client.models()
             frames = Frames(gap=0.01)
-            with pytest.raises(NotReady, match="start one with: edged serve"):
+            with pytest.raises(DaemonUnavailable, match="start one with: edged serve"):
                 async for _ in client.stream("shapes", frames.of(kind)):
                     pass
             assert await asyncio.to_thread(frames.over)

@@ -214,7 +214,7 @@ def test_the_daemons_refusal_becomes_the_right_error(client: Client) -> None:
 
 
 def test_a_deadline(running: Running) -> None:
-    with Client(running.target, timeout=0.2) as client, pytest.raises(DeadlineExceeded, match="did not answer in time"):
+    with Client(running.target, timeout=0.2) as client, pytest.raises(DeadlineExceeded):
         client.infer("hung", b"x")
 
 

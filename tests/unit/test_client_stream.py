@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edged.client import Captured, Client, Result
-from edged.errors import DeadlineExceeded, InvalidInput, NotFound, NotReady
+from edged.errors import DaemonUnavailable, DeadlineExceeded, InvalidInput, NotFound, NotReady
 from tests.unit import client_daemon
 from tests.unit.client_daemon import Running
 
@@ -175,7 +175,7 @@ def test_a_missing_model_ends_the_stream_and_the_frames(client: Client) -> None:
 
 
 def test_the_daemon_ending_the_stream_early_is_told(client: Client) -> None:
-    with pytest.raises(NotReady, match="ended the stream"):
+    with pytest.raises(DaemonUnavailable, match="ended the stream"):
         list(client.stream("quits", Frames(gap=0.01)))
 
 
@@ -210,16 +210,16 @@ def test_many_streams_share_a_client(client: Client) -> None:
 def test_nobody_answers(tmp_path: Path) -> None:
     with Client(f"unix:{tmp_path}/none.sock") as client:
         expected = rf"no edged daemon answers at unix:{tmp_path}/none.sock; start one with: edged serve"
-        with pytest.raises(NotReady, match=expected):
+        with pytest.raises(DaemonUnavailable, match=expected):
             client.models()
         frames = Frames(gap=0.01)
-        with pytest.raises(NotReady, match=expected):
+        with pytest.raises(DaemonUnavailable, match=expected):
             list(client.stream("shapes", frames))
         assert frames.over()
 
 
 def test_nobody_listens_on_the_port() -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(NotReady, match="no edged daemon answers at 127"):
+    with Client("127.0.0.1:1") as client, pytest.raises(DaemonUnavailable, match="no edged daemon answers at 127"):
         client.device()
 
 

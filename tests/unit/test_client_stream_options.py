@@ -19,7 +19,7 @@ from edged.client import AsyncClient, Captured, Client, Result
 from edged.client.backoff import Backoff
 from edged.client.frames import frame_options, stream_options
 from edged.client.result import Classification, Skips, from_proto
-from edged.errors import InvalidInput, NotFound, NotReady
+from edged.errors import DaemonUnavailable, InvalidInput, NotFound
 from edged.proto import cameras_pb2 as pb
 from edged.vision import masks
 from tests.unit.scripted_daemon import ScriptedDaemon, answer
@@ -349,7 +349,7 @@ def test_the_account_is_exact_over_several_calls(target: str) -> None:
 
 
 def test_a_daemon_that_never_answered_is_not_waited_for(target: str) -> None:
-    with Client(target) as client, pytest.raises(NotReady, match="no edged daemon answers"):
+    with Client(target) as client, pytest.raises(DaemonUnavailable, match="no edged daemon answers"):
         list(client.stream("shapes", [JPEG] * 9, reconnect=True))
 
 

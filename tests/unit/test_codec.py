@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edged.errors import InvalidInput
+from edged.errors import InvalidInput, InvalidTensor
 from edged.raw_contents import to_array, to_bytes
 from edged.tensors import DATATYPES, Array, TensorSpec, byte_size, numpy_dtype
 
@@ -59,7 +59,7 @@ def test_a_dense_tensor_is_read_without_a_copy() -> None:
 
 @pytest.mark.parametrize("size", [0, 7, 9, 16])
 def test_a_wrong_number_of_bytes_is_refused_by_name(size: int) -> None:
-    with pytest.raises(InvalidInput, match=rf"'x' holds {size} bytes, INT32\[2\] takes 8"):
+    with pytest.raises(InvalidTensor, match=rf"'x' holds {size} bytes, INT32\[2\] takes 8"):
         to_array("x", "INT32", (2,), bytes(size))
 
 
@@ -76,7 +76,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_malformed_strings_are_refused_by_name(what: str) -> None:
-    with pytest.raises(InvalidInput, match="'x'"):
+    with pytest.raises(InvalidTensor, match="'x'"):
         to_array("x", "BYTES", (2,), MALFORMED[what])
 
 

@@ -17,6 +17,9 @@ from edged.proto import status_pb2
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EdgedError)]
 DOCUMENTED = re.findall(r"^\| `([A-Z_]+)` \|", Path(__file__, "../../../docs/errors.md").resolve().read_text(), re.M)
 
+TESTS = Path(__file__).parents[1]
+MOST_SENTENCES = 220  # falls with every test that is rewritten
+
 
 def test_error_codes_each_belong_to_a_class_and_to_a_line_of_the_documentation() -> None:
     assert sorted(DOCUMENTED) == sorted(code.value for code in ErrorCode)
@@ -86,3 +89,11 @@ def test_error_code_of_an_unexpected_exception_is_internal() -> None:
 def test_to_edged_details_that_mean_nothing_here_leave_the_class_of_the_status(value: str | bytes) -> None:
     error = to_edged(grpc.StatusCode.NOT_FOUND, "gone", "unix:/x", [("grpc-status-details-bin", value)])
     assert (type(error), error.code) == (errors.NotFound, ErrorCode.NOT_FOUND)
+
+
+def test_few_tests_assert_sentences_of_errors() -> None:
+    """Texts of errors may change at any time. Assert class, code and fields; match a name at most, such as `'x'`."""
+    asserted = re.compile(r"""raises\([\w.]+, match=r?f?"([^"]*)\"""")
+    patterns = [text for file in TESTS.rglob("*.py") for text in asserted.findall(file.read_text())]
+    sentences = [text for text in patterns if len(re.findall(r"(?<![\w'.{])[a-z]{2,}(?![\w'.}])", text)) > 2]
+    assert len(sentences) <= MOST_SENTENCES, "assert the error's class and code, and names in its text"

@@ -435,7 +435,7 @@ def test_a_model_that_is_gone_answers_nobody_and_leaves_nothing_open(clock: Cloc
         place.models.clear()
         await place.look()
         assert (place.current, link.closed) == (None, [1])
-        with pytest.raises(NotReady, match="model 'm' is gone"):
+        with pytest.raises(NotReady, match="'m'"):
             place.ask()
 
     run(story())

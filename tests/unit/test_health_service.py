@@ -55,7 +55,7 @@ def test_the_daemon_and_its_services_serve_whatever_its_models_do() -> None:
         world.add("m", ready=False).problem = NotReady("it is no model")
         assert [await world.check(name) for name in ("", "edged.v1.Cameras")] == [Status.SERVING] * 2
         assert await world.check("m") == Status.NOT_SERVING
-        with pytest.raises(NotFound, match="no service or model 'nobody'"):
+        with pytest.raises(NotFound, match="'nobody'"):
             await world.check("nobody")
 
     run(story())

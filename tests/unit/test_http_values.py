@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edged import raw_contents
 from edged.api.http import values
-from edged.errors import InvalidInput, TooLarge
+from edged.errors import InvalidInput, InvalidTensor, TooLarge
 from edged.tensors import numpy_dtype
 
 _NUMBERS = [
@@ -119,14 +119,14 @@ def test_nan_and_infinities_are_bare_words_and_may_come_as_strings() -> None:
     ],
 )
 def test_what_is_no_such_tensor_is_refused(datatype: str, shape: list[int], text: bytes, words: str) -> None:
-    with pytest.raises(InvalidInput, match="'x'") as caught:
+    with pytest.raises(InvalidTensor, match="'x'") as caught:
         values.read("x", datatype, shape, text)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(("datatype", "raw"), [("FP16", b"\0\0"), ("BYTES", b"\1\0\0\0\xff")])
 def test_what_json_cannot_hold_is_not_written(datatype: str, raw: bytes) -> None:
-    with pytest.raises(InvalidInput, match="binary"):
+    with pytest.raises(InvalidTensor, match="binary"):
         values.write("y", datatype, (1,), raw)
 
 

@@ -28,7 +28,7 @@ from edged.api.inference.requests import (
 from edged.api.inference.requests import inputs_of as checked
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile, Range
-from edged.errors import InvalidInput
+from edged.errors import InvalidInput, InvalidTensor
 from edged.proto import open_inference_pb2 as pb
 from edged.raw_contents import to_array, to_bytes
 from edged.serving.work import InputTensor
@@ -72,9 +72,9 @@ def test_inputs_of_request_may_give_or_leave_out_what_has_a_default() -> None:
     request.raw_input_contents.append(bytes(8))
     assert [each.name for each in checked(wire.Request.of(request), one("FP32", 1), optional=default)] == ["x", "w"]
     request.inputs[1].shape[0] = 3
-    with pytest.raises(InvalidInput, match="'w'"):
+    with pytest.raises(InvalidTensor, match="'w'"):
         checked(wire.Request.of(request), one("FP32", 1), optional=default)
-    with pytest.raises(InvalidInput, match="no input 'w'"):
+    with pytest.raises(InvalidTensor, match="no input 'w'"):
         checked(wire.Request.of(request), one("FP32", 1))
 
 
@@ -117,7 +117,7 @@ def read(request: pb.ModelInferRequest, signature: Signature) -> Array:
 
 
 def refused(request: pb.ModelInferRequest, signature: Signature, *words: str) -> None:
-    with pytest.raises(InvalidInput) as raised:
+    with pytest.raises(InvalidTensor) as raised:
         all_arrays(request, signature)
     for word in words:
         assert word in str(raised.value)
@@ -286,7 +286,7 @@ def test_outputs_are_those_asked_for_in_that_order_or_all() -> None:
 
 @pytest.mark.parametrize(("names", "word"), [(["score"], "'score'"), ([""], "''")])
 def test_outputs_that_cannot_be_given_are_refused_by_name(names: list[str], word: str) -> None:
-    with pytest.raises(InvalidInput, match=word):
+    with pytest.raises(InvalidTensor, match=word):
         wanted(asked(*names))
 
 
@@ -329,23 +329,23 @@ def test_raw_contents_are_of_the_inputs_that_are_not_in_shared_memory() -> None:
 
 
 def test_shared_memory_that_does_not_fit_its_tensor_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInput, match="'image' holds 15 bytes"):
+    with pytest.raises(InvalidTensor, match="'image' holds 15 bytes"):
         located(in_memory(two(), 0, 15))
     request = in_memory(two(), 0, 16)
     request.raw_input_contents.append(IMAGE)
-    with pytest.raises(InvalidInput, match="1 inputs that are not in shared memory but 2 raw contents"):
+    with pytest.raises(InvalidTensor, match="1 inputs that are not in shared memory but 2 raw contents"):
         located(request)
     request = in_memory(two(), 0, 16)
     request.inputs[0].contents.fp32_contents.extend([1, 2, 3, 4])
-    with pytest.raises(InvalidInput, match="'image' has contents and a place"):
+    with pytest.raises(InvalidTensor, match="'image'"):
         located(request)
-    with pytest.raises(InvalidInput, match="not read here"):
+    with pytest.raises(InvalidTensor, match="not read here"):
         inputs_of(in_memory(two(), 0, 16), TWO)
 
 
 def test_inputs_that_are_filled_in_may_be_missing_and_may_not_be_sent() -> None:
     request = two()
-    with pytest.raises(InvalidInput, match="'mode' is filled in by edged"):
+    with pytest.raises(InvalidTensor, match="'mode'"):
         checked(wire.Request.of(request), TWO, filled={"mode"})
     del request.inputs[1], request.raw_input_contents[1]
     (image,) = checked(wire.Request.of(request), TWO, filled={"mode"})
@@ -367,14 +367,14 @@ def test_a_shape_within_what_engines_are_made_for_comes_through(batch: int) -> N
 @pytest.mark.parametrize("batch", [0, 9])
 def test_a_shape_beyond_it_is_refused_with_what_to_set(batch: int) -> None:
     request = raw_request("FP32", (batch, 4), bytes(16 * batch))
-    with pytest.raises(InvalidInput, match=r"takes \[1, 4\] to \[8, 4\] here; its setting profile\.x widens that"):
+    with pytest.raises(InvalidTensor, match=r"takes \[1, 4\] to \[8, 4\] here; its setting profile\.x widens that"):
         inputs_of(request, one("FP32", "n", 4), PROFILE)
     assert inputs_of(request, one("FP32", "n", 4))  # where no engine needs a range, none is asked for
 
 
 def test_a_refusal_is_short_however_many_tensors_a_model_has() -> None:
     signature = Signature(tuple(TensorSpec(f"past_key_values.{n}", "FP32", (1, 2)) for n in range(500)), ())
-    with pytest.raises(InvalidInput, match="484 more") as refused:
+    with pytest.raises(InvalidTensor, match="484 more") as refused:
         checked(wire.Request.of(pb.ModelInferRequest()), signature)
     assert len(str(refused.value)) < 1000
 

@@ -125,7 +125,7 @@ def test_a_pipe_does_not_hold_it_up(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"none\.toml"):
         load(tmp_path / "none.toml")
 
 

@@ -28,6 +28,7 @@ from edged.errors import (
     EngineDamaged,
     EngineUnusable,
     HostLost,
+    InvalidImage,
     InvalidInput,
     NotReady,
 )
@@ -157,7 +158,7 @@ def test_a_host_detects_on_raw_and_encoded_frames() -> None:
         wrong = (FrameWork(b"no picture"), FrameWork(bytes(10), "bgr", 6, 4))
         for lane, each in enumerate(wrong):
             box.slot.offer(lane, each)
-            with pytest.raises(InvalidInput):
+            with pytest.raises(InvalidImage):
                 await asyncio.wait_for(each.future, 20)
 
     with_box(work)
@@ -250,7 +251,7 @@ def test_work_that_kills_two_hosts_is_answered_with_the_loss() -> None:
             link = await box.serve(order(milliseconds=60_000))
             os.kill(link.pid, signal.SIGSEGV)
             await until(lambda one=link: bool(one.lost), "the loss")
-        with pytest.raises(HostLost, match="engine host null died"):
+        with pytest.raises(HostLost):
             await asyncio.wait_for(deadly.future, 20)
         assert len(box.lost) == 2
 
@@ -266,7 +267,7 @@ def test_a_host_that_hangs_is_killed_and_what_waited_behind_is_done_by_the_next_
         await until(lambda: bool(link.lost), "the end of the hanging host")
         assert "hung" in link.lost
         await until(lambda: not is_running(pid), "the end of the process")
-        with pytest.raises(DeadlineExceeded, match=r"may take 1 s .* raise limits\.seconds"):
+        with pytest.raises(DeadlineExceeded, match=r"limits\.seconds"):
             await asyncio.wait_for(stuck.future, 20)
         assert not behind.future.done()
         await box.serve(order())

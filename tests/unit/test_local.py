@@ -45,7 +45,7 @@ def test_a_file_that_is_replaced_after_it_was_examined_is_not_taken_in(
 
     box = local.Box(tmp_path / "state", tmp_path / "cache")
     monkeypatch.setattr(local, "admit", slow)
-    with pytest.raises(Superseded, match=r"m\.onnx was replaced while it was examined; add it again"):
+    with pytest.raises(Superseded, match=r"m\.onnx"):
         box.add("m", file, {})
     assert list(box.repository.root.iterdir()) == []
     monkeypatch.undo()

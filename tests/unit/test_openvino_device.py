@@ -232,5 +232,5 @@ def test_neither_built_nor_opened_on_a_device_that_is_not_there(tmp_path: Path, 
 
 def test_an_npu_takes_no_open_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino_device, "find", lambda core, device: "NPU")
-    with pytest.raises(Unsuitable, match=r"fixed shapes only, and input 'x' has open dimensions; export the model"):
+    with pytest.raises(Unsuitable, match="'x'"):
         build(tmp_path, models.dynamic(), "fp16", device="intel-npu:0")

@@ -116,7 +116,7 @@ def test_a_session_that_lacks_the_provider_is_refused_with_the_library_that_is_m
 def test_without_cudnn_the_provider_would_serve_slowly_and_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.ort, "get_available_providers", lambda: [cuda.PROVIDER, CPU_PROVIDER])
     monkeypatch.setattr(cuda, "_CUDNN", "libcudnn.so.0")
-    with pytest.raises(Unsuitable, match=r"^ONNX Runtime cannot use cuda:0: libcudnn\.so\.0 is missing; install CUDA"):
+    with pytest.raises(Unsuitable, match=r"libcudnn\.so"):
         create("model.onnx", session_options("all", 1), GPU)
 
 

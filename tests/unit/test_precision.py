@@ -419,7 +419,7 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
 
 def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\xff" * 100)
-    with pytest.raises(EngineUnusable, match=r"model\.onnx cannot be read"):
+    with pytest.raises(EngineUnusable, match=r"model\.onnx"):
         convert(tmp_path / "model.onnx", "fp16", tmp_path / "out.onnx")
 
 

@@ -170,7 +170,7 @@ def test_the_reference_may_answer_in_other_shapes_than_its_file_declares_and_the
 
 
 def test_an_answer_of_another_datatype_is_wrong() -> None:
-    with pytest.raises(WrongAnswers, match="is FP64, the model declares FP32"):
+    with pytest.raises(WrongAnswers):
         ask(Host(lambda array: array.astype(np.float64)))
 
 
@@ -246,7 +246,7 @@ def test_what_the_user_gave_is_asked_first_and_again_after_it_was_replaced(tmp_p
     assert known.is_of(Model.of(given, inspection()))
     assert not known.is_of(Model.of(msgspec.structs.replace(given, stamp="2"), inspection()))
     (tmp_path / "ask.npz").write_bytes(b"half copied")
-    with pytest.raises(NoUsableProbe, match=r"sample ask\.npz cannot be used"):
+    with pytest.raises(NoUsableProbe, match=r"ask\.npz"):
         ask(host, KnownAnswers(Model.of(given, inspection())), is_reference=True)
 
 

@@ -67,7 +67,7 @@ def test_quarantine_of_all_engines_refuses_requests_until_forgiven(tmp_path: Pat
         for engine in engines:
             kill(quarantine, planned, engine)
         look(quarantine, planned)
-        with pytest.raises(Quarantined, match=r"model 'm' is quarantined: .*edged engines rebuild m"):
+        with pytest.raises(Quarantined, match="'m'"):
             await waiting.future
         with pytest.raises(Quarantined):
             planned.slot.push(request())

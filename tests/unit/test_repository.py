@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from edged.errors import AlreadyExists, ConfigError, InvalidInput, NotFound, OutOfSpace, Refused, Superseded
+from edged.errors import (
+    AlreadyExists,
+    ConfigError,
+    InvalidInput,
+    ModelNotFound,
+    OutOfSpace,
+    Refused,
+    Superseded,
+)
 from edged.models import repair
 from edged.models.entries import check_name, plain_entry
 from edged.models.identity import model_digest
@@ -306,7 +314,7 @@ def test_removing_takes_the_folder_or_the_plain_file(root: Path) -> None:
         assert repository.remove(name, delete=True) is None
     assert list(root.iterdir()) == []
     for name in ("yolo", "face"):
-        with pytest.raises(NotFound, match=name):
+        with pytest.raises(ModelNotFound, match=name):
             repository.remove(name)
 
 
@@ -372,7 +380,7 @@ def test_external_data_may_not_take_the_place_of_the_record(tmp_path: Path) -> N
     repository, source = Repository(tmp_path / "models"), tmp_path / "m.onnx"
     source.write_bytes(b"model")
     record = repair.Record("a" * 64, "b" * 64, "m.onnx", "2026-01-02T03:04:05+00:00", ())
-    with pytest.raises(InvalidInput, match=r"may not be called repair\.json"):
+    with pytest.raises(InvalidInput, match=r"repair\.json"):
         repository.add("m", {"m.onnx": source, repair.FILE: source}, {}, record=record)
     assert repository.entries() == {}
 

@@ -165,7 +165,7 @@ def test_a_picture_that_cannot_be_read_is_refused_by_its_name(tmp_path: Path, wh
     path = models.save(models.conv(), tmp_path / "model.onnx")
     bad = picture(tmp_path / "bad.jpg")
     bad.write_bytes(b"not a picture" if what == "text" else bad.read_bytes()[:400])
-    with pytest.raises(InvalidInput, match=r"sample bad\.jpg cannot be used: ") as raised:
+    with pytest.raises(InvalidInput, match=r"bad\.jpg") as raised:
         admitted(tmp_path, path, [picture(tmp_path / "good.png"), bad])
     assert "\n" not in str(raised.value)
     assert str(tmp_path) not in str(raised.value)

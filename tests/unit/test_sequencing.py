@@ -11,7 +11,7 @@ import pytest
 from edged.api.inference.requests import Options
 from edged.api.inference.sequences import StateTensor, filled, reads_disk
 from edged.backends.contract import Signature
-from edged.errors import ConfigError, InvalidInput, NotReady
+from edged.errors import ConfigError, InvalidInput, InvalidTensor, NotReady
 from edged.models import settings
 from edged.models.sequencing import Sequencing, is_decoupled, sequencing
 from edged.models.triton_config import Control, SequenceBatching, State
@@ -195,7 +195,7 @@ def test_controls_have_the_values_that_a_configuration_gives_them() -> None:
 
 @pytest.mark.parametrize("identifier", [200, -129, "text"])
 def test_an_id_that_its_input_cannot_hold_is_refused(identifier: int | str) -> None:
-    with pytest.raises(InvalidInput, match="does not fit input 'who'"):
+    with pytest.raises(InvalidTensor, match="'who'"):
         made(of(SUM, SETTINGS), SUM, Options(identifier), given("x", np.zeros((1, 1), np.int32), "INT32"))
 
 
@@ -205,7 +205,7 @@ def test_an_empty_tensor_of_an_enormous_shape_makes_up_nothing_enormous() -> Non
         (TensorSpec("hn", "FP32", ("length", "n2")),),
     )
     x = InputTensor("x", "FP32", (0, 1 << 40), b"")
-    with pytest.raises(InvalidInput, match="smaller batch"):
+    with pytest.raises(InvalidTensor, match="smaller batch"):
         made(of(signature), signature, Options(7, True), InputTensor("x", "FP32", (1 << 20, 1 << 40), b""))
     assert made(of(signature), signature, Options(7, True), x)["h"].data == b""
 
@@ -220,7 +220,7 @@ def test_a_sequence_may_begin_with_what_a_file_holds(tmp_path: Path) -> None:
         return filled(of(SUM, {}, configured), SUM, tmp_path, Options(7, True), (x,), None)[0]
 
     assert first("total").data == np.array([[5]], np.int32).tobytes()
-    with pytest.raises(NotReady, match="'lost' cannot be read"):
+    with pytest.raises(NotReady, match="'lost'"):
         first("lost")
     (tmp_path / "initial_state" / "short").write_bytes(b"abc")
     with pytest.raises(InvalidInput, match="'short' has 3 bytes"):

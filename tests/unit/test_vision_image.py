@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.errors import InvalidInput, TooLarge
+from edged.errors import InvalidImage, TooLarge
 from edged.vision.image import Image, PixelFormat, decode, from_raw, read_header
 
 RNG = np.random.default_rng(7)
@@ -77,7 +77,7 @@ def test_exif_orientation_is_ignored():
 @pytest.mark.parametrize("part", [0.03, 0.3, 0.6, 0.95])
 def test_truncated_pictures_are_refused(extension, part):
     encoded = encode(extension, picture(320, 240))
-    with pytest.raises(InvalidInput) as error:
+    with pytest.raises(InvalidImage) as error:
         decode(encoded[: int(len(encoded) * part)])
     assert "\n" not in error.value.message
 
@@ -85,7 +85,7 @@ def test_truncated_pictures_are_refused(extension, part):
 def test_jpeg_cut_in_the_scan_says_truncated_even_with_a_thumbnail_end_marker_before_it():
     jpeg = encode(".jpg", picture(320, 240))
     thumbnail = b"\xff\xe1\x00\x06\xff\xd9\xff\xd9"
-    with pytest.raises(InvalidInput, match="truncated"):
+    with pytest.raises(InvalidImage, match="truncated"):
         decode((jpeg[:2] + thumbnail + jpeg[2:])[:-200])
 
 
@@ -97,12 +97,12 @@ def test_padding_after_the_end_of_a_jpeg_is_allowed():
 @pytest.mark.parametrize("junk", [b"", b"x", b"\xff\xd8\xff", b"GIF8", b"hello world" * 40, bytes(5000)])
 def test_junk_is_refused(junk):
     assert read_header(junk) is None
-    with pytest.raises(InvalidInput, match="empty" if not junk else "not a picture"):
+    with pytest.raises(InvalidImage, match="empty" if not junk else "not a picture"):
         decode(junk)
 
 
 def test_decode_video_names_edged_stream():
-    with pytest.raises(InvalidInput, match="edged stream"):
+    with pytest.raises(InvalidImage, match="edged stream"):
         decode(b"\0\0\0\x1cftypisom" + bytes(100))
 
 
@@ -118,7 +118,7 @@ def test_absurd_sizes_are_refused_before_decoding(monkeypatch):
     with pytest.raises(TooLarge):
         decode(bytes(png))
     png[16:24] = struct.pack(">II", 0, 5)
-    with pytest.raises(InvalidInput, match="0x5"):
+    with pytest.raises(InvalidImage, match="0x5"):
         decode(bytes(png))
 
 
@@ -184,7 +184,7 @@ def test_the_last_row_may_lack_its_padding_but_no_byte_more(pixel_format):
     spare = 8 if pixel_format is PixelFormat.I420 else 16
     assert np.array_equal(from_raw(data[:-spare], pixel_format, 64, 48, stride), expected)
     for wrong in (data[: -spare - 1], data + b"\0", b""):
-        with pytest.raises(InvalidInput, match=f"needs {len(data)} bytes, got {len(wrong)}"):
+        with pytest.raises(InvalidImage, match=f"needs {len(data)} bytes, got {len(wrong)}"):
             from_raw(wrong, pixel_format, 64, 48, stride)
 
 
@@ -199,25 +199,25 @@ def test_bgr_is_a_view_tight_or_padded():
 @pytest.mark.parametrize("size", [(0, 4), (4, 0), (-2, 4), (2**31, 2**31), (2**63, 2), (100_000, 1000)])
 @pytest.mark.parametrize("pixel_format", list(PixelFormat))
 def test_impossible_sizes(pixel_format, size):
-    with pytest.raises(InvalidInput, match=r"impossible|over the limit"):
+    with pytest.raises(InvalidImage, match=r"impossible|over the limit"):
         from_raw(b"1234", pixel_format, *size)
 
 
 @pytest.mark.parametrize("pixel_format", [PixelFormat.NV12, PixelFormat.I420])
 @pytest.mark.parametrize("size", [(3, 4), (4, 3)])
 def test_odd_sizes_of_subsampled_formats(pixel_format, size):
-    with pytest.raises(InvalidInput, match="even"):
+    with pytest.raises(InvalidImage, match="even"):
         from_raw(bytes(100), pixel_format, *size)
 
 
 def test_bad_strides():
-    with pytest.raises(InvalidInput, match="at least 30 bytes, got 29"):
+    with pytest.raises(InvalidImage, match="at least 30 bytes, got 29"):
         from_raw(bytes(1000), PixelFormat.BGR, 10, 4, 29)
-    with pytest.raises(InvalidInput, match="stride"):
+    with pytest.raises(InvalidImage, match="stride"):
         from_raw(bytes(1000), PixelFormat.GRAY, 10, 4, -10)
-    with pytest.raises(InvalidInput, match="even stride"):
+    with pytest.raises(InvalidImage, match="even stride"):
         from_raw(bytes(1000), PixelFormat.I420, 10, 4, 11)
-    with pytest.raises(InvalidInput, match="needs"):
+    with pytest.raises(InvalidImage, match="needs"):
         from_raw(bytes(1000), PixelFormat.GRAY, 10, 4, 2**62)
 
 

@@ -60,7 +60,7 @@ def test_sizes_of_another_kind_are_not_filled(sizes: TensorSpec) -> None:
     found = see(export, inputs=(export.inputs[0], sizes))
     assert found.family is None
     assert found.preprocess is None
-    with pytest.raises(ConfigError, match="orig_target_sizes INT64"):
+    with pytest.raises(ConfigError, match="orig_target_sizes"):
         see(export, {"family": "rtdetr"}, inputs=(export.inputs[0], sizes))
 
 

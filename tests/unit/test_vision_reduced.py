@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.errors import InvalidInput, TooLarge
+from edged.errors import InvalidImage, InvalidInput, TooLarge
 from edged.shapes import MODEL_PATH, Counts, Prediction, Scene, match
 from edged.tensors import TensorSpec
 from edged.vision.family import Thresholds, open_family, recognise
@@ -96,7 +96,7 @@ def test_only_jpegs_are_reduced():
 def test_what_decode_refuses_is_refused():
     encoded = jpeg(RNG.integers(0, 256, (480, 640, 3), dtype=np.uint8))
     for wrong in (b"", b"junk", encoded[: len(encoded) // 2]):
-        with pytest.raises(InvalidInput):
+        with pytest.raises(InvalidImage):
             decode_reduced(wrong, lambda width, height: 4)
     side = int(MAX_PIXELS**0.5) + 1
     huge = bytearray(flat(16, 16))

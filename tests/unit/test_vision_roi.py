@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edged.errors import InvalidInput
+from edged.errors import InvalidImage, InvalidInput
 from edged.vision.image import Decoded, PixelFormat, from_raw
 from edged.vision.placement import Fit, Region, Roi, crop_window, place
 from edged.vision.prepare import Preparer
@@ -186,7 +186,7 @@ def test_raw_pixels_with_odd_strides_odd_regions_and_turns(pixel_format, extra):
     gray = cv2.resize(RNG.integers(20, 230, (6, 8), dtype=np.uint8), (62, 46), interpolation=cv2.INTER_CUBIC)
     data, stride = as_raw(gray, pixel_format, extra)
     if pixel_format is PixelFormat.I420 and extra % 2:
-        with pytest.raises(InvalidInput, match="even stride"):
+        with pytest.raises(InvalidImage, match="even stride"):
             from_raw(data, pixel_format, 62, 46, stride)
         return
     roi = Roi(Region(7, 5, 33, 31), 90)

