@@ -1,4 +1,4 @@
-"""What there is: the engines as the store and the builds have left them, and what the slots serve."""
+"""The actual state, as views for `reconcile`: engines in the store and in the making, and what the slots serve."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DEFAULT = Engines()
 def actual(
     store: Store, models: Iterable[PlannedModel], settings: Engines = _DEFAULT, now: float = 0.0
 ) -> list[ModelView]:
-    """One picture of the moment, for `reconcile`. Engines that others brought into the store are taken up first.
+    """Return a view of every model, after taking in engines that others brought into the store.
 
-    A model that is being read may be another one in a moment: nothing is made for it, and nothing is opened while it is
-    served. If its host was lost, the model before answers again, from files that have not changed.
+    For a model that is being read nothing is made, and nothing is opened while it is served. If its host was lost, the
+    previous model answers again, from files that have not changed.
     """
     stored = store.records()
     views = []
@@ -39,12 +39,11 @@ def actual(
 
 
 def _take_up(engine: PlannedEngine, record: EngineRecord) -> None:
-    """What the store holds is news: models of one content share engines, and what was made or found out for one holds
-    for all.
+    """Take in what the store holds: models of the same content share engines, made for any of them.
 
-    A verdict by the standard of another model is nothing to one that has its own, or the two would have it made again
-    in turns for ever; but without its files it has to be made again. To one that is not tried any more only a good
-    engine is news, to one that waits for its next try also that its answers are wrong.
+    An engine judged by the model's own standard ignores verdicts by another model's, otherwise the two would have it
+    made again in turns; but without files it has to be made again. An engine that is given up takes only a usable
+    record, one that waits for its next attempt also a rejection.
     """
     same_standard = record.standard == engine.standard or engine.recipe.is_reference
     if engine.is_judged and not same_standard:
@@ -77,8 +76,8 @@ def _model(planned: PlannedModel, is_slow: bool) -> ModelView:
 
 
 def _has_its_files(planned: PlannedModel, engine: PlannedEngine) -> bool:
-    """Whether an engine can be opened although another model is being read: it is in the store, or what is read is
-    another version, in another file."""
+    """Whether an engine can be opened while another model is being read: it is in the store, or another version, in
+    another file, is being read."""
     return engine.is_usable or (planned.model is not None and planned.model.entry.path != planned.entry.path)
 
 

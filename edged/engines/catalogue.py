@@ -1,4 +1,4 @@
-"""The models: what the repository and the configuration name, read by children, and planned for the device."""
+"""The models that the repository and the configuration name, inspected by children and planned for the device."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ from edged.serving.slot import Slot
 from edged.tasks import TaskGroup
 
 _LOG = logging.getLogger("edged.engines")
-_DRAIN_SECONDS = 10.0  # for what waits for a model that is taken away
+_DRAIN_SECONDS = 10.0  # for requests that wait for a removed model
 _DRAIN_STEP = 0.02
 _READERS = 2  # children that inspect models at the same time
-# After these, what may have been the box's fault is tried again: a child that took too long or too much, or was killed.
+# Pauses before another attempt after failures that the box may have caused: exceeded limits, kills, missing files.
 _AGAIN_SECONDS = (60.0, 600.0, 3600.0)
 _PASSING = ("timed_out", "too_much_memory", "missing")
-_BACK_SECONDS = 1.0  # a file that was not there is looked for again, which may be back before the disk is looked at
+_BACK_SECONDS = 1.0  # until a missing file is looked for again
 
 
-# Tries a model, so often in a row at most as long as it goes beyond the limits.
+# Tries a model, at most so many times in a row while it exceeds the limits; returns findings worth a warning.
 Prove: TypeAlias = Callable[[Model, int], Awaitable[tuple[Finding, ...]]]
 
 
 class Scan(NamedTuple):
-    """What the disk has: every version that there is to be, by name, and the stamps of models' external data."""
+    """A scan of the disk: every version to be served, by name, and the stamps of models' external data."""
 
     entries: dict[str, ModelEntry]
     weights: dict[str, str]
 
 
 class ModelSource(Protocol):
-    """Where models come from."""
+    """Source of the models to be served."""
 
     def entries(self) -> dict[str, ModelEntry]:
-        """What there is to be, by name: a model's, or NAME:VERSION of one beside it."""
+        """Return the entries by name: NAME, or NAME:VERSION for further versions."""
 
 
 class Catalogue:
-    """Keeps `models` equal to what there is to be. `retire` is given the session of a model that has gone.
+    """Keeps the plans in `models` equal to the models to be served. `retire` closes the session of a removed model.
 
-    A version that takes over from another is read and opened while the one before answers, in the same slot.
+    A version that replaces another is read and opened in the same slot while the previous one answers.
     """
 
     def __init__(
@@ -78,19 +78,19 @@ class Catalogue:
         retire: Callable[[ServingSession | None], None],
         prove: Prove | None = None,
     ) -> None:
-        """`prove` raises ModelRefused for a model that was read and must not reach a host."""
+        """`prove` raises ModelRefused for a model that must not reach a host."""
         self.models: dict[str, PlannedModel] = {}
         self._selection, self._named, self._builder = selection, dict(named), builder
         self._planner, self._events, self._tasks, self._retire = planner, events, tasks, retire
         self._readers, self._looking = asyncio.Semaphore(_READERS), asyncio.Lock()
-        self._told: dict[str, tuple[str, ...]] = {}  # what was said of each configuration
+        self._logged_notes: dict[str, tuple[str, ...]] = {}  # notes that were logged, by model
         self._prove = prove
-        self._late: dict[str, tuple[ModelEntry, int]] = {}  # what was tried again already, and how often
-        self._known: set[str] = set()  # digests of models that something was found out of
-        self._is_tidy = False  # whether nothing is kept any more of models that went before the daemon came
+        self._late: dict[str, tuple[ModelEntry, int]] = {}  # attempts after failures that may pass, by model
+        self._known: set[str] = set()  # digests of models that something is cached for
+        self._is_tidy = False  # whether caches of models that went before this start were removed
 
     def name(self, named: Mapping[str, Path]) -> None:
-        """The configuration names these models now; the next look sees them."""
+        """Set the models that the configuration names; the next scan sees them."""
         self._named = dict(named)
 
     def is_configured(self, name: str) -> bool:
@@ -98,10 +98,10 @@ class Catalogue:
         return name in self._named
 
     def find(self, name: str, version: str = "") -> PlannedModel:
-        """The plan of a model, or of one version of it, which may also be named as NAME:VERSION.
+        """Return the plan of a model, or of one version of it, also given as NAME:VERSION.
 
-        What was put on disk is known at the next look, which is once a second: to look for every unknown name would
-        let anyone keep the daemon busy. NotFound, or NotReady for a version that is still being loaded.
+        A model on disk is known after the next scan, one second later at most: a scan for every unknown name would let
+        any client keep the daemon busy. NotFound, or NotReady for a version that is still being loaded.
         """
         planned = self.models.get(name)
         if planned is None and not version:
@@ -114,7 +114,7 @@ class Catalogue:
         return self._of_version(name, planned, version) if version else planned
 
     def versions(self, name: str) -> list[PlannedModel]:
-        """Every version of a model that is served or about to be, the one that answers for the model first."""
+        """Return every version of a model that is served or about to be, the default version first."""
         beside = (planned for planned in self.models.values() if planned.entry.model == name != planned.entry.name)
         first = [self.models[name]] if name in self.models else []
         return [*first, *sorted(beside, key=lambda planned: -int(planned.entry.version))]
@@ -135,16 +135,16 @@ class Catalogue:
         raise ModelNotFound(f"model {name!r} has no version {wanted} that is served; there are: {there}")
 
     async def look_aside(self) -> None:
-        """As `look`, with the disk read by another thread. Of two at once the second reads it again."""
+        """As `look`, with the disk read in a thread. Concurrent calls run one after the other."""
         async with self._looking:
             self.take(await asyncio.to_thread(self.scan, self._weights()))
 
     def look(self) -> None:
-        """Compares what there is to be with what is planned."""
+        """Scan the disk and plan what it has."""
         self.take(self.scan(self._weights()))
 
     def scan(self, weights: Mapping[str, tuple[Path, ...]]) -> Scan:
-        """Reads the disk. `weights` are the files that hold the weights of models, by name."""
+        """Read the disk. `weights` are the files with models' external data, by name."""
         shelved = {k: e for k, e in self._selection.entries().items() if e.model not in self._named}
         named = {name: plain_entry(name, path, {}) for name, path in self._named.items()}
         return Scan({**shelved, **named}, {name: stamp(files) for name, files in weights.items()})
@@ -153,7 +153,7 @@ class Catalogue:
         return {name: planned.weights for name, planned in self.models.items()}
 
     def take(self, scan: Scan) -> None:
-        """Plans what the disk has."""
+        """Plan the models of a scan."""
         entries, weights = scan.entries, scan.weights
         for name in [name for name in self.models if name not in entries]:
             if not self._is_awaited(name, entries):
@@ -169,7 +169,7 @@ class Catalogue:
         self._forget()
 
     def _forget(self) -> None:
-        """What was found out of models that nothing is served by any more, and nothing is to be."""
+        """Remove what is cached of models that no longer serve and are no longer planned."""
         needed = {
             digest
             for planned in self.models.values()
@@ -184,8 +184,8 @@ class Catalogue:
             self._builder.forget_others(needed)
 
     def _is_awaited(self, name: str, entries: Mapping[str, ModelEntry]) -> bool:
-        """Whether it is the version beside a model that is to answer for the model, and the model has not come so far:
-        requests for that version are answered here until then."""
+        """Whether a further version is becoming the default one, which is not loaded yet: until then its own slot
+        answers."""
         model, version = split_name(name)
         planned, entry = self.models.get(model), entries.get(model)
         if not version or planned is None or entry is None or entry.version != version:
@@ -194,12 +194,12 @@ class Catalogue:
         return answers and planned.version != version
 
     def read_again(self, planned: PlannedModel) -> None:
-        """What is on disk is not what was read; a reading that is under way already will see it."""
+        """Read a model that changed on disk, unless it is being read already."""
         if not planned.is_being_read:
             self._read(planned)
 
     def plan_all(self) -> None:
-        """The device is not what it was: every model is planned anew, and one that no runtime took is read again."""
+        """Plan every model again because the device changed; read those again that no runtime took."""
         for planned in self.models.values():
             if planned.model is not None and planned.problem is None:
                 self._plan(planned, planned.model)
@@ -207,18 +207,18 @@ class Catalogue:
                 self.read_again(planned)
 
     def replan(self, planned: PlannedModel) -> None:
-        """What a model should have is not what it was."""
+        """Plan a model again because the engines that it should have changed."""
         if planned.model is not None:
             self._plan(planned, planned.model)
 
     def refuse_hopeless(self) -> None:
-        """Models that nothing can serve: those who wait are told so."""
+        """Refuse models that no engine can serve."""
         for planned in self.models.values():
             reference = planned.reference
             if planned.is_hopeless() and reference is not None:
                 self._refuse(planned, EngineUnusable(reference.reason))
             elif planned.problem is not None and not planned.serving and planned.model is not None:
-                self._refuse(planned, planned.problem)  # its host is gone, and with it the last that could serve
+                self._refuse(planned, planned.problem)  # its host is gone with the last engine that could serve
 
     def _read(self, planned: PlannedModel, tries: int = 1) -> None:
         if planned.reading is not None:
@@ -252,18 +252,18 @@ class Catalogue:
             planned.refuse_or_accept()
             _LOG.info("model %s: read, digest %s", entry.name, inspection.digest[:12])
             self._events.emit(ModelRead(inspection.digest), entry.name)
-            self._tell_notes(planned)
+            self._log_notes(planned)
         except EdgedError as error:
             planned.weights = external
-            planned.weights_changed(before)  # what came since then may be what was missing
+            planned.weights_changed(before)  # a change since then may bring what was missing
             self._refuse(planned, error)
             self._tasks.start(self._once_more(planned, entry, error))
-        except Exception as error:  # a bug, or a box in trouble: told, not left to wait for ever
+        except Exception as error:  # a bug, or a box in trouble: refused, so that no client waits for ever
             _LOG.exception("model %s could not be read", entry.name)
-            self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); the log tells more"))
+            self._refuse(planned, EngineUnusable(f"it could not be read ({type(error).__name__}); see the log"))
 
     async def _once_more(self, planned: PlannedModel, entry: ModelEntry, error: EdgedError) -> None:
-        """Reads a model again later, where another time may end better."""
+        """Read a model again later if the failure may pass."""
         before, times = self._late.get(entry.name, (entry, 0))
         times = times if before == entry else 0
         category = error.finding.get("category") if isinstance(error, ModelRefusal) else None
@@ -273,13 +273,13 @@ class Catalogue:
         self._late[entry.name] = entry, times + 1
         await asyncio.sleep(_BACK_SECONDS if category == "missing" and not times else _AGAIN_SECONDS[times])
         if planned.problem is error and self.models.get(entry.name) is planned and not planned.is_being_read:
-            self._read(planned, 1 + len(_AGAIN_SECONDS))  # how often it was tried is known across restarts
+            self._read(planned, 1 + len(_AGAIN_SECONDS))  # attempts are counted across restarts
 
-    def _tell_notes(self, planned: PlannedModel) -> None:
-        """What its user said to no effect, once."""
+    def _log_notes(self, planned: PlannedModel) -> None:
+        """Log once which of its settings have no effect."""
         notes, name = planned.model.notes if planned.model is not None else (), planned.entry.model
-        if notes and self._told.get(name) != notes:
-            self._told[name] = notes
+        if notes and self._logged_notes.get(name) != notes:
+            self._logged_notes[name] = notes
             for note in notes:
                 _LOG.warning("model %s: %s", name, note)
 
@@ -290,8 +290,8 @@ class Catalogue:
         self._events.emit(EngineMoved(engine.state.value, engine.recipe.backend, engine.reason), model, engine.digest)
 
     def _refuse(self, planned: PlannedModel, error: EdgedError) -> None:
-        """A model that cannot be served as it is on disk now. What serves from before its change goes on serving."""
-        # The alarm that this raises tells of it in the log, but not of another reason while it lasts.
+        """Refuse a model as it is on disk now. What served before its change goes on serving."""
+        # The alarm that this raises is logged, but not another reason while it lasts.
         level = logging.DEBUG if planned.problem is None else logging.WARNING
         planned.problem, planned.engines = error, {}
         name = planned.entry.name
@@ -305,12 +305,12 @@ class Catalogue:
         planned.refuse_or_accept()
 
     def _drop(self, name: str) -> None:
-        """What waits for a model that has gone is still answered; what comes is refused."""
+        """Remove a model: requests that wait are still answered, new ones are refused."""
         planned = self.models.pop(name)
         if planned.reading is not None:
             planned.reading.cancel()
         planned.engines = {}
-        self._told.pop(name, None)
+        self._logged_notes.pop(name, None)
         self._late.pop(name, None)
         gone = NotFound(f"model {name!r} was removed")
         if planned.slot.waiting and planned.slot.current is not None:
@@ -322,7 +322,7 @@ class Catalogue:
         self._events.emit(ModelRemoved(), name)
 
     async def _drain(self, planned: PlannedModel, gone: NotFound) -> None:
-        """Until what waits is answered, or its host is lost, or it takes too long."""
+        """Wait until waiting requests are answered, the host is lost, or it takes too long."""
         end = time.monotonic() + _DRAIN_SECONDS
         while planned.slot.waiting and planned.slot.current is not None and time.monotonic() < end:
             if planned.slot.current.link.lost:

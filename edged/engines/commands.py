@@ -1,4 +1,4 @@
-"""What operators command. Each command changes what is wished of engines; the control loop then sees to it."""
+"""Operators' commands. A command sets what is requested of engines; the control loop then carries it out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edged.errors import InvalidInput, NotFound, Refused
 from edged.events import Commanded, EventLog
 from edged.store.store import Store
 
-_SHORTEST = 6  # characters of a key that are taken for it
+_SHORTEST = 6  # characters of a key prefix
 _FOLLOW_SECONDS = 0.5
 _TRIABLE = frozenset(
     {EngineState.ABSENT, EngineState.FAILED, EngineState.QUARANTINED, EngineState.EVICTED, EngineState.UNSUITABLE}
@@ -29,7 +29,7 @@ _Planned: TypeAlias = tuple[PlannedModel, PlannedEngine]
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which engines a command is about: a model's, one by its key or the beginning of it, or all."""
+    """The engines that a command is about: a model's, one by its key or key prefix, or all."""
 
     model: str = ""
     engine: str = ""
@@ -37,8 +37,8 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Ordered(msgspec.Struct, frozen=True):
-    """One engine of a model that a command is about. Models of one content share engines: `by` is the model in whose
-    plan the command has it made."""
+    """One engine of a model that a command is about. Models of the same content share engines: `by` is the model whose
+    plan has it made."""
 
     model: str
     key: str
@@ -46,8 +46,7 @@ class Ordered(msgspec.Struct, frozen=True):
 
 
 class Commands:
-    """Carries out what operators command; every method raises NotFound or InvalidInput for a selection that fits
-    nothing."""
+    """Carries out operators' commands; every method raises NotFound or InvalidInput if a selection fits nothing."""
 
     def __init__(
         self,
@@ -58,13 +57,13 @@ class Commands:
         wake: Callable[[], None],
         forgive: Callable[[str, str], None] = lambda model, engine: None,
     ) -> None:
-        """`forgive` lets an engine of a model be opened again whose work killed its host."""
+        """`forgive` lifts the quarantine of an engine of a model."""
         self._catalogue, self._store, self._maker = catalogue, store, maker
         self._events, self._wake, self._forgive = events, wake, forgive
 
     def rebuild(self, selection: Selection, force: bool) -> tuple[Ordered, ...]:
-        """Builds engines: with `force` all that are selected, otherwise those that are not there, whatever kept them;
-        those that are there and were quarantined for killing their hosts are opened again.
+        """Build engines: with `force` all that are selected, otherwise those that are missing for whatever reason.
+        Stored engines that are quarantined for killing their hosts are opened again.
 
         What serves goes on until its successor is verified. Returns the engines that will be built.
         """
@@ -96,10 +95,7 @@ class Commands:
         return self._commanded("rebuild", chosen, made)
 
     def verify(self, selection: Selection) -> tuple[Ordered, ...]:
-        """Compares engines with the reference again, and times them again. Returns them.
-
-        Refused when none of those that are selected is in the store.
-        """
+        """Verify and time engines again. Returns them; Refused if none of the selected ones is in the store."""
         chosen = [(p, e) for p, e in self._planned(selection) if e.is_usable]
         if not chosen:
             raise Refused("none of the selected engines is in the store to be verified; see: edged engines list")
@@ -110,7 +106,7 @@ class Commands:
         return self._commanded("verify", chosen, made)
 
     def cancel(self, selection: Selection) -> tuple[str, ...]:
-        """Ends what is being made or waits to be; only `rebuild` starts it again. Returns the keys."""
+        """Stop making engines, or waiting to; only `rebuild` starts again. Returns their keys."""
         waiting = frozenset({EngineState.ABSENT, EngineState.FAILED}) | MAKING
         chosen = [(p, e) for p, e in self._planned(selection) if e.state in waiting or e.request is not Request.NONE]
         for _, engine in chosen:
@@ -119,17 +115,17 @@ class Commands:
         return tuple(dict.fromkeys(engine.digest for _, engine in chosen))
 
     async def pin(self, selection: Selection) -> tuple[str, ...]:
-        """Keeps engines of the store from being evicted. Returns their keys."""
+        """Protect stored engines from eviction. Returns their keys."""
         return await self._each("pin", selection, self._store.pin)
 
     async def unpin(self, selection: Selection) -> tuple[str, ...]:
-        """They may be evicted again. Returns their keys."""
+        """Allow the eviction of engines again. Returns their keys."""
         return await self._each("unpin", selection, self._store.unpin)
 
     async def evict(self, selection: Selection) -> tuple[str, ...]:
-        """Removes the files of engines; of everything, those that nothing needs. Returns their keys.
+        """Remove the files of engines; of everything, those that are not needed. Returns their keys.
 
-        Refused when one that is named serves or is pinned.
+        Refused if all that are named serve or are pinned.
         """
         self._require_writable()
         keys = [key for key in self._stored(selection) if self._store.records()[key].files]
@@ -145,7 +141,7 @@ class Commands:
         return tuple(chosen)
 
     async def follow(self, ordered: tuple[Ordered, ...]) -> AsyncGenerator[EngineProgress, None]:
-        """How engines that were commanded to be made get on: all at once, then every change until all are done."""
+        """Yield the status of engines that a command has made: all at once, then every change until all are done."""
         told: dict[tuple[str, str], EngineProgress] = {}
         while True:
             for status in self.statuses(ordered):
@@ -157,7 +153,7 @@ class Commands:
             await asyncio.sleep(_FOLLOW_SECONDS)
 
     def statuses(self, ordered: Iterable[Ordered]) -> list[EngineProgress]:
-        """Engines as they are now. One that is not wanted any more has no more to come."""
+        """Return the current status of engines. One that is no longer planned is done."""
         models = self._catalogue.models
         found = []
         for each in ordered:
@@ -167,7 +163,7 @@ class Commands:
         return found
 
     def making(self) -> list[EngineProgress]:
-        """What is being made now."""
+        """Return what is being made now."""
         engines = [(name, e) for name, p in self._catalogue.models.items() for e in p.engines.values()]
         return [self._status(name, engine) for name, engine in engines if self._maker.is_making(engine)]
 
@@ -196,7 +192,7 @@ class Commands:
     # -- which engines ----------------------------------------------------------------------------------------------
 
     def _planned(self, selection: Selection) -> list[_Planned]:
-        """Engines that models should have. NotFound when the selection fits none."""
+        """Return the selected engines among those that models should have; NotFound."""
         _check(selection)
         models = [self._catalogue.find(selection.model)] if selection.model else self._catalogue.models.values()
         found = [
@@ -209,7 +205,7 @@ class Commands:
         return found
 
     def _stored(self, selection: Selection) -> list[str]:
-        """Keys of engines in the store. NotFound when the selection fits none."""
+        """Return the keys of the selected engines in the store; NotFound."""
         _check(selection)
         model = selection.model
         wanted = set(self._catalogue.find(model).engines) if model else set[str]()
@@ -238,7 +234,7 @@ class Commands:
     def _require_one(keys: set[str], selection: Selection) -> None:
         what = f"whose key begins with {selection.engine!r}" if selection.engine else f"of model {selection.model!r}"
         if not keys and not selection.everything:
-            raise NotFound(f"there is no engine {what}; see: edged engines list")
+            raise NotFound(f"no engine {what}; see: edged engines list")
         if selection.engine and len(keys) > 1:
             raise InvalidInput(f"{len(keys)} keys begin with {selection.engine!r}; give more of it")
 
@@ -251,7 +247,7 @@ class Commands:
 
 
 def _once(engines: Iterable[_Planned]) -> dict[str, _Planned]:
-    """By key, one of the models that share an engine: the one that it is being made for, otherwise the first."""
+    """Return by key one of the models that share an engine: the one that it is being made for, or the first."""
     chosen: dict[str, _Planned] = {}
     for planned, engine in engines:
         known = chosen.setdefault(engine.digest, (planned, engine))
@@ -272,7 +268,7 @@ def _check(selection: Selection) -> None:
 
 
 def _gone(ordered: Ordered) -> EngineProgress:
-    reason = "the device or the model changed, and it is not wanted any more"
+    reason = "the device or the model changed; this engine is no longer planned"
     return EngineProgress(
         key=ordered.key,
         model=ordered.model,

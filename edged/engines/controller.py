@@ -1,4 +1,4 @@
-"""The control loop: sees what there is and what there should be, decides with `reconcile`, and has it done."""
+"""The control loop: compare the actual with the desired state, decide with `reconcile`, and have it done."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ from edged.store.store import Store
 from edged.tasks import TaskGroup, keep, until_set
 
 _LOG = logging.getLogger("edged.engines")
-_LOOK_SECONDS = 1.0  # how often everything is looked at when nothing else happens
-_FLUSH_SECONDS = 5.0  # that a disk may be behind when the daemon ends
+_LOOK_SECONDS = 1.0  # between two turns if nothing happens
+_FLUSH_SECONDS = 5.0  # for pending writes when the daemon ends
 
 
 class Liveness(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Liveness(msgspec.Struct, frozen=True):
 
 
 class Controller:
-    """Owns everything that is planned, made and opened. It runs on one event loop; nothing here blocks it."""
+    """Owns everything that is planned, made and opened. Runs on one event loop and never blocks it."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Controller:
         health_settings: Health | None = None,
         disk: Background | None = None,
     ) -> None:
-        """`selection` says which of the repository's models there are to be; all of them where there is none."""
+        """`selection` says which of the repository's models are served; all of them if it is None."""
         self.repository, self.store, self.builder, self.settings = repository, store, builder, settings
         self.events = EventLog()
         self.alarms = Alarms(self.events)
@@ -101,8 +101,8 @@ class Controller:
         attempts = AttemptLog(store.root, self._disk.put)
         self._planner = Planner.of(store, fingerprint, settings, attempts)
         self.health = health_settings or Health()
-        self.observers: list[Callable[[], None]] = []  # called after every look
-        self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # what others find wrong, asked at every look
+        self.observers: list[Callable[[], None]] = []  # called after every turn
+        self.concerns: list[Callable[[], Iterable[Alarm]]] = []  # sources of further alarms
         probe = SessionProbe(builder.recorded)
         self.prober = Prober(probe, self.health, self._tasks)
         self._quarantine = Quarantine(store.root, self._disk.put)
@@ -132,10 +132,10 @@ class Controller:
         self._state = ""  # why the state folder cannot be written
 
     def _readable(self) -> tuple[str, ...]:
-        """Where models and engines are that a host may be asked to open. Reads the disk, in a thread."""
+        """Return the paths of models and engines that a host may read. Reads the disk, in a thread."""
         found = []
         for root in (self.repository.root, self.overrides.root, self.store.engines):
-            with contextlib.suppress(OSError):  # what does not exist yet could not be opened later
+            with contextlib.suppress(OSError):  # a folder that cannot be created cannot be read either
                 root.mkdir(parents=True, exist_ok=True, mode=0o750)
                 found.append(str(root))
         for planned in tuple(self.catalogue.models.values()):
@@ -143,24 +143,24 @@ class Controller:
         return tuple(found)
 
     async def run(self) -> None:
-        """Reconciles until cancelled: at start, whenever something changed, and on a timer."""
-        seeing = keep("watch of models", self._see)
+        """Reconcile until cancelled: at start, after every change, and on a timer."""
+        watching = keep("watch of models", self._watch_disk)
         try:
             await self._reconcile()
         finally:
-            seeing.cancel()
-            await asyncio.gather(seeing, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
-    async def _see(self) -> None:
-        """Reads the disk again and again, however long that takes."""
+    async def _watch_disk(self) -> None:
+        """Read the disk periodically, at whatever speed it has."""
         while True:
             try:
                 await self.catalogue.look_aside()
                 await asyncio.to_thread(self.maker.eviction.look)
                 self._state = await asyncio.to_thread(unwritable, self.repository.root.parent)
                 self.wake()
-            except OSError as error:  # nothing is lost by a look that is made again
-                _LOG.error("the models are looked at again later: %s", error.strerror)
+            except OSError as error:  # nothing is lost: the next scan sees everything
+                _LOG.error("cannot scan the models: %s; trying again", error.strerror)
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _reconcile(self) -> None:
@@ -168,43 +168,43 @@ class Controller:
             self._wake.clear()
             try:
                 self._act()
-                self._turned = time.monotonic()  # a turn that fails is none: the watchdog sees a loop that only fails
-            except OSError as error:  # nothing is lost by a turn that is made again
+                self._turned = time.monotonic()  # only after success: the watchdog must see a loop that keeps failing
+            except OSError as error:  # nothing is lost: the next turn looks at everything
                 if error.errno not in NO_DESCRIPTORS:
                     raise
-                _LOG.error("the control loop goes on later: %s; are there too many connections?", error.strerror)
+                _LOG.error("the control loop is interrupted: %s; are there too many connections?", error.strerror)
             await until_set(self._wake, self._pause(time.monotonic()))
 
     def _pause(self, now: float) -> float:
-        """Seconds until the next look: less than usual if an engine that nothing replaces may be opened before."""
+        """Seconds until the next turn: fewer if an engine of a model that nothing serves may be opened before."""
         waiting = (planned for planned in self.models.values() if planned.slot.current is None)
         due = (engine.open_at - now for planned in waiting for engine in planned.engines.values())
         return min((_LOOK_SECONDS, *(seconds for seconds in due if seconds > 0)))
 
     async def watch(self) -> None:
-        """Refreshes whenever drivers or libraries may have changed on disk; until cancelled."""
+        """Refresh whenever drivers or libraries may have changed on disk; until cancelled."""
         await self.surveyor.watch()
 
     async def refresh(self) -> tuple[Change, ...]:
-        """Reads the device's facts again now; where they changed, engines are planned anew. Returns what changed."""
+        """Read the device's facts again and, if they changed, plan all engines again. Returns the changes."""
         return await self.surveyor.refresh()
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The facts that engines are planned for."""
+        """The device facts that engines are planned for."""
         return self.surveyor.fingerprint
 
     def wake(self) -> None:
-        """Something changed: look now instead of at the next tick."""
+        """Start the next turn now, because something changed."""
         self._wake.set()
 
     def links(self) -> list[HostLink]:
-        """The hosts that live now."""
+        """The running hosts."""
         return self._hosts.links()
 
     @property
     def misses(self) -> Mapping[str, int]:
-        """Engines that were not in the store when they were planned, by what differs from the nearest that is."""
+        """Planned engines that the store did not have, by how the nearest stored one differs."""
         return self._planner.misses
 
     def liveness(self) -> Liveness:
@@ -215,7 +215,7 @@ class Controller:
         return Liveness(time.monotonic() - self._turned, hosts)
 
     def reconfigure(self, engines: Engines, hosts: HostLimits, health: Health) -> None:
-        """Other settings, from now on; hosts that run keep their limits."""
+        """Apply other settings; running hosts keep their limits."""
         self.settings = engines
         self._planner.reconfigure(engines)
         self.opener.reconfigure(engines.attempts)
@@ -226,12 +226,12 @@ class Controller:
         self.wake()
 
     def accept_foreign(self, accepted: bool) -> None:
-        """Whether models, and engines that come from now on, are used that others may have put there."""
+        """Set whether files that other users may have placed are used: models, and engines found from now on."""
         self.repository.accepts_foreign = self.store.accepts_foreign = accepted
         self.wake()
 
     async def stop(self) -> None:
-        """Ends builds and hosts."""
+        """Stop builds and hosts."""
         self._stopping = True
         await self.loader.stop()
         await self.learning.stop()
@@ -240,23 +240,23 @@ class Controller:
         await asyncio.to_thread(self._disk.flush, _FLUSH_SECONDS)
 
     def find(self, name: str, version: str = "") -> PlannedModel:
-        """The plan of a model, or of one version of it; NotFound."""
+        """Return the plan of a model, or of one version of it; NotFound."""
         return self.catalogue.find(name, version)
 
     async def added(self, name: str) -> PlannedModel:
-        """The plan of a model that was just put into the repository by command, whatever the mode of control."""
+        """Return the plan of a model that a command just added to the repository, in any mode of model control."""
         await asyncio.to_thread(self.selection.take, name)
         await self.catalogue.look_aside()
         return self.catalogue.find(name)
 
     async def removed(self, name: str) -> None:
-        """A model was just taken out of the repository by command: from now on it is not planned, whatever a look at
-        the disk saw that began before."""
+        """Stop planning a model that a command just removed, also if a scan of the disk that began before still saw
+        it."""
         loaded = self.selection.held(name)
         self.selection.drop(name)
         self._disk.put(partial(self.overrides.discard, loaded))
         self._quarantine.forgive(name)
-        with contextlib.suppress(OSError):  # the next look is made all the same
+        with contextlib.suppress(OSError):  # the next scan follows anyway
             await self.catalogue.look_aside()
 
     def is_configured(self, name: str) -> bool:
@@ -264,14 +264,14 @@ class Controller:
         return self.catalogue.is_configured(name)
 
     def slot(self, name: str) -> Slot:
-        """The slot of a model; with an empty name the only one there is. NotFound otherwise."""
+        """Return the slot of a model, or of the only model if the name is empty; NotFound."""
         if not name:
             named = {planned.entry.model for planned in self.models.values()}
             name = named.pop() if len(named) == 1 else name
         return self.catalogue.find(name).slot
 
     async def _prove(self, model: Model, tries: int) -> tuple[Finding, ...]:
-        """Tries a model in a child before a host has it, where there is a runtime that decides."""
+        """Try a model in a child before a host opens it, if the reference's runtime is installed."""
         return await prove(self.builder, model, tries) if REFERENCE.backend in self._installed() else ()
 
     def _installed(self) -> tuple[str, ...]:

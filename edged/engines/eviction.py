@@ -24,7 +24,7 @@ _MB = 1 << 20
 
 
 class EvictionManager:
-    """Knows what the store holds and what it is for. `busy` are keys that work under way depends on."""
+    """Evicts stored engines when space is needed. `busy` returns the keys that running jobs depend on."""
 
     def __init__(
         self,
@@ -37,15 +37,15 @@ class EvictionManager:
         self._store, self._settings, self._models = store, settings, models
         self._events, self._busy = events, busy
         self.problem = ""  # why nothing can be stored
-        self.free_bytes = 0  # on the store's disk for this user; 0 where that cannot be known
+        self.free_bytes = 0  # on the store's disk for this user; 0 if unknown
         self.look()
 
     def reconfigure(self, settings: Engines) -> None:
-        """Other settings, from now on."""
+        """Apply other settings."""
         self._settings = settings
 
     def look(self) -> None:
-        """Looks at the disk, which takes as long as it takes; everything else goes by what was seen."""
+        """Read the state of the disk, which may take long; everything else uses what was read last."""
         self.problem = self._store.problem
         try:
             status = os.statvfs(self._store.root)
@@ -56,12 +56,12 @@ class EvictionManager:
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes that all engines may take; 0 for no limit."""
+        """Bytes that all engines together may take; 0 for no limit."""
         return self._settings.budget_mb * _MB
 
     @property
     def paused(self) -> str:
-        """Why nothing is made, in one line; empty while things are."""
+        """Why nothing is made, in one line; empty otherwise."""
         if self.problem:
             return f"engines are not built: {self.problem}; what is there goes on serving"
         least = max(1, self._settings.keep_free_mb) * _MB
@@ -73,16 +73,16 @@ class EvictionManager:
         return ""
 
     async def wait_for_capacity(self, need: int, replacing: str = "") -> int:
-        """Evicts what has to give way so that `need` bytes fit. Returns how many bytes may be written at most.
+        """Evict engines until `need` bytes fit. Returns how many bytes may be written at most.
 
-        An engine that the new one takes the place of counts against the disk and not against the budget. OutOfSpace
-        when they would not fit even then; then nothing is evicted.
+        An engine that is being replaced counts against the disk but not against the budget. OutOfSpace if the bytes
+        would not fit even so; then nothing is evicted.
         """
         await asyncio.to_thread(self.look)
         choice = choose(self._held(), need, self._left(replacing))
         if choice.short:
             raise OutOfSpace(
-                f"an engine of about {_mb(need)} does not fit: {_mb(choice.short)} are wanting, and everything else "
+                f"an engine of about {_mb(need)} does not fit: {_mb(choice.short)} are missing, and everything else "
                 "serves or is pinned; free some space, unpin an engine or raise engines.budget_mb"
             )
         for key in choice.evict:
@@ -91,16 +91,16 @@ class EvictionManager:
         return max(need, self._left(replacing))
 
     async def evict(self, key: str, reason: str) -> None:
-        """Removes an engine's files. Where a model still wants it, its record stays, so that it is not built again at
-        once only to be evicted again."""
+        """Remove an engine's files. Its record stays if a model wants it, so that it is not built again at once only to
+        be evicted again."""
         record = self._store.records().get(key)
-        if record is None:  # it has just gone by another way
+        if record is None:  # it was just removed otherwise
             return
         wanting = [planned.engines[key] for planned in self._models.values() if key in planned.engines]
-        told, about = "engine %s of model %s is evicted %s: %d bytes", {"event": "engine_evicted"}
-        _LOG.info(told, key[:12], record.model, reason, record.size, extra=about)
+        message, about = "engine %s of model %s is evicted %s: %d bytes", {"event": "engine_evicted"}
+        _LOG.info(message, key[:12], record.model, reason, record.size, extra=about)
         for engine in (engine for engine in wanting if engine.state is EngineState.READY):
-            # Before its files go, so that nobody opens it meanwhile.
+            # Before its files go, so that it is not opened meanwhile.
             engine.record = _evicted(record)
             engine.request = Request.BUILD if engine.request is Request.BUILD else Request.NONE
             engine.move(EngineState.EVICTED, f"its files were removed {reason}")
@@ -111,7 +111,7 @@ class EvictionManager:
         self._events.emit(EngineEvicted(record.size, reason), record.model, key)
 
     def eviction_class(self, key: str) -> EvictionClass:
-        """What an engine of the store is worth now."""
+        """Return the eviction class of a stored engine."""
         return self._eviction_classes([key])[key]
 
     def _held(self) -> list[StoredEngine]:
@@ -135,7 +135,7 @@ class EvictionManager:
         return any(held.size and held.eviction_class is not EvictionClass.NEEDED for held in self._held())
 
     def _left(self, replacing: str) -> int:
-        """Bytes that may still be written; negative where there is too much already."""
+        """Return the bytes that may still be written; negative if there are too many already."""
         left = self.free_bytes - self._settings.keep_free_mb * _MB
         if not self.budget_bytes:
             return left
@@ -148,7 +148,7 @@ def _evicted(record: EngineRecord) -> EngineRecord:
 
 
 def _best(planned: PlannedModel) -> str:
-    """The engine that would be opened if nothing served: at a start, everything still waits for its turn."""
+    """Return the engine that would be opened if nothing served, as right after a start."""
     engines = planned.engines.values()
     usable = [engine for engine in engines if engine.is_usable and not preference.is_doubted(engine, engines)]
     costs = {engine.digest: preference.cost(engine, planned.entry.settings) for engine in usable}
@@ -160,15 +160,15 @@ def _mb(size: int) -> str:
 
 
 class EvictionClass(enum.IntEnum):
-    """What an engine is worth; the lowest goes first."""
+    """How readily an engine is evicted; the lowest goes first."""
 
-    STALE = 0  # no model wants it on this device as it is now
+    STALE = 0  # no model wants it on the current device
     SPARE = 1  # a model wants it, and has a better one
     NEEDED = 2  # it serves, is about to, or an operator pinned it: never evicted
 
 
 class StoredEngine(msgspec.Struct, frozen=True):
-    """One engine in the store: its bytes, and when it was last used in seconds since the epoch."""
+    """One engine in the store: its bytes, and its last use in seconds since the epoch."""
 
     key: str
     size: int
@@ -177,16 +177,16 @@ class StoredEngine(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The engines to evict, in order; `short` is how many bytes are wanting even then, and then nothing is evicted."""
+    """The engines to evict, in order; none if `short` bytes would be missing even then."""
 
     evict: tuple[str, ...]
     short: int = 0
 
 
 def choose(held: Iterable[StoredEngine], need: int, free: int) -> Choice:
-    """What to evict so that `need` bytes fit where `free` are free (negative where there is too much already).
+    """Choose what to evict so that `need` bytes fit into `free` ones (negative if there are too many already).
 
-    Least worth first, then least recently used. Engines without files free nothing and stay.
+    By class, then least recently used first. Engines without files free nothing and stay.
     """
     chosen: list[str] = []
     able = [h for h in held if h.eviction_class is not EvictionClass.NEEDED and h.size > 0]

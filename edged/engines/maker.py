@@ -277,7 +277,7 @@ class Maker:
         if making is None:
             return
         before = making.phase
-        making.take(progress)
+        making.update(progress)
         state = EngineState.VERIFYING if making.phase in ("verifying", "timing") else EngineState.BUILDING
         if engine.state is not state:
             engine.move(state, engine.reason)

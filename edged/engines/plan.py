@@ -1,4 +1,4 @@
-"""What the controller knows of one model: the engines it should have, their states, and the slot that serves it."""
+"""One model as the control loop knows it: the engines it should have, their states, and the slot that serves it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
 
 
 class Request(str, enum.Enum):
-    """What is to be done with an engine beyond what it lacks."""
+    """What is requested of an engine beyond what it lacks."""
 
     NONE = ""
     BUILD = "build"  # an operator's command
     VERIFY = "verify"  # an operator's command
-    REVIEW = "review"  # as VERIFY, of the daemon's own accord: it was judged by another standard, or timed under load
+    REVIEW = "review"  # as VERIFY, by the daemon: it was judged by another standard, or its figures may be off
 
 
 @dataclass
 class Making:
-    """How far making an engine is. `started` in monotonic seconds, the estimate for all of it in seconds."""
+    """Progress of making an engine. `started` in monotonic seconds, the estimate of the whole in seconds."""
 
     started: float
     estimate_s: float | None = None
     phase: str = "queued"
-    reported: float | None = None  # share of the phase that is done, as the runtime says
-    last_event: float = 0.0  # the last share that watchers were told of
+    reported: float | None = None  # share of the phase that is done, as the runtime reports
+    last_event: float = 0.0  # the share that the last progress event had
 
     @property
     def elapsed_s(self) -> float:
@@ -56,19 +56,19 @@ class Making:
 
     @property
     def fraction(self) -> float | None:
-        """Share that is done, 0 to 1: what the runtime says, otherwise by the estimate; None where neither tells."""
+        """Share that is done, 0 to 1: as the runtime reports, otherwise by the estimate; None without either."""
         if self.reported is not None or not self.estimate_s:
             return self.reported
         return min(0.99, self.elapsed_s / self.estimate_s)
 
-    def take(self, progress: Progress) -> None:
-        """What the child says."""
+    def update(self, progress: Progress) -> None:
+        """Take a progress message of the child."""
         self.phase, self.reported = progress.phase, progress.fraction
 
 
 @dataclass
 class PlannedEngine:
-    """One engine a model should have, and how far it is. Times are monotonic seconds."""
+    """One engine that a model should have, and its state. Times are monotonic seconds."""
 
     key: EngineKey
     recipe: Recipe
@@ -78,26 +78,28 @@ class PlannedEngine:
     state: EngineState = EngineState.ABSENT
     record: EngineRecord | None = None
     reason: str = ""
-    is_held: bool = False  # quarantined by an operator's command, which is nothing to be alarmed at
-    last_attempt_failed: str = ""  # why the last attempt at it came to nothing, while what was there before stays
+    is_held: bool = False  # quarantined by an operator's command, which raises no alarm
+    last_attempt_failed: str = ""  # why the last attempt failed, while the engine from before stays
     failures: int = 0
-    failure: str = ""  # what the last one said
+    failure: str = ""  # message of the last one
     retry_at: float = 0.0
     open_at: float = 0.0  # infinite if its runtime refuses it for good
-    refusals: int = 0  # how often in a row its host would not open it
-    quarantined: str = ""  # why it is not opened any more although it could be: its work kept killing its host
+    refusals: int = 0  # times in a row that its host refused to open it
+    quarantined: str = ""  # why it is no longer opened: its work kept killing its host
     apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
     request: Request = Request.NONE
     reviewed_at: float = -math.inf  # when the daemon last asked for a review
     trial: str = ""  # key of an engine for another driver whose files may do
-    nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, as far as its runtime tells
-    misplaced: tuple[str, ...] = ()  # what of it did not run where it did when it was verified, a line each
-    mismatch: str = ""  # how its answers differed from the reference's when the stored one was opened; until it is made
-    disk: str = ""  # how its disk failed the last time it was made or opened
+    nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, if its runtime reports it
+    misplaced: tuple[str, ...] = ()  # nodes that did not run where they ran when it was verified, a line each
+    mismatch: str = ""  # how the stored engine's answers differed from the reference's, until it is built again
+    disk: str = ""  # how the disk failed when it was last made or opened
     disk_failures: int = 0  # in a row
     making: Making | None = None
-    served_ms: dict[str, float] = field(default_factory=dict)  # the lowest median of an inference, by edition
-    on_change: Callable[[PlannedEngine], None] | None = None  # called after every step
+    served_ms: dict[str, float] = field(
+        default_factory=dict
+    )  # the lowest median of inference while serving, by edition
+    on_change: Callable[[PlannedEngine], None] | None = None  # called after every change of state
 
     @property
     def digest(self) -> str:
@@ -120,23 +122,22 @@ class PlannedEngine:
 
     @property
     def usual_ms(self) -> float | None:
-        """The lowest median of one inference while it served, since the daemon started; None before."""
+        """Lowest median of inference while it served, since the daemon started; None before."""
         return self.served_ms.get(self.edition)
 
     def paced(self, milliseconds: float) -> None:
-        """The median of inference is that, while it serves."""
+        """Take a median of inference while it serves."""
         self.served_ms = {self.edition: min(milliseconds, self.served_ms.get(self.edition, milliseconds))}
 
     def move(self, state: EngineState, reason: str = "") -> None:
-        """One step of the table of states."""
+        """Change the state as the table of states allows."""
         self.state = states.check(self.state, state)
         self.reason = reason
         if self.on_change is not None:
             self.on_change(self)
 
     def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
-        """The outcome of making it, and what the store holds now: a new build that is rejected does not take away a
-        good one before it."""
+        """Take the outcome of making it and what the store holds now: a rejected build replaces no good one."""
         self.request, self.last_attempt_failed, self.refusals, self.misplaced, self.mismatch = (
             Request.NONE,
             "",
@@ -146,7 +147,7 @@ class PlannedEngine:
         )
         self.disk, self.disk_failures = "", 0
         if self._is_outdated(record) and not record.verdict.accepted:
-            self.lose()  # by today's standard it may do: it is built again
+            self.lose()  # by the current standard it may pass: it is built again
         elif record.verdict.accepted:
             self.record = record
             self.request = Request.REVIEW if self._is_outdated(record) else Request.NONE
@@ -160,8 +161,8 @@ class PlannedEngine:
             self.move(EngineState.REJECTED, record.verdict.reason)
 
     def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
-        """Making it had no outcome: it is tried again, later each time, up to `most` times in a row (0: for ever), or
-        not at all if it is `hopeless`, which says why."""
+        """Take a failure of making it. It is tried again, later each time, up to `most` times in a row (0: no limit),
+        or not at all if `hopeless` says why another attempt would fail."""
         self.request = Request.NONE
         self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
         self.failures, self.failure = self.failures + 1, str(error)
@@ -175,7 +176,7 @@ class PlannedEngine:
             self.move(EngineState.FAILED, str(error))
 
     def unsuited(self, error: EdgedError) -> None:
-        """The backend cannot do what the model needs; another attempt would end the same."""
+        """The backend cannot do what the model needs; another attempt would fail again."""
         self.request = Request.NONE
         if self.is_usable:
             self._stay(str(error))
@@ -183,33 +184,33 @@ class PlannedEngine:
             self.move(EngineState.UNSUITABLE, str(error))
 
     def cancel(self, reason: str) -> None:
-        """An operator wants it made no more. What was there before stays, and nothing is wrong with that."""
+        """Stop making it by command. The engine from before stays, without a reason to show."""
         if self.is_usable:
             self._stay(reason)
             self.reason = ""
         else:
-            # A reference serves all the same.
+            # A reference that was not timed still serves.
             self.quarantine(f"not timed: {reason}" if self.recipe.is_reference else reason, held=True)
 
     def _stay(self, reason: str) -> None:
-        """The attempt came to nothing."""
+        """Keep the engine from before: the attempt failed."""
         self.last_attempt_failed = reason
         self.move(EngineState.READY, reason)
 
     def postpone(self, reason: str, seconds: float) -> None:
-        """Making it could not even be tried; that counts for nothing."""
+        """Try again later without counting a failure: the attempt could not be made."""
         self.retry_at = time.monotonic() + seconds
         self.move(EngineState.READY if self.is_usable else EngineState.FAILED, reason)
 
     def quarantine(self, reason: str, *, held: bool = False) -> None:
-        """Only a command tries it again."""
+        """Stop trying it until a command asks for it."""
         self.request, self.is_held = Request.NONE, held
         self.move(EngineState.QUARANTINED, reason)
 
     def adopt(self, record: EngineRecord) -> None:
-        """The store holds it already."""
+        """Take an engine that the store already holds."""
         if record.is_unproven:
-            return  # it is tried as one of another driver is
+            return  # it is tried first, as an engine for another driver is
         self.record = record
         if record.evicted:
             self._settle(EngineState.EVICTED, "its files gave way to others")
@@ -218,35 +219,35 @@ class PlannedEngine:
             if self.request is Request.NONE and self._is_outdated(record):
                 self.request = Request.REVIEW
         elif self._is_outdated(record):
-            self.record = None  # by today's standard it may do: it is built again
+            self.record = None  # by the current standard it may pass: it is built again
             self._settle(EngineState.ABSENT)
         else:
             self._settle(EngineState.REJECTED, record.verdict.reason)
 
     def opened(self) -> None:
-        """It serves: what went wrong before is forgiven."""
+        """It serves now: reset failures and refusals."""
         if self.refusals:
             self.reason = ""
         self.failures, self.refusals, self.open_at = 0, 0, 0.0
         self.disk, self.disk_failures = "", 0
 
     def met_disk(self, error: EdgedError) -> None:
-        """Making or opening it failed; counts what the disk is to blame for."""
+        """Count a failure of making or opening it if the disk caused it."""
         failing = isinstance(error, DiskFailing)
         self.disk, self.disk_failures = (str(error), self.disk_failures + 1) if failing else ("", 0)
 
     def _settle(self, state: EngineState, reason: str = "") -> None:
-        """As `move`, where it may be so already."""
+        """As `move`, but allow the current state."""
         if self.state is not state:
             self.move(state, reason)
 
     @property
     def is_judged(self) -> bool:
-        """Whether its verdict is by today's standard."""
+        """Whether its verdict is by the current standard."""
         return self.record is not None and not self._is_outdated(self.record)
 
     def _is_outdated(self, record: EngineRecord) -> bool:
-        """Whether a verdict was reached by another standard than today's."""
+        """Whether a verdict is by another standard than the current one."""
         return record.standard != self.standard and not self.recipe.is_reference
 
     def lose(self) -> None:
@@ -257,27 +258,27 @@ class PlannedEngine:
 
 @dataclass
 class PlannedModel:
-    """One model of the repository: `model` is what the disk has now, `served` what was last put into the slot."""
+    """One model: `model` is what the disk has now, `served` what the slot answers with."""
 
     entry: ModelEntry
     slot: Slot
     model: Model | None = None
     served: Model | None = None
     problem: EdgedError | None = None
-    warnings: tuple[Finding, ...] = ()  # what is told of the model although it serves
+    warnings: tuple[Finding, ...] = ()  # findings about a model that serves all the same
     engines: dict[str, PlannedEngine] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     fallback: Slot = field(init=False)  # answers requests outside the range of the engine in `slot`
     opening: asyncio.Task[None] | None = None
     opening_key: str = ""
     reading: asyncio.Task[None] | None = None
-    examined: str = ""  # digest of what was read last, whatever came of it
+    examined: str = ""  # digest of what was read last, with whatever outcome
     weights: tuple[Path, ...] = ()  # external data files, as the model was last read
     _weights: str = ""
     _known: KnownAnswers | None = None
 
     def known_answers(self) -> KnownAnswers:
-        """What is known of the answers of the model that the disk has now, which was read."""
+        """What is known of the answers of the model as the disk has it, which must have been read."""
         assert self.model is not None
         if self._known is None or not self._known.is_of(self.model):
             self._known = KnownAnswers(self.model)
@@ -294,18 +295,18 @@ class PlannedModel:
 
     @property
     def answering(self) -> Model | None:
-        """The model that requests are answered by, or will be: while it is changed, the one before."""
+        """The model that answers requests, now or once it is loaded; during a change, the previous one."""
         return self.served if self.served is not None and self.slot.current is not None else self.model
 
     @property
     def version(self) -> str:
-        """The version of what answers."""
+        """The version that answers requests."""
         answering = self.answering
         return answering.entry.version if answering is not None else self.entry.version
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether what answers is what the disk has, as far as that was looked at."""
+        """Whether what answers is what the disk was last seen to have."""
         return self.slot.current is not None and self.served is not None and self.served.entry == self.entry
 
     @property
@@ -318,7 +319,7 @@ class PlannedModel:
         return next((engine for engine in self.engines.values() if engine.recipe.is_reference), None)
 
     def plan(self, model: Model, wanted: tuple[DesiredEngine, ...]) -> list[PlannedEngine]:
-        """Takes up a model and what it should have. Returns the engines that are new in the plan, all still absent."""
+        """Take a model and the engines that it should have. Returns those that are new in the plan, all absent."""
         self.model, self.problem = model, None
         engines = {
             each.key.digest: self.engines.get(each.key.digest)
@@ -334,7 +335,7 @@ class PlannedModel:
         return added
 
     def serve(self, model: Model) -> None:
-        """From now on this model is what the slot answers with, or waits for."""
+        """Make this the model that the slot answers with, or waits for."""
         if self.served is not None and self.served.entry != model.entry:
             self.slot.count_anew()
         self.served = model
@@ -343,7 +344,7 @@ class PlannedModel:
 
     @staticmethod
     def _hold_to(engine: PlannedEngine, standard: str) -> None:
-        """What an engine is held to may change while its key stays."""
+        """Take another standard for an engine whose key stays."""
         if engine.standard == standard or engine.recipe.is_reference:
             return
         engine.standard = standard
@@ -353,7 +354,7 @@ class PlannedModel:
             engine.lose()
 
     def weights_changed(self, now: str) -> bool:
-        """Whether the model's external data, by its stamp, is other files than when this was last asked."""
+        """Take the stamp of the model's external data; whether it differs from the previous one."""
         before, self._weights = self._weights, now
         return now != before
 
@@ -383,17 +384,17 @@ class PlannedModel:
             slot.hold(refusal)
 
     def fits(self) -> bool:
-        """Whether what serves is this model with these settings; after a change it is the one before."""
+        """Whether what serves is this model with these settings, and not the one before a change."""
         current = self.slot.current
         return current is not None and self.model is not None and is_of(current.engine, self.model)
 
     def has_other(self, engine: PlannedEngine) -> bool:
-        """Whether the model can be served without this engine, by one that is as it was verified."""
+        """Whether another engine, placed as it was verified, can serve the model."""
         others = (other for other in self.engines.values() if other is not engine and not other.misplaced)
         return any(other.may_open for other in others)
 
     def is_hopeless(self) -> bool:
-        """Nothing that could be opened may ever be: the reference itself was refused, and no engine is there."""
+        """Whether no engine can ever be opened: the runtime refused even the reference."""
         reference = self.reference
         if self.serving in self.engines or self.opening is not None or reference is None:
             return False

@@ -1,7 +1,7 @@
-"""Which engines are not opened because their work kept killing its host, and which only apart from others.
+"""Engines that are not opened because their work kept killing its host, and those that get a host of their own.
 
 `serving/crash_attribution.py` decides; this module keeps it across restarts. A model whose file changes has
-engines of other keys, and starts anew.
+engines of other keys and a clean record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edged.store import atomic, sealed
 from edged.store.sealed import Later, at_once
 
 _LOG = logging.getLogger("edged.engines")
-_KEPT = 1000  # engines that something is held against; of more, the oldest are forgotten
+_KEPT = 1000  # records; the oldest are dropped
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -36,15 +36,15 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Quarantine:
-    """Keeps the records in one small file; a disk that cannot be written only makes it forget."""
+    """Keeps the records in one small file; if the disk cannot be written they are lost at the next restart."""
 
     def __init__(self, folder: Path, later: Later = at_once) -> None:
-        """`later` has the file written."""
+        """`later` writes the file in the background."""
         self._place, self._later = folder.absolute() / "blame.json", later
         self._records = crash_attribution.live(_read(self._place), time.time())
 
     def lost(self, loss: Loss) -> None:
-        """A host died, hung, or took too much memory."""
+        """Record that a host died, hung, or took too much memory."""
         if not loss.suspects:
             return
         death = Death(time.time(), loss.why, is_alone=len(loss.suspects) == 1, is_outside=loss.end.is_outside)
@@ -59,11 +59,11 @@ class Quarantine:
         self._write()
 
     def apart(self, suspect: EngineId) -> str:
-        """The host for suspects that an engine is to be opened in; empty for the one that all share."""
+        """Return the host for suspects that an engine belongs in; empty for the shared one."""
         return str(crash_attribution.host_of(self._records, suspect, time.time()) or "")
 
     def forgive(self, model: str, engine: str = "") -> None:
-        """What is held against a model, or against one engine of it, counts no more."""
+        """Drop the records of a model, or of one engine of it."""
         kept = crash_attribution.forgiven(self._records, model, engine)
         if kept != self._records:
             self._records = kept
@@ -95,7 +95,7 @@ class Quarantine:
 
 
 def _has_room_for(pid: int) -> bool:
-    """Whether the memory of a host is there twice: an engine that moves is open in two hosts for a moment."""
+    """Whether another host of the same size fits into memory: an engine that moves is open in both for a moment."""
     return memory.available_mb() > memory.used_mb(pid)
 
 

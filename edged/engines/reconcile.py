@@ -1,6 +1,4 @@
-"""What to do next, from what is. Pure and level-triggered: the same question gets the same answer, and a lost event
-costs nothing, since everything is looked at again each time.
-"""
+"""Decide what to do next. Pure and level-triggered: each turn looks at everything, so a lost event costs nothing."""
 
 from __future__ import annotations
 
@@ -21,19 +19,19 @@ _MEASURING = ("tensorrt", "tensorrt_rtx")
 class EngineView(msgspec.Struct, frozen=True):
     """One engine that a model should have. Times are monotonic seconds.
 
-    `cost` is the time of one inference as a share of the reference's, measured in turns with it: whatever else the box
-    was doing then slowed both, so costs of engines that were timed at different moments can be compared. One of fewer
-    digits than asked for counts for more (`preference.cost`), and one that is doubted does not serve.
+    `cost` is the time of one inference as a share of the reference's, measured in turns with it: other load slows both,
+    so costs measured at different times can be compared. A coarser precision than requested costs more
+    (`preference.cost`), and a doubted engine does not serve.
     """
 
     key: str
     recipe: Recipe
     state: EngineState
     lane: str = "cpu"  # engines of one lane are made one after the other
-    usable: bool = False  # in the store, accepted and whole, also while it is being made anew
+    usable: bool = False  # in the store, accepted and whole, also while it is being made again
     is_doubted: bool = False
-    edition: str = ""  # which build of it
-    apart: str = ""  # the host for suspects that it is to be opened in
+    edition: str = ""  # tells one build of it from another
+    apart: str = ""  # the host for suspects that it belongs in
     cost: float | None = None
     retry_at: float = 0.0  # of a failed build
     open_at: float = 0.0  # when opening it may be tried (again)
@@ -45,7 +43,7 @@ class EngineView(msgspec.Struct, frozen=True):
 
 
 class ModelView(msgspec.Struct, frozen=True):
-    """One model: its engines in order of preference, and what its slot does."""
+    """One model: its engines in order of preference, and the state of its slot."""
 
     name: str
     engines: tuple[EngineView, ...]
@@ -53,8 +51,8 @@ class ModelView(msgspec.Struct, frozen=True):
     edition: str = ""  # of what serves
     apart: str = ""  # the host for suspects that it is in
     opening: bool = False
-    reading: bool = False  # it may be another model in a moment
-    outdated: bool = False  # what serves is the right model, but was built for the device as it was
+    reading: bool = False  # it may become another model
+    outdated: bool = False  # what serves is the right model, but was built for the device before a change
     is_slow: bool = False  # what serves has been much slower than usual for a while
     lowering: bool = False  # an optimised engine was rejected, and the one optimised less is not planned yet
 
@@ -74,7 +72,7 @@ class Make(msgspec.Struct, frozen=True):
 
 
 class Try(msgspec.Struct, frozen=True):
-    """Verify the files of an engine for another driver, and take them over if they answer rightly."""
+    """Verify the files of an engine for another driver, and adopt them if the answers are right."""
 
     model: str
     key: str
@@ -115,12 +113,12 @@ def reconcile(
     by_command: bool = False,
     is_idle: bool = False,
 ) -> list[Action]:
-    """The actions that bring the box nearer to what it should be.
+    """Return the actions that bring the box nearer to the desired state.
 
-    One engine is made at a time in each lane; `busy` are the lanes in which one is. In those of them that are `slow`
-    one takes long and may be overtaken: another is made beside it. While `paused` nothing can be stored, so nothing is
-    made. `by_command`: only commanded builds are made; what takes seconds is done. `is_idle`: the box has had little to
-    do for a while.
+    One engine is made at a time in each lane; `busy` are lanes in which one is being made. In those that are `slow` it
+    takes long and another may be made beside it. While `paused` nothing can be stored, so nothing is made.
+    `by_command`: only commanded builds are made; what takes seconds is done. `is_idle`: the box has had little to do
+    for a while.
     """
     models = list(models)
     actions: list[Action] = [Replan(model.name) for model in models if model.lowering]
@@ -135,7 +133,7 @@ def reconcile(
 
 
 def _open(model: ModelView, now: float) -> Open | None:
-    """What should serve, if it does not already."""
+    """Return the engine to open, if it does not serve already."""
     if model.opening:
         return None
     able = [e for e in model.engines if _can_open(e) and e.open_at <= now]
@@ -155,7 +153,7 @@ def _open(model: ModelView, now: float) -> Open | None:
 
 
 def _first_choice(able: list[EngineView]) -> EngineView:
-    """Where nothing serves: by the same rule as while running, so that a restart ends at the same engine."""
+    """Choose while nothing serves, by the same rule as later, so that a restart ends at the same engine."""
     chosen = able[0]
     for engine in able[1:]:
         if _is_better(engine, chosen):
@@ -164,15 +162,15 @@ def _first_choice(able: list[EngineView]) -> EngineView:
 
 
 def _replace_outdated(model: ModelView, able: list[EngineView]) -> Open | None:
-    """An engine of the device as it was goes on serving until everything that could take over has had its chance."""
+    """Keep an engine of the previous device serving until everything that could replace it has been tried."""
     if any(e.state is EngineState.ABSENT or (e.state in MAKING and not e.usable) for e in model.engines):
         return None
     return Open(model.name, _first_choice(able).key)
 
 
 def _can_open(engine: EngineView) -> bool:
-    # A reference needs no build. Whether it can be opened at all is found by trying; `open_at` says when to try again.
-    # Its verdict does not matter: what it answers is what is right, also where its answers differ from run to run.
+    # A reference needs no build; trying shows whether it opens, and `open_at` says when to try again. Its verdict does
+    # not matter: its answers are right by definition, even if they differ from run to run.
     return (engine.usable and not engine.is_doubted) or engine.recipe.is_reference
 
 
@@ -200,11 +198,10 @@ def _reviews(model: ModelView, now: float, is_idle: bool) -> Iterator[Review]:
 
 
 def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], by_command: bool) -> list[Work]:
-    """The next engine to make in every lane that is free, or in which one may be overtaken.
+    """Return the next job for every lane that is free, or in which another may run beside a slow one.
 
-    Commands come first, and what failed before comes last. Then models that nothing serves: what is made for one may be
-    the first that answers. Verifying and trying take seconds where building takes minutes, so they come before; then
-    the model with the fewest engines.
+    Order: commands; not failed before; models that nothing serves; verifications and trials, which take seconds, before
+    builds, which take minutes; models with the fewest finished engines.
     """
     wanted: list[tuple[tuple[bool, bool, bool, int, int], str, Work]] = []
     for model in models:
@@ -230,11 +227,11 @@ def _make(models: list[ModelView], now: float, busy: Set[str], slow: Set[str], b
 
 
 def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
-    """What an engine lacks, or what is wished of it."""
+    """Return the job that an engine lacks or that is requested of it."""
     if engine.state in MAKING:
         return None
     if engine.request == "build" or (engine.request and engine.usable):
-        if engine.retry_at > now:  # a disk that is full stays full for a while
+        if engine.retry_at > now:  # a full disk stays full for a while
             return None
         return _obtain(model, engine) if engine.request == "build" else Verify(model.name, engine.key)
     if engine.state is EngineState.ABSENT or (engine.state is EngineState.FAILED and engine.retry_at <= now):
@@ -245,26 +242,26 @@ def _next(model: ModelView, engine: EngineView, now: float) -> Work | None:
 
 
 def _obtain(model: ModelView, engine: EngineView) -> Work:
-    """Trying takes seconds, making perhaps an hour."""
+    """Prefer a trial: it takes seconds, a build perhaps an hour."""
     if engine.trial and not engine.usable:
         return Try(model.name, engine.key, engine.trial)
     return Make(model.name, engine.key)
 
 
 def _is_build(engine: EngineView, action: Work | None) -> bool:
-    """The reference is only asked and timed."""
+    """Whether a job builds; the reference is only verified and timed."""
     return isinstance(action, Make) and not engine.recipe.is_reference
 
 
 def _may_overtake(engine: EngineView, action: Work | None) -> bool:
-    """A builder that takes long and measures the device as it builds would disturb the other, and be disturbed."""
+    """Whether a job may run beside another: builders that measure the device would disturb each other."""
     return not isinstance(action, Make) or engine.recipe.backend not in _MEASURING
 
 
 def _is_missed(model: ModelView, engine: EngineView) -> bool:
-    """Whether an engine that gave way is now the best the model could have: nothing else is there or may still come.
+    """Whether an evicted engine is the best that the model could have: no other one is there or may still come.
 
-    One that is no better than the reference would be the first to give way again.
+    One that is no better than the reference would be evicted first again.
     """
     if engine.cost is not None and engine.cost >= _GAIN:
         return False

@@ -1,4 +1,4 @@
-"""The life of an engine, in one table."""
+"""The states of an engine and the allowed transitions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class EngineState(str, enum.Enum):
-    """`serving` is not a state of its own here: a ready engine serves while a slot holds it."""
+    """A state of an engine. Serving is not one of them: a ready engine serves while a slot holds it."""
 
     ABSENT = "absent"
     QUEUED = "queued"
@@ -15,19 +15,19 @@ class EngineState(str, enum.Enum):
     READY = "ready"
     FAILED = "failed"  # no outcome; tried again later
     REJECTED = "rejected"  # a wrong answer; not tried again with the same key
-    UNSUITABLE = "unsuitable"  # the backend cannot do what this model needs, and says so
+    UNSUITABLE = "unsuitable"  # the backend reports that it cannot do what this model needs
     QUARANTINED = "quarantined"  # failed too often, or cancelled: only a command tries it again
-    EVICTED = "evicted"  # it was good; its files gave way to others
+    EVICTED = "evicted"  # accepted; its files were removed to make room
     STALE = "stale"  # in the store, but no model wants it on this device as it is now
 
 
 _S = EngineState
 
-# What another model of the same content has found of an engine holds for this one, too.
+# Outcomes that another model of the same content may have found.
 _FOUND = frozenset({_S.READY, _S.REJECTED, _S.EVICTED})
 
-# An engine that is ready goes through making again when it is rebuilt, verified or measured anew, and comes back to
-# ready even where that fails, since what it was before stays.
+# A ready engine that is rebuilt or verified again goes through making and returns to ready even if that fails, since
+# the engine from before stays.
 TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     _S.ABSENT: _FOUND | {_S.QUEUED, _S.UNSUITABLE, _S.QUARANTINED},
     _S.QUEUED: frozenset({_S.BUILDING, _S.VERIFYING, _S.READY, _S.FAILED, _S.QUARANTINED, _S.ABSENT}),
@@ -42,12 +42,12 @@ TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
     _S.STALE: frozenset({_S.READY, _S.REJECTED, _S.EVICTED, _S.ABSENT}),
 }
 
-# What is on its way to an outcome.
+# On the way to an outcome.
 MAKING = frozenset({_S.QUEUED, _S.BUILDING, _S.VERIFYING})
 
 
 def check(old: EngineState, new: EngineState) -> EngineState:
-    """The new state, if the table allows the step; ValueError names the step it does not."""
+    """Return the new state; ValueError for a transition that the table does not allow."""
     if new not in TRANSITIONS[old]:
         raise ValueError(f"an engine cannot go from {old.value} to {new.value}")
     return new

@@ -170,7 +170,7 @@ def test_the_spare_engine_that_was_used_longest_ago_gives_way_and_is_remembered(
 def test_what_cannot_fit_is_refused_and_nothing_gives_way_for_it(house: House) -> None:
     house.stale()
     before = house.held
-    with pytest.raises(OutOfSpace, match=r"0\.2 MiB are wanting.*budget_mb"):
+    with pytest.raises(OutOfSpace, match=r"0\.2 MiB are missing.*budget_mb"):
         make(house, MB, budget_mb=1)
     assert house.held == before
     assert house.evicted() == []

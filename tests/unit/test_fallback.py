@@ -449,7 +449,7 @@ def test_one_that_is_open_only_after_its_model_has_gone_is_closed(clock: Clock) 
         await place.look()
         place.models.clear()
         await place.look()
-        assert "is gone" in refusal(request)
+        assert "removed" in refusal(request)
         place.opener.gate.set()
         await settle()
         assert [link.closed for link in place.opener.links] == [[1]], "a host keeps what nobody closes"

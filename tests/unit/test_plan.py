@@ -255,16 +255,16 @@ def test_a_reference_is_held_to_no_standard_but_its_own() -> None:
 def test_the_share_of_a_build_is_what_the_child_says_or_else_follows_the_estimate(clock: Clock) -> None:
     making_it = Making(clock.now, estimate_s=100.0)
     clock.now += 25
-    making_it.take(Progress("building"))
+    making_it.update(Progress("building"))
     assert (making_it.phase, making_it.fraction, making_it.elapsed_s) == ("building", 0.25, 25.0)
-    making_it.take(Progress("building", 0.75))
+    making_it.update(Progress("building", 0.75))
     assert making_it.fraction == 0.75
 
 
 def test_a_build_that_takes_longer_than_estimated_is_never_said_to_be_done(clock: Clock) -> None:
     making_it = Making(clock.now, estimate_s=10.0)
     clock.now += 1000
-    making_it.take(Progress("building"))
+    making_it.update(Progress("building"))
     assert making_it.fraction is not None
     assert 0.9 < making_it.fraction < 1
 
@@ -273,7 +273,7 @@ def test_the_share_of_what_nobody_knows_is_not_guessed(clock: Clock) -> None:
     unknown = Making(clock.now)
     for phase in ("building", "verifying"):
         clock.now += 5
-        unknown.take(Progress(phase))
+        unknown.update(Progress(phase))
         assert unknown.fraction is None
 
 
