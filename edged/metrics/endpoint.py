@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from edged.api.endpoints.address import make_way, tcp_address, unix_path
-from edged.api.http.access import refusal
+from edged.api.http.exchange import web_page_refusal
 from edged.errors import ConfigError
 
 _LOG = logging.getLogger("edged.metrics")
@@ -102,7 +102,7 @@ class Endpoint:
     async def _answer(self, head: str) -> bytes:
         request, *fields = head.split("\r\n")
         headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-        if why := refusal(headers, "unix:" if self._path is not None else ""):
+        if why := web_page_refusal(headers, "unix:" if self._path is not None else ""):
             return _response(HTTPStatus.FORBIDDEN, f"{why}\n".encode())
         method, _, rest = request.partition(" ")
         target, _, version = rest.partition(" ")

@@ -221,7 +221,7 @@ def test_a_picture_gets_what_it_gets_over_grpc(daemon: HttpDaemon) -> None:
 @pytest.mark.parametrize(
     ("body", "query", "headers", "status", "words"),
     [
-        (b"", "", {}, 400, "no picture"),
+        (b"", "", {}, 400, "no image"),
         (b"\xff\xd8\xff nothing", "", {"content-type": "image/jpeg"}, 400, "picture"),
         (_JPEG, "", {"content-type": "multipart/form-data; boundary=x"}, 400, "--data-binary"),
         (_JPEG, "?scores=1", {}, 400, "scores"),

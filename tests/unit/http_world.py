@@ -15,8 +15,8 @@ from edged.api.auth.guard import Guard
 from edged.api.auth.tokens import TokenFile
 from edged.api.grpc.rpc import Service
 from edged.api.grpc.wire import Request
-from edged.api.http.calls import Calls
-from edged.api.http.listener import HttpListener
+from edged.api.http.app import HttpListener
+from edged.api.http.handlers import Calls
 from edged.config import Access, Http, Tls
 from edged.proto import open_inference_pb2 as pb
 
@@ -82,8 +82,7 @@ async def world(body_mb: int = 1) -> AsyncIterator[World]:
     guard = Guard(Access(), Tls(), folder)
     listener = HttpListener(
         Http(listen=f"unix:{path}", body_mb=body_mb),
-        Calls(service, cast(Any, echo)),
-        cast(Any, None),
+        Calls(service, cast(Any, echo), cast(Any, None)),
         guard,
     )
     await listener.start()

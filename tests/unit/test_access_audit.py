@@ -7,15 +7,17 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from edged.api.auth import audit
 from edged.api.auth.audit import AuditLog, Line, about
 from edged.api.auth.guard import Guard
-from edged.api.http.access import HttpGuard
-from edged.api.http.exchange import Answer, Ask
-from edged.api.http.routes import Route, find
+from edged.api.grpc.rpc import Service
+from edged.api.http.exchange import HttpRequest
+from edged.api.http.handlers import Calls
+from edged.api.http.routes import Dispatcher
 from edged.config import Access, Tls
 from edged.proto import open_inference_pb2 as inference
 from edged.proto import operations_pb2 as operations
@@ -125,15 +127,12 @@ def test_what_a_request_is_about() -> None:
         ("/v2/repository/models/door/load", b'{"parameters": {"config": "x"}}', {"model": "door"}),
     ],
 )
-def test_of_http_the_same_is_written_down(tmp_path: Path, path: str, body: bytes, about: dict[str, str] | None) -> None:
+def test_http_command_is_recorded_as_over_grpc(
+    tmp_path: Path, path: str, body: bytes, about: dict[str, str] | None
+) -> None:
     guard = Guard(Access(loopback=("infer", "read", "operate")), Tls(), tmp_path)
-    route = find("POST", path)
-    assert isinstance(route, Route)
-
-    async def work() -> Answer:
-        return Answer()
-
-    asyncio.run(HttpGuard(guard, "localhost:8000").carry(route, Ask("POST", path, body=body), work))
+    calls = Calls(Service("inference.GRPCInferenceService"), cast(Any, None), cast(Any, None))
+    asyncio.run(Dispatcher(calls, guard, "localhost:8000").answer(HttpRequest("POST", path, body=body)))
     guard.audit.close()
     (line,) = (tmp_path / "audit" / audit.FILE).read_text().splitlines()
     assert json.loads(line).get("about") == about

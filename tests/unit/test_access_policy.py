@@ -11,8 +11,6 @@ from edged.api.auth import policy
 from edged.api.auth.guard import Guard
 from edged.api.auth.policy import ListenerPolicy, listener_policy
 from edged.api.auth.tokens import Token
-from edged.api.http import access as rest_access
-from edged.api.http.routes import _TABLE
 from edged.config import Access, Tls
 from edged.errors import ConfigError, Forbidden, InvalidInput, Unauthenticated
 
@@ -175,12 +173,6 @@ def test_the_header(header: str, secret: str | None) -> None:
 )
 def test_the_host_of_a_peer(peer: str, host: str) -> None:
     assert policy.host_of(peer) == host
-
-
-def test_every_route_of_http_means_a_method_of_the_table() -> None:
-    routed = {what for _, _, what in _TABLE}
-    assert routed == set(rest_access.METHODS)
-    assert set(rest_access.METHODS.values()) <= set(policy.METHODS)
 
 
 def test_roles_by_name() -> None:

@@ -8,9 +8,10 @@ import grpc
 import pytest
 
 from edged import errors
+from edged.api.auth import policy
 from edged.api.grpc.status import http_of
-from edged.api.http import access, answering, pictures, plain, routes
-from edged.api.http.exchange import Answer, Ask
+from edged.api.http import exchange, handlers, routes
+from edged.api.http.exchange import HttpRequest, HttpResponse
 from edged.api.http.routes import Route
 from edged.errors import InvalidInput
 from edged.proto import model_config_pb2 as config_pb
@@ -33,16 +34,25 @@ from edged.proto import open_inference_pb2 as pb
         ("POST", "/edged/v1/detect", "detect", {}),
     ],
 )
-def test_a_path_leads_where_it_should(method: str, path: str, what: str, names: dict[str, str]) -> None:
-    assert routes.find(method, path) == Route(what, names)
+def test_find_path_gives_handler_and_names(method: str, path: str, what: str, names: dict[str, str]) -> None:
+    route = routes.find(method, path)
+    assert isinstance(route, Route)
+    assert (route.handler, route.names) == (getattr(handlers, what), names)
+    assert route.rpc in policy.METHODS
+
+
+def test_routes_stand_for_methods_of_the_policy() -> None:
+    assert {policy.INFERENCE + rpc for _, _, rpc, _ in routes.TABLE} - set(policy.METHODS) == {
+        policy.INFERENCE + "DetectOne"
+    }
 
 
 @pytest.mark.parametrize(
     "path", ["", "/", "/v2/models", "/v3", "/v2/models/m/infer/x", "/v2//models/m", "/%00", "/v2/%2e%2e"]
 )
-def test_other_paths_lead_nowhere(path: str) -> None:
+def test_find_unknown_path_is_not_found(path: str) -> None:
     answer = routes.find("GET", path)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, HttpResponse)
     assert answer.status is HTTPStatus.NOT_FOUND
 
 
@@ -65,8 +75,8 @@ def test_other_paths_lead_nowhere(path: str) -> None:
         ({"host": "", "origin": ""}, "ipv4:127.0.0.1:9", True),
     ],
 )
-def test_web_pages_may_not_ask(headers: dict[str, str], peer: str, is_refused: bool) -> None:
-    assert (access.refusal(headers, peer) is not None) is is_refused
+def test_web_page_refusal_by_origin_and_host(headers: dict[str, str], peer: str, is_refused: bool) -> None:
+    assert (exchange.web_page_refusal(headers, peer) is not None) is is_refused
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,7 @@ def test_web_pages_may_not_ask(headers: dict[str, str], peer: str, is_refused: b
     ],
 )
 def test_every_error_has_its_status(error: Exception, status: int) -> None:
-    answer = answering.failure(error)
+    answer = routes.failure_response(error)
     assert answer.status == status
     assert b"secret" not in bytes(answer.parts[0])
 
@@ -99,7 +109,7 @@ def test_every_grpc_code_of_a_client_is_no_fault_of_the_server() -> None:
 
 def test_messages_become_plain_values_with_their_defaults() -> None:
     statistics = pb.ModelStatistics(name="m", inference_count=2**60)
-    told = plain.fields(statistics)
+    told = exchange.message_fields(statistics)
     assert (told["inference_count"], told["version"], told["batch_stats"]) == (2**60, "", [])
     assert "inference_stats" not in told
     config = config_pb.ModelConfig(
@@ -107,7 +117,7 @@ def test_messages_become_plain_values_with_their_defaults() -> None:
         parameters={"b": config_pb.ModelParameter(string_value="x")},
         version_policy={"all": {}},
     )
-    told = plain.fields(config)
+    told = exchange.message_fields(config)
     assert told["input"][0]["data_type"] == "TYPE_FP32"
     assert told["parameters"] == {"b": {"string_value": "x"}}
     assert told["version_policy"] == {"all": {}}
@@ -115,18 +125,18 @@ def test_messages_become_plain_values_with_their_defaults() -> None:
 
 def test_what_the_query_says_is_in_the_frame() -> None:
     query = {"camera": "door", "score": "0.3", "class_agnostic": "true", "region": "1,2,3,4", "rotation": "180"}
-    frame = pictures.frame_of(Ask("POST", "/", query=query, body=b"jpeg"), "m")
+    frame = handlers.frame_of(HttpRequest("POST", "/", query=query, body=b"jpeg"), "m")
     assert (frame.model, frame.camera, frame.encoded, frame.rotation) == ("m", "door", b"jpeg", 180)
     assert (frame.region.x, frame.region.y, frame.region.width, frame.region.height) == (1, 2, 3, 4)
     assert frame.thresholds.score == pytest.approx(0.3)
     assert frame.thresholds.class_agnostic is True
     assert not frame.thresholds.HasField("iou")
-    assert not pictures.frame_of(Ask("POST", "/", body=b"jpeg"), "").HasField("thresholds")
+    assert not handlers.frame_of(HttpRequest("POST", "/", body=b"jpeg"), "").HasField("thresholds")
 
 
 @pytest.mark.parametrize(("query", "word"), [({"scor": "1"}, "'score'"), ({"score": "abc"}, "a number")])
 def test_query_that_makes_no_sense_is_refused_in_plain_words(query: dict[str, str], word: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        pictures.frame_of(Ask("POST", "/", query=query, body=b"jpeg"), "m")
+        handlers.frame_of(HttpRequest("POST", "/", query=query, body=b"jpeg"), "m")
     assert word in str(caught.value)
     assert "`" not in str(caught.value)

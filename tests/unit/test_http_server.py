@@ -14,7 +14,7 @@ import pytest
 
 from edged.api.auth.policy import ALL
 from edged.api.auth.tokens import make
-from edged.api.http import bodies, encodings, listener, server
+from edged.api.http import app, bodies, server
 from edged.config import Http
 from edged.errors import ConfigError, ErrorCode
 from tests.unit.http_world import World, answer_of, get, inference, post, world
@@ -61,9 +61,9 @@ def test_requests_on_one_connection_are_answered_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("request_", "status", "words"),
     [
-        (get("/"), 404, "nothing at '/'"),
-        (get("/v2/models"), 404, "nothing at"),
-        (get("/v2/models//ready"), 404, "nothing at"),
+        (get("/"), 404, "path '/' does not exist"),
+        (get("/v2/models"), 404, "does not exist"),
+        (get("/v2/models//ready"), 404, "does not exist"),
         (get("/v2/models/m/infer"), 405, "use POST"),
         (post(b"", "/v2/health/live"), 405, "use GET"),
         (get("/v2/health/live", method="BREW"), 405, "BREW"),
@@ -130,7 +130,7 @@ def test_a_body_may_come_in_chunks_and_packed_and_the_answer_too() -> None:
 
 def test_unpack_of_a_small_body_that_grows_large_is_not_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
-    unpacked = encodings.unpacked
+    unpacked = bodies.unpacked
 
     def watched(body: bytes, encoding: str, limit: int) -> bytes:
         threads.append(threading.current_thread())
@@ -141,7 +141,7 @@ def test_unpack_of_a_small_body_that_grows_large_is_not_on_the_event_loop(monkey
             for size in (100, 3 << 20):
                 await there.ask(post(gzip.compress(bytes(size)), headers="content-encoding: gzip\r\n"))
 
-    monkeypatch.setattr(encodings, "unpacked", watched)
+    monkeypatch.setattr(bodies, "unpacked", watched)
     run(scene())
     assert [each is threading.main_thread() for each in threads] == [True, False]
 
@@ -384,7 +384,7 @@ def test_a_place_that_cannot_be_listened_on_is_one_line(monkeypatch: pytest.Monk
                 ("unix:/tmp/" + "x" * 120, "107 bytes"),
             ):
                 with pytest.raises(ConfigError) as caught:
-                    await listener.HttpListener(Http(listen=address), None, None, None).start()  # type: ignore[arg-type]
+                    await app.HttpListener(Http(listen=address), None, None).start()  # type: ignore[arg-type]
                 assert words in str(caught.value)
 
     run(scene())
@@ -398,7 +398,7 @@ def test_a_missing_server_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scene() -> None:
         with pytest.raises(ConfigError, match="-m pip install 'uvicorn"):
-            await listener.HttpListener(Http(listen="127.0.0.1:0"), None, None, None).start()  # type: ignore[arg-type]
+            await app.HttpListener(Http(listen="127.0.0.1:0"), None, None).start()  # type: ignore[arg-type]
 
     run(scene())
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.api.http import encodings, tensors
-from edged.api.http.tensors import Wish
+from edged.api.http import bodies, tensors
+from edged.api.http.tensors import OutputFormat
 from edged.errors import InvalidInput, InvalidTensor, TooLarge, Unsupported
 from edged.proto import model_config_pb2
 from edged.proto import open_inference_pb2 as pb
@@ -29,7 +29,7 @@ def one(**changes: Any) -> dict[str, Any]:
     return {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2], **changes}
 
 
-def read(*inputs: dict[str, Any], behind: bytes = b"", **more: Any) -> tensors.Asked:
+def read(*inputs: dict[str, Any], behind: bytes = b"", **more: Any) -> tensors.InferRequest:
     whole, length = body(*inputs, behind=behind, **more)
     return tensors.read("m", "", whole, length if behind else None)
 
@@ -42,7 +42,7 @@ def test_json_becomes_raw_contents_of_the_inputs_in_their_order() -> None:
         ("y", "INT64", [1, 2]),
     ]
     assert [bytes(raw) for raw in asked.raw] == [np.float32([1, 2]).tobytes(), np.int64([5, 6]).tobytes()]
-    assert not asked.wish.is_binary("z")
+    assert not asked.format.is_binary("z")
 
 
 def test_binary_and_json_inputs_may_stand_side_by_side() -> None:
@@ -114,7 +114,7 @@ def test_parameters_keep_their_kinds() -> None:
     assert kinds == {
         "a": "bool_param", "b": "int64_param", "c": "uint64_param", "d": "double_param", "e": "string_param",
     }  # fmt: skip
-    assert asked.wish.is_binary("anything")
+    assert asked.format.is_binary("anything")
 
 
 def test_requested_outputs_say_how_they_are_sent() -> None:
@@ -126,7 +126,7 @@ def test_requested_outputs_say_how_they_are_sent() -> None:
     asked = read(one(), outputs=outputs, parameters={"binary_data_output": True})
     assert [each.name for each in asked.message.outputs] == ["p", "q", "r"]
     assert dict(asked.message.outputs[0].parameters.items()) == {"classification": pb.InferParameter(int64_param=3)}
-    assert [asked.wish.is_binary(name) for name in "pqr"] == [True, False, True]
+    assert [asked.format.is_binary(name) for name in "pqr"] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def answered() -> tuple[pb.ModelInferResponse, list[bytes]]:
 
 
 def test_an_answer_is_json_and_the_raw_contents_behind_it() -> None:
-    answer = tensors.write(*answered(), Wish(False, {"q": True}))
+    answer = tensors.write(*answered(), OutputFormat(False, {"q": True}))
     text, contents = answer.parts
     assert dict(answer.headers)["inference-header-content-length"] == str(len(text))
     assert bytes(contents) == b"\0\x3c"
@@ -216,7 +216,7 @@ def test_an_answer_is_json_and_the_raw_contents_behind_it() -> None:
 
 def test_what_json_cannot_carry_is_refused_with_the_way_out() -> None:
     with pytest.raises(InvalidTensor, match="'q'"):
-        tensors.write(*answered(), Wish())
+        tensors.write(*answered(), OutputFormat())
 
 
 def metadata(datatype: str, *shape: int, inputs: int = 1) -> pb.ModelMetadataResponse:
@@ -239,7 +239,7 @@ def test_a_whole_body_may_be_the_only_input(
     asked = tensors.raw_request("m", "", metadata(datatype, *shape), b"a" * size)
     assert list(asked.message.inputs[0].shape) == wanted
     assert bytes(asked.raw[0]) == (b"\7\0\0\0" if datatype == "BYTES" else b"") + b"a" * size
-    assert asked.wish.is_binary("anything")
+    assert asked.format.is_binary("anything")
 
 
 def test_without_optional_leaves_the_inputs_that_a_request_needs() -> None:
@@ -260,27 +260,27 @@ def test_bytes_alone_do_not_tell_two_inputs_or_two_dimensions() -> None:
 
 @given(st.binary(max_size=500), st.sampled_from(["gzip", "deflate"]))
 def test_a_packed_body_is_unpacked(data: bytes, encoding: str) -> None:
-    assert encodings.unpacked(encodings.packed([data], encoding), encoding, 500) == data
+    assert bodies.unpacked(bodies.packed([data], encoding), encoding, 500) == data
     theirs = gzip.compress(data) if encoding == "gzip" else zlib.compress(data)
-    assert encodings.unpacked(theirs, encoding, 500) == data
+    assert bodies.unpacked(theirs, encoding, 500) == data
 
 
 @given(st.binary(max_size=100))
 def test_a_damaged_body_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput):
-        encodings.unpacked(b"\x1f\x8b" + data, "gzip", 1 << 20)
+        bodies.unpacked(b"\x1f\x8b" + data, "gzip", 1 << 20)
 
 
 def test_what_unpacks_to_more_than_the_limit_is_not_unpacked() -> None:
     with pytest.raises(TooLarge):
-        encodings.unpacked(gzip.compress(bytes(10_000_000)), "gzip", 1 << 20)
+        bodies.unpacked(gzip.compress(bytes(10_000_000)), "gzip", 1 << 20)
 
 
 def test_unknown_encodings_and_what_follows_a_body_are_refused() -> None:
     with pytest.raises(Unsupported):
-        encodings.unpacked(b"", "br", 10)
+        bodies.unpacked(b"", "br", 10)
     with pytest.raises(InvalidInput):
-        encodings.unpacked(gzip.compress(b"a") + b"more", "gzip", 100)
+        bodies.unpacked(gzip.compress(b"a") + b"more", "gzip", 100)
 
 
 @pytest.mark.parametrize(
@@ -288,4 +288,4 @@ def test_unknown_encodings_and_what_follows_a_body_are_refused() -> None:
     [("", None), ("gzip", "gzip"), ("br, deflate;q=0.5", "deflate"), ("gzip;q=0, deflate", "deflate"), ("*", None)],
 )
 def test_the_first_encoding_that_both_know_is_taken(header: str, chosen: str | None) -> None:
-    assert encodings.accepted(header) == chosen
+    assert bodies.accepted(header) == chosen

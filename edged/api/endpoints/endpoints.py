@@ -14,7 +14,7 @@ from edged.api.endpoints.frigate import FrigateEndpoint
 from edged.api.endpoints.publisher import Publisher
 from edged.api.endpoints.zmq_frames import FrameEndpoint
 from edged.api.grpc.server import Ingress
-from edged.api.http.listener import HttpListener
+from edged.api.http.app import HttpListener
 from edged.config import Config, Frigate, Http, Metrics
 from edged.engines.controller import Controller
 from edged.errors import ConfigError
@@ -142,7 +142,7 @@ class Endpoints:
     async def _open_http(self, http: Http) -> Opened | None:
         if not http.listen:
             return None
-        listener = HttpListener(http, self._ingress.calls, self._ingress.cameras, self._ingress.guard)
+        listener = HttpListener(http, self._ingress.calls, self._ingress.guard)
         try:
             await listener.start()
         except BaseException:

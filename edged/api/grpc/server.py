@@ -25,7 +25,7 @@ from edged.api.grpc.cameras import CameraService
 from edged.api.grpc.health import HealthService
 from edged.api.grpc.operations import OperationsService, Reload
 from edged.api.grpc.rpc import Context, Service
-from edged.api.http.calls import Calls
+from edged.api.http.handlers import Calls
 from edged.api.inference.service import InferenceService
 from edged.engines.controller import Controller
 from edged.errors import ConfigError
@@ -197,7 +197,7 @@ class Ingress:
         self.cameras = CameraService(controller, cameras, tracking, publisher)
         self.inference = InferenceService(controller, tracing, shared_memory_over_tcp)
         self._streaming = (self.cameras, self.inference)
-        self.calls = Calls(self.inference.service(), self.inference.inference)
+        self.calls = Calls(self.inference.service(), self.inference.inference, self.cameras)
         self._operations = OperationsService(controller, cameras, self.event_counts)
         self.services = [self.cameras.service(), self.calls.service, self._operations.service()]
         self._health = HealthService(controller, [service.name for service in self.services])

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from edged.api.http import encodings
-from edged.api.http.answering import Answering, failure
-from edged.api.http.aside import aside
+from edged import packages
+from edged.api.auth.guard import Guard
+from edged.api.endpoints.address import make_way, tcp_address, unix_path
+from edged.api.http import bodies
 from edged.api.http.bodies import Bodies, Gone, Held, Receive, TooSlow
-from edged.api.http.exchange import Answer, Ask, failed
-from edged.errors import ErrorCode, InvalidInput
+from edged.api.http.exchange import HttpRequest, HttpResponse, error_response, offload
+from edged.api.http.handlers import Calls
+from edged.api.http.routes import Dispatcher, failure_response
+from edged.config import Http
+from edged.errors import ConfigError, ErrorCode, InvalidInput
 
 Scope: TypeAlias = "Mapping[str, Any]"
 Send: TypeAlias = "Callable[[Any], Awaitable[None]]"
@@ -29,44 +37,44 @@ _STOPPING = "the daemon is stopping; ask again when it is back"
 class App:
     """Answers the requests of one listener. `is_unix`: its clients come over a unix socket."""
 
-    def __init__(self, answering: Answering, bodies: Bodies, is_unix: bool) -> None:
-        self._answering, self._bodies, self._is_unix = answering, bodies, is_unix
+    def __init__(self, dispatcher: Dispatcher, bodies: Bodies, is_unix: bool) -> None:
+        self._dispatcher, self._bodies, self._is_unix = dispatcher, bodies, is_unix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         with self._bodies.held() as held:
             try:
-                ask = ask_of(scope, self._is_unix)
-                answer = self._answering.refusal(ask)
+                request = request_of(scope, self._is_unix)
+                answer = self._dispatcher.refusal(request)
                 if answer is None:
-                    body = await held.read(receive, ask.headers)
-                    encoding = ask.headers.get("content-encoding", "")
+                    body = await held.read(receive, request.headers)
+                    encoding = request.headers.get("content-encoding", "")
                     if encoding:
                         body = await self._unpacked(body, encoding, held)
-                    ask = msgspec.structs.replace(ask, body=body)
+                    request = msgspec.structs.replace(request, body=body)
                     del body  # it goes with its request
-                    answer = await _while_connected(receive, self._answering.answer(ask))
+                    answer = await _while_connected(receive, self._dispatcher.answer(request))
             except Gone:
                 return
             except TooSlow as slow:
-                answer = failed(HTTPStatus.REQUEST_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED, str(slow))
+                answer = error_response(HTTPStatus.REQUEST_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED, str(slow))
             except asyncio.CancelledError:  # by the server, which is stopping
-                answer = failed(HTTPStatus.SERVICE_UNAVAILABLE, ErrorCode.DAEMON_UNAVAILABLE, _STOPPING)
+                answer = error_response(HTTPStatus.SERVICE_UNAVAILABLE, ErrorCode.DAEMON_UNAVAILABLE, _STOPPING)
             except Exception as error:
-                answer = failure(error)
+                answer = failure_response(error)
             await _send(send, answer, dict(scope["headers"]))
 
     async def _unpacked(self, body: bytes, encoding: str, held: Held) -> bytes:
-        limit = min(self._bodies.limit, encodings.MOST)
+        limit = min(self._bodies.limit, bodies.MOST)
         held.grow(limit)  # what comes of it is not known before
-        most = min(limit, len(body) * encodings.MOST_TIMES)
-        found = await aside(most, lambda: encodings.unpacked(body, encoding, limit))
+        most = min(limit, len(body) * bodies.MOST_TIMES)
+        found = await offload(most, lambda: bodies.unpacked(body, encoding, limit))
         held.shrink(limit - len(found))
         return found
 
 
-def ask_of(scope: Scope, is_unix: bool) -> Ask:
+def request_of(scope: Scope, is_unix: bool) -> HttpRequest:
     """The head of a request. InvalidInput for one that is too long."""
     length = sum(len(name) + len(value) for name, value in scope["headers"])
     if length > LONGEST_HEAD:
@@ -82,7 +90,7 @@ def ask_of(scope: Scope, is_unix: bool) -> Ask:
     except ValueError:
         raise InvalidInput(f"the request's query has more than {_MOST_QUERIES} parts") from None
     path = scope.get("raw_path", b"").decode("latin-1")
-    return Ask(scope["method"], path, headers, query, peer=_peer(scope, is_unix))
+    return HttpRequest(scope["method"], path, headers, query, peer=_peer(scope, is_unix))
 
 
 def _peer(scope: Scope, is_unix: bool) -> str:
@@ -93,7 +101,7 @@ def _peer(scope: Scope, is_unix: bool) -> str:
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
-async def _while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
+async def _while_connected(receive: Receive, work: Awaitable[HttpResponse]) -> HttpResponse:
     """Does work as long as somebody waits for it; Gone when nobody does any more."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(receive())
@@ -107,12 +115,12 @@ async def _while_connected(receive: Receive, work: Awaitable[Answer]) -> Answer:
         gone.cancel()
 
 
-async def _send(send: Send, answer: Answer, asked: Mapping[bytes, bytes]) -> None:
+async def _send(send: Send, answer: HttpResponse, asked: Mapping[bytes, bytes]) -> None:
     parts = answer.parts
     headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in answer.headers]
-    encoding = encodings.accepted(asked.get(b"accept-encoding", b"").decode("latin-1"))
+    encoding = bodies.accepted(asked.get(b"accept-encoding", b"").decode("latin-1"))
     if encoding is not None and answer.size >= _WORTH_PACKING:
-        parts = (await aside(answer.size, lambda: encodings.packed(answer.parts, encoding)),)
+        parts = (await offload(answer.size, lambda: bodies.packed(answer.parts, encoding)),)
         headers += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
     if answer.status is not HTTPStatus.NO_CONTENT:
         headers.append((b"content-length", str(sum(map(len, parts))).encode()))
@@ -123,3 +131,104 @@ async def _send(send: Send, answer: Answer, asked: Mapping[bytes, bytes]) -> Non
     for part in parts:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body"})
+
+
+if TYPE_CHECKING:
+    from edged.api.http.server import Server
+
+_MIB = 1 << 20
+_BODIES_AT_ONCE = 4  # of the largest; many more of the usual ones
+_BACKLOG = 128
+
+
+class HttpListener:
+    """Listens where the configuration says; nowhere, and with nothing loaded, where that is nowhere."""
+
+    def __init__(self, http: Http, calls: Calls, guard: Guard) -> None:
+        self._address = http.listen
+        self._limit = http.body_mb * _MIB
+        self._dispatcher = Dispatcher(calls, guard, http.listen)
+        self._server: Server | None = None
+        self._path: Path | None = None
+        self.addresses: list[str] = []
+
+    async def start(self) -> None:
+        """Answers from now on. ConfigError where that is impossible; `stop` then closes what listens already."""
+        if not self._address:
+            return
+        is_unix = self._address.startswith("unix:")
+        bodies = Bodies(self._limit, self._limit * _BODIES_AT_ONCE)
+        server = _server(App(self._dispatcher, bodies, is_unix))
+        sockets = [self._unix(unix_path(self._address))] if is_unix else _tcp(self._address)
+        await server.start(sockets)
+        self._server = server
+        if self._path is not None:
+            self.addresses.append(f"http+unix:{self._path}")
+            return
+        host, port = sockets[0].getsockname()[:2]
+        named = "localhost" if self._address.startswith(("localhost:", ":")) else f"[{host}]" if ":" in host else host
+        self.addresses.append(f"http://{named}:{port}")
+
+    async def stop(self, grace: float) -> None:
+        """Takes no more requests, and lets those under way end within `grace` seconds."""
+        if self._server is not None:
+            await self._server.stop(grace)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _unix(self, path: Path) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+            make_way(path)
+            listening.bind(str(path))
+            path.chmod(0o660)
+            listening.listen(_BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise ConfigError(f"[http] cannot listen on {path}: {error.strerror or error}; choose another") from error
+        except ConfigError:
+            listening.close()
+            raise
+        self._path = path
+        return listening
+
+
+def _server(app: App) -> Server:
+    try:
+        from edged.api.http.server import Server
+    except ModuleNotFoundError as error:
+        remedy = packages.install_extra("http")
+        raise ConfigError(f"[http] listens only with {error.name} installed: {remedy}") from error
+    return Server(app)
+
+
+def _tcp(address: str) -> list[socket.socket]:
+    """Sockets on one port of every loopback address that the host's name has. ConfigError where there is none."""
+    host, port = tcp_address(address)
+    bound: list[socket.socket] = []
+    problem: OSError | None = None
+    with contextlib.ExitStack() as undo:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except OSError as error:
+            raise ConfigError(f"[http] cannot listen on {address}: {error.strerror or error}") from error
+        for family, kind, _, _, place in found:
+            listening = undo.enter_context(socket.socket(family, kind))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                listening.bind((place[0], bound[0].getsockname()[1] if bound else port))
+                listening.listen(_BACKLOG)
+            except OSError as error:
+                problem = error
+                listening.close()
+            else:
+                bound.append(listening)
+        taken = problem is not None and problem.errno == errno.EADDRINUSE
+        if not bound or taken:
+            why = "the port is taken" if taken else problem.strerror if problem is not None else "no address"
+            raise ConfigError(f"[http] cannot listen on {address}: {why}; choose another")
+        undo.pop_all()
+    return bound

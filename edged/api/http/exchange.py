@@ -1,13 +1,17 @@
-"""What an HTTP request says and what it is answered, without the server that carried them. Pure."""
+"""HTTP requests and responses, independent of the server that carries them, and their JSON."""
 
 from __future__ import annotations
 
-from base64 import b64decode
-from collections.abc import Mapping
+import asyncio
+import ipaddress
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+from google.protobuf.message import Message
 
 from edged.decoding import explain, ready
 from edged.errors import ErrorCode, InvalidInput
@@ -21,8 +25,8 @@ _encoder = msgspec.json.Encoder()
 T = TypeVar("T")
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """A request. Names of headers are in small letters; `peer` is the client as gRPC names it, `unix:` or `ipv4:...`.
+class HttpRequest(msgspec.Struct, frozen=True):
+    """A request. Header names are in lower case; `peer` is the client as gRPC names it, `unix:` or `ipv4:...`.
 
     `path` is as sent, with its escapes; `query` has the last value of each name.
     """
@@ -35,8 +39,8 @@ class Ask(msgspec.Struct, frozen=True):
     peer: str = "unix:"
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """A response. Its parts follow each other; content-length is added by whoever sends it."""
+class HttpResponse(msgspec.Struct, frozen=True):
+    """A response. The parts of its body follow each other; the sender adds content-length."""
 
     status: HTTPStatus = HTTPStatus.OK
     parts: tuple[Part, ...] = ()
@@ -47,32 +51,102 @@ class Answer(msgspec.Struct, frozen=True):
         return sum(map(len, self.parts))
 
 
-DONE = Answer()
+OK = HttpResponse()
 
 
-def told(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) -> Answer:
-    """A value as JSON."""
-    return Answer(status, (_encoder.encode(value),), (("content-type", JSON), *headers))
+def json_response(value: Any, status: HTTPStatus = HTTPStatus.OK, headers: Headers = ()) -> HttpResponse:
+    """A response with a JSON body."""
+    return HttpResponse(status, (_encoder.encode(value),), (("content-type", JSON), *headers))
 
 
-def failed(status: HTTPStatus, code: ErrorCode, message: str, headers: Headers = ()) -> Answer:
-    """An error: one line in `error`, as the protocol has it, and edged's code (docs/errors.md)."""
-    return told({"error": message, "code": code.value}, status, headers)
+def error_response(status: HTTPStatus, code: ErrorCode, message: str, headers: Headers = ()) -> HttpResponse:
+    """An error response: one line in `error`, as in the protocol, and edged's code (docs/errors.md)."""
+    return json_response({"error": message, "code": code.value}, status, headers)
 
 
-def wanted(body: bytes, kind: type[T], what: str) -> T:
-    """The JSON of a body, which may be empty where every field may be left out. InvalidInput says what is wrong."""
+def parse_json(body: bytes, kind: type[T], what: str) -> T:
+    """Parse a body, which may be empty if all fields have defaults. InvalidInput, naming `what`."""
     try:
         return msgspec.json.decode(body or b"{}", type=ready(kind))
     except NOT_JSON as error:
-        raise InvalidInput(f"{what} cannot be used: {explain(error)}") from None
+        raise InvalidInput(f"cannot parse {what}: {explain(error)}") from None
 
 
-def decoded(key: str, value: object) -> bytes:
-    """The bytes of a parameter in base64. InvalidInput for what is none."""
+def decode_base64(key: str, value: object) -> bytes:
+    """The bytes of a base64 parameter. InvalidInput."""
     try:
         if isinstance(value, str):
             return b64decode(value, validate=True)
     except ValueError:
         pass
     raise InvalidInput(f"parameter {key[:60]!r} is not base64")
+
+
+def message_fields(message: Message) -> dict[str, Any]:
+    """A protobuf message as JSON over HTTP: field names as in the proto, 64-bit numbers as numbers.
+
+    Fields that are not set have their default; messages and members of a oneof are left out.
+    """
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        found[field.name] = _value(field, getattr(message, field.name))
+    return found
+
+
+def _value(field: Any, value: Any) -> Any:
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        each = field.message_type.fields_by_name["value"]
+        return {str(key): _single(each, value[key]) for key in sorted(value)}
+    if field.is_repeated:
+        return [_single(field, each) for each in value]
+    return _single(field, value)
+
+
+def _single(field: Any, value: Any) -> Any:
+    if isinstance(value, Message):
+        return message_fields(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    return value
+
+
+_LARGE = 1 << 18  # bytes
+
+_threads = ThreadPoolExecutor(1, "edged-http")  # more would only take the interpreter from the loop
+
+
+async def offload(size: int, work: Callable[[], T]) -> T:
+    """Run work on so many bytes: large work in a thread, so that cameras and the control loop do not wait."""
+    if size < _LARGE:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)
+
+
+def web_page_refusal(headers: Mapping[str, str], peer: str) -> str | None:
+    """Why a request that a browser sends for a web page is refused, in one line; None if it is not. `peer` as in gRPC.
+
+    A browser on this machine carries requests of any web page. Such a page says where it is from (`Origin`), or has its
+    own name resolve to this machine (`Host`).
+    """
+    host = headers.get("host", "")
+    if not peer.startswith("unix:") and host and not _is_here(host):
+        return f"host {host[:80]!r} is not a name of this machine's loopback; ask localhost"
+    origin = headers.get("origin")
+    if origin is not None and (not host or origin.partition("://")[2] != host):
+        return "requests of web pages from elsewhere are refused; ask from a program, or without Origin"
+    return None
+
+
+def _is_here(host: str) -> bool:
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.rpartition(":")[0] or host
+    if name.rstrip(".").lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

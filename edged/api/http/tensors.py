@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from edged.api.http import values
-from edged.api.http.exchange import JSON, Answer, Part
-from edged.api.http.long_lists import Piece, set_aside
+from edged.api.http.exchange import JSON, HttpResponse, Part
+from edged.api.http.values import Piece, set_aside
 from edged.decoding import explain
 from edged.errors import InvalidInput, InvalidTensor
 from edged.files import NOT_JSON
@@ -65,7 +65,7 @@ class _Inference(msgspec.Struct, frozen=True):
     outputs: Annotated[list[_Output], msgspec.Meta(max_length=1024)] = []
 
 
-class Wish(msgspec.Struct, frozen=True):
+class OutputFormat(msgspec.Struct, frozen=True):
     """How the outputs are to be sent: as raw contents where `binary` says so by name, else as `default` says."""
 
     default: bool = False
@@ -75,20 +75,20 @@ class Wish(msgspec.Struct, frozen=True):
         return self.binary.get(output, self.default)
 
 
-class Asked(msgspec.Struct, frozen=True):
+class InferRequest(msgspec.Struct, frozen=True):
     """A request: its message without contents, those of its inputs that are not in shared memory, and what is wished
     of the answer."""
 
     message: pb.ModelInferRequest
     raw: tuple[Part, ...]
-    wish: Wish
+    format: OutputFormat
 
 
 _decoder = msgspec.json.Decoder(_Inference)
 _encoder = msgspec.json.Encoder()
 
 
-def read(model: str, version: str, body: bytes, header_length: int | None) -> Asked:
+def read(model: str, version: str, body: bytes, header_length: int | None) -> InferRequest:
     """The request in a body. InvalidInput, naming the tensor, for what cannot be one; shapes are not compared with the
     model's."""
     if header_length is not None and header_length > len(body):
@@ -117,7 +117,7 @@ def read(model: str, version: str, body: bytes, header_length: int | None) -> As
             binary[output.name] = _flag(output.parameters[_WANTED], _WANTED)
         _set(asked.parameters, {k: v for k, v in output.parameters.items() if k != _WANTED}, f"output {output.name!r}")
     everything = _flag(said.parameters.get(_ALL_WANTED, False), _ALL_WANTED)
-    return Asked(message, tuple(raw), Wish(everything, binary))
+    return InferRequest(message, tuple(raw), OutputFormat(everything, binary))
 
 
 def without_optional(
@@ -128,7 +128,7 @@ def without_optional(
     return pb.ModelMetadataResponse(inputs=[each for each in metadata.inputs if each.name not in optional])
 
 
-def raw_request(model: str, version: str, metadata: pb.ModelMetadataResponse, body: bytes) -> Asked:
+def raw_request(model: str, version: str, metadata: pb.ModelMetadataResponse, body: bytes) -> InferRequest:
     """The request whose whole body is the one input of a model, for a header length of 0. InvalidInput where the
     model's metadata leaves open what it is."""
     if len(metadata.inputs) != 1:
@@ -143,17 +143,17 @@ def raw_request(model: str, version: str, metadata: pb.ModelMetadataResponse, bo
         shape = _completed(shape, values.item_size(spec.datatype), len(body), spec.name)
     message = pb.ModelInferRequest(model_name=model, model_version=version)
     message.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)
-    return Asked(message, (contents,), Wish(default=True))
+    return InferRequest(message, (contents,), OutputFormat(default=True))
 
 
-def write(message: pb.ModelInferResponse, raw: Sequence[Part], wish: Wish) -> Answer:
+def write(message: pb.ModelInferResponse, raw: Sequence[Part], format: OutputFormat) -> HttpResponse:
     """The body of the answer. `raw` has one entry for each output, empty for those in shared memory."""
     outputs: list[dict[str, Any]] = []
     behind: list[Part] = []
     for output, contents in zip(message.outputs, raw, strict=True):
         told: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
         parameters = _get(output.parameters)
-        if _REGION not in parameters and wish.is_binary(output.name):
+        if _REGION not in parameters and format.is_binary(output.name):
             parameters[_SIZE] = len(contents)
             behind.append(contents)
         elif _REGION not in parameters:
@@ -165,9 +165,9 @@ def write(message: pb.ModelInferResponse, raw: Sequence[Part], wish: Wish) -> An
         head["parameters"] = _get(message.parameters)
     text = _encoder.encode({**head, "outputs": outputs})
     if not behind:
-        return Answer(parts=(text,), headers=(("content-type", JSON),))
+        return HttpResponse(parts=(text,), headers=(("content-type", JSON),))
     length = (HEADER_LENGTH, str(len(text)))
-    return Answer(parts=(text, *behind), headers=(("content-type", OCTETS), length))
+    return HttpResponse(parts=(text, *behind), headers=(("content-type", OCTETS), length))
 
 
 def _decode(text: bytes) -> tuple[_Inference, dict[bytes, Piece]]:

@@ -8,19 +8,64 @@ lists are read as one list, row by row. JSON has no NaN and no infinities: they 
 from __future__ import annotations
 
 import math
+import secrets
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from edged import raw_contents
-from edged.api.http.long_lists import Piece
 from edged.decoding import explain
 from edged.errors import InvalidTensor, TooLarge
 from edged.files import NOT_JSON
 from edged.tensors import Array, numpy_dtype
+
+_NAME = secrets.token_hex(8).encode()  # which no text has by chance or by guess
+_LONG = 1 << 16  # bytes from one quote to the next, above which a list is set aside
+_COLON = 64  # bytes behind a name in which its list begins
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a text, `text[start:end]`, that is not copied."""
+
+    text: bytes
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def set_aside(text: bytes) -> tuple[bytes, dict[bytes, Piece]]:
+    """The text with a string in place of each long list, and the lists by these strings, quotes included."""
+    kept: list[bytes] = []
+    lists: dict[bytes, Piece] = {}
+    done, quote = 0, text.find(b'"')
+    while quote >= 0:
+        following = text.find(b'"', quote + 1)
+        end = len(text) if following < 0 else following
+        if end - quote > _LONG and (piece := _list(text, quote + 1, end)) is not None:
+            name = b'"%s %d"' % (_NAME, len(lists))
+            lists[name] = piece
+            kept += (text[done : piece.start], name)
+            done = piece.end
+        quote = following
+    return b"".join((*kept, text[done:])), lists
+
+
+def _list(text: bytes, start: int, end: int) -> Piece | None:
+    """The list that follows a colon at `start`; it ends before the object does."""
+    first = text.find(b"[", start, start + _COLON)
+    if first < 0 or text[start:first].strip() != b":":
+        return None
+    brace = text.find(b"}", first, end)
+    last = text.rfind(b"]", first, end if brace < 0 else brace)
+    return None if last < 0 else Piece(text, first, last + 1)
+
 
 _BLOCK = 1 << 18  # characters of numbers that are read at a time
 _ROWS = 1 << 14  # numbers that are written at a time
