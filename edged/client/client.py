@@ -19,9 +19,8 @@ from edged.client import address
 from edged.client.backoff import Backoff
 from edged.client.calls import ADD_MODEL, CHANNEL_OPTIONS, Call, DaemonCalls, serialize, watch_events
 from edged.client.credentials import Credentials, aio_channel, channel
-from edged.client.frame_counts import FrameCounts
 from edged.client.frames import Captured, FrameMaker, Picture, Region, frame_options, stream_options
-from edged.client.requests import FrameRequests, FromAsyncIterable, FromIterable, Requests, ThreadedIterator
+from edged.client.requests import AsyncFrameRequests, FrameRequests, ThreadedIterator, ThreadedRequests
 from edged.client.sharing import blocking, in_loop, sharing
 from edged.client.status import Statuses, from_rpc_error
 from edged.client.stream import AsyncStream, Stream
@@ -102,7 +101,7 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
         wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation, options)
         way = sharing(self.target, model, blocking(self._channel), shared, every_frame)
         maker = FrameMaker(model, camera, wanted, way)
-        requests = FrameRequests(frames, maker, FrameCounts(), lossless=lossless)
+        requests = FrameRequests(frames, maker, lossless=lossless)
         return Stream(self._channel, requests, self.target, self.timeout, Backoff() if reconnect else None)
 
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> Updates[EventInfo]:
@@ -205,11 +204,11 @@ class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
         wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation, options)
         way = sharing(self.target, model, in_loop(self._channel), shared, every_frame)
         maker = FrameMaker(model, camera, wanted, way)
-        requests: Requests
-        if isinstance(frames, AsyncIterable):
-            requests = FromAsyncIterable(frames, maker, FrameCounts(), lossless=lossless)
-        else:
-            requests = FromIterable(FrameRequests(frames, maker, FrameCounts(), lossless=lossless))
+        requests = (
+            AsyncFrameRequests(frames, maker, lossless=lossless)
+            if isinstance(frames, AsyncIterable)
+            else ThreadedRequests(frames, maker, lossless=lossless)
+        )
         return AsyncStream(self._channel, requests, self.target, self.timeout)
 
     def events(self, after: int = 0, *, epoch: str = "", follow: bool = False) -> AsyncUpdates[EventInfo]:

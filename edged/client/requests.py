@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from edged.client.frame_counts import FrameCounts
 from edged.client.frames import Captured, FrameMaker, Picture
@@ -20,32 +20,51 @@ _FRESH_NS = 1_000_000_000
 _WINDOW = 6  # where all are to be answered: with the one that leaves fewer than a shared ring has slots
 
 
-def most_waiting(maker: FrameMaker, lossless: bool) -> int | None:
-    """How many frames may wait for their answers when another one leaves; None for any number."""
-    if lossless:
-        return 0
-    return _WINDOW if maker.every_frame else None
-
-
-class FrameRequests(Iterator[pb.Frame]):
-    """The requests of one stream, which may take several calls: `renew` begins another one.
+class _Requests:
+    """What the requests of a stream have in common: the counts of their frames, and why no more come.
 
     An exception from the user's frames ends the requests and is kept in `failure`: what was sent before it is still
     answered, then the receiving side raises it. With `lossless` the next frame leaves only when none waits for its
     answer, so that the daemon never skips one.
     """
 
-    def __init__(
-        self, frames: Iterable[Picture | Captured], maker: FrameMaker, counts: FrameCounts, *, lossless: bool = False
-    ) -> None:
-        if isinstance(frames, (str, bytes, os.PathLike)):  # a text is an iterable as well, of single characters
-            raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
-        self.counts = counts
+    def __init__(self, maker: FrameMaker, lossless: bool) -> None:
+        self.counts = FrameCounts()
         self.failure: Exception | None = None
         self.exhausted = False
-        self._frames = iter(frames)
         self._maker = maker
-        self._most_waiting = most_waiting(maker, lossless)
+        # How many frames may wait for their answers when another one leaves; None for any number.
+        self._most_waiting = 0 if lossless else _WINDOW if maker.every_frame else None
+
+    def on_result(self, result: Result) -> Result:
+        """Count an answer, and let the next frame out. Return the result with the skips that no earlier one told."""
+        self._maker.on_result(result)
+        whole = self.counts.on_result(result)
+        self._on_turn()
+        return whole
+
+    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
+        """The same for frames that the daemon says it skipped."""
+        self.counts.on_skips(skipped, skips)
+        self._on_turn()
+
+    def finish(self) -> None:
+        """The stream is over: release what frames needed until they were answered."""
+        self._maker.close()
+
+    def _on_turn(self) -> None:
+        """Fewer frames wait for their answers."""
+        raise NotImplementedError
+
+
+class FrameRequests(_Requests, Iterator[pb.Frame]):
+    """The requests of one stream, which may take several calls: `renew` begins another one."""
+
+    def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, *, lossless: bool = False) -> None:
+        if isinstance(frames, (str, bytes, os.PathLike)):  # a text is an iterable as well, of single characters
+            raise InvalidInput(f"frames cannot be a {type(frames).__name__}; give edged.open_source(...) of the video")
+        super().__init__(maker, lossless)
+        self._frames = iter(frames)
         self._stopped = False
         self._closed = False
         self._changed = threading.Condition()
@@ -64,21 +83,10 @@ class FrameRequests(Iterator[pb.Frame]):
         with self._leaving:
             self._call += 1
             self.counts.on_lost()
-        with self._changed:
-            self._changed.notify_all()
+        self._on_turn()
         return _CallRequests(self, self._call)
 
-    def on_result(self, result: Result) -> Result:
-        """Enters an answer into the account, and lets the next frame out."""
-        self._maker.on_result(result)
-        whole = self.counts.on_result(result)
-        with self._changed:
-            self._changed.notify_all()
-        return whole
-
-    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
-        """The same for frames that the daemon says it skipped."""
-        self.counts.on_skips(skipped, skips)
+    def _on_turn(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -86,8 +94,7 @@ class FrameRequests(Iterator[pb.Frame]):
         """Sends no more and closes the user's frames, from any thread. A frame that is being pulled from a generator
         cannot be interrupted; it is then closed as soon as it has given that frame."""
         self._stopped = True
-        with self._changed:
-            self._changed.notify_all()
+        self._on_turn()
         interrupt = getattr(self._frames, "interrupt", None)
         if interrupt is not None:
             interrupt()
@@ -96,10 +103,6 @@ class FrameRequests(Iterator[pb.Frame]):
                 self._close()
             finally:
                 self._pulling.release()
-
-    def finish(self) -> None:
-        """The stream is over: what frames needed until they were answered is given back."""
-        self._maker.close()
 
     def _next(self, call: int) -> pb.Frame:
         with self._pulling:
@@ -247,75 +250,31 @@ def _settle(future: asyncio.Future[list[Item]], got: list[Item], failure: Except
         future.set_exception(failure)
 
 
-class Requests(Protocol):
-    """The requests of one asynchronous stream."""
+class ThreadedRequests(FrameRequests):
+    """Requests for an event loop from an ordinary iterable, which a thread pulls."""
 
-    counts: FrameCounts
-
-    @property
-    def failure(self) -> Exception | None: ...
-    @property
-    def exhausted(self) -> bool: ...
-    def __aiter__(self) -> AsyncIterator[pb.Frame]: ...
-    def on_result(self, result: Result) -> Result: ...
-    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None: ...
-    def finish(self) -> None: ...
-    async def stop(self) -> None: ...
-
-
-class FromIterable:
-    """Requests from an ordinary iterable, pulled in a thread."""
-
-    def __init__(self, requests: FrameRequests) -> None:
-        self.counts = requests.counts
-        self.on_result = requests.on_result
-        self.on_skips = requests.on_skips
-        self.finish = requests.finish
-        self._requests = requests
-        self._feed = ThreadedIterator(requests)
-
-    @property
-    def failure(self) -> Exception | None:
-        return self._requests.failure
-
-    @property
-    def exhausted(self) -> bool:
-        return self._requests.exhausted
+    def __init__(self, frames: Iterable[Picture | Captured], maker: FrameMaker, *, lossless: bool = False) -> None:
+        super().__init__(frames, maker, lossless=lossless)
+        self._pulled = ThreadedIterator(self)
 
     def __aiter__(self) -> AsyncIterator[pb.Frame]:
-        return self._feed
+        return self._pulled
 
-    async def stop(self) -> None:
-        self._requests.stop()
-        self._feed.close()
+    async def aclose(self) -> None:
+        self.stop()
+        self._pulled.close()
 
 
-class FromAsyncIterable:
-    """Requests from an asynchronous iterable; `FrameRequests` says how failures and `lossless` behave."""
+class AsyncFrameRequests(_Requests, AsyncIterator[pb.Frame]):
+    """Requests for an event loop from an asynchronous iterable."""
 
-    def __init__(
-        self, frames: AsyncIterable[Picture | Captured], maker: FrameMaker, counts: FrameCounts, *, lossless: bool
-    ) -> None:
-        self.counts = counts
-        self.failure: Exception | None = None
-        self.exhausted = False
+    def __init__(self, frames: AsyncIterable[Picture | Captured], maker: FrameMaker, *, lossless: bool = False) -> None:
+        super().__init__(maker, lossless)
         self._frames = aiter(frames)
-        self._maker = maker
-        self._most_waiting = most_waiting(maker, lossless)
         self._turn = asyncio.Event()
 
-    def on_result(self, result: Result) -> Result:
-        self._maker.on_result(result)
-        whole = self.counts.on_result(result)
+    def _on_turn(self) -> None:
         self._turn.set()
-        return whole
-
-    def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
-        self.counts.on_skips(skipped, skips)
-        self._turn.set()
-
-    def __aiter__(self) -> AsyncIterator[pb.Frame]:
-        return self
 
     async def __anext__(self) -> pb.Frame:
         try:
@@ -334,10 +293,7 @@ class FromAsyncIterable:
         self.counts.on_sent()
         return frame
 
-    def finish(self) -> None:
-        self._maker.close()
-
-    async def stop(self) -> None:
+    async def aclose(self) -> None:
         close = getattr(self._frames, "aclose", None)
         if close is None:
             return

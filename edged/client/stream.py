@@ -17,7 +17,7 @@ from grpc import aio
 from edged.client.backoff import Backoff
 from edged.client.calls import DETECT, serialize
 from edged.client.frame_counts import FrameCounts
-from edged.client.requests import FrameRequests, Requests
+from edged.client.requests import AsyncFrameRequests, FrameRequests, ThreadedRequests
 from edged.client.result import Result, from_proto, skips_of
 from edged.client.status import Statuses, from_rpc_error
 from edged.errors import DaemonUnavailable, DeadlineExceeded, EdgedError, NotReady
@@ -27,6 +27,7 @@ _log = logging.getLogger("edged.client")
 
 
 _Call: TypeAlias = aio.StreamStreamCall[Any, Any]
+AsyncRequests: TypeAlias = ThreadedRequests | AsyncFrameRequests
 
 
 class Stream(Iterator[Result], AbstractContextManager["Stream"]):
@@ -140,7 +141,7 @@ class AsyncStream(AsyncIterator[Result], AbstractAsyncContextManager["AsyncStrea
     frames.
     """
 
-    def __init__(self, channel: aio.Channel, requests: Requests, target: str, patience: float) -> None:
+    def __init__(self, channel: aio.Channel, requests: AsyncRequests, target: str, patience: float) -> None:
         self.counts = requests.counts
         self._requests = requests
         self._target = target
@@ -187,7 +188,7 @@ class AsyncStream(AsyncIterator[Result], AbstractAsyncContextManager["AsyncStrea
             return
         self._end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._requests.stop()
+        await self._requests.aclose()
         self._requests.finish()
 
     async def _complete(self) -> None:
@@ -212,7 +213,7 @@ class AsyncStream(AsyncIterator[Result], AbstractAsyncContextManager["AsyncStrea
                 self._end()
 
 
-async def _send(call: _Call, requests: Requests) -> None:
+async def _send(call: _Call, requests: AsyncRequests) -> None:
     try:
         async for frame in requests:
             await call.write(frame)
@@ -220,7 +221,7 @@ async def _send(call: _Call, requests: Requests) -> None:
     except Exception:  # noqa: S110 - of the call, and met by the receiving side; `requests` keeps the user's own
         pass
     finally:
-        await requests.stop()
+        await requests.aclose()
 
 
 async def _watch_call(counts: FrameCounts, call: _Call, patience: float) -> None:
