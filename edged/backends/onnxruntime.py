@@ -8,16 +8,17 @@ The unoptimised session is edged's reference.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edged.backends.contract import UNOPTIMISED, Backend, Composition, Graphs, Operators, Order, Session
-from edged.backends.ort import device, placement, refusals, runtime
+from edged.backends.contract import UNOPTIMISED, Backend, Composition, Graphs, Operators, Order, Session, one_line
+from edged.backends.ort import device, placement, runtime
 from edged.backends.ort.placement import Placement
 from edged.backends.ort.runtime import create, session_options
 from edged.backends.ort.session import OrtSession
-from edged.errors import EdgedError, EngineUnusable
+from edged.errors import EdgedError, EngineUnusable, NotTaken
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # at run time it must come after what `ort` sets
@@ -28,6 +29,25 @@ _WEIGHTS = "weights.bin"
 _LARGE = 1 << 30
 _IR_VERSION_TAG = 0x08  # of ModelProto.ir_version, a varint of one byte up to 127
 _FIRST_WITHOUT = 4  # IR version whose initializers need not be inputs
+# `[ONNXRuntimeError] : 1 : FAIL : ` and `/onnxruntime_src/.../model.cc:256 onnxruntime::Model::Model(...) `.
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+_SOURCE = re.compile(
+    r"^(?:Exception during initialization: )?/onnxruntime_src/\S+:\d+ .*?\)(?: const)?(?: \[with [^]]*\])? (?=\S)"
+)
+_LOADING = re.compile(r"^Load model from .*? failed: ?")
+_NODE = re.compile(
+    r"[Nn]ode:? ?\(?(?:with name )?['\"]?(?P<node>[^'\"()]*?)['\"]?\)? (?:Op|of)\b|In Node, \(\"(?P<other>[^\"]*)\""
+)
+_UNREGISTERED = re.compile(r"No Op registered for (?P<name>\S+) with domain_version of")
+_UNKNOWN = re.compile(r"Fatal error: (?P<domain>[^:\s]*):(?P<name>[^(\s]+)\(.*?is not a registered function/op")
+_NO_KERNEL = re.compile(
+    r"Could not find an implementation for (?P<name>[^(\s]+)\(\d+\) node with name '(?P<node>[^']*)'"
+)
+_SHAPE_OUTSIDE = re.compile(r"Cannot parse data from external tensors\..* for tensor: (?P<name>.+)")
+_MEMORY = re.compile(
+    r"bad_alloc|bad allocation|Failed to allocate memory|out of memory|Cannot allocate memory|Available memory of",
+    re.IGNORECASE,
+)
 
 
 class _OnnxRuntime:
@@ -75,14 +95,14 @@ class _OnnxRuntime:
         create(str(model), session_options(UNOPTIMISED, 1))
 
     def operators(self) -> Operators | None:
-        return refusals.operators()
+        return operators()
 
     def trial(self, order: Order) -> Session:
         options = session_options(UNOPTIMISED, order.recipe.threads)
         try:
             return OrtSession(create(order.model, options), order.signature)
         except EngineUnusable as error:
-            raise refusals.told(error) from error
+            raise describe_refusal(error) from error
 
 
 def _saved(order: Order, out: Path, model: str | bytes) -> tuple[InferenceSession, Placement]:
@@ -127,6 +147,56 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0  # the runtime has better words for it
+
+
+def operators() -> Operators | None:
+    """Its own list; None in a version that has none."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    list_all = getattr(state, "get_all_operator_schema", None)
+    if list_all is None:
+        return None
+    found: Operators = {}
+    for schema in list_all():
+        names = found.setdefault(schema.domain or "ai.onnx", {})
+        names[schema.name] = min(schema.since_version, names.get(schema.name, schema.since_version))
+    return found
+
+
+def describe_refusal(error: EngineUnusable) -> NotTaken:
+    """Return the runtime's refusal of a model with its reason, for people and for programs."""
+    said = " ".join(str(error.__cause__ or error).split())
+    message = f"ONNX Runtime refuses the model: {_plain(said)}"
+    if match := _NO_KERNEL.search(said):
+        return NotTaken(message, "not_implemented", match["name"], match["node"])
+    if match := _UNREGISTERED.search(said):
+        return NotTaken(message, "unknown_operator", match["name"], _node(said))
+    if match := _UNKNOWN.search(said):
+        domain = match["domain"]
+        operator = match["name"] if domain in ("", "ai.onnx") else f"{domain}.{match['name']}"
+        return NotTaken(message, "unknown_operator", operator, _node(said))
+    if match := _SHAPE_OUTSIDE.search(said):
+        what = f"the shape or axes in {match['name'][:100]!r} are external data, which it does not read"
+        return NotTaken(f"ONNX Runtime refuses the model: {what}", "shape_outside", "", _node(said))
+    if is_memory(said):
+        return NotTaken(message, "too_much_memory", "", _node(said))
+    return NotTaken(message, "refused", "", _node(said))
+
+
+def is_memory(said: str) -> bool:
+    """Whether a message says that memory could not be had."""
+    return _MEMORY.search(said) is not None
+
+
+def _plain(said: str) -> str:
+    """Without code, place of the file and C++."""
+    text = _SOURCE.sub("", _LOADING.sub("", _CODE.sub("", said)))
+    return one_line(Exception(_SOURCE.sub("", text)), 300)
+
+
+def _node(said: str) -> str:
+    match = _NODE.search(said)
+    return (match["node"] or match["other"] or "") if match else ""
 
 
 BACKEND: Backend = _OnnxRuntime()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edged.backends.contract import Order, Session
-from edged.backends.ort import levels as ort_levels
+from edged.backends.ort import session as ort_levels
 from edged.errors import EngineUnusable, InvalidInput
 from edged.ipc import job_messages as jobs
 from edged.store.record import Verdict

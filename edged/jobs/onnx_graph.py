@@ -30,6 +30,15 @@ _ALIGN = 4096  # of tensors in a file of weights: runtimes map them into memory
 _SMALL = 1024  # bytes of a tensor that stays in the graph; shapes and axes must, for shapes to be inferred
 # Protobuf cannot hold 2 GiB; weights beyond this are written beside the graph.
 _LARGE = 1 << 30
+LAYERS = frozenset(
+    ("Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
+)
+_INTEGER = frozenset(("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"))
+QUANTISED = frozenset(("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")) | _INTEGER
+# A detector may compute the mean of a distribution with a convolution of some 16 weights: no layer, but box decoding.
+_LEAST_WEIGHTS = 64
+# Inputs that are positions, by operator: they may be as large as a picture has pixels, and nothing is learnt there.
+_POSITIONS = {"RoiAlign": (1, 2), "GridSample": (1,), "Resize": (1, 2, 3), "Upsample": (1,)}
 
 
 class Model:
@@ -240,17 +249,6 @@ def _put_outside(tensor: TensorProto, file: BinaryIO, location: str) -> None:
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in entries.items():
         tensor.external_data.add(key=key, value=str(value))
-
-
-LAYERS = frozenset(
-    ("Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
-)
-_INTEGER = frozenset(("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"))
-QUANTISED = frozenset(("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")) | _INTEGER
-# A detector may compute the mean of a distribution with a convolution of some 16 weights: no layer, but box decoding.
-_LEAST_WEIGHTS = 64
-# Inputs that are positions, by operator: they may be as large as a picture has pixels, and nothing is learnt there.
-_POSITIONS = {"RoiAlign": (1, 2), "GridSample": (1,), "Resize": (1, 2, 3), "Upsample": (1,)}
 
 
 class Layers:

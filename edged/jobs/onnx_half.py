@@ -22,6 +22,37 @@ from edged.jobs.onnx_walk import bodies
 from edged.tensors import Array
 
 _SUFFIXES = {FLOAT: "fp32", FLOAT16: "fp16"}
+_HALF = "tensor(float16)"
+_LARGEST = float(np.finfo(np.float16).max)
+# Sums and powers: what they compute, or compute with, leaves the range of float16 where values themselves do not.
+_WIDE = frozenset(("CumProd", "CumSum", "Det", "Exp", "Log", "LpNormalization", "MeanVarianceNormalization", "Pow")) | {
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+    "ReduceProd",
+    "ReduceSum",
+    "ReduceSumSquare",
+}
+# Positions, counts and choices: float16 has no odd number above 2048, and makes ties of what was in order. Scattering
+# may add, for which ONNX Runtime on the CPU has no float16.
+_EXACT = frozenset(("GridSample", "Mod", "NonMaxSuppression", "OneHot", "Range", "RoiAlign", "TopK")) | {
+    "ScatterElements",
+    "ScatterND",
+}
+# Where a constant beyond float16 is only a bound, so that infinity does as well.
+_BOUNDED = frozenset(("Clip", "Max", "Min", "Pad"))
+# What makes something small of anything, infinity included.
+_SATURATING = frozenset(("Erf", "HardSigmoid", "Sigmoid", "Tanh"))
+# What makes something small of anything that is finite.
+_LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softmax"}
+# Biases and means, by operator.
+_ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
+# What would lose at once what a node before it was kept in float32 for.
+_FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
+_UNHELD = "it works on what float16 cannot hold"
+_TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
+_SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales, whatever the definition of an opset allows
 
 
 def to_half(source: Path, out: Path) -> tuple[bool, tuple[str, ...]]:
@@ -141,39 +172,6 @@ def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
             _rename(body, names)
     for value in graph.output:
         value.name = names.get(value.name, value.name)
-
-
-_HALF = "tensor(float16)"
-_LARGEST = float(np.finfo(np.float16).max)
-# Sums and powers: what they compute, or compute with, leaves the range of float16 where values themselves do not.
-_WIDE = frozenset(("CumProd", "CumSum", "Det", "Exp", "Log", "LpNormalization", "MeanVarianceNormalization", "Pow")) | {
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-}
-# Positions, counts and choices: float16 has no odd number above 2048, and makes ties of what was in order. Scattering
-# may add, for which ONNX Runtime on the CPU has no float16.
-_EXACT = frozenset(("GridSample", "Mod", "NonMaxSuppression", "OneHot", "Range", "RoiAlign", "TopK")) | {
-    "ScatterElements",
-    "ScatterND",
-}
-# Where a constant beyond float16 is only a bound, so that infinity does as well.
-_BOUNDED = frozenset(("Clip", "Max", "Min", "Pad"))
-# What makes something small of anything, infinity included.
-_SATURATING = frozenset(("Erf", "HardSigmoid", "Sigmoid", "Tanh"))
-# What makes something small of anything that is finite.
-_LIMITING = _SATURATING | {"InstanceNormalization", "LayerNormalization", "Softmax"}
-# Biases and means, by operator.
-_ADDED = {"Conv": (2,), "ConvTranspose": (2,), "Gemm": (2,), "BatchNormalization": (2, 3), "LayerNormalization": (2,)}
-# What would lose at once what a node before it was kept in float32 for.
-_FOLLOWERS = frozenset(("Add", "Div", "LogSoftmax", "Reciprocal", "ReduceMean", "Softmax", "Sqrt", "Sub", "Where"))
-_UNHELD = "it works on what float16 cannot hold"
-_TYPE_ATTRIBUTES = frozenset(("dtype", "to", "output_dtype", "output_datatype"))
-_SINGLE_SLOTS = {"Resize": (1, 2, 3), "Upsample": (1,)}  # scales, whatever the definition of an opset allows
 
 
 class Slots(NamedTuple):

@@ -11,6 +11,14 @@ from dataclasses import dataclass
 import onnx
 
 ONNX_DOMAINS = ("", "ai.onnx")  # two ways to write ONNX's own
+# What passes values on as they are: shapes, types and the numbers that stand for them change.
+_PASSING = frozenset(
+    (
+        *("Cast", "DequantizeLinear", "Dropout", "Flatten", "Identity", "QuantizeLinear"),
+        *("Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"),
+    )
+)
+_MOST_STEPS = 64  # a cycle is no graph, and a file may hold one
 
 
 def text(value: str | bytes) -> str:
@@ -108,16 +116,6 @@ def _attached(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
         yield from attribute.tensors
         if attribute.HasField("sparse_tensor"):
             yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
-
-
-# What passes values on as they are: shapes, types and the numbers that stand for them change.
-_PASSING = frozenset(
-    (
-        *("Cast", "DequantizeLinear", "Dropout", "Flatten", "Identity", "QuantizeLinear"),
-        *("Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"),
-    )
-)
-_MOST_STEPS = 64  # a cycle is no graph, and a file may hold one
 
 
 def heads(graph: onnx.GraphProto) -> dict[str, str]:

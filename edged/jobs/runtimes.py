@@ -20,9 +20,9 @@ def load(job: jobs.LoadRuntime) -> jobs.LoadedRuntime:
     backend = registry.load(job.backend)
     providers: tuple[str, ...] = ()
     if job.backend == _ORT:
-        from edged.backends.ort import providers as ort_providers
+        from edged.backends.ort import runtime
 
-        providers = ort_providers.available()
+        providers = runtime.available_providers()
     opset = ir_version = 0  # which is what is said of one that takes nothing
     if reach.takes_anything(backend):
         found = reach.find(backend)
@@ -32,9 +32,9 @@ def load(job: jobs.LoadRuntime) -> jobs.LoadedRuntime:
 
 def try_provider(job: jobs.TryProvider) -> jobs.Done:
     """EngineUnusable with the reason when the provider does not compute here."""
-    from edged.backends.ort import providers
+    from edged.backends.ort import runtime
 
-    providers.attempt(job.provider)
+    runtime.try_provider(job.provider)
     return jobs.Done()
 
 

@@ -17,8 +17,8 @@ from edged.backends.contract import Order, Recipe, Session, Signature, Staging
 from edged.backends.cuda import open_device
 from edged.backends.cuda.contract import Device
 from edged.backends.trt import load
+from edged.backends.trt.load import open_engine
 from edged.backends.trt.log import Log
-from edged.backends.trt.open import open_engine
 from edged.backends.trt.session import TensorRtSession
 from edged.errors import EngineUnusable, InvalidInput, Unsuitable
 from edged.tensors import TensorSpec
@@ -563,7 +563,7 @@ def second(control: Control, monkeypatch: pytest.MonkeyPatch) -> Iterator[Order]
     control.configure(devices=2)
     library = os.environ[IMPLEMENTATION]
     monkeypatch.setattr(load, "open_device", lambda name: open_device(load.device_index(name), library))
-    monkeypatch.setattr(load, "read", lambda order, kind, version: b"plan")
+    monkeypatch.setattr(load, "read_plan", lambda order, kind, version: b"plan")
     yield Order("", signature(FakeEngine(control, FIXED)), Recipe("tensorrt", "cuda:1", options="workspace_mb=64"))
     control.configure(devices=1)
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edged.backends.trt import plan
+from edged.backends.trt import load
 from edged.config.limits import Limits
 from edged.device import runtimes
 from edged.device.fingerprint import Fingerprint
@@ -95,9 +95,9 @@ def layered(folder: Path) -> Path:
     return models.save(proto, folder / "layered.onnx")
 
 
-def header(store: Store, key: str) -> tuple[plan.Header, bytes]:
+def header(store: Store, key: str) -> tuple[load.Header, bytes]:
     data = store.artefact(key).load("engine.plan")
-    return plan.read(data), data
+    return load.read_header(data), data
 
 
 PROGRAM = """
@@ -108,6 +108,7 @@ from edged.backends.artefact import Artefact
 from edged.backends.contract import Order, Recipe
 from edged.errors import EdgedError, EngineUnusable
 from edged.jobs.inspect import inspect
+from edged.jobs.tasks import load_graphs
 import msgspec
 BACKEND = registry.load("tensorrt_rtx")
 trt = BACKEND._trt

@@ -10,7 +10,7 @@ import pytest
 
 from edged.backends import registry
 from edged.backends.contract import Order, Recipe, Signature
-from edged.backends.trt import plan
+from edged.backends.trt import load
 from edged.config.limits import AdmissionLimits
 from edged.device.fingerprint import Fingerprint
 from edged.engines import offline
@@ -138,9 +138,8 @@ def test_too_little_workspace_says_what_to_raise(builder: Builder, tmp_path: Pat
     """16 MiB are enough for a small model and the least that there is: the message is made where the limit is lower."""
     answer = ask(
         f"""
-from edged.backends.trt import config
-configure, limits = config.configure, []
-import edged.backends.trt.build as build
+from edged.backends.trt import build
+configure, limits = build.configure, []
 def starve(trt, builder, config_, *more):
     configure(trt, builder, config_, *more)
     config_.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1024)
@@ -272,7 +271,7 @@ def test_an_engine_that_an_older_version_really_built_is_told_by_both_versions(t
     version = registry.version("tensorrt_rtx", here().facts)
     assert built["said"] == ""
     assert built["version"] != version
-    assert plan.read((tmp_path / "out" / "engine.plan").read_bytes()).version == built["version"]
+    assert load.read_header((tmp_path / "out" / "engine.plan").read_bytes()).version == built["version"]
     answer = ask(f"answer = {{'said': opened({model!r}, {out!r})}}")
     assert answer["said"] == (
         f"EngineUnusable: the engine was built by TensorRT-RTX {built['version']}, and {version} is installed;"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edged.backends.cuda import LIBRARIES, choice, numbering
+from edged.backends.cuda import LIBRARIES, devices
 from edged.errors import EngineUnusable, Unsupported
 from tests.fake_cuda import runner
 
@@ -39,7 +39,7 @@ def test_an_older_driver_lacks_only_what_came_later(driver: Path) -> None:
         "    end.synchronize()\n"
         "    stream.capture(lambda: None).close()\n"
         "    try: assert end.elapsed_ms(start) >= 0\n"
-        "    except EngineUnusable as error: assert 'cuEventElapsedTime is not to be had' in str(error)\n"
+        "    except EngineUnusable as error: assert 'cuEventElapsedTime is not available' in str(error)\n"
     )
     ended = runner.start([sys.executable, "-c", program], driver)
     assert ended.returncode == 0, ended.stderr
@@ -51,9 +51,9 @@ def test_importing_the_room_imports_no_package_that_loads_a_driver() -> None:
 
 
 def test_where_no_package_is_installed_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_MODULES", dict.fromkeys(LIBRARIES, "edged.backends.cuda.not_there"))
+    monkeypatch.setattr(devices, "_MODULES", dict.fromkeys(LIBRARIES, "edged.backends.cuda.not_there"))
     with pytest.raises(Unsupported, match=r"pycuda: .*cuda-bindings: .*install"):
-        choice.open_device()
+        devices.open_device()
 
 
 def test_a_box_without_a_driver_is_told_in_one_line() -> None:
@@ -79,12 +79,12 @@ TWO_CARDS = (
     "Control().configure(devices=2)\n"
     "from edged.device import nvidia\n"
     "nvidia.addresses = lambda root: ['0000:01:00.0', '0000:02:00.0']\n"
-    "from edged.backends.cuda import numbering, open_device\n"
+    "from edged.backends.cuda import devices, open_device\n"
     "from edged.errors import EngineUnusable\n"
 )
 OPEN = (
     "for number in (0, 1):\n"
-    "    try: print(open_device(number, 'cuda-bindings').properties.pci_address, numbering.address(number))\n"
+    "    try: print(open_device(number, 'cuda-bindings').properties.pci_address, devices.pci_address(number))\n"
     "    except EngineUnusable as error: print(error)\n"
 )
 
@@ -118,9 +118,9 @@ def test_a_process_in_which_cuda_counts_otherwise_gets_no_other_gpu_instead(driv
 
 
 def test_a_gpu_that_the_facts_know_by_no_address_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbering.nvidia, "addresses", lambda root: [])
-    numbering.require(0, "0000:00:00.0")
-    monkeypatch.setattr(numbering.nvidia, "addresses", lambda root: ["0000:01:00.0", "0000:81:00.0"])
-    numbering.require(1, "0000:81:00.0")
+    monkeypatch.setattr(devices.nvidia, "addresses", lambda root: [])
+    devices.require_number(0, "0000:00:00.0")
+    monkeypatch.setattr(devices.nvidia, "addresses", lambda root: ["0000:01:00.0", "0000:81:00.0"])
+    devices.require_number(1, "0000:81:00.0")
     with pytest.raises(EngineUnusable, match=r"device 0 is the GPU at 0000:81:00.0, which is cuda:1"):
-        numbering.require(0, "0000:81:00.0")
+        devices.require_number(0, "0000:81:00.0")

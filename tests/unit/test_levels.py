@@ -16,7 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from edged.backends.contract import UNOPTIMISED, Order, Recipe
-from edged.backends.ort import levels as ort_levels
+from edged.backends.ort import session as ort_levels
 from edged.doctor.check import Result
 from edged.doctor.models import judge_levels
 from edged.ipc import job_messages as jobs

@@ -10,10 +10,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from edged.backends import one_node
+from edged.backends import one_node, onnxruntime
 from edged.backends.contract import Order, Recipe, Signature
 from edged.backends.null import BACKEND
-from edged.backends.ort import refusals
 from edged.errors import EngineUnusable, NotTaken
 from edged.ipc import job_messages as jobs
 from edged.jobs import onnx_graph, trial
@@ -43,7 +42,7 @@ def test_told_shape_in_external_data_is_refused_with_a_remedy() -> None:
         "[ONNXRuntimeError] : 1 : FAIL : Load model from /m/m.onnx failed:Node () Op (Reshape) [ShapeInferenceError]"
         " Cannot parse data from external tensors. Please load external data into raw data for tensor: s"
     )
-    error = refusals.told(EngineUnusable(said))
+    error = onnxruntime.describe_refusal(EngineUnusable(said))
     assert error.why == "shape_outside"
     found = trial.refused(job(17), error, "ONNX Runtime 1")
     assert found.category is Category.REFUSED

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from edged.backends.trt import api
-from edged.backends.trt.failure import explain
-from edged.backends.trt.log import Log, listen
+from edged.backends.trt.log import Log, explain, listen
 from tests.fake_trt import make
 
 # As TensorRT-RTX 1.7.1.116 and TensorRT 8.6 wrote them.

@@ -1,15 +1,12 @@
-"""CUDA behind one contract, by whichever Python package is installed. Importing this imports neither.
+"""CUDA behind one contract, through pycuda or cuda-bindings. Importing this imports neither.
 
 contract.py          what edged needs of CUDA
-choice.py            which package it is
-numbering.py         whether CUDA numbers GPUs as the facts of the device do
-pycuda_driver.py     by pycuda
-bindings_driver.py   by cuda-bindings
-limits.py            what both packages need beside CUDA
-bindings_calls.py    how a function of cuda-bindings is called
-graphs.py            graphs, which only cuda-bindings has
+devices.py           opens a GPU, and checks that CUDA numbers GPUs as the device's facts do
+pycuda_driver.py     the contract by pycuda
+bindings_driver.py   the contract by cuda-bindings
+graphs.py            CUDA graphs, which only cuda-bindings has, and how its functions are called
 """
 
-from edged.backends.cuda.choice import LIBRARIES, open_device
+from edged.backends.cuda.devices import LIBRARIES, open_device
 
 __all__ = ["LIBRARIES", "open_device"]

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
 
-from edged.backends.cuda.bindings_calls import call
 from edged.backends.cuda.contract import (
     Device,
     DeviceMemory,
@@ -21,9 +20,10 @@ from edged.backends.cuda.contract import (
     MemoryInfo,
     Stream,
     Versions,
+    require_within,
+    version_text,
 )
-from edged.backends.cuda.graphs import DriverGraph, capture
-from edged.backends.cuda.limits import require_within, version_text
+from edged.backends.cuda.graphs import DriverGraph, call, capture
 
 _ATTRIBUTE = driver.CUdevice_attribute
 _BLOCKING = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC)  # sleep instead of spinning: cameras need the processor
@@ -201,5 +201,5 @@ def _properties(device: object) -> DeviceProperties:
 
 
 def open_device(number: int) -> Device:
-    """See `edged.backends.cuda.choice.open_device`."""
+    """See `edged.backends.cuda.devices.open_device`."""
     return _Device(number)

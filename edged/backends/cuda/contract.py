@@ -21,6 +21,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from edged.errors import EngineUnusable
+
 
 class DeviceProperties(msgspec.Struct, frozen=True):
     """Constants of one GPU, among them all that TensorRT compares an engine with."""
@@ -178,3 +180,14 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Releases the context; everything made with the device was closed before."""
+
+
+def require_within(size: int, memory: DeviceMemory, host: HostMemory) -> None:
+    """EngineUnusable for a copy beyond what was allocated: of the host's memory no driver knows the end."""
+    if size > memory.size or size > host.size:
+        raise EngineUnusable(f"a copy of {size} bytes between {memory.size} of the device and {host.size} of the host")
+
+
+def version_text(number: int) -> str:
+    """13000 is "13.0"."""
+    return f"{number // 1000}.{number % 1000 // 10}"

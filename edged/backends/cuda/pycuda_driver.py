@@ -27,8 +27,9 @@ from edged.backends.cuda.contract import (
     MemoryInfo,
     Stream,
     Versions,
+    require_within,
+    version_text,
 )
-from edged.backends.cuda.limits import require_within, version_text
 from edged.errors import EngineUnusable
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, for which pycuda has no name
@@ -222,5 +223,5 @@ def _properties(device: Any) -> DeviceProperties:
 
 
 def open_device(number: int) -> Device:
-    """See `edged.backends.cuda.choice.open_device`."""
+    """See `edged.backends.cuda.devices.open_device`."""
     return _Device(number)

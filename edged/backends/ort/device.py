@@ -74,13 +74,13 @@ def open(order: Order, artefact: Artefact, where: Provider) -> DeviceSession:
         whole = before.is_whole
         session, placed = _try(source, order.recipe, where, whole=whole, weights=weights, matters=not whole)
     except CpuForbidden as error:
-        # Without that guard it can be told which nodes they are, or why the provider has none.
+        # Without that guard ONNX Runtime says which nodes they are, or why the provider has none.
         _, placed = _try(source, order.recipe, where, whole=False, weights=weights)
         _require_unmoved(placed, before, where)
         raise EngineUnusable(f"{error}, which ran all when this engine was built") from error
     _require_unmoved(placed, before, where)
     kind, _, index = where.device.partition(":")
-    # Before 1.24 nothing is told of a session in which the CPU is forbidden, which says enough.
+    # Before 1.24 a session in which the CPU is forbidden tells nothing, which says enough.
     nodes = placement.counts(placed) or {where.name: {}}
     return DeviceSession(session, order.signature, kind, int(index or 0), nodes)
 

@@ -2,7 +2,7 @@
 
 From 1.24 on a session keeps it (`session.record_ep_graph_assignment_info`). Before, only the verbose log tells, which
 goes to the process's standard error; 1.23, the last for Python 3.10, is the only such version that edged takes. What
-is told is how the graph was parted: nodes that a provider fuses afterwards are counted as they were before.
+it tells is how the graph was parted: nodes that a provider fuses afterwards are counted as they were before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOGGED = re.compile(rb"(\x1b\[[\d;]*m)*\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ \[[V
 
 
 class PlacedNode(msgspec.Struct, frozen=True):
-    """A node and the provider that runs it. Without `operator` where only the number of nodes is told."""
+    """A node and the provider that runs it. Without `operator` if only the number of nodes is known."""
 
     provider: str
     name: str = ""
@@ -47,13 +47,13 @@ def made(
     """Makes a session with these options, which are changed, and tells where its nodes run, also those in bodies.
 
     Before 1.24 the standard error of the whole process is read meanwhile; what others wrote there follows afterwards.
-    Where it hardly `matters` those versions are spared that, and nothing is told.
+    Without `matters` nothing is read in those versions, and the placement is empty.
     """
     if _KEPT:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         session = make(options)
-        told = session.get_provider_graph_assignment_info()
-        return session, tuple(PlacedNode(p.ep_name, n.name, n.op_type) for p in told for n in p.get_nodes())
+        assignments = session.get_provider_graph_assignment_info()
+        return session, tuple(PlacedNode(p.ep_name, n.name, n.op_type) for p in assignments for n in p.get_nodes())
     if not matters:
         return make(options), ()
     options.log_severity_level = 0
@@ -79,7 +79,7 @@ def from_log(lines: Iterable[str]) -> Placement:
 def opened(
     options: ort.SessionOptions, make: Callable[[ort.SessionOptions], ort.InferenceSession]
 ) -> tuple[ort.InferenceSession, Nodes]:
-    """As `made`, for a session whose providers leave no choice: where nothing else is told, these are."""
+    """As `made`, for a session whose providers leave no choice: they are returned if nothing else is known."""
     session, placed = made(options, make, matters=False)
     return session, counts(placed) or {name: {} for name in session.get_providers()}
 

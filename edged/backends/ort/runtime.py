@@ -6,12 +6,16 @@ CPU. Here such a session is an error with the reason.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import resource
+from pathlib import Path
 
 import msgspec
+import numpy as np
 import onnxruntime as ort
 
+from edged.backends import one_node
 from edged.backends.contract import UNOPTIMISED, Recipe, one_line
 from edged.backends.ort import cuda
 from edged.errors import EngineUnusable, Unsuitable
@@ -31,6 +35,18 @@ CPU_PROVIDER = "CPUExecutionProvider"
 _ARENA_SHARE = 0.75  # of the memory that a process may have; weights, pictures and threads are beside it
 # What ONNX Runtime answers when a node would run on the CPU and the options forbid it.
 _FORBIDDEN = "fallback to CPU EP has been explicitly disabled"
+_OPSET, _IR = 13, 7  # old enough for every version that is supported
+_AZURE = "AzureExecutionProvider"  # asks a service on the network, which edged never does
+_LIBRARY = {
+    cuda.PROVIDER: "cuda",
+    "TensorrtExecutionProvider": "tensorrt",
+    "NvTensorRTRTXExecutionProvider": "nv_tensorrt_rtx",
+    "OpenVINOExecutionProvider": "openvino",
+    "MIGraphXExecutionProvider": "migraphx",
+    "ROCMExecutionProvider": "rocm",
+    "QNNExecutionProvider": "qnn",
+    "DnnlExecutionProvider": "dnnl",
+}
 
 
 class Provider(msgspec.Struct, frozen=True):
@@ -136,3 +152,47 @@ def _is_arena_shared() -> bool:
     }
     ort.create_and_register_allocator(memory, ort.OrtArenaCfg(arena))
     return True
+
+
+def available_providers() -> tuple[str, ...]:
+    """The providers that the package was built with and that compute on this box.
+
+    They are listed also if their libraries cannot be loaded: only a session tells (`try_provider`).
+    """
+    return tuple(name for name in ort.get_available_providers() if name != _AZURE)
+
+
+def try_provider(name: str) -> None:
+    """Opens a session of one node with the provider alone and runs it; EngineUnusable with the reason, which names the
+    library that is missing where it is that."""
+    if name not in ort.get_available_providers():
+        raise EngineUnusable(f"this ONNX Runtime was built without {name}")
+    options = session_options(UNOPTIMISED, 1)
+    model = one_node.relu(_OPSET, _IR)
+    try:
+        session = ort.InferenceSession(model, options, providers=[name], enable_fallback=0)
+    except Exception as error:  # the runtime's errors have no common base of their own
+        raise EngineUnusable(_missing(name) or one_line(error)) from error
+    if name not in session.get_providers():
+        reason = _missing(name) or "ONNX Runtime does not say why; see its log with ORT_LOG_LEVEL=1"
+        raise EngineUnusable(reason)
+    given = np.array([[-1.0, 0.0, 1.0, 2.0]], dtype=np.float32)
+    try:
+        (answer,) = session.run([one_node.NAMES[1]], {one_node.NAMES[0]: given})
+    except Exception as error:
+        raise EngineUnusable(one_line(error)) from error
+    if not np.array_equal(answer, np.maximum(given, 0)):
+        raise EngineUnusable(f"it answers {answer.tolist()} for the largest of {given.tolist()} and 0")
+
+
+def _missing(name: str) -> str:
+    """What the loader says of the provider's library; empty where it loads, or the provider has none of its own."""
+    if name not in _LIBRARY:
+        return ""
+    library = f"libonnxruntime_providers_{_LIBRARY[name]}.so"
+    folder = Path(ort.__file__).parent / "capi"
+    try:
+        ctypes.CDLL(str(folder / library))
+    except OSError as error:
+        return f"{library} cannot be loaded: {one_line(error).replace(f'{folder}/', '')}"
+    return ""

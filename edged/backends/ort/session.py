@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnxruntime as ort
 
-from edged.backends.contract import Nodes, Signature, one_line
-from edged.backends.ort import cuda
+from edged.backends.contract import UNOPTIMISED, Nodes, Order, Session, Signature, one_line
+from edged.backends.ort import cuda, runtime
 from edged.errors import EdgedError, EngineUnusable, InvalidInput
 from edged.tensors import Array
 
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 _MOST_PADDED = 64 << 20  # bytes of a tensor whose elements are all made as long as the longest
+# In the order in which each does all that the one before does, and more; without the one that does nothing.
+NAMES = tuple(name for name in runtime.LEVELS if name != UNOPTIMISED)
 
 
 class OrtSession:
@@ -172,3 +174,9 @@ def _to_text(name: str, array: Array) -> Array:
 def _to_bytes(array: Array) -> Array:
     encoded = [element.encode("utf-8") for element in array.ravel().tolist()]
     return np.array(encoded, dtype=np.object_).reshape(array.shape)
+
+
+def open_at(order: Order, level: str) -> Session:
+    """A session of the order's model on the CPU at a level; EngineUnusable when the runtime refuses it."""
+    options = runtime.session_options(level, order.recipe.threads)
+    return OrtSession(runtime.create(order.model, options), order.signature)

@@ -1,19 +1,15 @@
-"""TensorRT of every generation, and TensorRT-RTX, through one adapter: it asks the module what it has, never a version.
+"""TensorRT of every generation, and TensorRT-RTX, through one adapter that asks what a module has, not its version.
 
 options.py   what a build is asked for; pure
-plan.py      the header of a built engine, read before anything is loaded; pure
 api.py       which module, its version, what of it is used
-log.py       what the runtime says: errors kept for one line, nothing printed
+log.py       the runtime's messages: errors kept for one line, with what to do about them; nothing printed
 network.py   from the ONNX file to a network, with every reason why not
-config.py    from a recipe to a builder's configuration
+build.py     from a recipe to the builder's configuration, and the build
 progress.py  how far a build is
-timings.py   what was measured of this device, kept between builds
-summary.py   what became of the model's layers
-build.py     these in order
-failure.py   what the runtime's last words mean; pure
-load.py      from an engine's bytes to an engine of the runtime
-open.py      from there to a session
-session.py   an opened engine, with tensors.py and buffers.py
+timings.py   timing cache of this device, kept between builds
+summary.py   precisions of the engine's layers
+load.py      from an engine's bytes, by way of their header, to an open session
+session.py   an opened engine, with tensors.py: its inputs and outputs and their memory
 backend.py   the contract
 """
 

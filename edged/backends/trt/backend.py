@@ -1,4 +1,4 @@
-"""The backend contract by one of TensorRT's modules; what differs between them is told when it is made."""
+"""The backend contract by one of TensorRT's modules; what differs between them are the constructor's arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TensorRt:
         return build.build(self._trt, self._kind, self.version(), order, out, tell)
 
     def open(self, order: Order) -> Session:
-        from edged.backends.trt.open import open_engine  # brings what runs engines; builders do without
+        from edged.backends.trt.load import open_engine  # brings what runs engines; builders do without
 
         return open_engine(self._trt, self._kind, self.version(), order)
 

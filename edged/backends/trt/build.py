@@ -1,9 +1,12 @@
-"""Builds an engine: parse, configure, build, write, look at what came out."""
+"""Builds an engine: parse, configure, build, write, inspect. What a generation of the runtime lacks is reported or done
+without.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -11,12 +14,11 @@ from typing import cast
 import msgspec
 
 from edged.backends.contract import Composition, Order, one_line
+from edged.backends.profile import Profile
 from edged.backends.trt import load, summary
-from edged.backends.trt.api import Builder, Config, MonitoredConfig, Trt
-from edged.backends.trt.config import capabilities, configure, set_precision, target
-from edged.backends.trt.failure import explain, without_device
-from edged.backends.trt.log import Log
-from edged.backends.trt.network import Parsed, create_builder, parse, require_datatypes, require_interface
+from edged.backends.trt.api import Builder, Config, MonitoredConfig, Network, TargetConfig, Trt, find
+from edged.backends.trt.log import Log, explain, without_device
+from edged.backends.trt.network import Parsed, create_builder, inputs, parse, require_datatypes, require_interface
 from edged.backends.trt.options import Options
 from edged.backends.trt.progress import Progress, watch
 from edged.backends.trt.timings import Timings
@@ -24,6 +26,7 @@ from edged.errors import EdgedError, EngineUnusable, OutOfSpace, Unsuitable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOST_WARNINGS = 5
+_CAPABILITY = re.compile(r"SM(\d+)(\d)")
 
 
 def build(trt: Trt, kind: str, version: str, order: Order, out: Path, tell: Callable[[float], None]) -> Composition:
@@ -63,7 +66,7 @@ def _make(
     if options.dla_core is not None:
         fallback = summary.left_to_gpu(config, parsed.network, log, options.dla_core)
         asked = msgspec.structs.replace(asked, fallback=fallback)
-    del monitor  # the builder was told of it and does not keep it alive
+    del monitor  # the builder uses it and does not keep it alive
     return plan, asked
 
 
@@ -116,3 +119,97 @@ def _write(path: Path, plan: memoryview) -> None:
         if error.errno in _FULL:
             raise OutOfSpace(f"an engine of {memoryview(plan).nbytes >> 20} MiB does not fit on the disk") from error
         raise
+
+
+def configure(trt: Trt, builder: Builder, config: Config, network: Network, order: Order, options: Options) -> None:
+    """Everything but the precision's flags, the monitor and the timings; Unsuitable for what this runtime cannot do."""
+    config.set_memory_pool_limit(find(trt, "MemoryPoolType.WORKSPACE"), options.workspace_mb << 20)
+    config.builder_optimization_level = options.builder_level
+    # For the inspector. Beside it only profilers read this, and plans were seen to be no larger for it.
+    config.profiling_verbosity = find(trt, "ProfilingVerbosity.DETAILED")
+    _add_profile(builder, config, network, order.recipe.profile)
+    _set_compatibility(trt, config, options)
+    if options.dla_core is not None:
+        _use_dla(trt, builder, config, options.dla_core)
+
+
+def set_precision(trt: Trt, config: Config, precision: str, is_strongly_typed: bool) -> None:
+    """TF32 rounds what fp32 multiplies, so it is for those who ask for it. The others are in the graph; where networks
+    are not strongly typed the builder has to be allowed to follow the graph."""
+    tf32 = find(trt, "BuilderFlag.TF32")
+    if tf32 is not None:
+        (config.set_flag if precision == "tf32" else config.clear_flag)(tf32)
+    elif precision == "tf32":
+        raise Unsuitable("this TensorRT has no switch for TF32; build the model in fp32")
+    if is_strongly_typed:
+        return
+    for name in {"fp16": ("FP16",), "int8": ("INT8",)}.get(precision, ()):
+        flag = find(trt, f"BuilderFlag.{name}")
+        if flag is None:
+            raise Unsuitable(f"this TensorRT can build neither strongly typed networks nor {precision}")
+        config.set_flag(flag)
+
+
+def target(trt: Trt, config: Config, kind: str, capability: str) -> None:
+    """Builds for a compute capability ("8.6"), or for the device that is here when empty."""
+    if find(config, "set_compute_capability") is None:
+        if capability:
+            raise Unsuitable(f"{kind} builds only for the device that it runs on; build this engine on that device")
+        return
+    offered = capabilities(trt)
+    name = "CURRENT" if not capability else next((n for n, number in offered.items() if number == capability), "")
+    member = find(trt, f"ComputeCapability.{name}") if name else None
+    if member is None:
+        raise Unsuitable(f"{kind} builds for compute capability {', '.join(offered.values())}, not for {capability}")
+    chosen = cast(TargetConfig, config)
+    chosen.num_compute_capabilities = 1
+    if not chosen.set_compute_capability(member, 0):
+        raise EngineUnusable(f"{kind} cannot build for compute capability {capability or 'of this device'}")
+
+
+def capabilities(trt: Trt) -> dict[str, str]:
+    """What can be built for: the runtime's name of it and the number, SM86 and "8.6"; empty where it cannot choose."""
+    names = getattr(find(trt, "ComputeCapability"), "__members__", {})
+    matches = {name: _CAPABILITY.fullmatch(name) for name in names}
+    return {name: f"{match[1]}.{match[2]}" for name, match in matches.items() if match}
+
+
+def _add_profile(builder: Builder, config: Config, network: Network, text: str) -> None:
+    profile = Profile.parse(text)
+    open_inputs = [tensor for tensor in inputs(network) if any(size < 0 for size in tensor.shape)]
+    if not open_inputs:
+        return
+    shapes = builder.create_optimization_profile()
+    for tensor in open_inputs:
+        range_ = profile.range(tensor.name)
+        if range_ is None:
+            raise Unsuitable(f"the engine has no range of shapes for input {tensor.name}; set profile.{tensor.name}")
+        shapes.set_shape(tensor.name, range_.minimum, range_.optimum, range_.maximum)
+    if config.add_optimization_profile(shapes) < 0:
+        raise Unsuitable(f"the model does not take the range of shapes {text[:200]}; change its settings profile.*")
+
+
+def _set_compatibility(trt: Trt, config: Config, options: Options) -> None:
+    if options.version_compatible:
+        flag = find(trt, "BuilderFlag.VERSION_COMPATIBLE")
+        if flag is None:
+            raise Unsuitable("this TensorRT builds no version compatible engines; remove tensorrt.version_compatible")
+        config.set_flag(flag)
+        # The lean runtime that would otherwise be put into the plan is code, and code in plans is not run.
+        lean = find(trt, "BuilderFlag.EXCLUDE_LEAN_RUNTIME")
+        if lean is not None:
+            config.set_flag(lean)
+    if options.hardware_compatible:
+        level = find(trt, "HardwareCompatibilityLevel.AMPERE_PLUS")
+        if level is None:
+            raise Unsuitable("this TensorRT builds no hardware compatible engines; remove tensorrt.hardware_compatible")
+        config.hardware_compatibility_level = level
+
+
+def _use_dla(trt: Trt, builder: Builder, config: Config, core: int) -> None:
+    if core >= builder.num_DLA_cores:
+        cores = builder.num_DLA_cores
+        raise Unsuitable(f"the device has {cores or 'no'} DLA cores, so none is {core}; change tensorrt.dla_core")
+    config.default_device_type = find(trt, "DeviceType.DLA")
+    config.DLA_core = core
+    config.set_flag(find(trt, "BuilderFlag.GPU_FALLBACK"))

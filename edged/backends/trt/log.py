@@ -1,4 +1,4 @@
-"""What the runtime says. Errors and warnings are kept for one line each, and nothing is printed.
+"""The runtime's messages, and what the last of them mean. Errors and warnings are kept, and nothing is printed.
 
 Messages arrive on the builder's own threads, from code that no exception may pass through.
 """
@@ -15,7 +15,7 @@ from edged.backends.trt.api import Trt
 
 _KEPT = 200  # messages of each kind; a builder that retries says the same thousands of times
 _LONGEST = 400
-# Follows an error that was told already.
+# Repeats an error that was reported before.
 _ECHO = re.compile(r"^\[checkMacros\.cpp::catchCudaError")
 # "IBuilder::buildSerializedNetwork: Error Code 4: ", "ModelImporter.cpp:140: ", "[graph.cpp::symbolicExecute::539] "
 _PREFIX = re.compile(
@@ -26,6 +26,13 @@ _PREFIX = re.compile(
 _PLACE = re.compile(r"\s*\b[Ii]n \S+ at \S+:\d+|\[\w+\.[ch]pp:\d+: \w+\] ?")
 _NODE = re.compile(r"While parsing node number (\d+) \[(\S+)")
 _ON_GPU = re.compile(r"^\[GpuLayer\] (.+)$")
+# cudaError 35: the driver is missing or too old; 100: there is no device; 999 and 3: it cannot be initialised.
+_NO_DEVICE = re.compile(
+    r"(?i)cudaError (35|100|999|3)\b|CUDA initialization failure|no CUDA-capable device|driver version is insufficient"
+)
+_NO_MEMORY = re.compile(r"(?i)out of memory|insufficient memory|OutOfMemory|Requested amount of GPU memory")
+_SCARCE_WORKSPACE = re.compile(r"(?i)workspace (limit|size)|not enough workspace|Could not find any implementation")
+_MISSING_LIBRARY = re.compile(r"(?i)Unable to load library: (\S+?):? ")
 
 
 class Log:
@@ -53,8 +60,8 @@ class Log:
     def reason(self) -> str:
         """The last errors on one line, without the runtime's places in its own sources; empty if there were none."""
         with self._lock:
-            told = [_readable(text) for text in self.errors if not _ECHO.match(text)]
-        return "; ".join(dict.fromkeys(told[-2:]))[:_LONGEST]
+            lines = [_readable(text) for text in self.errors if not _ECHO.match(text)]
+        return "; ".join(dict.fromkeys(lines[-2:]))[:_LONGEST]
 
 
 def listen(trt: Trt, log: Log) -> object:
@@ -80,3 +87,29 @@ def _keep(messages: list[str], text: str) -> None:
 
 def _readable(text: str) -> str:
     return _PLACE.sub("", _PREFIX.sub("", text)).replace("( (", "((").replace(" ()", "").strip() or text
+
+
+def is_without_device(reason: str) -> bool:
+    """Whether it says that there is no CUDA device to use."""
+    return _NO_DEVICE.search(reason) is not None
+
+
+def without_device(reason: str, can_target: bool) -> str:
+    """What to do where there is no device to build on. `can_target` is whether the runtime builds for others."""
+    elsewhere = ", or name another with `edged engines build MODEL --for sm_86`" if can_target else ""
+    return f"no CUDA device can be used here ({reason}); build on a box that has one{elsewhere}"
+
+
+def explain(reason: str) -> str:
+    """The reason, with what to do about it where that is known."""
+    if not reason:
+        return "it does not say why; the last lines of the daemon's log may"
+    if is_without_device(reason):
+        return f"no CUDA device can be used here ({reason}); see that its driver is loaded and new enough"
+    if _NO_MEMORY.search(reason):
+        return f"it ran out of memory ({reason})"
+    if library := _MISSING_LIBRARY.search(reason):
+        return f"{library[1]} is not installed; install it, or remove the setting that needs it"
+    if _SCARCE_WORKSPACE.search(reason):
+        return f"{reason}; raising tensorrt.workspace_mb may help"
+    return reason

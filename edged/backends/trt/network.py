@@ -104,11 +104,11 @@ def _refusal(kind: str, model: str, errors: Iterable[ParserError], log: Log) -> 
         return EngineUnusable(f"{kind} cannot read {model}: {log.reason() or 'it does not say why'}")
     refused = [failure for failure in failures if failure.is_unsupported]
     others = [failure for failure in failures if not failure.is_unsupported]
-    told = _unsupported(refused) + [_told(failure) for failure in others[:_MOST_NODES]]
-    told += [f"{len(others) - _MOST_NODES} more errors"] if len(others) > _MOST_NODES else []
+    reasons = _unsupported(refused) + [_describe(failure) for failure in others[:_MOST_NODES]]
+    reasons += [f"{len(others) - _MOST_NODES} more errors"] if len(others) > _MOST_NODES else []
     count = f"{len(refused)} node{'s' * (len(refused) > 1)} of " if any(f.operator for f in refused) else ""
     verb = "does not take" if refused else "refuses"
-    line = f"{kind} {verb} {count}{model}: {'; '.join(told)}"
+    line = f"{kind} {verb} {count}{model}: {'; '.join(reasons)}"
     return Unsuitable(line) if refused else EngineUnusable(line)
 
 
@@ -131,7 +131,7 @@ def _unsupported(failures: Iterable[_Failure]) -> list[str]:
     return [*words, f"{left} more operators"] if left > 0 else words
 
 
-def _told(failure: _Failure) -> str:
+def _describe(failure: _Failure) -> str:
     where = " ".join(word for word in (failure.operator, failure.node and f"({failure.node})") if word)
     return f"{where}: {failure.reason}" if where else failure.reason
 

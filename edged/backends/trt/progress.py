@@ -1,8 +1,8 @@
 """How far a build is, from the runtime's phases within phases.
 
 A phase has steps, and its inner phases belong to the step that is being done; so the share of a build that is done is
-what the phases themselves claim, whatever time each step takes. The largest share so far is told: phases overlap, and a
-progress that goes back is read as a fault.
+what the phases themselves claim, however long each step takes. The largest share so far is reported: phases overlap,
+and progress that goes back looks like a fault.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Progress:
     def __init__(self, tell: Callable[[float], None]) -> None:
         self._tell: Callable[[float], None] | None = tell
         self._phases: dict[str, _Phase] = {}
-        self._told = 0.0
+        self._reported = 0.0
         self._lock = threading.Lock()
 
     def start(self, name: str, parent: str | None, steps: int) -> None:
@@ -64,7 +64,7 @@ class Progress:
     def _update(self) -> None:
         roots = [name for name, phase in self._phases.items() if phase.parent not in self._phases]
         share = max((self._share(name, 0) for name in roots), default=0.0)
-        if share >= self._told + _LEAST_STEP:
+        if share >= self._reported + _LEAST_STEP:
             self._say(min(share, _MOST))
 
     def _share(self, name: str, depth: int) -> float:
@@ -75,9 +75,9 @@ class Progress:
         return (phase.done + max(inner, default=0.0)) / phase.steps
 
     def _say(self, share: float) -> None:
-        if self._tell is None or share <= self._told:
+        if self._tell is None or share <= self._reported:
             return
-        self._told = share
+        self._reported = share
         try:
             self._tell(share)
         except Exception:  # nobody hears it any more, which is no reason to lose an engine

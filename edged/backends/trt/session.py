@@ -25,8 +25,7 @@ import numpy as np
 from edged.backends.contract import Signature
 from edged.backends.cuda.contract import Device, Graph, HostMemory, Stream
 from edged.backends.trt.api import Context, Engine, find
-from edged.backends.trt.buffers import BufferSet, close_all, quietly, view
-from edged.backends.trt.tensors import Shape, Tensors, read
+from edged.backends.trt.tensors import BufferSet, Shape, Tensors, close_all, quietly, read, view
 from edged.errors import EdgedError, EngineUnusable, Unsuitable
 from edged.tensors import Array
 

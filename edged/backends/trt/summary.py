@@ -53,10 +53,10 @@ def of_engine(trt: Trt, engine: Engine) -> Composition:
         text = engine.create_engine_inspector().get_engine_information(find(trt, "LayerInformationFormat.JSON"))
         report = msgspec.json.decode(text, type=ready(_Report))
     except Exception as error:  # the runtime's own have no common base, and nothing depends on this
-        return Composition(notes=(f"the engine's layers are not told: {error}",))
+        return Composition(notes=(f"the engine's layers cannot be read: {error}",))
     detailed = [layer for layer in report.layers if isinstance(layer, _Layer)]
     if not detailed:
-        return Composition(notes=(f"{engine.num_layers} layers after fusion, of precisions that are not told",))
+        return Composition(notes=(f"{engine.num_layers} layers after fusion, of unknown precisions",))
     counts = Counter(_precision(layer) for layer in detailed if not _MOVERS.search(layer.kind))
     movers = len(detailed) - counts.total()
     notes = (f"{len(detailed)} layers after fusion, {movers} of which only move or convert",)
@@ -75,7 +75,7 @@ def of_network(network: Network) -> Composition:
 def left_to_gpu(config: Config, network: Network, log: Log, core: int) -> tuple[str, ...]:
     """What a build for DLA gives to the GPU: a line, or none."""
     layers = (network.get_layer(index) for index in range(network.num_layers))
-    # What the builder told is what it did; the other is what it could not do.
+    # The builder's messages say what it did; the other what it could not do.
     left = list(log.on_gpu) or [layer.name for layer in layers if not config.can_run_on_DLA(layer)]
     if not left:
         return ()

@@ -32,6 +32,16 @@ _OWN = ("", "ai.onnx")
 _LARGE = 1 << 16  # bytes of a constant
 _DEEPEST = 50  # graphs inside graphs
 _MOST_NODES = 1_000_000  # an operator that is written out may become many
+_OLDEST_IR = 4  # since which constants need not be inputs as well
+# What a version brought that older readers do not know. Element types by their names in onnx.TensorProto.
+_TYPES = {
+    9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
+    10: ("UINT4", "INT4"),
+    11: ("FLOAT4E2M1",),
+    12: ("FLOAT8E8M0",),
+    13: ("UINT2", "INT2"),
+}
+_FUNCTIONS, _OVERLOADS, _DEVICES = 8, 10, 11
 
 
 def write_lowered(job: Lower) -> Lowered:
@@ -290,18 +300,6 @@ def _drop_unused(graph: GraphProto, before: set[str]) -> None:
 def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
     for node in _nodes(graph, 0):
         yield from bodies(node)
-
-
-_OLDEST_IR = 4  # since which constants need not be inputs as well
-# What a version brought that older readers do not know. Element types by their names in onnx.TensorProto.
-_TYPES = {
-    9: ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
-    10: ("UINT4", "INT4"),
-    11: ("FLOAT4E2M1",),
-    12: ("FLOAT8E8M0",),
-    13: ("UINT2", "INT2"),
-}
-_FUNCTIONS, _OVERLOADS, _DEVICES = 8, 10, 11
 
 
 def stamp_ir_version(model: ModelProto, target: int) -> None:

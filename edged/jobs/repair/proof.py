@@ -26,6 +26,7 @@ from edged.verification.standard import TOLERANCES, Tolerance
 from edged.verification.verify import Pair, judge
 
 _PICTURES = 2  # of those that edged draws, which the reference implementation is asked; it takes seconds for each
+NAME = f"onnx.reference {onnx.__version__}"
 
 
 def prove(job: Prove) -> Proven:
@@ -93,9 +94,6 @@ def _questions(job: Prove, asked: list[Sample]) -> Iterator[Question]:
     if job.recognition.preprocess is not None:
         for _, question in zip(range(_PICTURES), Pictures(signature, job.recognition).drawn(), strict=False):
             yield question
-
-
-NAME = f"onnx.reference {onnx.__version__}"
 
 
 class Evaluator:

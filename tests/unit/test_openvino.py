@@ -12,7 +12,7 @@ import onnx
 import openvino as ov
 import pytest
 
-from edged.backends import openvino_device, openvino_layers, registry
+from edged.backends import openvino, registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import Order, Recipe
 from edged.device.root import Root
@@ -78,13 +78,13 @@ def sysfs(top: Path, *buses: int, kind: str = "drm/card") -> Root:
 def test_a_device_is_known_by_its_pci_address(
     core: Core, buses: tuple[int, ...], device: str, expected: str, tmp_path: Path
 ) -> None:
-    assert openvino_device.find(core, device, sysfs(tmp_path, *buses)) == expected
+    assert openvino.find(core, device, sysfs(tmp_path, *buses)) == expected
 
 
 @pytest.mark.parametrize("name", ["NPU", "NPU_4000"])
 def test_an_npu_is_known_by_being_the_only_one(name: str, tmp_path: Path) -> None:
     root = sysfs(tmp_path, 0, kind="accel/accel")
-    assert openvino_device.find(Core(CPU=None, **{name: None}), "intel-npu:0", root) == name.replace("_", ".")
+    assert openvino.find(Core(CPU=None, **{name: None}), "intel-npu:0", root) == name.replace("_", ".")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_device_that_openvino_does_not_show_is_unsuitable_with_what_to_do(
     core: Core, buses: tuple[int, ...], device: str, expected: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Unsuitable) as raised:
-        openvino_device.find(core, device, sysfs(tmp_path, *buses))
+        openvino.find(core, device, sysfs(tmp_path, *buses))
     assert expected in str(raised.value)
 
 
@@ -117,7 +117,7 @@ def test_an_address_of_zeroes_tells_nothing(tmp_path: Path) -> None:
     core = Core(GPU_0=3)
     core.get_property = lambda device, name: SimpleNamespace(domain=0, bus=0, device=0, function=0)  # type: ignore[method-assign]
     with pytest.raises(Unsuitable, match="does not tell which"):
-        openvino_device.find(core, "intel-gpu:0", sysfs(tmp_path, 0, 3))
+        openvino.find(core, "intel-gpu:0", sysfs(tmp_path, 0, 3))
 
 
 # -- properties -----------------------------------------------------------------------------------------------------
@@ -138,19 +138,19 @@ def test_an_address_of_zeroes_tells_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_the_precision_is_asked_for_by_name(device: str, precision: str, hint: str) -> None:
-    assert openvino_device.properties(recipe("x", precision), device)["INFERENCE_PRECISION_HINT"] == hint
+    assert openvino.compile_properties(recipe("x", precision), device)["INFERENCE_PRECISION_HINT"] == hint
 
 
 @pytest.mark.parametrize(("device", "precision"), [("NPU", "fp32"), ("NPU", "bf16"), ("CPU", "tf32"), ("GPU", "tf32")])
 def test_a_precision_that_the_device_has_not_is_unsuitable(device: str, precision: str) -> None:
     with pytest.raises(Unsuitable, match=precision):
-        openvino_device.properties(recipe("x", precision), device)
+        openvino.compile_properties(recipe("x", precision), device)
 
 
 def test_threads_are_for_cpus() -> None:
-    assert openvino_device.properties(recipe("cpu", threads=3), "CPU")["INFERENCE_NUM_THREADS"] == "3"
-    assert "INFERENCE_NUM_THREADS" not in openvino_device.properties(recipe("intel-gpu:0", threads=3), "GPU")
-    assert "INFERENCE_NUM_THREADS" not in openvino_device.properties(recipe("cpu"), "CPU")
+    assert openvino.compile_properties(recipe("cpu", threads=3), "CPU")["INFERENCE_NUM_THREADS"] == "3"
+    assert "INFERENCE_NUM_THREADS" not in openvino.compile_properties(recipe("intel-gpu:0", threads=3), "GPU")
+    assert "INFERENCE_NUM_THREADS" not in openvino.compile_properties(recipe("cpu"), "CPU")
 
 
 # -- what was made of a model, for real on the CPU ------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_layers_tell_whether_the_precision_was_really_taken(tmp_path: Path, prec
     _, made = build(tmp_path, nets.chain(4), precision)
     names = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
     compiled = ov.Core().compile_model(
-        str(tmp_path / "model.onnx"), "CPU", openvino_device.properties(recipe("cpu", precision), "CPU")
+        str(tmp_path / "model.onnx"), "CPU", openvino.compile_properties(recipe("cpu", precision), "CPU")
     )
     taken = names[compiled.get_property("INFERENCE_PRECISION_HINT").to_string()]
     assert taken in made.layers
@@ -212,8 +212,8 @@ def test_what_a_plugin_does_not_tell_is_no_reason_to_fail() -> None:
         def get_runtime_model(self) -> object:
             raise RuntimeError("not implemented")
 
-    assert openvino_layers.kinds(Silent()) is None
-    made = openvino_layers.composition(Silent(), recipe("intel-npu:0", "fp16"), "NPU")
+    assert openvino.kinds(Silent()) is None
+    made = openvino.composition(Silent(), recipe("intel-npu:0", "fp16"), "NPU")
     assert made.layers == {}
     assert made.notes == ("OpenVINO's NPU device does not tell what it made of the model",)
 
@@ -231,6 +231,6 @@ def test_neither_built_nor_opened_on_a_device_that_is_not_there(tmp_path: Path, 
 
 
 def test_an_npu_takes_no_open_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_device, "find", lambda core, device: "NPU")
+    monkeypatch.setattr(openvino, "find", lambda core, device: "NPU")
     with pytest.raises(Unsuitable, match="'x'"):
         build(tmp_path, models.dynamic(), "fp16", device="intel-npu:0")
