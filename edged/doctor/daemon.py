@@ -19,12 +19,13 @@ from edged.device.fingerprint import Change, Fingerprint
 from edged.device.root import Root
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
 from edged.errors import EdgedError
+from edged.serving.host_process import HOST_MODULE
 from edged.version import __version__
 
 _UNIX = "unix:"
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _CALL_SECONDS = 10.0
-_HOST = re.compile(r"-m\0edged\.serving\.host\0(\d+)\0(\w+)\0")
+_HOST = re.compile(rf"-m\0{re.escape(HOST_MODULE)}\0(\d+)\0(\w+)\0")
 
 
 class Heard(msgspec.Struct, frozen=True):

@@ -16,6 +16,8 @@ from edged.ipc.sockets import HostSocket
 from edged.logs.child_output import ChildLogForwarder, Pipe
 from edged.serving import memory
 
+HOST_MODULE = "edged.host.main"  # run with `python -m`; its first arguments are the parent's pid and the backend
+
 _STOP_SECONDS = 3.0
 # What a processor or the C library does to a process that goes wrong. Any other signal was sent by a process.
 _FAULTS = {
@@ -63,7 +65,7 @@ class HostProcess:
         try:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "edged.host.main", str(os.getpid()), backend),
+                *("-m", HOST_MODULE, str(os.getpid()), backend),
                 *(str(connection.child.fileno()), str(arena.handle), str(memory_mb), reach.argument()),
                 pass_fds=(connection.child.fileno(), arena.handle),
                 stdin=asyncio.subprocess.DEVNULL,

@@ -72,11 +72,11 @@ def test_a_tree_is_installed_into_twice_and_emptied(tree: Tree) -> None:
     named = [path.name for path in [*scripts, tree.root / "opt/edged/pyvenv.cfg"] if str(tree.root) in path.read_text()]
     assert named == []
     assert (tree.root / "opt/edged/bin/edged").read_text().startswith("#!/opt/edged/bin/python")
-    compiled = next((tree.root / "opt/edged/lib").rglob("edged/__pycache__/daemon.*.pyc"))
+    compiled = next((tree.root / "opt/edged/lib").rglob("edged/daemon/__pycache__/main.*.pyc"))
     assert str(tree.root).encode() not in compiled.read_bytes()
 
     config.write_text("stop_seconds = 3.0\n")
-    (next((tree.root / "opt/edged/lib").glob("*/site-packages/edged")) / "daemon.py").unlink()
+    (next((tree.root / "opt/edged/lib").glob("*/site-packages/edged")) / "daemon" / "main.py").unlink()
     assert tree.make("install").returncode == 0
     assert config.read_text() == "stop_seconds = 3.0\n"
     assert list((tree.root / "opt/edged/lib").glob("*/site-packages/edged/daemon/main.py")), (

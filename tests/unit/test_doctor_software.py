@@ -26,6 +26,7 @@ from edged.jobs import runtimes as asked
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import ExternalFile
 from edged.models.model import Model
+from edged.serving.host_process import HOST_MODULE
 from edged.verification.standard import TOLERANCES
 from edged.version import __version__
 from tests.unit.control_room import entry, inspection
@@ -243,8 +244,8 @@ def test_who_listens_on_a_socket(tmp_path: Path) -> None:
 def test_hosts_are_found_among_processes(tmp_path: Path) -> None:
     for pid, line in (
         (7, "edged\0serve\0"),
-        (8, "python\0-m\0edged.serving.host\x007\0openvino\0ipc://a\x005\0"),
-        (9, "-m\0edged.serving.host\x0070\0openvino\0x\0"),
+        (8, f"python\0-m\0{HOST_MODULE}\x007\0openvino\0ipc://a\x005\0"),
+        (9, f"-m\0{HOST_MODULE}\x0070\0openvino\0x\0"),
     ):
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         (tmp_path / f"proc/{pid}/cmdline").write_text(line)
