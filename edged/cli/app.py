@@ -30,23 +30,23 @@ from edged.version import __version__
 
 # As one meets them: try it, run it, give it models, use them, look beneath.
 _COMMANDS = {
-    "demo": demo,
-    "serve": serve,
-    "config": config,
-    "models": models,
-    "inspect": inspect,
-    "infer": infer,
-    "stream": stream,
-    "cameras": cameras,
-    "status": status,
-    "top": top,
-    "engines": engines,
-    "events": events,
-    "inventory": inventory_check,
-    "device": device,
-    "doctor": doctor,
-    "reload": reload,
-    "tokens": tokens,
+    "demo": demo.register,
+    "serve": serve.register,
+    "config": config.register,
+    "models": models.register,
+    "inspect": inspect.register,
+    "infer": infer.register,
+    "stream": stream.register,
+    "cameras": cameras.register_cameras,
+    "status": status.register,
+    "top": top.register,
+    "engines": engines.register,
+    "events": events.register,
+    "inventory": inventory_check.register_check,
+    "device": device.register_device,
+    "doctor": doctor.register,
+    "reload": reload.register_reload,
+    "tokens": tokens.register,
 }
 
 
@@ -83,5 +83,5 @@ def _root(
     """Options of edged itself."""
 
 
-for _module in _COMMANDS.values():
-    _module.register(app)
+for _register in _COMMANDS.values():
+    _register(app)

@@ -32,15 +32,15 @@ def cameras(reach: Reach = UNSAID, json: common.Json = False) -> None:
     answers.put(question, reach, json)
 
 
-def register(app: typer.Typer) -> None:
+def register_cameras(app: typer.Typer) -> None:
     app.command("cameras")(common.command(reaching(cameras)))
 
 
 def _shown(found: Sequence[tuple[str, CameraInfo]]) -> RenderableType:
-    return _table(found, time.time()) if found else "no camera has sent a frame lately; see: edged stream --help"
+    return _camera_table(found, time.time()) if found else "no camera has sent a frame lately; see: edged stream --help"
 
 
-def _table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
+def _camera_table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
     """Each with the name of its box, empty where there is only one."""
     table = Table(*answers.boxed(found), box=None, pad_edge=False)
     for heading in ("CAMERA", "MODEL", "STATE", "FPS IN", "ANSWERED", "AGE", "SKIPPED", "FAILED", "LAST ERROR"):
@@ -50,7 +50,7 @@ def _table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
             *([box] if box else []),
             each.camera or "-",
             each.model,
-            _state(each, now),
+            _camera_state(each, now),
             f"{each.fps_in:.1f}",
             f"{each.fps_answered:.1f}",
             _ages(each),
@@ -61,7 +61,7 @@ def _table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
     return table
 
 
-def _state(each: CameraInfo, now: float) -> str:
+def _camera_state(each: CameraInfo, now: float) -> str:
     mode = "" if each.mode == "freshest" else ", every frame"
     tracked = ", tracked" if each.tracked else ""
     if not each.connections:

@@ -50,7 +50,7 @@ def device(
     Of this box, or of the daemon's with --target. A change of one of them can make an engine invalid."""
     if context.invoked_subcommand is not None:
         return
-    question = Question(ask=_remote, tell=lambda facts: [_table(facts)], plain=lambda facts: facts)
+    question = Question(ask=_remote, tell=lambda facts: [_fact_table(facts)], plain=lambda facts: facts)
     if reach.named is None:
         answers.show(question.tell, question.plain, _local(root or Path("/")), json)
     elif root is not None:
@@ -59,14 +59,14 @@ def device(
         answers.put(question, reach, json)
 
 
-def register(app: typer.Typer) -> None:
+def register_device(app: typer.Typer) -> None:
     group = typer.Typer(invoke_without_command=True)
     group.callback()(common.command(reaching(device)))
     group.command("refresh")(common.command(reaching(refresh)))
     app.add_typer(group, name="device")
 
 
-def _table(facts: dict[str, Any]) -> Table:
+def _fact_table(facts: dict[str, Any]) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in facts["facts"].items():
         table.add_row(name, value)

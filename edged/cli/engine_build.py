@@ -78,7 +78,7 @@ def build(
         raise EdgedError(f"{failed} of {len(wanted)} engines for {on.name} could not be built")
 
 
-def register(engines: typer.Typer) -> None:
+def register_build(engines: typer.Typer) -> None:
     """Adds the command to the group."""
     engines.command("build")(common.command(build))
 

@@ -91,7 +91,7 @@ def register(app: typer.Typer) -> None:
     engines.command("list")(common.command(reaching(list_)))
     engines.command("why")(common.command(reaching(why)))
     engines.command("show")(common.command(reaching(show)))
-    engine_build.register(engines)
+    engine_build.register_build(engines)
     engine_commands.register(engines)
     app.add_typer(engines, name="engines")
 

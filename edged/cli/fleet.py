@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 AT_ONCE = 8
 _UNHEARD = 1000  # updates that wait to be shown: whoever is faster than the terminal waits
 
-Answer = TypeVar("Answer")
 Update = TypeVar("Update")
+_Answer_ = TypeVar("_Answer_")
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ class Said(Generic[Update]):
 
 
 @dataclass(frozen=True)
-class Ended(Generic[Answer]):
+class Ended(Generic[_Answer_]):
     """A box is done: it answered, or `error` is the line that says why not, and `code` says so to programs."""
 
     box: str
-    answer: Answer | None = None
+    answer: _Answer_ | None = None
     error: str = ""
     code: ErrorCode = ErrorCode.INTERNAL
 
 
-Work: TypeAlias = "Callable[[Client, Callable[[Update], None]], Answer]"
+Work: TypeAlias = "Callable[[Client, Callable[[Update], None]], _Answer_]"
 
 
 def ask(
-    boxes: Sequence[Box], work: Work[Update, Answer], at_once: int = AT_ONCE
-) -> Iterator[Said[Update] | Ended[Answer]]:
+    boxes: Sequence[Box], work: Work[Update, _Answer_], at_once: int = AT_ONCE
+) -> Iterator[Said[Update] | Ended[_Answer_]]:
     """`work` at every box, `at_once` at a time; it is given a function that says how it goes. One `Ended` for each box,
     and the boxes do not concern each other. Closing the iterator hangs up at once."""
     crew = _Crew(boxes, work)
@@ -61,9 +61,9 @@ def ask(
             yield heard
 
 
-class _Crew(Generic[Update, Answer]):
-    def __init__(self, boxes: Sequence[Box], work: Work[Update, Answer]) -> None:
-        self.heard: queue.Queue[Said[Update] | Ended[Answer]] = queue.Queue(_UNHEARD)
+class _Crew(Generic[Update, _Answer_]):
+    def __init__(self, boxes: Sequence[Box], work: Work[Update, _Answer_]) -> None:
+        self.heard: queue.Queue[Said[Update] | Ended[_Answer_]] = queue.Queue(_UNHEARD)
         self._waiting: queue.SimpleQueue[Box] = queue.SimpleQueue()
         for box in boxes:
             self._waiting.put(box)
@@ -86,7 +86,7 @@ class _Crew(Generic[Update, Answer]):
         for client in clients:
             client.close()
 
-    def _visit(self, box: Box) -> Ended[Answer]:
+    def _visit(self, box: Box) -> Ended[_Answer_]:
         try:
             with client_of(box) as client, self._known(client):
                 return Ended(box.name, self._work(client, lambda update: self.heard.put(Said(box.name, update))))

@@ -45,7 +45,7 @@ def check(
         raise typer.Exit(common.FAILED)
 
 
-def register(app: typer.Typer) -> None:
+def register_check(app: typer.Typer) -> None:
     inventory = typer.Typer(no_args_is_help=True, help="Check files of boxes for --inventory.")
     inventory.command("check")(common.command(check))
     inventory.callback()(lambda: None)  # so that the one command keeps its name

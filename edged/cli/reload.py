@@ -30,7 +30,7 @@ def reload(reach: Reach = UNSAID, json: common.Json = False) -> None:
     answers.put(question, reach, json)
 
 
-def register(app: typer.Typer) -> None:
+def register_reload(app: typer.Typer) -> None:
     app.command("reload")(common.command(reaching(reload)))
 
 

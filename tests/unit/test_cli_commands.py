@@ -17,7 +17,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from edged.api_types import AlarmInfo, ModelInfo
-from edged.cli import engines, events, models, status, words
+from edged.cli import words
+from edged.cli.app import app
 from edged.cli.events import position
 from edged.client.client import Client
 from edged.errors import InvalidInput
@@ -38,14 +39,6 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 
 def call(running: Running | str, *line: str) -> Result:
-    app = typer.Typer()
-
-    @app.callback()
-    def root() -> None:
-        """So that one command is still called by its name."""
-
-    for module in (engines, events, models, status):
-        module.register(app)
     target = running if isinstance(running, str) else running.target
     return CliRunner().invoke(app, [*line, "--target", target])
 

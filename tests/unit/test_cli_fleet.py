@@ -18,7 +18,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from edged.cli import cameras, device, engines, events, fleet, models, reload, status
+from edged.cli import fleet
+from edged.cli.app import app
 from edged.cli.inventory import Box, Defaults
 from edged.client.client import Client
 from edged.proto import operations_pb2 as ops
@@ -65,9 +66,6 @@ def boxes(tmp_path: Path) -> Iterator[Boxes]:
 
 
 def call(*line: str) -> Result:
-    app = typer.Typer()
-    for module in (cameras, device, engines, events, models, reload, status):
-        module.register(app)
     return CliRunner().invoke(app, list(line), env={"EDGED_TARGET": ""})
 
 

@@ -134,7 +134,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def check(*line: str) -> Result:
     app = typer.Typer()
-    inventory_check.register(app)
+    inventory_check.register_check(app)
     return CliRunner().invoke(app, ["inventory", "check", *line])
 
 
