@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from edged import packages
 from edged.api_types import Composition, EngineInfo, Explanation
-from edged.cli import answers, common, engine_build, engine_commands, folders, words
+from edged.cli import answers, common, engine_commands, targets, words
 from edged.cli.answers import Question
-from edged.cli.reach import UNSAID, Reach, reaching
+from edged.cli.targets import UNSAID, Reach, reaching
+from edged.decoding import explain, ready
 from edged.errors import EdgedError, InvalidInput, NotFound
+from edged.files import NOT_JSON
 
 _SHORTEST = 6  # characters of a key that are taken for it
 
@@ -21,8 +27,8 @@ _SHORTEST = 6  # characters of a key that are taken for it
 def list_(
     model: Annotated[str, typer.Argument(help="Only this model's.", show_default=False)] = "",
     reach: Reach = UNSAID,
-    state: folders.State = None,
-    cache: folders.Cache = None,
+    state: targets.State = None,
+    cache: targets.Cache = None,
     json: common.Json = False,
 ) -> None:
     """List the engines of every model: state, speed, size.
@@ -40,17 +46,17 @@ def list_(
         plain=lambda engines: {"engines": [engine.json() for engine in engines]},
         table=lambda boxes: _list(answers.flat(boxes)),
     )
-    if folders.daemon_is_meant(reach.named, state, cache):
+    if targets.daemon_is_meant(reach.named, state, cache):
         answers.put(question, reach, json)
     else:
-        answers.show(question.tell, question.plain, folders.box(state, cache).engines(model), json)
+        answers.show(question.tell, question.plain, targets.box(state, cache).engines(model), json)
 
 
 def why(
     model: Annotated[str, typer.Argument(help="The model's name.")],
     reach: Reach = UNSAID,
-    state: folders.State = None,
-    cache: folders.Cache = None,
+    state: targets.State = None,
+    cache: targets.Cache = None,
     json: common.Json = False,
 ) -> None:
     """Explain why each engine of a model is used, rebuilt or missing.
@@ -61,17 +67,17 @@ def why(
         tell=lambda explanations: [_reasons(explanations)],
         plain=lambda explanations: {"explanations": [item.json() for item in explanations]},
     )
-    if folders.daemon_is_meant(reach.named, state, cache):
+    if targets.daemon_is_meant(reach.named, state, cache):
         answers.put(question, reach, json)
     else:
-        answers.show(question.tell, question.plain, folders.box(state, cache).explain(model), json)
+        answers.show(question.tell, question.plain, targets.box(state, cache).explain(model), json)
 
 
 def show(
     key: Annotated[str, typer.Argument(help="The engine's key, or its beginning: 6 characters at least.")],
     reach: Reach = UNSAID,
-    state: folders.State = None,
-    cache: folders.Cache = None,
+    state: targets.State = None,
+    cache: targets.Cache = None,
     json: common.Json = False,
 ) -> None:
     """Show one engine: key, verification figures, build, timing."""
@@ -80,10 +86,10 @@ def show(
     question = Question(
         ask=lambda client: _keyed(client.engines(), key), tell=lambda engines: [_sheet(engines)], plain=_plain
     )
-    if folders.daemon_is_meant(reach.named, state, cache):
+    if targets.daemon_is_meant(reach.named, state, cache):
         answers.put(question, reach, json)
     else:
-        answers.show(question.tell, question.plain, _keyed(folders.box(state, cache).engines(""), key), json)
+        answers.show(question.tell, question.plain, _keyed(targets.box(state, cache).engines(""), key), json)
 
 
 def register(app: typer.Typer) -> None:
@@ -91,7 +97,7 @@ def register(app: typer.Typer) -> None:
     engines.command("list")(common.command(reaching(list_)))
     engines.command("why")(common.command(reaching(why)))
     engines.command("show")(common.command(reaching(show)))
-    engine_build.register_build(engines)
+    register_build(engines)
     engine_commands.register(engines)
     app.add_typer(engines, name="engines")
 
@@ -205,3 +211,104 @@ def _reasons(explanations: list[Explanation]) -> Table:
     for item in explanations:
         table.add_row(item.wanted[:12], item.backend, item.state, item.summary)
     return table
+
+
+if TYPE_CHECKING:
+    from edged.cli.local import LocalBox
+    from edged.engines import offline
+    from edged.ipc.job_messages import Progress
+    from edged.store.record import EngineRecord
+
+
+def build(
+    model: Annotated[str, typer.Argument(help="A model of this box by name, or an ONNX file.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="DEVICE",
+            help="A compute capability, such as sm_86; or a file that `edged device --json` wrote on the other box.",
+        ),
+    ],
+    precision: Annotated[
+        list[str] | None,
+        typer.Option("--precision", help="Only this one; may be given several times.", show_default=False),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the model, as for a file.", show_default=False),
+    ] = None,
+    state: targets.State = None,
+    cache: targets.Cache = None,
+    json: common.Json = False,
+) -> None:
+    """Build engines for another box's GPU, with TensorRT for RTX.
+
+    They are not used here. Copied to the same folder of the other box (CACHE/engines/KEY) they are tried there first:
+    compared with the reference, timed, and served if their answers are right, without an hour of building. With a file
+    of the other box's facts the keys are exactly those that it looks for; with a compute capability alone, facts that
+    are not known match anything.
+
+    The exit status is 1 if any engine could not be built. With --json one object a line for each engine.
+    """
+    from edged.engines import offline
+
+    box = targets.box(state, cache)
+    if offline.BACKEND not in box.present():
+        raise InvalidInput(f"TensorRT for RTX is not installed here: {packages.install_extra('tensorrt-rtx')}")
+    on = _target(target, box)
+    found = box.model(model, setting or [])
+    wanted = offline.engines(found, on, tuple(precision or ()))
+    failed = 0
+    for engine in wanted:
+        try:
+            if engine.problem:
+                raise InvalidInput(engine.problem)
+            with common.working(f"building {engine.recipe.precision} for {on.name}"):
+                record = asyncio.run(box.build_ahead(found, engine, on, _quietly))
+        except EdgedError as error:
+            failed += 1
+            _tell(json, {"key": engine.key.digest, "precision": engine.recipe.precision, "error": str(error)}, None)
+        else:
+            plain = {"key": engine.key.digest, "precision": engine.recipe.precision, "error": ""}
+            _tell(json, plain, record)
+    if failed:
+        raise EdgedError(f"{failed} of {len(wanted)} engines for {on.name} could not be built")
+
+
+def register_build(engines: typer.Typer) -> None:
+    """Adds the command to the group."""
+    engines.command("build")(common.command(build))
+
+
+def _target(text: str, box: LocalBox) -> offline.Target:
+    from edged.engines import offline
+
+    place = Path(text)
+    if not place.is_file():
+        return offline.target(text, box.fingerprint)
+
+    class Facts(msgspec.Struct):
+        facts: dict[str, str]
+
+    try:
+        recorded = msgspec.json.decode(place.read_bytes(), type=ready(Facts))
+    except (OSError, *NOT_JSON) as error:
+        raise InvalidInput(f"{place} has no facts that `edged device --json` wrote: {explain(error)}") from error
+    return offline.recorded_target(recorded.facts, box.fingerprint, place.name)
+
+
+def _quietly(progress: Progress) -> None:
+    """A spinner turns meanwhile."""
+
+
+def _tell(json: bool, plain: dict[str, Any], record: EngineRecord | None) -> None:
+    if record is not None:
+        plain |= {"bytes": record.size, "build_s": record.build.build_s, "for": record.ahead}
+    if json:
+        common.print_json(msgspec.json.encode(plain))
+    elif record is None:
+        common.show(f"{plain['key'][:12]} {plain['precision']}: {plain['error']}")
+    else:
+        size, seconds = record.size / 1e6, record.build.build_s
+        common.show(f"{plain['key'][:12]} {plain['precision']}: {size:.1f} MB in {seconds:.1f} s, for {record.ahead}")

@@ -11,9 +11,9 @@ from rich.filesize import decimal
 
 from edged import events as happened
 from edged.api_types import EventInfo
-from edged.cli import answers, common, fleet, words
+from edged.cli import answers, common, words
 from edged.cli.inventory import Box
-from edged.cli.reach import UNSAID, Reach, reaching
+from edged.cli.targets import UNSAID, Reach, reaching
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
     ended: dict[str, str] = {}
     width = max(len(box.name) for box in boxes)
     try:
-        for each in fleet.ask(boxes, work, len(boxes)):
-            if isinstance(each, fleet.Ended):
+        for each in answers.ask(boxes, work, len(boxes)):
+            if isinstance(each, answers.Ended):
                 ended[each.box] = each.error
                 if json:
                     answers.json_line(each, "", lambda _: None)

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from edged.cli import common, examining, folders, repairs, words
+from edged.cli import common, model_options, targets, words
 from edged.cli import look as looking
 from edged.errors import EdgedError, InvalidInput
 from edged.models.finding import Category, Finding, Stage
@@ -19,7 +19,7 @@ from edged.models.repair import Record, Wish
 from edged.tensors import TensorSpec
 
 if TYPE_CHECKING:
-    from edged.cli.local import Box
+    from edged.cli.local import LocalBox
     from edged.engines.admission.examination import Admission
 
 
@@ -45,11 +45,11 @@ def inspect(
             show_default=False,
         ),
     ] = None,
-    samples: examining.Samples = None,
-    convert: repairs.Convert = False,
-    convert_steps: repairs.Steps = None,
-    seconds: examining.Seconds = None,
-    memory_mb: examining.MemoryMb = None,
+    samples: model_options.Samples = None,
+    convert: model_options.Convert = False,
+    convert_steps: model_options.Steps = None,
+    seconds: model_options.Seconds = None,
+    memory_mb: model_options.MemoryMb = None,
     json: common.Json = False,
 ) -> None:
     """Show what is in an ONNX file and if this box can serve it.
@@ -82,7 +82,7 @@ def inspect(
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
     place = None if draw is None else looking.place_for(draw, file, out)
     try:
-        box = folders.box(seconds=seconds, memory_mb=memory_mb)
+        box = targets.box(seconds=seconds, memory_mb=memory_mb)
         admission, record = _examined(box, file, settings, wish, samples or ())
     except InvalidInput as error:
         _refuse(file, error, json)
@@ -97,7 +97,7 @@ def inspect(
 
 
 def _examined(
-    box: Box, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path]
+    box: LocalBox, file: Path, settings: Mapping[str, str], wish: Wish, samples: Sequence[Path]
 ) -> tuple[Admission, Record | None]:
     """What comes of a model as it is, or of what the repairs that are wished for make of it."""
     with common.working(f"{'repairing' if wish.is_any else 'examining'} {file.name}"):
@@ -109,7 +109,7 @@ def _examined(
 def _show(file: Path, admission: Admission, record: Record | None, seen: looking.Look | None, json: bool) -> None:
     if not json:
         common.show(_table(file, admission, seen))
-        for line in repairs.told(record):
+        for line in model_options.told(record):
             common.show(f"  {line}")
         return
     facts = _facts(file, admission)

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from edged import paths
-from edged.api_types import EngineInfo, Explanation, ModelInfo
+from edged.api_types import EngineInfo, Explanation, ModelInfo, TensorInfo
 from edged.backends import registry
-from edged.cli import common, stored
+from edged.cli import common
 from edged.config import Engines
 from edged.config.limits import AdmissionLimits, Limits, admission_limits
 from edged.device.fingerprint import probe
@@ -27,10 +27,12 @@ from edged.engines.offline import Target
 from edged.engines.plan import PlannedModel
 from edged.engines.planner import Planner
 from edged.engines.repairer import Repaired, repair
+from edged.engines.shape_book import shape_report
 from edged.errors import AlreadyExists, EdgedError, ModelNotFound
 from edged.models import samples as model_samples
 from edged.models import settings
 from edged.models.entries import check_name, plain_entry
+from edged.models.finding import Reason
 from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.repair import Record, Wish
@@ -41,7 +43,7 @@ from edged.store.store import Store
 _LIMITS = Limits(seconds=600)
 
 
-class Box:
+class LocalBox:
     """The folders of this box, as a daemon with the same settings would use them."""
 
     def __init__(
@@ -145,7 +147,7 @@ class Box:
 
     def models(self) -> list[ModelInfo]:
         """Models as `edged models list` shows them."""
-        return [stored.model_info(name, planned) for name, planned in sorted(self.plans().items())]
+        return [model_info(name, planned) for name, planned in sorted(self.plans().items())]
 
     def engines(self, model: str) -> list[EngineInfo]:
         """Engines as `edged engines list` shows them."""
@@ -228,3 +230,29 @@ def _using(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise EdgedError(common.refused_by_system(error, folder)) from error
+
+
+def model_info(name: str, planned: PlannedModel) -> ModelInfo:
+    """A model as the disk has it: no daemon serves it."""
+    model = planned.model
+    signature = model.inspection.signature if model else None
+    found = Reason.of(planned.problem)
+    return ModelInfo(
+        name=name,
+        version=planned.entry.version,
+        digest=model.digest if model else "",
+        state="refused" if planned.problem else "stored",
+        reason=str(planned.problem or ""),
+        family=(model.recognition.family or "") if model else "",
+        engine="",
+        backend="",
+        inputs=tuple(TensorInfo(s.name, s.datatype, s.dims) for s in signature.inputs) if signature else (),
+        outputs=tuple(TensorInfo(s.name, s.datatype, s.dims) for s in signature.outputs) if signature else (),
+        settings=planned.entry.settings,
+        swaps=0,
+        notes=model.notes if model else (),
+        shapes=shape_report(planned),
+        repair=model.repair if model else None,
+        category=found.category,
+        stage=found.stage,
+    )

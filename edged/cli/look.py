@@ -154,11 +154,11 @@ def _told(result: Result, drawn: str) -> Look:
         found=result.json() if drawn and not result.classes else None,
         counts=dict(counts.most_common()),
         classes=tuple((found.label, found.score) for found in result.classes),
-        outputs=tuple(_output_range(name, array) for name, array in result.outputs.items()),
+        outputs=tuple(output_range(name, array) for name, array in result.outputs.items()),
     )
 
 
-def _output_range(name: str, array: Array) -> RawOutput:
+def output_range(name: str, array: Array) -> RawOutput:
     import numpy as np
 
     shape = tuple(array.shape)

@@ -12,9 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from edged.api_types import ModelInfo, ShapeRange, Shapes, TensorInfo
-from edged.cli import answers, common, examining, folders, repairs, words
+from edged.cli import answers, common, model_options, targets, words
 from edged.cli.answers import Question
-from edged.cli.reach import UNSAID, Reach, reaching
+from edged.cli.targets import UNSAID, Reach, reaching
 from edged.errors import ModelNotFound
 from edged.models.repair import Record, Wish
 
@@ -33,14 +33,14 @@ def add(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A model setting, such as thresholds.score=0.4; repeatable."),
     ] = None,
-    samples: examining.Samples = None,
-    convert: repairs.Convert = False,
-    convert_steps: repairs.Steps = None,
+    samples: model_options.Samples = None,
+    convert: model_options.Convert = False,
+    convert_steps: model_options.Steps = None,
     reach: Reach = UNSAID,
-    state: folders.State = None,
-    cache: folders.Cache = None,
-    seconds: examining.Seconds = None,
-    memory_mb: examining.MemoryMb = None,
+    state: targets.State = None,
+    cache: targets.Cache = None,
+    seconds: model_options.Seconds = None,
+    memory_mb: model_options.MemoryMb = None,
     json: common.Json = False,
 ) -> None:
     """Add a model, if this box can serve it.
@@ -68,15 +68,15 @@ def add(
 
     def told(added: tuple[str, Record | None]) -> list[str]:
         digest, record = added
-        lines = repairs.told(record) or (("nothing had to be repaired",) if wish.is_any else ())
+        lines = model_options.told(record) or (("nothing had to be repaired",) if wish.is_any else ())
         return [f"model {name} added, digest {digest[:12]}", *(f"  {line}" for line in lines)]
 
     def plain(added: tuple[str, Record | None]) -> dict[str, Any]:
         digest, record = added
         return {"name": name, "digest": digest, "settings": settings, "repair": record}
 
-    if folders.daemon_is_meant(reach.named, state, cache):
-        examining.require_no_limits(context)
+    if targets.daemon_is_meant(reach.named, state, cache):
+        model_options.require_no_limits(context)
         from edged.client.upload import Package
 
         with common.working(f"reading {file.name}"):
@@ -91,12 +91,12 @@ def add(
         answers.put(question, reach, json, doing)
     else:
         with common.working(doing):
-            box = folders.box(state, cache, seconds, memory_mb)
+            box = targets.box(state, cache, seconds, memory_mb)
             inspection, record = box.add(name, file, settings, samples or (), wish)
         answers.show(told, plain, (inspection.digest, record), json)
 
 
-def list_(reach: Reach = UNSAID, state: folders.State = None, json: common.Json = False) -> None:
+def list_(reach: Reach = UNSAID, state: targets.State = None, json: common.Json = False) -> None:
     """Show the models, what serves them, and what is wrong with them."""
     question = Question(
         ask=lambda client: list(client.models()),
@@ -104,7 +104,7 @@ def list_(reach: Reach = UNSAID, state: folders.State = None, json: common.Json 
         plain=lambda models: {"models": [model.json() for model in models]},
         table=lambda boxes: _list(answers.flat(boxes)),
     )
-    if folders.daemon_is_meant(reach.named, state):
+    if targets.daemon_is_meant(reach.named, state):
         answers.put(question, reach, json)
     else:
         answers.show(question.tell, question.plain, _stored(state), json)
@@ -113,7 +113,7 @@ def list_(reach: Reach = UNSAID, state: folders.State = None, json: common.Json 
 def show(
     name: Annotated[str, typer.Argument(help="The model's name, or NAME:VERSION.")],
     reach: Reach = UNSAID,
-    state: folders.State = None,
+    state: targets.State = None,
     json: common.Json = False,
 ) -> None:
     """Show one model: tensors, settings, and the engine that serves it.
@@ -124,7 +124,7 @@ def show(
         tell=lambda model: [_facts(model)],
         plain=ModelInfo.json,
     )
-    if folders.daemon_is_meant(reach.named, state):
+    if targets.daemon_is_meant(reach.named, state):
         answers.put(question, reach, json)
     else:
         answers.show(question.tell, question.plain, _named(_stored(state), name), json)
@@ -134,7 +134,7 @@ def remove(
     name: Annotated[str, typer.Argument(help="The model's name.")],
     delete: Annotated[bool, typer.Option("--delete", help="Delete its files for good.")] = False,
     reach: Reach = UNSAID,
-    state: folders.State = None,
+    state: targets.State = None,
     json: common.Json = False,
 ) -> None:
     """Remove a model; it can be moved back.
@@ -147,10 +147,10 @@ def remove(
         return client.remove_model(name, delete=delete)
 
     question = Question(ask, tell=lambda kept: _removed(name, kept), plain=lambda kept: {"name": name, "kept": kept})
-    if folders.daemon_is_meant(reach.named, state):
+    if targets.daemon_is_meant(reach.named, state):
         answers.put(question, reach, json)
     else:
-        answers.show(question.tell, question.plain, folders.box(state).remove(name, delete=delete), json)
+        answers.show(question.tell, question.plain, targets.box(state).remove(name, delete=delete), json)
 
 
 def register(app: typer.Typer) -> None:
@@ -178,7 +178,7 @@ def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
 
 def _stored(state: Path | None) -> list[ModelInfo]:
     """Those of the folder of models."""
-    return folders.box(state).models()
+    return targets.box(state).models()
 
 
 def _list(models: Sequence[tuple[str, ModelInfo]]) -> RenderableType:

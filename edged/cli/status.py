@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
+from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 
-from edged.api_types import AlarmInfo, StatusInfo
+from edged.api_types import AlarmInfo, CameraInfo, StatusInfo
 from edged.cli import answers, common, words
 from edged.cli.answers import Question
-from edged.cli.reach import UNSAID, Reach, reaching
+from edged.cli.targets import UNSAID, Reach, reaching
+from edged.errors import InvalidInput, NotFound
 
 
 def status(reach: Reach = UNSAID, json: common.Json = False) -> None:
@@ -85,3 +91,145 @@ def _alarm(alarm: AlarmInfo) -> str:
     about = " ".join(filter(None, (alarm.model, alarm.engine[:12])))
     told = f"{about}: {alarm.message}" if about else alarm.message
     return f"{alarm.kind} since {words.moment(alarm.since_unix_s)}: {told}"
+
+
+def cameras(reach: Reach = UNSAID, json: common.Json = False) -> None:
+    """Show each camera: rates, latency, skipped frames and why.
+
+    A camera that stopped sending is shown for a while.
+
+    AGE is from capture to answer: of half of the latest answers at most the first figure, of 99 in 100 the second.
+    A camera that reconnects goes on under its id.
+    """
+    question = Question(
+        ask=lambda client: client.cameras(),
+        tell=lambda found: [_shown([("", each) for each in found])],
+        plain=lambda found: [each.json() for each in found],
+        table=lambda boxes: _shown(answers.flat(boxes)),
+    )
+    answers.put(question, reach, json)
+
+
+def register_cameras(app: typer.Typer) -> None:
+    app.command("cameras")(common.command(reaching(cameras)))
+
+
+def _shown(found: Sequence[tuple[str, CameraInfo]]) -> RenderableType:
+    return _camera_table(found, time.time()) if found else "no camera has sent a frame lately; see: edged stream --help"
+
+
+def _camera_table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
+    """Each with the name of its box, empty where there is only one."""
+    table = Table(*answers.boxed(found), box=None, pad_edge=False)
+    for heading in ("CAMERA", "MODEL", "STATE", "FPS IN", "ANSWERED", "AGE", "SKIPPED", "FAILED", "LAST ERROR"):
+        table.add_column(heading, no_wrap=heading in ("CAMERA", "MODEL"))
+    for box, each in found:
+        table.add_row(
+            *([box] if box else []),
+            each.camera or "-",
+            each.model,
+            _camera_state(each, now),
+            f"{each.fps_in:.1f}",
+            f"{each.fps_answered:.1f}",
+            _ages(each),
+            words.skipped(each.skipped, each.received),
+            str(each.failed) if each.failed else "",
+            f"{each.last_error} ({words.span(max(0.0, now - each.last_error_unix_s))} ago)" if each.last_error else "",
+        )
+    return table
+
+
+def _camera_state(each: CameraInfo, now: float) -> str:
+    mode = "" if each.mode == "freshest" else ", every frame"
+    tracked = ", tracked" if each.tracked else ""
+    if not each.connections:
+        return f"gone {words.span(max(0.0, now - each.last_frame_unix_s))} ago"
+    several = f" x{each.connections}" if each.connections > 1 else ""
+    return f"{each.lane}{several}{mode}{tracked}"
+
+
+def _ages(each: CameraInfo) -> str:
+    if each.age_p50_ms is None or each.age_p99_ms is None:
+        return ""
+    return f"{each.age_p50_ms:.0f} / {each.age_p99_ms:.0f} ms"
+
+
+if TYPE_CHECKING:
+    from edged.client.client import Client
+
+
+def refresh(reach: Reach = UNSAID, json: common.Json = False) -> None:
+    """Have the daemon read its facts again; print what changed.
+
+    For use after a driver or library was changed.
+
+    The daemon notices by itself too; a package's trigger calls this so as not to wait.
+    """
+    question = Question(
+        ask=lambda client: client.refresh_device(),
+        tell=lambda changes: (
+            [f"{change.part}: {change.old or 'absent'} → {change.new or 'absent'}" for change in changes]
+            or ["nothing changed"]
+        ),
+        plain=lambda changes: {"changes": [change.json() for change in changes]},
+    )
+    answers.put(question, reach, json)
+
+
+def device(
+    context: typer.Context,
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", help="Read the facts of a recorded device below this directory.", show_default=False),
+    ] = None,
+    reach: Reach = UNSAID,
+    json: common.Json = False,
+) -> None:
+    """Show facts about hardware, drivers and runtimes.
+
+    Of this box, or of the daemon's with --target. A change of one of them can make an engine invalid."""
+    if context.invoked_subcommand is not None:
+        return
+    question = Question(ask=_remote, tell=lambda facts: [_fact_table(facts)], plain=lambda facts: facts)
+    if reach.named is None:
+        answers.show(question.tell, question.plain, _local(root or Path("/")), json)
+    elif root is not None:
+        raise InvalidInput("a recorded device needs no daemon; give --root or a daemon, not both")
+    else:
+        answers.put(question, reach, json)
+
+
+def register_device(app: typer.Typer) -> None:
+    group = typer.Typer(invoke_without_command=True)
+    group.callback()(common.command(reaching(device)))
+    group.command("refresh")(common.command(reaching(refresh)))
+    app.add_typer(group, name="device")
+
+
+def _fact_table(facts: dict[str, Any]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts["facts"].items():
+        table.add_row(name, value)
+    for found in facts.get("devices", ()):
+        memory = f", {found['memory_mb']} MiB" if found["memory_mb"] else ""
+        table.add_row(f"device {found['name']}", f"{found['description']}{memory}")
+    table.add_row("digest", facts["digest"])
+    return table
+
+
+def _local(root: Path) -> dict[str, Any]:
+    from edged.device.fingerprint import devices, probe
+
+    if not root.is_dir():
+        raise NotFound(f"there is no directory {root}")
+    fingerprint = probe(root)
+    found = [msgspec.to_builtins(item) for item in devices(fingerprint)]
+    return {"facts": fingerprint.facts, "devices": found, "digest": fingerprint.digest}
+
+
+def _remote(client: Client) -> dict[str, Any]:
+    from edged.device.fingerprint import Fingerprint, devices
+
+    said = client.device()
+    found = [msgspec.to_builtins(item) for item in devices(Fingerprint(said.facts))]
+    return {"facts": dict(sorted(said.facts.items())), "devices": found, "digest": said.digest}

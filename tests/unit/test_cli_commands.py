@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from edged.api_types import AlarmInfo, ModelInfo

@@ -8,7 +8,7 @@ import pytest
 from rich.table import Table
 
 from edged.cli import common, words
-from edged.cli.console import DataConsole
+from edged.cli.common import DataConsole
 
 _EVIL = "door\x1b[2J\x07\x9b1m\u2028\udcff"
 _SHOWN = "door\\x1b[2J\\x07\\x9b1m\\u2028\\udcff"

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
-from edged.cli import fleet
+from edged.cli import answers
 from edged.cli.app import app
 from edged.cli.inventory import Box, Defaults
 from edged.client.client import Client
@@ -69,7 +68,7 @@ def call(*line: str) -> Result:
     return CliRunner().invoke(app, list(line), env={"EDGED_TARGET": ""})
 
 
-def answers(result: Result) -> dict[str, Any]:
+def parsed(result: Result) -> dict[str, Any]:
     return {line["box"]: line for line in map(json.loads, result.stdout.splitlines())}
 
 
@@ -127,7 +126,7 @@ def test_one_target_is_answered_as_ever_and_two_by_their_addresses(boxes: Boxes)
 
 def test_json_is_one_object_for_each_box(boxes: Boxes) -> None:
     result = call("status", "--json", "--inventory", str(boxes.with_away().file), "--timeout", "5")
-    found = answers(result)
+    found = parsed(result)
     assert result.exit_code == 1
     assert result.stderr == ""
     assert {name: (each["ok"], each["result"] is None) for name, each in found.items()} == {
@@ -256,7 +255,7 @@ def test_boxes_are_asked_side_by_side_within_bounds(tmp_path: Path) -> None:
 
     many = [Box(f"box{number}", f"unix:{tmp_path}/{number}", (), Defaults()) for number in range(7)]
     found: list[Any] = []
-    asking = threading.Thread(target=lambda: found.extend(fleet.ask(many, work, 3)))
+    asking = threading.Thread(target=lambda: found.extend(answers.ask(many, work, 3)))
     asking.start()
     for _ in range(3):
         assert there.acquire(timeout=20)
@@ -273,10 +272,10 @@ def test_a_fault_of_ours_costs_one_box() -> None:
             raise ZeroDivisionError("division by zero")
         return "fine"
 
-    ends = {each.box: each for each in fleet.ask([Box("one", "unix:/x1"), Box("two", "unix:/x2")], work)}
-    assert isinstance(ends["one"], fleet.Ended)
+    ends = {each.box: each for each in answers.ask([Box("one", "unix:/x1"), Box("two", "unix:/x2")], work)}
+    assert isinstance(ends["one"], answers.Ended)
     assert ends["one"].error == "ZeroDivisionError: division by zero"
-    assert isinstance(ends["two"], fleet.Ended)
+    assert isinstance(ends["two"], answers.Ended)
     assert ends["two"].answer == "fine"
 
 
@@ -351,7 +350,7 @@ def test_a_model_goes_to_every_box_and_is_read_once(boxes: Boxes, tmp_path: Path
 def test_a_model_that_a_box_has_already_fails_only_there(boxes: Boxes, tmp_path: Path) -> None:
     file = onnx_models.save(onnx_models.identity(), tmp_path / "net.onnx")
     result = call("models", "add", "taken", str(file), "--inventory", str(boxes.file), "--json")
-    assert {name: each["error"] for name, each in answers(result).items()} == dict.fromkeys(
+    assert {name: each["error"] for name, each in parsed(result).items()} == dict.fromkeys(
         ("a", "b"), "model 'taken' is already there"
     )
 

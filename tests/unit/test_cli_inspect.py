@@ -187,11 +187,11 @@ def test_a_runtime_that_crashes_is_one_line(
 
 
 def test_ranges_leave_out_what_is_no_number() -> None:
-    told = looking._range("scores", np.array([[1.0, np.nan], [3.0, np.inf]], np.float32))
+    told = looking.output_range("scores", np.array([[1.0, np.nan], [3.0, np.inf]], np.float32))
     assert told == looking.RawOutput("scores", "float32", (2, 2), 1.0, 3.0, 2.0, 2)
-    assert looking._range("x", np.full(3, np.nan)) == looking.RawOutput("x", "float64", (3,), not_finite=3)
-    assert looking._range("x", np.array([b"a"], object)) == looking.RawOutput("x", "object", (1,))
-    assert looking._range("x", np.empty((0, 6), np.int64)) == looking.RawOutput("x", "int64", (0, 6))
+    assert looking.output_range("x", np.full(3, np.nan)) == looking.RawOutput("x", "float64", (3,), not_finite=3)
+    assert looking.output_range("x", np.array([b"a"], object)) == looking.RawOutput("x", "object", (1,))
+    assert looking.output_range("x", np.empty((0, 6), np.int64)) == looking.RawOutput("x", "int64", (0, 6))
 
 
 def test_names_are_listed_as_far_as_there_are_any() -> None:

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from edged.cli import inventory_check
+from edged.cli import inventory
 from edged.cli.inventory import Box, load
 from edged.client.credentials import Credentials
 from edged.errors import ConfigError, InvalidInput
@@ -134,7 +134,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def check(*line: str) -> Result:
     app = typer.Typer()
-    inventory_check.register_check(app)
+    inventory.register_check(app)
     return CliRunner().invoke(app, ["inventory", "check", *line])
 
 

@@ -43,7 +43,7 @@ def test_a_file_that_is_replaced_after_it_was_examined_is_not_taken_in(
         replace(file, other)
         return found
 
-    box = local.Box(tmp_path / "state", tmp_path / "cache")
+    box = local.LocalBox(tmp_path / "state", tmp_path / "cache")
     monkeypatch.setattr(local, "admit", slow)
     with pytest.raises(Superseded, match=r"m\.onnx"):
         box.add("m", file, {})
@@ -75,7 +75,7 @@ def test_models_are_added_within_the_limits_that_were_given(
         made.append(arguments)
         raise Recorded
 
-    monkeypatch.setattr(local, "Box", box)
+    monkeypatch.setattr(local, "LocalBox", box)
     folders = ("--state", str(tmp_path), "--cache", str(tmp_path / "c"))
     result = add("m", "m.onnx", *folders, "--memory-mb", "512", *words, environment=environment)
     assert isinstance(result.exception, Recorded)

@@ -12,7 +12,7 @@ from rich.text import Text
 from edged.api_types import AlarmInfo, CameraInfo, DeviceLoad, EngineProgress, HostLoad, LoadInfo, ModelLoad, StatusInfo
 from edged.cli.top.layout import Cell, Column, cut, plain, table
 from edged.cli.top.picture import Order, picture
-from edged.cli.top.seen import Seen, rates
+from edged.cli.top.watch import Seen, rates
 
 NOW = 1.7e9
 

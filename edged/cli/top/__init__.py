@@ -10,12 +10,11 @@ import msgspec
 import typer
 
 from edged.cli import common
-from edged.cli.reach import UNSAID, Reach, reaching
+from edged.cli.targets import UNSAID, Reach, reaching
 from edged.errors import NotReady
 
 if TYPE_CHECKING:
-    from edged.cli.top.seen import Seen
-    from edged.cli.top.watch import Watch
+    from edged.cli.top.watch import Seen, Watch
 
 _APART_S = 1.0  # two looks, from which a single picture has its rates
 _PATIENCE_S = 10.0

@@ -11,7 +11,7 @@ from rich.text import Text
 from edged.api_types import DeviceLoad, HostLoad, LoadInfo, ModelLoad
 from edged.cli import words
 from edged.cli.top.layout import Cell, Column, Row, cut, plain, table
-from edged.cli.top.seen import Seen
+from edged.cli.top.watch import Seen
 
 _BAD, _DOUBTFUL, _GOOD, _OLD = "bold red", "yellow", "green", "dim"
 _STATES = {"ready": _GOOD, "loading": _DOUBTFUL, "unproven": _DOUBTFUL}

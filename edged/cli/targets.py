@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from edged import paths
 from edged.cli import common
 from edged.cli.inventory import Box, load
 from edged.client import address
@@ -133,3 +136,53 @@ def reaching(function: Callable[..., None]) -> Callable[..., None]:
     wrapped.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
+
+
+if TYPE_CHECKING:
+    from edged.cli.local import LocalBox
+
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state", help="Directory for models; no daemon is asked then, whatever EDGED_TARGET says.", show_default=False
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        help="Directory for engines; no daemon is asked then, whatever EDGED_TARGET says.",
+        show_default=False,
+    ),
+]
+
+
+def daemon_is_meant(target: str | None, *folders: Path | None) -> bool:
+    """Whether a command goes to a daemon: one is named, or no folder is and one answers on the default socket.
+
+    A folder that is named comes before EDGED_TARGET. InvalidInput when a daemon and a folder are both named.
+    """
+    if any(folders):
+        if target:
+            raise InvalidInput("a daemon has its own folders: give --target, or --state and --cache, not both")
+        return False
+    if target or os.environ.get("EDGED_TARGET", "").strip():
+        return True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe_socket:
+        probe_socket.settimeout(1.0)
+        try:
+            probe_socket.connect(str(paths.client_socket()))
+        except OSError:
+            return False
+    return True
+
+
+def box(
+    state: Path | None = None, cache: Path | None = None, seconds: float | None = None, memory_mb: int | None = None
+) -> LocalBox:
+    """The box as its folders are; `seconds` and `memory_mb` limit the examination of models, where the environment
+    does not. What reads models and builds engines takes long to import, and only now is needed."""
+    from edged.cli.local import LocalBox
+    from edged.config import limits
+
+    return LocalBox(state, cache, limits.admission_limits(seconds, memory_mb))
