@@ -513,17 +513,17 @@ def test_no_daemon_is_meant_where_none_is_named_and_none_answers(
 def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EdgedError, match=f"^cannot use {tmp_path}/file: ") as raised:
-        local.Box(tmp_path, tmp_path / "file").engines("")
+        local.LocalBox(tmp_path, tmp_path / "file").engines("")
     assert not isinstance(raised.value, InvalidInput)
 
 
 @pytest.mark.parametrize("ask", [lambda box: box.engines(""), lambda box: box.plans()])
 def test_a_command_reads_the_store_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ask: Callable[[local.Box], object]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ask: Callable[[local.LocalBox], object]
 ) -> None:
     rescans: list[Path] = []
     monkeypatch.setattr(local.Store, "rescan", lambda store: rescans.append(store.root))
-    ask(local.Box(tmp_path, tmp_path / "cache"))
+    ask(local.LocalBox(tmp_path, tmp_path / "cache"))
     assert rescans == [tmp_path / "cache"]
 
 
