@@ -97,9 +97,9 @@ class Reloader:
         if part is Part.LISTENERS:
             await self._listen(wanted, grace)
         elif part is Part.TLS:
-            await self._ingress.guard.heed_tls(wanted.tls)
+            await self._ingress.guard.reconfigure_tls(wanted.tls)
         elif part is Part.ACCESS:
-            await self._ingress.guard.heed(wanted.access, places.addresses(wanted), places.beside(wanted))
+            await self._ingress.guard.reconfigure(wanted.access, places.addresses(wanted), places.beside(wanted))
             self._controller.accept_foreign(places.accepts_foreign(wanted))
         elif part is Part.MODELS:
             self._controller.catalogue.name(places.named_models(wanted))

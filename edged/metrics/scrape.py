@@ -219,7 +219,7 @@ def builds(samples: Samples, controller: Controller, counts: EventCounts) -> Non
 def access(samples: Samples, guard: Guard) -> None:
     """Collect calls, and those refused. Every reason has a sample, so that an alert rule can refer to it."""
     for reason, status in _REFUSED_STATUSES.items():
-        samples.put(names.REFUSED, guard.turned_away[status], reason)
+        samples.put(names.REFUSED, guard.refused[status], reason)
     for kind in get_args(Kind):
         samples.put(names.REFUSED, guard.limits.refused[kind], kind)
     together = guard.limits.together()

@@ -93,14 +93,14 @@ def test_who_is_turned_away_is_told_of_once_a_second(
     log = AuditLog(tmp_path, 1 << 20)
     with caplog.at_level(logging.WARNING, "edged.access"):
         for _ in range(50):
-            log.turned_away(_line(), "1.2.3.4")
-        log.turned_away(_line(), "9.9.9.9")
+            log.refused(_line(), "1.2.3.4")
+        log.refused(_line(), "9.9.9.9")
         now[0] += 1.0
-        log.turned_away(_line(), "1.2.3.4")
+        log.refused(_line(), "1.2.3.4")
     assert len(caplog.records) == 3
     for number in range(100):
-        log.turned_away(_line(), str(number))
-    assert len(log._told) <= 5
+        log.refused(_line(), str(number))
+    assert len(log._refusals) <= 5
     log.close()
 
 

@@ -19,7 +19,7 @@ def test_requests_at_a_time() -> None:
     usage = counted.usage("a", "token a", 0.0)
     for _ in range(3):
         counted.request(usage, 1, 0.0)
-    with pytest.raises(ClientLimited, match=r"token a has 3 requests under way, the most it may; try again in 0\.1 s"):
+    with pytest.raises(ClientLimited, match=r"token a has 3 requests.*0\.1 s"):
         counted.request(usage, 1, 0.0)
     counted.request(counted.usage("b", "token b", 0.0), 1, 0.0)
     counted.end(usage, 1)

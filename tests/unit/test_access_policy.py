@@ -61,15 +61,15 @@ def test_certificates_are_asked_for_where_the_configuration_wants_it() -> None:
 
 
 def test_nobody_is_an_operator_for_reaching_a_port() -> None:
-    with pytest.raises(ConfigError, match=r"lets everybody who reaches 0\.0\.0\.0:1 operate"):
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:1"):
         listener_policy("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("operate",)}), _TLS)
-    assert "everybody" in policy.listener_warning(
+    assert "infer" in policy.listener_warning(
         listener_policy("0.0.0.0:1", Access(grants={"0.0.0.0:1": ("infer",)}), _TLS)
     )
 
 
 def test_a_grant_of_an_address_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"names unix:/x.sok, where nothing listens; did you mean unix:/x.sock\?"):
+    with pytest.raises(ConfigError, match=r"unix:/x.sok.*did you mean unix:/x.sock\?"):
         policy.require_known(Access(grants={"unix:/x.sok": ("read",)}), Tls(), ["unix:/x.sock", "localhost:1"])
     with pytest.raises(ConfigError, match=r"tls\.without_client_certificate names 0\.0\.0\.0:2"):
         policy.require_known(Access(), _MTLS, ["0.0.0.0:1"])
@@ -142,7 +142,7 @@ def test_a_certificate_has_the_roles_of_all_its_names() -> None:
     stranger = policy.with_certificate(policy.anonymous(_FAR), ["c.lan"], known, 100.0, 0.0)
     refused = policy.refusal(_DETECT, stranger)
     assert isinstance(refused, Forbidden)
-    assert "certificate c.lan has no role here; give it some: access.certificates, 'c.lan'" in str(refused)
+    assert "access.certificates, 'c.lan'" in str(refused)
     ended = policy.with_certificate(policy.anonymous(_FAR), ["a.lan"], known, 100.0, 100.0)
     assert isinstance(policy.refusal(_DETECT, ended), Unauthenticated)
 
@@ -177,15 +177,15 @@ def test_the_host_of_a_peer(peer: str, host: str) -> None:
 
 def test_roles_by_name() -> None:
     assert policy.parse_roles(["infer", " read"]) == {"infer", "read"}
-    with pytest.raises(InvalidInput, match="there is no role 'root'; there are read, infer, operate"):
+    with pytest.raises(InvalidInput, match="role 'root'"):
         policy.parse_roles(["root"])
 
 
 def test_what_listens_already_is_not_made_another(tmp_path: Path) -> None:
     guard = Guard(Access(), Tls(), tmp_path)
-    with pytest.raises(ConfigError, match="settled when the daemon starts"):
-        asyncio.run(guard.heed_tls(_TLS))
-    with pytest.raises(ConfigError, match="where nothing listens"):
-        asyncio.run(guard.heed(Access(grants={"unix:/y": ("read",)}), ["unix:/x"]))
-    asyncio.run(guard.heed(Access(grants={"unix:/x": ("read",)}), ["unix:/x"]))
+    with pytest.raises(ConfigError, match="fixed at start"):
+        asyncio.run(guard.reconfigure_tls(_TLS))
+    with pytest.raises(ConfigError, match="not listened on"):
+        asyncio.run(guard.reconfigure(Access(grants={"unix:/y": ("read",)}), ["unix:/x"]))
+    asyncio.run(guard.reconfigure(Access(grants={"unix:/x": ("read",)}), ["unix:/x"]))
     assert guard.listener("unix:/x").roles == {"read"}

@@ -1,4 +1,4 @@
-"""Certificates: what is refused in one line, what is told of soon, and what stays in force."""
+"""Certificates: what is refused in one line, what is told of soon, and what stays in use."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def test_what_is_served_is_checked_before(authority: Authority, certificate: Pat
     cases = [
         (_tls(tmp_path / "missing.pem"), "tls.certificate .*missing.pem cannot be read: No such file"),
         (_tls(certificate, tmp_path / "missing.key"), "tls.key .*missing.key cannot be read"),
-        (_tls(certificate, other.with_suffix(".key")), "does not belong to tls.certificate"),
+        (_tls(certificate, other.with_suffix(".key")), "does not match tls.certificate"),
         (_tls(certificate, locked), "has a passphrase"),
         (_tls(none, certificate.with_suffix(".key")), "cannot be used .*give PEM files"),
         (_tls(certificate, certificate), "cannot be used .*give PEM files"),
-        (_tls(expired), r"old.pem has expired on \d{4}-"),
+        (_tls(expired), r"old.pem expired on \d{4}-"),
         (_tls(certificate, ca=none), "tls.client_ca .*none.pem cannot be used"),
     ]
     for settings, words in cases:
@@ -85,7 +85,7 @@ def test_what_is_served_is_checked_before(authority: Authority, certificate: Pat
 
 @pytest.mark.parametrize(
     ("now", "words"),
-    [(0.0, "is the clock right"), (10 * _DAY, ""), (20 * _DAY, "expires in 10 days"), (30 * _DAY, "has expired")],
+    [(0.0, "check the clock"), (10 * _DAY, ""), (20 * _DAY, "expires in 10 days"), (30 * _DAY, "expired")],
 )
 def test_what_is_told_of_a_certificate(now: float, words: str) -> None:
     found = worry("box.pem", Validity(_DAY, 30 * _DAY), now)
@@ -105,8 +105,8 @@ def test_a_change_that_cannot_be_used_leaves_what_was(
     second = authority.issue("second")
     shutil.copy(second, place)
     assert not held.look()
-    assert "does not belong to" in held.problem
-    assert "stays in force" in held.problem
+    assert "does not match" in held.problem
+    assert "stays in use" in held.problem
     shutil.copy(second.with_suffix(".key"), key)
     assert held.look()
     assert held.problem == ""
@@ -114,7 +114,7 @@ def test_a_change_that_cannot_be_used_leaves_what_was(
     assert not held.look()
     assert "cannot be read" in held.problem
     with pytest.raises(ConfigError):
-        held.heed(_tls(tmp_path / "missing.pem"))
+        held.reconfigure(_tls(tmp_path / "missing.pem"))
 
 
 def test_what_changes_while_it_is_read_is_seen_at_the_next_look(
@@ -135,5 +135,5 @@ def test_what_changes_while_it_is_read_is_seen_at_the_next_look(
 
     with monkeypatch.context() as patched:
         patched.setattr(tls, "read", read_and_replace)
-        held.heed(_tls(place))
+        held.reconfigure(_tls(place))
     assert held.look()

@@ -54,11 +54,11 @@ def test_names_are_one_tokens_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "no file of tokens"),
-        ("[]", "no file of tokens"),
-        ('{"tokens": [{"name": "x", "sha256": "abc", "roles": []}]}', "no file of tokens"),
-        ('{"tokens": [{"name": "x", "sha256": "' + "0" * 64 + '", "roles": ["root"]}]}', "no file of tokens"),
-        ('{"tokens": [], "more": 1}', "no file of tokens"),
+        ("", "not a file of tokens"),
+        ("[]", "not a file of tokens"),
+        ('{"tokens": [{"name": "x", "sha256": "abc", "roles": []}]}', "not a file of tokens"),
+        ('{"tokens": [{"name": "x", "sha256": "' + "0" * 64 + '", "roles": ["root"]}]}', "not a file of tokens"),
+        ('{"tokens": [], "more": 1}', "not a file of tokens"),
     ],
 )
 def test_a_file_that_is_none(tmp_path: Path, content: str, words: str) -> None:
@@ -102,7 +102,7 @@ def test_a_book_sees_changes_and_keeps_what_it_had_where_they_are_none(tmp_path:
     assert book.find(secret) == token
     file.path.write_text("{")
     assert not book.look()
-    assert "no file of tokens" in book.problem
+    assert "not a file of tokens" in book.problem
     assert book.find(secret) == token
     file.path.unlink()
     assert book.look()
@@ -141,7 +141,7 @@ def test_calls_end_with_their_token_even_where_another_has_its_name(tmp_path: Pa
     file.revoke("yard")
     file.add(make("yard", parse_roles(["infer"]))[0])
     guard.look()
-    assert "token yard is no longer good" in str(guard.lost(who))
+    assert "token yard is no longer valid" in str(guard.lost(who))
 
 
 def test_calls_end_once_their_certificate_has_lost_a_role(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_calls_end_once_their_certificate_has_lost_a_role(tmp_path: Path) -> Non
     guard = Guard(access, Tls(), tmp_path)
     somebody = policy.anonymous(guard.listener("localhost:8001"))
     who = policy.with_certificate(somebody, ["anna", "anna.lan"], access.certificates, 2.0, 1.0)
-    asyncio.run(guard.heed(Access(certificates={"anna": ("infer", "read", "operate")}), []))
+    asyncio.run(guard.reconfigure(Access(certificates={"anna": ("infer", "read", "operate")}), []))
     assert guard.lost(who) is None
-    asyncio.run(guard.heed(Access(certificates={"anna": ("read",)}), []))
+    asyncio.run(guard.reconfigure(Access(certificates={"anna": ("read",)}), []))
     assert "certificate anna has lost a role" in str(guard.lost(who))
     assert guard.lost(somebody) is None

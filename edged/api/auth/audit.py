@@ -1,7 +1,7 @@
-"""What operators did, and who was turned away: a line of JSON for each, in files that give way to newer ones.
+"""The audit log: commands and refused calls, a line of JSON each, in rotated files.
 
-Written by a thread of its own, so that no call waits for a disk; what cannot be written is counted. Nothing is synced:
-after a power cut the last lines may be missing, which is no worse than the box having been off.
+A thread writes it, so that no call waits for a disk; lines that cannot be written are counted. Nothing is synced: after
+a power cut the last lines may be missing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from google.protobuf.message import Message
 
 _LOG = logging.getLogger("edged.access")
 FILE = "audit.jsonl"
-_FILES = 4  # the one that grows, and those before
-_WAITING = 4096  # lines that a disk may be behind
+_FILES = 4  # the current one and older ones
+_WAITING = 4096  # lines that wait for the disk
 _CLOSING_SECONDS = 2.0
-_TOLD_SECONDS = 1.0  # between two lines about one host that is turned away
+_REFUSAL_SECONDS = 1.0  # between two lines about refused calls of one host
 _HOSTS = 1024
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`time` in UTC; `who` with its `roles` and, where there is one, `peer`; `method` and what it was `about`;
-    `outcome` is OK or a gRPC status with its `message`; `milliseconds` that it took."""
+    """`time` in UTC; `who` with its `roles` and `peer`; `method` and the names it was `about`; `outcome` is OK or a
+    gRPC status with its `message`; `milliseconds` that it took."""
 
     time: str
     who: str
@@ -45,7 +45,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AuditLog:
-    """`lost` counts lines that could not be written; `problem` says why the last could not, empty where it could."""
+    """`lost` counts lines that could not be written; `problem` says why, empty when the last one could."""
 
     def __init__(self, folder: Path, size: int) -> None:
         """`size` in bytes, of all files together."""
@@ -55,10 +55,10 @@ class AuditLog:
         self._path = folder / FILE
         self._lines: queue.Queue[Line | None] = queue.Queue(_WAITING)
         self._thread: threading.Thread | None = None
-        self._told: OrderedDict[str, float] = OrderedDict()  # when a peer was last told of
+        self._refusals: OrderedDict[str, float] = OrderedDict()  # when each host last got a line
 
     def write(self, line: Line) -> None:
-        """Has a line written, soon."""
+        """Queue a line."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
             self._thread.start()
@@ -66,22 +66,22 @@ class AuditLog:
             self._lines.put_nowait(line)
         except queue.Full:
             self.lost += 1
-            self.problem = "the disk is too slow for it"
+            self.problem = "the disk is too slow"
 
-    def turned_away(self, line: Line, host: str) -> None:
-        """Has a line written about a host that is turned away: one a second, since anybody can be, without end."""
+    def refused(self, line: Line, host: str) -> None:
+        """Queue a line about a refused call: at most one a second for a host, since any client can cause them."""
         now = time.monotonic()
-        if now - self._told.get(host, -_TOLD_SECONDS) < _TOLD_SECONDS:
+        if now - self._refusals.get(host, -_REFUSAL_SECONDS) < _REFUSAL_SECONDS:
             return
-        self._told[host] = now
-        self._told.move_to_end(host)
-        if len(self._told) > _HOSTS:
-            self._told.popitem(last=False)
-        _LOG.warning("turned away: %s at %s, %s: %s", line.who, line.peer, line.method, line.message)
+        self._refusals[host] = now
+        self._refusals.move_to_end(host)
+        if len(self._refusals) > _HOSTS:
+            self._refusals.popitem(last=False)
+        _LOG.warning("refused: %s at %s, %s: %s", line.who, line.peer, line.method, line.message)
         self.write(line)
 
     def close(self) -> None:
-        """Writes what waits, if that is soon done."""
+        """Write what waits, within two seconds."""
         if self._thread is not None:
             with contextlib.suppress(queue.Full):
                 self._lines.put_nowait(None)
@@ -102,7 +102,7 @@ class AuditLog:
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             size = os.fstat(handle).st_size
-            if os.write(handle, data) < len(data):  # the disk is full: half a line is none
+            if os.write(handle, data) < len(data):  # the disk is full: keep no half line
                 os.ftruncate(handle, size)
                 raise OSError(28, "No space left on device")
         finally:
@@ -117,8 +117,8 @@ class AuditLog:
                 os.replace(before, self._path.with_name(f"{FILE}.{number}"))
 
 
-def now_told() -> str:
-    """The time, as a line has it."""
+def utc_now() -> str:
+    """The time, as in a line."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -129,7 +129,7 @@ _LONGEST = 200
 
 
 def about(message: Message) -> dict[str, str]:
-    """Names by the field that they are in; of settings only which ones."""
+    """The names in a request by their fields, none of its contents; of settings only which ones."""
     found: dict[str, str] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -1,4 +1,4 @@
-"""What stands before every call, whichever way it comes: who is it, may it, is it too much, and is it written down."""
+"""The guard before every call, by gRPC or HTTP: who calls, may it, is it too much, and is it recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError, Message
 
 from edged.api.auth import policy, tls
-from edged.api.auth.audit import AuditLog, Line, about, now_told
+from edged.api.auth.audit import AuditLog, Line, about, utc_now
 from edged.api.auth.limits import Bounds, Budget, ClientLimits
 from edged.api.auth.policy import Caller, ListenerPolicy
 from edged.api.auth.tls import Certificate
@@ -30,41 +30,40 @@ _NO_TLS = Tls()
 
 
 class Guard:
-    """Of one daemon. Everything it knows may change while calls are under way: tokens, certificates, configuration."""
+    """The guard of one daemon. Tokens, certificates and configuration may change while calls run."""
 
     def __init__(self, access: Access, tls: Tls, state: Path, defaults: tuple[str, str] | None = None) -> None:
-        """`state` is the daemon's folder, `defaults` its two default sockets where both serve. ConfigError."""
+        """`state` is the daemon's folder, `defaults` its two default sockets if both are served. ConfigError."""
         self.access, self.tls, self._state, self._defaults = access, tls, state, defaults
         self.certificate = Certificate(tls) if tls.certificate else None
         self.limits = ClientLimits(Bounds.of(access))
         self.budget = Budget()
         self.traffic = TrafficMonitor()
         self.audit = AuditLog(state / "audit", access.audit_mb << 20)
-        self.turned_away: Counter[str] = Counter()  # by the name of a gRPC status
-        self.generation = 0  # another number once callers may have other roles
+        self.refused: Counter[str] = Counter()  # by the name of a gRPC status
+        self.generation = 0  # changes when callers may have other roles
         self._book = TokenBook(self._file(access))
         self._requests: dict[str, type[Message]] = {}
-        self._open: dict[Caller, set[asyncio.Task[object]]] = {}  # what callers who showed something have under way
+        self._open: dict[Caller, set[asyncio.Task[object]]] = {}  # running calls of callers with credentials
 
-    def knows(self, requests: Mapping[str, type[Message]]) -> None:
-        """What comes as bytes, by the path of its method."""
+    def register(self, requests: Mapping[str, type[Message]]) -> None:
+        """Add types of requests that come as bytes, by the path of their method."""
         self._requests.update(requests)
 
     def require_known(self, addresses: Iterable[str]) -> None:
-        """ConfigError where the configuration speaks of an address that is not one of them."""
+        """ConfigError if the access rules name an address that is not one of them."""
         policy.require_known(self.access, self.tls, addresses)
 
     def listener(self, address: str, *, has_tls: bool = True) -> ListenerPolicy:
-        """What an address gives now; `has_tls`: where the configuration wants it. ConfigError for one that may not
-        be."""
+        """What an address grants now, with TLS only if `has_tls`. ConfigError for an address that is not allowed."""
         return policy.listener_policy(address, self.access, self.tls if has_tls else _NO_TLS, self._defaults)
 
-    async def heed(self, access: Access, listen: Iterable[str], beside: Iterable[str] = ()) -> None:
-        """Another configuration of roles, limits and tokens, with the addresses of gRPC and others that there are to
-        be. ConfigError where it cannot be used: then as before."""
-        there = list(listen)
-        policy.require_known(access, self.tls, [*there, *beside])
-        for address in there:
+    async def reconfigure(self, access: Access, listen: Iterable[str], others: Iterable[str] = ()) -> None:
+        """Apply other roles, limits and tokens, given the addresses of gRPC and others. On ConfigError nothing
+        changes."""
+        addresses = list(listen)
+        policy.require_known(access, self.tls, [*addresses, *others])
+        for address in addresses:
             policy.listener_policy(address, access, self.tls, self._defaults)
         self._book = await asyncio.to_thread(TokenBook, self._file(access))
         self.access = access
@@ -73,22 +72,20 @@ class Guard:
         self._changed()
 
     def split(self, defaults: tuple[str, str] | None) -> None:
-        """The two default sockets serve from now on, or no longer both."""
+        """Set the two default sockets, None if not both are served."""
         if defaults != self._defaults:
             self._defaults = defaults
             self._changed()
 
-    async def heed_tls(self, tls: Tls) -> None:
-        """Other files. ConfigError where they cannot be used, or where addresses would have to be opened anew."""
-        if self.certificate is None or _begins(tls) != _begins(self.tls):
-            raise ConfigError(
-                "where there is TLS, and where it asks for certificates, is settled when the daemon starts"
-            )
-        await asyncio.to_thread(self.certificate.heed, tls)
+    async def reconfigure_tls(self, tls: Tls) -> None:
+        """Use other files. ConfigError if they are unusable, or if addresses would have to be opened again."""
+        if self.certificate is None or _at_opening(tls) != _at_opening(self.tls):
+            raise ConfigError("which addresses use TLS and ask for certificates is fixed at start; restart the daemon")
+        await asyncio.to_thread(self.certificate.reconfigure, tls)
         self.tls = tls
 
     async def run(self) -> None:
-        """Sees tokens and certificates that were changed on disk; until cancelled."""
+        """Apply changes of tokens and certificates on disk, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             book, certificate = self._book, self.certificate
@@ -97,30 +94,28 @@ class Guard:
             self._see(changed and book is self._book, renewed)
 
     def look(self) -> None:
-        """As the daemon does every second."""
+        """Apply changes on disk now."""
         self._see(self._book.look(), self.certificate is not None and self.certificate.look())
 
     def _see(self, changed: bool, renewed: bool) -> None:
-        """Whoever lost a role loses what it has under way by it."""
+        """Apply what changed: a caller that lost a role loses the calls that run by it."""
         if changed:
-            _LOG.info("there are %d tokens now", len(self._book.tokens))
+            _LOG.info("tokens changed: %d are valid", len(self._book.tokens))
             self._changed()
         elif self._open:
-            self._expel()  # what has expired meanwhile
+            self._expel()  # credentials that have expired since
         if renewed:
-            _LOG.info("the certificate %s is in force from now on", self.tls.certificate)
+            _LOG.info("certificate %s is in use", self.tls.certificate)
 
     def alarms(self) -> Iterator[Alarm]:
-        """What is wrong with certificates, tokens and the records of what operators did."""
+        """What is wrong with certificates, tokens and the audit log."""
         if self.certificate is not None and self.certificate.problem:
             yield Alarm(AlarmKind.CERTIFICATE, self.certificate.problem)
         if self._book.problem:
-            yield Alarm(AlarmKind.TOKENS, f"{self._book.problem}; the tokens from before are still good")
+            yield Alarm(AlarmKind.TOKENS, f"{self._book.problem}; the previous tokens stay valid")
         if self.audit.problem:
-            what = f"{self.audit.lost} records of what operators did are lost: {self.audit.problem}"
+            what = f"{self.audit.lost} audit records are lost: {self.audit.problem}"
             yield Alarm(AlarmKind.AUDIT, what)
-
-    # -- one call ---------------------------------------------------------------------------------------------------
 
     def caller(
         self,
@@ -129,7 +124,7 @@ class Guard:
         peer: str = "",
         context: Mapping[str, Iterable[bytes]] | None = None,
     ) -> Caller:
-        """Who calls: what a call shows in its header, and its connection's authentication context."""
+        """Who calls, by the header of the call and its connection's authentication context."""
         who, now = policy.anonymous(listener, peer), time.time()
         if context is not None:
             names = tls.names_of(context)
@@ -142,31 +137,31 @@ class Guard:
         return who
 
     def require_allowed(self, method: str, who: Caller, peer: str) -> None:
-        """Unauthenticated or Forbidden, which is counted and written down, if a caller may not call a method."""
+        """Unauthenticated or Forbidden, counted and recorded, if a caller may not call a method."""
         error = policy.refusal(method, who)
         if error is not None:
-            self.turn_away(method, who, peer, error)
+            self.refuse(method, who, peer, error)
             raise error
 
-    def turn_away(self, method: str, who: Caller, peer: str, error: EdgedError) -> None:
-        """Counts a refusal, and writes it down."""
+    def refuse(self, method: str, who: Caller, peer: str, error: EdgedError) -> None:
+        """Count a refusal, and record it."""
         code = status_of(error).name
-        self.turned_away[code] += 1
-        line = Line(now_told(), who.name, method, code, tuple(sorted(who.roles)), peer, message=str(error))
-        self.audit.turned_away(line, policy.host_of(peer) or who.key)
+        self.refused[code] += 1
+        line = Line(utc_now(), who.name, method, code, tuple(sorted(who.roles)), peer, message=str(error))
+        self.audit.refused(line, policy.host_of(peer) or who.key)
 
     def record(
         self, method: str, who: Caller, peer: str, what: object, outcome: str, message: str, began: float
     ) -> None:
-        """Writes down what an operator asked for; `what` is the message, or its bytes; `began` of perf_counter."""
-        told = what if isinstance(what, dict) else self._about(method, what)
+        """Record a command; `what` is its message, or the bytes, or its names; `began` of perf_counter."""
+        names = what if isinstance(what, dict) else self._about(method, what)
         took = round((time.perf_counter() - began) * 1e3, 1)
         roles = tuple(sorted(who.roles))
-        self.audit.write(Line(now_told(), who.name, method, outcome, roles, peer, told, message, took))
+        self.audit.write(Line(utc_now(), who.name, method, outcome, roles, peer, names, message, took))
 
     @contextlib.contextmanager
     def under_way(self, who: Caller) -> Iterator[None]:
-        """While a call runs by what its caller showed: once that is no longer good, the call ends with `lost`."""
+        """Cancel the call of this context when its caller's credentials are no longer valid; it ends with `lost`."""
         task = asyncio.current_task()
         if task is None:
             yield
@@ -185,12 +180,12 @@ class Guard:
                 self._open.pop(who, None)
 
     def lost(self, who: Caller) -> EdgedError | None:
-        """Why the calls of a caller may run no longer; None where what it showed is as good as it was."""
+        """Why the calls of a caller must end; None while its credentials are valid."""
         if who.key.startswith("token "):
-            # By its digest: another one may have its name by now.
+            # By its digest: another token may have the same name by now.
             token = next((token for token in self._book.tokens if token.sha256 in who.proof), None)
             if token is None or (token.expires and time.time() >= token.expires):
-                return Unauthenticated(f"the {who.name} is no longer good; make another: edged tokens new")
+                return Unauthenticated(f"the {who.name} is no longer valid; make another: edged tokens new")
         elif who.given - policy.roles_of(who.proof, self.access.certificates):
             return Forbidden(f"the {who.name} has lost a role here; see access.certificates")
         return None
@@ -220,11 +215,11 @@ class Guard:
             return {}
 
 
-def _begins(tls: Tls) -> tuple[object, ...]:
-    """What a listener was opened with."""
+def _at_opening(tls: Tls) -> tuple[object, ...]:
+    """What is fixed when a listener is opened."""
     return bool(tls.certificate), bool(tls.client_ca), tls.without_client_certificate, tls.on_loopback
 
 
 def tokens_path(access: Access, state: Path) -> Path:
-    """Where tokens are kept."""
+    """The file of tokens."""
     return Path(access.tokens_file).absolute() if access.tokens_file else state / "access" / "tokens.json"

@@ -1,8 +1,8 @@
 """Which user of this machine a call comes from, so that the daemon opens a client's files only as that user could.
 
-gRPC tells nothing of the process behind a unix socket, neither its user nor which connection a call came by. What is
-certain is who can connect at all: the owner of the socket's file and the group that may open it. A connection over
-loopback belongs to a user, whom the kernel's table of connections names.
+gRPC does not expose the process behind a unix socket, neither its user nor the connection of a call. What is certain is
+who can connect at all: the owner of the socket's file and the group that may open it. The user of a connection over
+loopback is in the kernel's table of connections.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from edged.api.auth.policy import Caller
 from edged.api.endpoints.address import unix_path
 
 READ, WRITE = 4, 2  # the bits of one class of a file's mode
-_MEMBERS_SECONDS = 60  # for which the members of a group are believed
+_MEMBERS_SECONDS = 60  # for which the members of a group are cached
 _ESTABLISHED = b"01"
 _MAPPED = bytes(10) + b"\xff\xff"
 
-# Who makes the call that the current task answers; set where calls are let in.
+# The caller of the current task; set when a call is admitted.
 CURRENT: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A user, or any member of a group; neither is anyone. `name` tells them apart."""
+    """A user, or any member of a group; with neither, anyone. `name` distinguishes clients."""
 
     name: str
     uid: int | None = None
@@ -55,7 +55,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 ANYONE = Identity("anyone")
-# Found out only for a call that refers to a file.
+# Evaluated only for a call that refers to a file.
 Identify: TypeAlias = Callable[[], Identity]
 
 
@@ -64,7 +64,7 @@ def anyone() -> Identity:
 
 
 def current(peer: str) -> Identity:
-    """Who makes the current call. `peer` is the client as gRPC names it."""
+    """The identity behind the current call. `peer` is the client as gRPC names it."""
     caller = CURRENT.get()
     address = caller.address if caller is not None else ""
     if address.startswith("unix:"):
@@ -73,8 +73,8 @@ def current(peer: str) -> Identity:
 
 
 def namespace(peer: str) -> str:
-    """Whose regions and sequences the current call is about: those of a token or a certificate, otherwise of the user
-    or the address that it comes from."""
+    """The owner of the current call's regions and sequences: its token or certificate, otherwise the user or address
+    that it comes from."""
     caller = CURRENT.get()
     if caller is not None and caller.has_shown:
         return caller.key
@@ -83,7 +83,7 @@ def namespace(peer: str) -> str:
 
 
 def of_socket(path: Path) -> Identity:
-    """Whoever can connect to a unix socket: its owner, or anyone in the group that may open it."""
+    """Those who can connect to a unix socket: its owner, or the group that may open it."""
     name = f"socket {path}"
     try:
         status = path.stat()
@@ -91,7 +91,7 @@ def of_socket(path: Path) -> Identity:
         return msgspec.structs.replace(ANYONE, name=name)
     if status.st_mode & stat.S_IWOTH:
         return msgspec.structs.replace(ANYONE, name=name)
-    # Who is in root's group is trusted as root is; system accounts of some distributions are.
+    # Members of root's group, as system accounts of some distributions, are trusted as root is.
     if status.st_mode & stat.S_IWGRP and status.st_gid != 0:
         others = _members(status.st_gid, int(time.monotonic() / _MEMBERS_SECONDS)) - {0, status.st_uid}
         if others:
@@ -109,7 +109,7 @@ def _members(gid: int, period: int) -> frozenset[int]:
 
 
 def of_peer(peer: str, root: Path = Path("/proc/net")) -> Identity:
-    """The user at the other end of a connection over loopback; ANYONE if it cannot be told."""
+    """The user at the other end of a connection over loopback; ANYONE if unknown."""
     kind, _, rest = peer.partition(":")
     host, _, port = unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdecimal():

@@ -1,5 +1,12 @@
-"""How much one client may have under way: streams, requests, bytes, and requests a second. Beyond that it is told so,
-and when to come again; its streams are only read more slowly."""
+"""How much one client may have under way: streams, requests, bytes, and requests a second.
+
+Beyond that requests are refused with the time to try again; streams are read more slowly.
+
+Large messages take turns, so that small ones are answered meanwhile: a message of many megabytes is copied several
+times on the event loop, and each copy takes milliseconds. `Budget` counts the bytes of large messages that have come
+and are not answered yet, of one client and of all. What does not fit waits, and while it waits its stream is not read.
+When too much waits, requests are refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +23,7 @@ from edged.errors import ClientLimited
 
 Kind: TypeAlias = Literal["streams", "requests", "bytes", "rate"]
 
-_MOST_CLIENTS = 4096  # that are remembered while they have nothing under way
+_MOST_CLIENTS = 4096  # that are remembered while they are idle
 _SOON_SECONDS = 0.1  # after which something under way may have ended
 
 
@@ -50,8 +57,8 @@ class Usage(msgspec.Struct):
         return not (self.streams or self.requests or self.size)
 
     def wait(self, now: float, rate: float) -> float:
-        """Takes one request from the allowance, which grows by `rate` a second up to that many; 0.0 where there was
-        one, otherwise the seconds until there is, and none is taken."""
+        """Take one request from the allowance, which grows by `rate` a second up to `rate`, and return 0.0; or take
+        none and return the seconds until the next."""
         self.allowance = min(rate, self.allowance + (now - self.seen) * rate)
         self.seen = now
         if self.allowance >= 1.0:
@@ -61,7 +68,7 @@ class Usage(msgspec.Struct):
 
 
 class ClientLimits:
-    """Every client's use, by whom it is counted for. Of one event loop. `refused` counts by kind."""
+    """The usage of every client. Of one event loop. `refused` counts refusals by kind."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -69,7 +76,7 @@ class ClientLimits:
         self._clients: OrderedDict[str, Usage] = OrderedDict()
 
     def usage(self, key: str, name: str, now: float) -> Usage:
-        """A client's, by its key; `now` in monotonic seconds."""
+        """The usage of a client by its key; `now` in monotonic seconds."""
         found = self._clients.get(key)
         if found is None:
             found = self._clients[key] = Usage(name, self.bounds.rate, now)
@@ -78,11 +85,11 @@ class ClientLimits:
         return found
 
     def request(self, usage: Usage, size: int, now: float) -> None:
-        """A request of so many bytes begins; `end` follows. ClientLimited where it may not."""
+        """Begin a request of so many bytes; `end` follows. ClientLimited."""
         bounds = self.bounds
         if usage.requests >= bounds.requests:
-            raise self._refusal("requests", f"{usage.name} has {usage.requests} requests under way, the most it may")
-        if usage.size and usage.size + size > bounds.size:  # one alone is bounded by the size of a message
+            raise self._refusal("requests", f"{usage.name} has {usage.requests} requests under way, the maximum")
+        if usage.size and usage.size + size > bounds.size:  # a single one is bounded by the size of a message
             most = bounds.size >> 20
             raise self._refusal("bytes", f"{usage.name} would have more than {most} MiB of requests under way")
         wait = usage.wait(now, bounds.rate)
@@ -92,14 +99,14 @@ class ClientLimits:
         usage.size += size
 
     def end(self, usage: Usage, size: int) -> None:
-        """A request has ended."""
+        """End a request."""
         usage.requests -= 1
         usage.size -= size
 
     def stream(self, usage: Usage, now: float) -> None:
-        """A stream begins, which is one request as well; `end_stream` follows. ClientLimited where it may not."""
+        """Begin a stream, which is one request as well; `end_stream` follows. ClientLimited."""
         if usage.streams >= self.bounds.streams:
-            raise self._refusal("streams", f"{usage.name} has {usage.streams} streams, the most it may")
+            raise self._refusal("streams", f"{usage.name} has {usage.streams} streams, the maximum")
         wait = usage.wait(now, self.bounds.rate)
         if wait:
             raise self._refusal("rate", f"{usage.name} makes more than {self.bounds.rate:g} requests a second", wait)
@@ -109,7 +116,7 @@ class ClientLimits:
         usage.streams -= 1
 
     def together(self) -> Usage:
-        """What all clients have under way."""
+        """The usage of all clients together."""
         found = Usage("all", 0.0, 0.0)
         for usage in self._clients.values():
             found.streams += usage.streams
@@ -122,15 +129,15 @@ class ClientLimits:
         return ClientLimited(f"{what}; try again in {seconds:.3g} s, or ask for less at a time", seconds)
 
     def _forget(self) -> None:
-        """The clients that came first and have nothing under way; those that have cannot be many, being connected."""
+        """Forget the oldest idle clients; clients with requests are connected, so they cannot be many."""
         for key in [key for key, usage in self._clients.items() if usage.is_idle][: _MOST_CLIENTS // 4]:
             del self._clients[key]
 
 
-LARGE = 1 << 20  # bytes, from which on a message is counted
+LARGE = 1 << 20  # bytes, from which a message is counted
 _TOTAL, _EACH = 32 << 20, 16 << 20  # bytes, of all clients and of one
-_PER_SECOND = 384 << 20  # bytes; a message keeps its room for at least that long, so that others have their turns
-_REFUSAL_SECONDS = 0.5  # after which there may be room for a request that was refused
+_PER_SECOND = 384 << 20  # bytes; a message keeps its bytes at least that long, so that others get turns
+_REFUSAL_SECONDS = 0.5  # after which a refused request may fit
 
 
 class _Waiter(NamedTuple):
@@ -140,10 +147,10 @@ class _Waiter(NamedTuple):
 
 
 class LargeMessage:
-    """The large message of one call, if it has one at the moment; its bytes are counted from `begin` to `end`."""
+    """The large message of one call, if any; its bytes count from `begin` to `end`."""
 
     def __init__(self, budget: Budget, peer: str, who: Caller) -> None:
-        """`peer` is the connection as gRPC names it; those of a unix socket have no names."""
+        """`peer` is the connection as gRPC names it; connections of a unix socket have no names."""
         self._budget, self._client = budget, who.key if peer.startswith("unix:") else peer
         self._size, self._began = 0, 0.0
 
@@ -158,19 +165,19 @@ class LargeMessage:
 
 
 class Budget:
-    """Of one event loop. `total` bytes may be under way at a time, `each` of one client, and as many may wait. One
-    message alone always may."""
+    """Bytes of large messages under way: at most `total`, and `each` of one client; `total` may wait. A single message
+    always fits. Of one event loop."""
 
     def __init__(self, total: int = _TOTAL, each: int = _EACH, refused_after: float = _REFUSAL_SECONDS) -> None:
-        """`refused_after`: seconds until a refusal, so that a client that tries again at once comes no sooner."""
+        """`refused_after`: seconds until a refusal, which slow down clients that retry at once."""
         self.total, self.each, self._refused_after = total, each, refused_after
         self.used = 0
         self._by_client: Counter[str] = Counter()
         self._waiting: deque[_Waiter] = deque()
 
     async def take(self, client: str, size: int, *, is_patient: bool = True) -> None:
-        """Waits until so many bytes of a client have room; `give_back` follows. ClientLimited for an impatient one when
-        too much waits already."""
+        """Wait until so many bytes of a client fit; `give_back` follows. ClientLimited if too much waits and the
+        request is not patient."""
         if not self._waiting and self._fits(client, size):
             self._add(client, size)
             return
@@ -193,7 +200,7 @@ class Budget:
             raise
 
     def give_back(self, client: str, size: int, seconds: float) -> None:
-        """A message that was under way for so long is not any more."""
+        """Release a message that was under way for so long."""
         rest = size / _PER_SECOND - seconds
         if rest > 0:
             asyncio.get_running_loop().call_later(rest, self._end, client, size)
@@ -205,7 +212,7 @@ class Budget:
         self._wake()
 
     def _wake(self) -> None:
-        """Gives turns in the order of coming; a client that has its share is passed over."""
+        """Give turns in order; a client at its limit is passed over."""
         kept: deque[_Waiter] = deque()
         while self._waiting:
             waiter = self._waiting.popleft()

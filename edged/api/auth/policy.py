@@ -1,6 +1,6 @@
-"""The one table of who may call what. Pure.
+"""Who calls, what an address and a token or certificate grant, and which roles each method needs. Pure.
 
-A method that is not in it may be called by nobody; a test sees to it that every one that is registered is.
+A method that is missing from `METHODS` is denied to all; a test checks that every registered method is listed.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ NONE: Roles = frozenset()
 
 
 def parse_roles(words: Iterable[str]) -> Roles:
-    """Roles by their names. InvalidInput for what is none."""
+    """Roles by their names. InvalidInput."""
     found = [word.strip() for word in words]
     for word in found:
         if word not in ALL:
-            raise InvalidInput(f"there is no role {word[:40]!r}; there are {describe_roles(ALL)}")
+            raise InvalidInput(f"role {word[:40]!r} does not exist; choose of {describe_roles(ALL)}")
     return cast("Roles", frozenset(found))
 
 
 def describe_roles(roles: Roles) -> str:
-    """For people, in an order that stays."""
+    """Names of roles, in a fixed order."""
     return ", ".join(role for role in get_args(Role) if role in roles) or "none"
 
 
-# The groups whose members may open the default sockets, where there are such groups.
+# The groups whose members may open the default sockets, if these groups exist.
 INFER_GROUP, OPERATE_GROUP = "edged", "edged-operate"
 
 
 class ListenerPolicy(msgspec.Struct, frozen=True):
     """An address of the daemon.
 
-    `roles` are those of whoever reaches it. `is_local`: only from this machine, as a unix socket or loopback in the
-    clear. `has_tls`, `asks_certificates`: what a connection begins with. `group` may open its socket, where it is one
-    of the default ones. `operators` is the address that they would use instead.
+    `roles` are granted to every client that reaches it. `is_local`: only from this machine, by unix socket or loopback
+    without TLS. `asks_certificates`: clients must show one. `group` may open the socket, if it is one of the default
+    ones. `operators` is the address for operators.
     """
 
     name: str
@@ -61,9 +61,9 @@ class ListenerPolicy(msgspec.Struct, frozen=True):
 
 
 def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str, str] | None = None) -> ListenerPolicy:
-    """What an address gives. `defaults` are the two default sockets, for frames and for operators, where both serve.
+    """What an address grants. `defaults` are the two default sockets, for frames and for operators, if both are served.
 
-    ConfigError for an address that other machines reach and that is not secured.
+    ConfigError for an address that other machines reach without TLS.
     """
     infer, operate = defaults or ("", "")
     roles, name = _granted(address, access), _name(address)
@@ -73,14 +73,14 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
         if address == infer:
             usual = frozenset(access.unix) if roles is None else roles
             return ListenerPolicy(name, usual, group=INFER_GROUP, operators=operate, address=address)
-        # Its file's permissions are the owner's and the group's: whoever can open it was meant to.
+        # The file's owner and group decide who can open it.
         return ListenerPolicy(name, ALL if roles is None else roles, address=address)
     is_here = is_loopback(address)
     if tls.certificate and (tls.on_loopback or not is_here):
         asks = bool(tls.client_ca) and address not in tls.without_client_certificate
         if roles is not None and "operate" in roles:
             raise ConfigError(
-                f"access.grants lets everybody who reaches {address} operate; give it to tokens or certificates"
+                f"access.grants must not grant operate to all clients of {address}; grant it to tokens or certificates"
             )
         return ListenerPolicy(name, NONE if roles is None else roles, False, True, asks, address=address)
     if not is_here:
@@ -94,24 +94,24 @@ def listener_policy(address: str, access: Access, tls: Tls, defaults: tuple[str,
 
 
 def require_known(access: Access, tls: Tls, addresses: Iterable[str]) -> None:
-    """ConfigError where the configuration says something about an address at which nothing listens: a slip there would
-    leave another one more open than was meant."""
-    there = list(addresses)
+    """ConfigError for an address in the access rules that is not listened on: a typo there could leave another address
+    more open than intended."""
+    known = list(addresses)
     for key, named in (
         ("access.grants", access.grants),
         ("tls.without_client_certificate", tls.without_client_certificate),
     ):
         for address in named:
-            if address not in there:
-                close = difflib.get_close_matches(address, there, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(there)}"
-                raise ConfigError(f"{key} names {address}, where nothing listens; {hint}")
+            if address not in known:
+                close = difflib.get_close_matches(address, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"known addresses: {', '.join(known)}"
+                raise ConfigError(f"{key} names {address}, which is not listened on; {hint}")
 
 
 def listener_warning(found: ListenerPolicy) -> str:
-    """What whoever reads the log should know of an address; empty where nothing is unusual."""
+    """A warning for the log about what an address grants; empty if it is usual."""
     if found.has_tls and found.roles:
-        return f"{found.name} gives the roles {describe_roles(found.roles)} to everybody who reaches it"
+        return f"{found.name} grants {describe_roles(found.roles)} to every client that reaches it"
     return ""
 
 
@@ -128,13 +128,12 @@ _BEARER = "bearer "
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who calls, by a name for people, and with which roles.
+    """Who calls, and with which roles.
 
-    `key` is whom limits count it for. `is_known`: whether it is clear who it is; `has_shown`: by a token or a
+    `key`: the client that limits count it for. `is_known`: it is clear who it is; `has_shown`: by a token or a
     certificate, and `given` are the roles that it has by its `proof`: the digest of the token, or names in the
-    certificate. `address` is the daemon's that it called. `problem` says what is wrong with what it showed, `remedy`
-    what else it could do where its roles are too few.
-    """
+    certificate. `address`: the daemon's address that it called. `problem`: what is wrong with its credentials;
+    `remedy`: what else it could do if its roles are too few."""
 
     name: str
     roles: Roles
@@ -149,7 +148,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def anonymous(listener: ListenerPolicy, peer: str = "") -> Caller:
-    """Somebody who shows nothing. `peer` is the client as gRPC names it."""
+    """A caller without credentials. `peer` is the client as gRPC names it."""
     remedy = f"; operators use {listener.operators}" if listener.operators else ""
     if listener.is_local and not listener.has_tls and not listener.group:
         others = f"{listener.operators} or " if listener.operators else ""
@@ -159,15 +158,13 @@ def anonymous(listener: ListenerPolicy, peer: str = "") -> Caller:
             listener.name, listener.roles, listener.name, bool(listener.roles), remedy=remedy, address=listener.address
         )
     host = host_of(peer)
-    return Caller(host or "somebody", listener.roles, f"host {host}", remedy=remedy, address=listener.address)
+    return Caller(host or "unknown", listener.roles, f"host {host}", remedy=remedy, address=listener.address)
 
 
 def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
-    """The caller, who shows a token, which is None where nobody was given it; `now` in seconds since the epoch."""
+    """The caller with a token, None for one that is not in the file; `now` in seconds since the epoch."""
     if token is None:
-        return msgspec.structs.replace(
-            caller, problem="this token is not known here; see on the daemon's machine: edged tokens list"
-        )
+        return msgspec.structs.replace(caller, problem="unknown token; see on the daemon's machine: edged tokens list")
     if token.expires and now >= token.expires:
         problem = f"the token {token.name} has expired; make another on the daemon's machine: edged tokens new"
         return msgspec.structs.replace(caller, problem=problem)
@@ -176,7 +173,7 @@ def with_token(caller: Caller, token: Token | None, now: float) -> Caller:
 
 
 def malformed_token(caller: Caller) -> Caller:
-    """The caller, who shows something that is no token at all."""
+    """The caller with an `authorization` that is not a bearer token."""
     problem = "the header authorization is not 'Bearer TOKEN'; make one on the daemon's machine: edged tokens new"
     return msgspec.structs.replace(caller, problem=problem)
 
@@ -184,22 +181,22 @@ def malformed_token(caller: Caller) -> Caller:
 def with_certificate(
     caller: Caller, names: Iterable[str], known: Mapping[str, tuple[Role, ...]], expires: float, now: float
 ) -> Caller:
-    """The caller, whose certificate has these names, the common one last, and is good until `expires`."""
+    """The caller with a certificate of these names, the common name last, that expires at `expires`."""
     shown = list(names)
     if not shown:
         return caller
-    if now >= expires:  # it was good when the connection was made
+    if now >= expires:  # it was valid when the connection was made
         return msgspec.structs.replace(caller, problem=f"the certificate of {shown[0][:80]} has expired; renew it")
     given = roles_of(shown, known)
     name = next((name for name in shown if name in known), shown[0])[:80]
     who = f"certificate {name}"
-    remedy = "" if given else f"; give it some: access.certificates, {name!r}"
+    remedy = "" if given else f"; grant it roles: access.certificates, {name!r}"
     found = _known(caller, who, given, tuple(name for name in shown if name in known))
     return msgspec.structs.replace(found, remedy=remedy or caller.remedy)
 
 
 def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Caller:
-    """The caller under a name of its own, with the roles that what it shows gives it."""
+    """The caller under its own name, with the roles that its credentials grant."""
     return msgspec.structs.replace(
         caller,
         name=who,
@@ -213,12 +210,12 @@ def _known(caller: Caller, who: str, given: Roles, proof: tuple[str, ...]) -> Ca
 
 
 def roles_of(names: Iterable[str], known: Mapping[str, tuple[Role, ...]]) -> Roles:
-    """Those of a certificate with these names: all of them count together."""
+    """The roles of all names of a certificate together."""
     return frozenset(role for name in names for role in known.get(name, ()))
 
 
 def secret_of(authorization: str) -> str | None:
-    """The token in the value of the header `authorization` (RFC 6750), None where it is something else."""
+    """The token in the header `authorization` (RFC 6750), None if it is something else."""
     if authorization[: len(_BEARER)].lower() != _BEARER:
         return None
     return authorization[len(_BEARER) :].strip() or None
@@ -232,12 +229,12 @@ def host_of(peer: str) -> str:
     return unquote(rest).rpartition(":")[0].strip("[]")
 
 
-# Whoever reaches the address: probes have no secret, and learn no more than whether there is an answer.
+# Every client that reaches the address: probes have no secret, and learn only whether the daemon answers.
 ANYBODY: Final[Roles | None] = None
 OPERATE: Final[Roles] = frozenset({"operate"})
 READ: Final[Roles] = frozenset({"read", "operate"})
 INFER: Final[Roles] = frozenset({"infer", "operate"})
-# What clients ask before their first request, and whoever looks.
+# What clients ask before their first request, and readers.
 KNOW: Final[Roles] = INFER | READ
 
 _CAMERAS, _OPERATIONS = "/edged.v1.Cameras/", "/edged.v1.Operations/"
@@ -262,7 +259,7 @@ METHODS: Final[dict[str, Roles | None]] = {
     INFERENCE + "ModelStatistics": KNOW,
     INFERENCE + "ModelInfer": INFER,
     INFERENCE + "ModelStreamInfer": INFER,
-    # Regions are how requests come and go; which clients have them is a question of the machine as well.
+    # Regions carry requests and responses; `shared_memory.py` also checks that the client is on this machine.
     INFERENCE + "SystemSharedMemoryStatus": INFER,
     INFERENCE + "SystemSharedMemoryRegister": INFER,
     INFERENCE + "SystemSharedMemoryUnregister": INFER,
@@ -296,25 +293,25 @@ METHODS: Final[dict[str, Roles | None]] = {
 
 
 def refusal(method: str, caller: Caller) -> EdgedError | None:
-    """Why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None where it may."""
-    if caller.problem:  # also where anybody may: whoever shows a wrong secret wants to know
+    """Why a caller may not call a method, such as `/edged.v1.Cameras/Detect`; None if it may."""
+    if caller.problem:  # also for methods without a role: a client with a wrong secret wants to know
         return Unauthenticated(caller.problem)
     needed = METHODS.get(method, NOBODY)
     if needed is None or caller.roles & needed:
         return None
     name = method.rpartition("/")[2]
     if not caller.roles and not caller.is_known:
-        return Unauthenticated(f"{name} is not for everybody here; send a token (EDGED_TOKEN){caller.remedy}")
+        return Unauthenticated(f"{name} needs a token; set EDGED_TOKEN{caller.remedy}")
     least = _least(needed)
     has = f"{caller.name} has {describe_roles(caller.roles)}" if caller.roles else f"{caller.name} has no role here"
     return Forbidden(f"{name} needs the role {least}, and {has}{caller.remedy}")
 
 
 def is_audited(method: str) -> bool:
-    """Whether it is written down who called it."""
+    """Whether calls of it are recorded."""
     return METHODS.get(method, OPERATE) == OPERATE
 
 
 def _least(needed: Roles) -> str:
-    """What a caller would be given for it."""
+    """The smallest roles that a caller would need."""
     return " or ".join(role for role in ("infer", "read") if role in needed) or "operate"

@@ -1,7 +1,10 @@
-"""The daemon's certificate: read and judged at the start, and again when its files change, without a restart.
+"""The daemon's certificate, checked at start and reloaded when its files change; and the dates and names of any.
 
-Files that are wrong are refused at the start; later, what was good before stays in force and `problem` says why. A box
-without a clock of its own may begin in 1970, so a certificate whose time has not come is told of and used.
+Wrong files are refused at start; later, the previous certificate stays in use and `problem` says why. A box without a
+clock may start in 1970, so a certificate that is not valid yet is reported and used.
+
+The standard library reads a certificate's dates only for peers of its own sockets, and a library that parses
+certificates would be a dependency for two dates; RFC 5280 and X.690 say where they are.
 """
 
 from __future__ import annotations
@@ -34,15 +37,14 @@ class Validity(msgspec.Struct, frozen=True):
 
 
 def names_of(context: Mapping[str, Iterable[bytes]]) -> list[str]:
-    """The names of a client's certificate in a call's authentication context, alternative ones before the common one;
-    none where it showed none."""
+    """The names of a client's certificate in a call's authentication context, alternative names before the common
+    one."""
     found = [*context.get("x509_subject_alternative_name", ()), *context.get("x509_common_name", ())]
     return [name.decode("utf-8", "replace") for name in found]
 
 
 def ends_of(context: Mapping[str, Iterable[bytes]]) -> float:
-    """When the certificate in a call's authentication context ends, in seconds since the epoch; 0 where it cannot be
-    read, which is in the past."""
+    """When the certificate in a call's authentication context expires, in seconds since the epoch; 0 if unreadable."""
     shown = next(iter(context.get("x509_pem_cert", ())), b"")
     return _ends(shown)
 
@@ -56,10 +58,10 @@ def _ends(pem: bytes) -> float:
 
 
 def validity(pem: str) -> Validity:
-    """How long the first certificate of a PEM text is good. ValueError for what is none."""
+    """The validity of the first certificate of a PEM text. ValueError."""
     begin, end = pem.find(_BEGIN), pem.find(_END)
     if begin < 0 or end < begin:
-        raise ValueError("there is no certificate in it")
+        raise ValueError("it contains no certificate")
     der = ssl.PEM_cert_to_DER_cert(pem[begin : end + len(_END)])
     try:
         certificate, _ = _inside(der, _SEQUENCE)
@@ -73,26 +75,26 @@ def validity(pem: str) -> Validity:
         kind_of_end, ends, _ = _item(rest)
         return Validity(_time(kind, begins), _time(kind_of_end, ends))
     except IndexError as error:
-        raise ValueError("its certificate is cut off") from error
+        raise ValueError("its certificate is truncated") from error
 
 
 def _inside(data: bytes, kind: int) -> tuple[bytes, bytes]:
     found, content, rest = _item(data)
     if found != kind:
-        raise ValueError("it is no X.509 certificate")
+        raise ValueError("it is not an X.509 certificate")
     return content, rest
 
 
 def _item(data: bytes) -> tuple[int, bytes, bytes]:
-    """The first item: its tag, its content, and what follows it."""
+    """The first item: tag, content, and the bytes after it."""
     tag, length, start = data[0], data[1], 2
     if length & 0x80:
         count = length & 0x7F
         if not 1 <= count <= 4:
-            raise ValueError("it is no X.509 certificate")
+            raise ValueError("it is not an X.509 certificate")
         length, start = int.from_bytes(data[2 : 2 + count], "big"), 2 + count
     if start + length > len(data):
-        raise ValueError("its certificate is cut off")
+        raise ValueError("its certificate is truncated")
     return tag, data[start : start + length], data[start + length :]
 
 
@@ -102,7 +104,7 @@ def _time(kind: int, data: bytes) -> float:
     if kind == _UTC_TIME and len(text) == 13:
         text = ("20" if int(text[:2]) < 50 else "19") + text
     elif kind != _GENERALIZED_TIME or len(text) != 15:
-        raise ValueError("its dates are not as X.509 has them")
+        raise ValueError("its dates are not in the format of X.509")
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
 
 
@@ -112,7 +114,7 @@ _DAY = 86400.0
 
 
 class Material(msgspec.Struct, frozen=True):
-    """What a handshake needs, in PEM; `client_ca` is empty where clients show nothing."""
+    """What a handshake needs, in PEM; `client_ca` is empty if clients show no certificate."""
 
     certificate: bytes
     key: bytes
@@ -121,12 +123,12 @@ class Material(msgspec.Struct, frozen=True):
 
 
 def read(tls: Tls, now: float) -> Material:
-    """The configured files; `now` in seconds since the epoch. ConfigError, in one line, for what is wrong."""
+    """Read and check the configured files; `now` in seconds since the epoch. ConfigError."""
     certificate, key = _read("tls.certificate", tls.certificate), _read("tls.key", tls.key)
     client_ca = _read("tls.client_ca", tls.client_ca) if tls.client_ca else b""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # An empty passphrase, or it would be asked for at a terminal.
+        # An empty passphrase: otherwise OpenSSL asks for it at the terminal.
         context.load_cert_chain(tls.certificate, tls.key, lambda: "")
     except ssl.SSLError as error:
         raise ConfigError(_unusable(tls, key, error)) from error
@@ -144,16 +146,16 @@ def read(tls: Tls, now: float) -> Material:
     except ValueError as error:
         raise ConfigError(f"tls.certificate {tls.certificate} cannot be used: {error}") from error
     if now >= lasts.ends:
-        raise ConfigError(f"tls.certificate {tls.certificate} has expired on {_date(lasts.ends)}; renew it")
+        raise ConfigError(f"tls.certificate {tls.certificate} expired on {_date(lasts.ends)}; renew it")
     return Material(certificate, key, client_ca, lasts)
 
 
 def worry(path: str, lasts: Validity, now: float) -> str:
-    """What somebody should do about a certificate soon; empty where nothing."""
+    """A warning about a certificate that needs renewal; empty if it does not."""
     if now >= lasts.ends:
-        return f"the certificate {path} has expired on {_date(lasts.ends)}; renew it"
+        return f"the certificate {path} expired on {_date(lasts.ends)}; renew it"
     if now < lasts.begins:
-        return f"the certificate {path} is good from {_date(lasts.begins)} on, which has not come; is the clock right?"
+        return f"the certificate {path} is not valid before {_date(lasts.begins)}; check the clock"
     days = (lasts.ends - now) / _DAY
     return (
         f"the certificate {path} expires in {days:.0f} days, on {_date(lasts.ends)}; renew it"
@@ -163,10 +165,10 @@ def worry(path: str, lasts: Validity, now: float) -> str:
 
 
 class Certificate:
-    """The certificate in force, for gRPC's handshakes, which ask for it from threads of their own."""
+    """The certificate in use; gRPC's handshakes fetch it in their own threads."""
 
     def __init__(self, tls: Tls) -> None:
-        """ConfigError for files that cannot be used."""
+        """ConfigError."""
         self._tls = tls
         self._sign = _signed(tls)
         self._material = read(tls, time.time())
@@ -175,30 +177,30 @@ class Certificate:
         self._lock = threading.Lock()
 
     def credentials(self, asks_certificates: bool) -> grpc.ServerCredentials:
-        """For one address; whether clients must show a certificate there."""
+        """Credentials of one address, and whether clients must show a certificate there."""
         given: Material | None = None
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
             nonlocal given
             with self._lock:
                 if given is self._material:
-                    return None  # as before
+                    return None  # unchanged
                 given = self._material
                 return _configuration(given)
 
-        # None means "as before", which gRPC's stubs do not know.
+        # None means "unchanged", which gRPC's stubs do not know.
         asked = cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch)
         return grpc.dynamic_ssl_server_credentials(_configuration(self._material), asked, asks_certificates)
 
-    def heed(self, tls: Tls) -> None:
-        """Other files, from the next handshake on. ConfigError where they cannot be used: then as before."""
-        sign = _signed(tls)  # before they are read: what changes meanwhile is seen at the next look
+    def reconfigure(self, tls: Tls) -> None:
+        """Use other files from the next handshake on. On ConfigError nothing changes."""
+        sign = _signed(tls)  # before they are read: a change meanwhile is seen at the next look
         found = read(tls, time.time())
         with self._lock:
             self._tls, self._material, self._refused, self._sign = tls, found, "", sign
 
     def look(self) -> bool:
-        """Reads the files again where they changed; whether others are in force now."""
+        """Read the files again if they changed; return whether the certificate changed."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return False
@@ -214,23 +216,23 @@ class Certificate:
         try:
             found = read(tls, time.time())
         except ConfigError as error:
-            self._refused = f"{error}; the one before stays in force"
+            self._refused = f"{error}; the previous one stays in use"
             return False
         with self._lock:
-            if tls is not self._tls:  # a reload named other files meanwhile
+            if tls is not self._tls:  # a reload changed the files meanwhile
                 return False
             self._material, self._refused = found, ""
         return True
 
     @property
     def problem(self) -> str:
-        """What is wrong with the certificate, or soon will be; empty where nothing."""
+        """What is wrong with the certificate, or soon will be; empty if nothing."""
         return self._refused or worry(self._tls.certificate, self._material.validity, time.time())
 
 
 def _signed(tls: Tls) -> tuple[tuple[int, ...], ...]:
-    """By what a change of the files is seen. They are often replaced one after the other: what does not fit together
-    yet does with the next change."""
+    """Inode, size and time of each file, to see changes. Files are often replaced one after the other: a pair that does
+    not match yet will with the next change."""
     found: list[tuple[int, ...]] = []
     for path in (tls.certificate, tls.key, tls.client_ca):
         try:
@@ -248,10 +250,10 @@ def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
 
 
 def _unusable(tls: Tls, key: bytes, error: ssl.SSLError) -> str:
-    if b"ENCRYPTED" in key:  # gRPC takes none of these
-        return f"tls.key {tls.key} has a passphrase; give it without"
+    if b"ENCRYPTED" in key:  # gRPC takes no passphrase
+        return f"tls.key {tls.key} has a passphrase; remove it"
     if error.reason == "KEY_VALUES_MISMATCH":
-        return f"tls.key {tls.key} does not belong to tls.certificate {tls.certificate}; give its own"
+        return f"tls.key {tls.key} does not match tls.certificate {tls.certificate}"
     return f"tls.certificate {tls.certificate} and tls.key {tls.key} cannot be used ({_why(error)}); give PEM files"
 
 

@@ -1,7 +1,7 @@
-"""Bearer tokens: made of 256 random bits, kept as their SHA-256, in a file that only its owner reads.
+"""Bearer tokens: 256 random bits, stored as their SHA-256 in a file that only its owner can read.
 
-A slow hash such as scrypt is for secrets that people choose, which can be guessed; 256 random bits cannot, with any
-hash, and a slow one would be spent on every call.
+A slow hash such as scrypt is for secrets that people choose, which can be guessed. 256 random bits cannot be guessed
+with any hash, and a slow one would cost time in every call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from edged.errors import AlreadyExists, ConfigError, EdgedError, InvalidInput, N
 from edged.files import read_regular
 from edged.store import atomic
 
-PREFIX = "edged_"  # scanners of leaked secrets find what looks like something
+PREFIX = "edged_"  # lets scanners find leaked secrets
 _BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token as it is kept: `sha256` in hexadecimal; `created` and `expires` in seconds since the epoch, 0 for
-    never."""
+    """A stored token: `sha256` in hexadecimal; `created` and `expires` in seconds since the epoch, 0 for never."""
 
     name: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -48,7 +47,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make(name: str, roles: frozenset[Role], days: float = 0.0) -> tuple[Token, str]:
-    """A new token, and its secret, which is nowhere else. `days` until it expires, 0 for never. InvalidInput."""
+    """A new token, and its secret, which is stored nowhere. `days` until it expires, 0 for never. InvalidInput."""
     if not _NAME.fullmatch(name):
         raise InvalidInput(f"{name[:80]!r} is not a token name: use letters, digits and . _ @ -, at most 64")
     if not roles:
@@ -60,12 +59,12 @@ def make(name: str, roles: frozenset[Role], days: float = 0.0) -> tuple[Token, s
 
 
 def digest(secret: str) -> str:
-    """How a secret is kept."""
+    """The hash of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def find(tokens: tuple[Token, ...], secret: str) -> Token | None:
-    """The token of a secret. Every one is compared, each in the same time: how long it takes tells nothing."""
+    """The token of a secret. All are compared in constant time, so that the time taken reveals nothing."""
     shown, found = digest(secret), None
     for token in tokens:
         if hmac.compare_digest(token.sha256, shown):
@@ -74,13 +73,13 @@ def find(tokens: tuple[Token, ...], secret: str) -> Token | None:
 
 
 class TokenFile:
-    """The tokens on disk. Whoever changes them replaces the file whole; a daemon that runs sees it within a second."""
+    """The tokens on disk. Every change replaces the whole file; a running daemon sees it within a second."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> tuple[Token, ...]:
-        """All of them; none where there is no file. ConfigError for one that cannot be used, or that others read."""
+        """All tokens; none if the file does not exist. ConfigError if it is unusable, or if others can read it."""
         try:
             data = read_regular(self.path)
             status = self.path.stat()
@@ -89,29 +88,29 @@ class TokenFile:
         except OSError as error:
             raise ConfigError(f"the tokens in {self.path} cannot be read: {error.strerror or error}") from error
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigError(f"others than its owner may use {self.path}; chmod 600 {self.path}")
+            raise ConfigError(f"{self.path} can be used by others than its owner; chmod 600 {self.path}")
         try:
             return msgspec.json.decode(data, type=ready(_File)).tokens
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{self.path} is no file of tokens: {explain(error)}; edged tokens writes them"
+                f"{self.path} is not a file of tokens: {explain(error)}; edged tokens writes it"
             ) from error
 
     def add(self, token: Token) -> None:
-        """AlreadyExists where its name is taken."""
+        """Add a token. AlreadyExists."""
         with self._locked():
             tokens = self.read()
             if any(each.name == token.name for each in tokens):
-                raise AlreadyExists(f"there is a token {token.name} already; revoke it first: edged tokens revoke")
+                raise AlreadyExists(f"token {token.name} already exists; revoke it first: edged tokens revoke")
             self._write((*tokens, token))
 
     def revoke(self, name: str) -> Token:
-        """Takes a token away; which it was. NotFound."""
+        """Remove and return a token. NotFound."""
         with self._locked():
             tokens = self.read()
             gone = next((token for token in tokens if token.name == name), None)
             if gone is None:
-                raise NotFound(f"there is no token {name[:80]!r} in {self.path}; see: edged tokens list")
+                raise NotFound(f"token {name[:80]!r} does not exist in {self.path}; see: edged tokens list")
             self._write(tuple(token for token in tokens if token is not gone))
             return gone
 
@@ -123,7 +122,7 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Of two commands at once the second sees what the first wrote."""
+        """Exclude other commands: the second of two sees what the first wrote."""
         import fcntl
 
         folder = self.path.parent
@@ -133,28 +132,28 @@ class TokenFile:
                 self._give(folder)
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise EdgedError(f"tokens cannot be kept in {folder}: {error.strerror}; use sudo, or --file") from error
+            raise EdgedError(f"cannot write tokens to {folder}: {error.strerror}; use sudo, or --file") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         except OSError as error:
-            raise EdgedError(f"tokens cannot be kept in {folder}: {error.strerror}; use sudo, or --file") from error
+            raise EdgedError(f"cannot write tokens to {folder}: {error.strerror}; use sudo, or --file") from error
         finally:
             os.close(handle)
 
     def _give(self, path: Path) -> None:
-        """What root makes belongs to whom the folder above does: the service has a user of its own, and reads it."""
+        """Give what root creates to the owner of the parent folder: the service has its own user, which reads it."""
         if os.geteuid() == 0:
             above = path.parent.stat()
             os.chown(path, above.st_uid, above.st_gid)
 
 
 class TokenBook:
-    """The tokens that are good now: the file's, as it was at the last look. What cannot be read any more
-    leaves those that were; `problem` says why."""
+    """The valid tokens, as of the last look at the file. If it cannot be read any more, the previous tokens stay;
+    `problem` says why."""
 
     def __init__(self, file: TokenFile) -> None:
-        """ConfigError for a file that cannot be used."""
+        """ConfigError."""
         self._file = file
         atomic.sweep(file.path.parent)
         self._sign = self._signed()
@@ -162,11 +161,11 @@ class TokenBook:
         self.problem = ""
 
     def find(self, secret: str) -> Token | None:
-        """The token of a secret, by the last look: a caller that guesses must not make the daemon read its disk."""
+        """The token of a secret as of the last look: a guessing caller must not make the daemon read its disk."""
         return find(self.tokens, secret)
 
     def look(self) -> bool:
-        """Reads the file again if it changed; whether the tokens are others now."""
+        """Read the file again if it changed; return whether the tokens changed."""
         sign = self._signed()
         if sign == self._sign and not self.problem:
             return False
@@ -180,7 +179,7 @@ class TokenBook:
 
     def _read(self) -> tuple[Token, ...]:
         tokens = self._file.read()
-        if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # who owns it lets in whom they like
+        if tokens and self._file.path.stat().st_uid not in (0, os.geteuid()):  # its owner could grant access
             raise ConfigError(f"{self._file.path} belongs to another user than the daemon's; chown it")
         return tokens
 

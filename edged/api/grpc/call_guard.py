@@ -145,7 +145,7 @@ def refusing(guard: Guard, method: str, identify: Identify, error: EdgedError) -
 
     async def refuse(requests: object, call: GrpcContext) -> bytes:
         peer = call.peer()
-        guard.turn_away(method, identify(peer, {}), peer, error)
+        guard.refuse(method, identify(peer, {}), peer, error)
         await end(call, error)
 
     return grpc.stream_unary_rpc_method_handler(cast(Any, refuse))  # a handler of one message would have it read first

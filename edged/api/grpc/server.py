@@ -205,7 +205,7 @@ class Ingress:
         controller.observers.append(self._health.look)
         controller.concerns.append(guard.alarms)
         for service in self.services:
-            guard.knows(service.requests)
+            guard.register(service.requests)
         self.services.append(reflection_service(service.name for service in self.services))
         self._listeners = {address: self._listener(address) for address in dict.fromkeys(listen)}
         self._closing: set[asyncio.Task[None]] = set()
