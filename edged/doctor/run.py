@@ -20,7 +20,7 @@ from edged.doctor.daemon import Heard, Socket
 from edged.doctor.devices import User
 from edged.doctor.examination import Examination, Step, Tell, in_thread, plain
 from edged.doctor.model_checks import ModelChecks, StoreView
-from edged.doctor.runtimes import Runtimes
+from edged.doctor.runtimes import Runtimes, extra_steps
 from edged.errors import EdgedError, InvalidInput, Unsupported
 
 _PROBE_SECONDS = 30.0
@@ -81,7 +81,7 @@ async def _box_itself(wanted: Wanted, root: Root, fingerprint: Fingerprint, exam
             *folder_steps(wanted.state, wanted.cache, wanted.engines, user.uid if pid else None, stock),
             *runtimes.steps(),
             runtimes.packages(),
-            *runtimes.steps(),
+            *extra_steps(),
         ]
         checks = [*_daemon_checks(wanted, root, fingerprint, known, heard, silence)]
         checks += await examination.run(steps)

@@ -195,7 +195,7 @@ EXTRAS = (
 )
 
 
-def steps() -> list[Step]:
+def extra_steps() -> list[Step]:
     """One for each extra."""
     return [_step(extra) for extra in EXTRAS]
 

@@ -275,5 +275,5 @@ def test_a_model_by_its_file(tmp_path: Path) -> None:
 def test_a_model_that_is_not_there_is_usage(tmp_path: Path) -> None:
     line = [*DOCTOR, "nobody", *map(str, folders(tmp_path))]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("edged: there is no model 'nobody' in ")
+    assert (done.returncode, json.loads(done.stdout)["code"]) == (2, "INVALID_REQUEST")
+    assert "nobody" in done.stderr
