@@ -17,10 +17,15 @@ from edged.events import AlarmCleared, AlarmRaised, EventLog
 from edged.models import settings as model_settings
 
 _LOG = logging.getLogger("edged.alarms")
+# Settings that may leave a box without a candidate.
+_NARROWING = (model_settings.BACKENDS, model_settings.PRECISIONS)
+_NOTICEABLE_MS = 1.0  # less is noise of a busy box, whatever multiple of the engine's own time it is
+_REPEATED = 2  # errors of a disk in a row: a single one may pass
+_REBOOT = "the driver's libraries are new and its kernel module is old; nothing is built until the box is rebooted"
 
 
 class AlarmKind(str, enum.Enum):
-    """Everything that raises an alarm."""
+    """The kinds of alarms."""
 
     SLOW = "slow"  # an engine takes much longer than when it was measured
     QUARANTINED = "quarantined"  # an engine failed too often, or killed its host too often, and is no longer tried
@@ -41,7 +46,7 @@ class AlarmKind(str, enum.Enum):
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """One thing that is wrong, with a model or an engine's key where it has one."""
+    """One alarm, with the model and the engine's key that it concerns, if any."""
 
     kind: AlarmKind
     message: str
@@ -51,7 +56,7 @@ class Alarm(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> tuple[AlarmKind, str, str]:
-        """What it is about: the message may change while it lasts."""
+        """Identifies an alarm while it lasts; its message may change."""
         return self.kind, self.model, self.engine
 
 
@@ -63,15 +68,15 @@ class Alarms:
         self._active: dict[tuple[AlarmKind, str, str], Alarm] = {}
 
     def active(self) -> tuple[Alarm, ...]:
-        """Every alarm that is raised, the oldest first."""
+        """Return the alarms that are raised, the oldest first."""
         return tuple(self._active.values())
 
     def update(self, wrong: Iterable[Alarm]) -> None:
-        """Everything that is wrong now; what is not among it is over."""
+        """Take everything that is wrong now; other alarms are cleared."""
         now = {alarm.subject: alarm for alarm in wrong}
         for subject in [subject for subject in self._active if subject not in now]:
             alarm = self._active.pop(subject)
-            _LOG.info("over: %s", alarm.message, extra=_about(alarm, AlarmCleared))
+            _LOG.info("cleared: %s", alarm.message, extra=_about(alarm, AlarmCleared))
             self._events.emit(AlarmCleared(alarm.kind.value, alarm.message), alarm.model, alarm.engine)
         for subject, alarm in now.items():
             known = self._active.get(subject)
@@ -88,16 +93,9 @@ def _about(alarm: Alarm, event: type[AlarmRaised | AlarmCleared]) -> dict[str, s
     return {**named, "model": alarm.model, "engine": alarm.engine[:12]}
 
 
-# Settings that may leave a box without a candidate.
-_NARROWING = (model_settings.BACKENDS, model_settings.PRECISIONS)
-_NOTICEABLE_MS = 1.0  # microseconds more are what a busy box costs, whatever multiple of the engine's own they are
-_REPEATED = 2  # errors of a disk in a row: one may pass
-_REBOOT = "the driver's libraries are new and its kernel module is old; nothing is built until the box is rebooted"
-
-
 class Box(msgspec.Struct, frozen=True):
-    """What is no model's affair: the share of the processors in use, why nothing is built, whether a driver waits for a
-    reboot, why nothing is tracked, why the state folder cannot be written. A text is empty where all is well."""
+    """State of the whole box: the share of the processors in use, why nothing is built, whether a driver waits for a
+    reboot, why nothing is tracked, why the state folder cannot be written. A text is empty if all is well."""
 
     busy: float = 0.0
     paused: str = ""
@@ -107,13 +105,13 @@ class Box(msgspec.Struct, frozen=True):
 
 
 def wrong(
-    models: Iterable[PlannedModel], settings: Engines, now: float, box: Box, asking: Health | None = None
+    models: Iterable[PlannedModel], settings: Engines, now: float, box: Box, health: Health | None = None
 ) -> Iterator[Alarm]:
-    """Everything that is wrong. `now` in monotonic seconds; `asking` says how many probes must fail."""
+    """Yield everything that is wrong. `now` in monotonic seconds; `health` says how many probes must fail."""
     if box.paused:
         yield Alarm(AlarmKind.BUILDS_PAUSED, box.paused)
     if box.state:
-        what = "models cannot be added or removed, and what operators do is not recorded; what is there is served"
+        what = "models cannot be added or removed, and commands are not recorded; existing models are served"
         yield Alarm(AlarmKind.STATE_UNWRITABLE, f"{box.state}: {what}; mount it read-write, or name another --state")
     if box.is_reboot_pending:
         yield Alarm(AlarmKind.REBOOT_PENDING, _REBOOT)
@@ -126,16 +124,16 @@ def wrong(
     for planned in models:
         yield from _model(planned, settings, now, box.busy)
         yield from _placement(planned)
-        ready = readiness(planned, asking or Health())
+        ready = readiness(planned, health or Health())
         if ready.state is ReadyState.FAILING:
             message = f"model {planned.entry.name} is not ready: {ready.reason}; see: edged events"
             yield Alarm(AlarmKind.FAILING, message, planned.entry.name, planned.serving or "")
 
 
 def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[float, float] | None:
-    """Milliseconds of inference now and at its best while serving, where what serves has been too slow for long enough.
+    """Return milliseconds of inference now and at best while serving, if an engine has been too slow for long enough.
 
-    What was measured of it when it was built is no measure: then it ran in a child of low priority.
+    Timings from its build are not comparable: they come from a child of low priority.
     """
     current = planned.slot.current
     engine = planned.engines.get(planned.serving or "")
@@ -165,9 +163,9 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is no longer tried: {engine.reason}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
         if engine.mismatch:
-            told = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) of the store is not this model's"
-            how = f"{engine.mismatch}; it does not serve and is to be built again; see who may write the cache folder"
-            yield Alarm(AlarmKind.ENGINE_MISMATCH, f"{told}: {how}", name, key)
+            what = f"model {name}: stored engine {key[:12]} ({engine.recipe.backend}) is not this model's"
+            how = f"{engine.mismatch}; it does not serve and is built again; check who can write the cache folder"
+            yield Alarm(AlarmKind.ENGINE_MISMATCH, f"{what}: {how}", name, key)
         if engine.quarantined:
             message = f"model {name}: engine {key[:12]} ({engine.recipe.backend}) is quarantined: {engine.quarantined}"
             yield Alarm(AlarmKind.QUARANTINED, f"{message}; see: edged engines rebuild", name, key)
@@ -175,24 +173,24 @@ def _model(planned: PlannedModel, settings: Engines, now: float, busy: float) ->
         yield Alarm(AlarmKind.QUARANTINED, f"model {name} is not served: none of its engines is opened any more", name)
     spells = planned.slot.finite.spells(now)
     if spells:
-        told = "; ".join(
+        detail = "; ".join(
             f"output {each.output!r} in {each.bad} of {each.answers} answers, first {now - each.began:.0f} s ago and"
             f" last {now - each.last:.0f} s ago"
             for each in spells
         )
-        yield Alarm(AlarmKind.NOT_FINITE, f"model {name} answers with NaN or infinity: {told}", name)
+        yield Alarm(AlarmKind.NOT_FINITE, f"model {name} answers with NaN or infinity: {detail}", name)
     slow = slow_engine(planned, settings, now)
     if slow is not None and planned.serving is not None:
         median, baseline = slow
-        told = f"took much longer than {baseline:.3g} ms, and there was none for a while"
+        detail = f"took much longer than {baseline:.3g} ms, then no inference ended for a while"
         if median:
             times = f"{median / baseline:.1f}x; the processors are {busy:.0%} busy"
-            told = f"takes {median:.3g} ms instead of {baseline:.3g} ms ({times})"
-        yield Alarm(AlarmKind.SLOW, f"model {name}: inference {told}", name, planned.serving)
+            detail = f"takes {median:.3g} ms instead of {baseline:.3g} ms ({times})"
+        yield Alarm(AlarmKind.SLOW, f"model {name}: inference {detail}", name, planned.serving)
 
 
 def _placement(planned: PlannedModel) -> Iterator[Alarm]:
-    """Engines of which not all runs where it should: what serves, as it was built; any, as it came up when opened."""
+    """Yield engines with nodes on the wrong device: the serving one as it was built, any one as it was opened."""
     for key, engine in planned.engines.items():
         is_serving = key == planned.serving
         built = engine.record.composition.fallback if engine.record is not None and is_serving else ()

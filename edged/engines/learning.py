@@ -1,9 +1,13 @@
-"""Has engines made for the shapes that requests have, where a model's settings want it: `shapes.policy = learn`.
+"""Learn the range of shapes that requests have, and have engines built for it: `shapes.policy = learn`.
 
-Level-triggered. A wider range is aimed at once no request has called for a still wider one for a while, and no engine
-of the range before is on its way. What serves, serves on; engines of the new range are built, verified in its shapes
-and timed like any others. The range is proved, and kept on disk, when one of them is ready. Where none can be made it
-is given up, and the engines of the range before, which the store still has, go on.
+Level-triggered. A wider range is targeted once requests have not called for a still wider one for a while and no engine
+of the previous range is being made. What serves goes on serving; engines of the new range are built, verified in its
+shapes and timed like others. When one is ready the range is proven and kept on disk. If none can be made it is given
+up, and the engines of the previous range, which are still in the store, go on.
+
+A range never shrinks, and sizes are rounded outwards so that few new ones need another build: to powers of two below
+16, to quarters of an octave above, which is at most a quarter more. A power of two that divides a size divides the
+rounded one as well, as models with strides require.
 """
 
 from __future__ import annotations
@@ -29,20 +33,20 @@ from edged.tasks import TaskGroup
 from edged.tensors import ANY_SHAPE, TensorSpec
 
 _LOG = logging.getLogger("edged.engines")
-_WRITE_SECONDS = 60.0  # between two writings of what came
-_FORGIVE_SECONDS = 3600.0  # until a range that no engine could be made of is aimed at again
+_WRITE_SECONDS = 60.0  # between two writes of the observed shapes
+_FORGIVE_SECONDS = 3600.0  # until a range that no engine could be made for is tried again
 _OVER = (EngineState.FAILED, EngineState.REJECTED, EngineState.UNSUITABLE, EngineState.QUARANTINED)
 
 
 @dataclass
-class _Pupil:
-    """What is known of one model, of one content."""
+class _Learning:
+    """The state of learning for one model of one content."""
 
     model: Model
     traffic: Traffic
     demand: Demand | None = None
-    aimed: Profile | None = None  # and not proved yet
-    refused: dict[Profile, float] = field(default_factory=dict)  # aimed at in vain, and when it may be tried again
+    target: Profile | None = None  # being built, not proven yet
+    refused: dict[Profile, float] = field(default_factory=dict)  # could not be built; when to try each again
     looked: int = -1  # version of the traffic that the demand follows from
     written: float = 0.0
     noted: int = 0  # requests that were written
@@ -50,38 +54,38 @@ class _Pupil:
 
 
 class Learning:
-    """`replan` plans a model anew, with the range that the book has for it by then."""
+    """Learns for all models. `replan` plans a model again with the range that the book has for it."""
 
     def __init__(self, book: ShapeBook, replan: Callable[[PlannedModel], None], tasks: TaskGroup) -> None:
         self._book, self._replan, self._tasks = book, replan, tasks
-        self._pupils: dict[str, _Pupil] = {}
+        self._models: dict[str, _Learning] = {}
 
     def look(self, models: Iterable[PlannedModel], now: float) -> None:
-        """`now` in monotonic seconds. Before what is to be made is decided."""
-        known, self._pupils = self._pupils, {}
+        """Update every model, before it is decided what to make. `now` in monotonic seconds."""
+        known, self._models = self._models, {}
         for planned in models:
             if planned.model is None or planned.model.is_static or planned.is_being_read:
                 if planned.entry.name in known:
-                    self._pupils[planned.entry.name] = known[planned.entry.name]
+                    self._models[planned.entry.name] = known[planned.entry.name]
                 continue
-            pupil = self._pupil(planned, planned.model, known.get(planned.entry.name))
-            self._pupils[planned.entry.name] = pupil
+            learning = self._state_of(planned, planned.model, known.get(planned.entry.name))
+            self._models[planned.entry.name] = learning
             if planned.model.shape_policy.kind == "learn":
-                self._teach(planned, pupil, now)
-            self._note(pupil, now)
+                self._learn(planned, learning, now)
+            self._note(learning, now)
 
     def state(self, name: str) -> str:
-        """A line on what is being learnt of a model's shapes; empty where nothing is."""
-        pupil = self._pupils.get(name)
-        return pupil.state if pupil is not None else ""
+        """Return a line on what is being learnt of a model's shapes; empty if nothing is."""
+        learning = self._models.get(name)
+        return learning.state if learning is not None else ""
 
     async def stop(self) -> None:
-        """Writes what came since it was written last."""
-        for pupil in self._pupils.values():
-            if self._take(pupil):
-                await asyncio.to_thread(self._book.write, pupil.model)
+        """Write the shapes observed since the last write."""
+        for learning in self._models.values():
+            if self._take(learning):
+                await asyncio.to_thread(self._book.write, learning.model)
 
-    def _pupil(self, planned: PlannedModel, model: Model, known: _Pupil | None) -> _Pupil:
+    def _state_of(self, planned: PlannedModel, model: Model, known: _Learning | None) -> _Learning:
         if known is not None and known.model.digest == model.digest and known.model.entry == model.entry:
             known.model = model
             return known
@@ -89,106 +93,110 @@ class Learning:
             self._book.unaim(known.model)
         seen = self._book.page(model).seen
         planned.traffic = Traffic(seen)
-        return _Pupil(model, planned.traffic, noted=seen.requests)
+        return _Learning(model, planned.traffic, noted=seen.requests)
 
-    # -- what is aimed at -------------------------------------------------------------------------------------------
+    # -- the targeted range -------------------------------------------------------------------------------------------
 
-    def _teach(self, planned: PlannedModel, pupil: _Pupil, now: float) -> None:
-        if pupil.aimed is not None:
-            self._follow(planned, pupil, pupil.aimed, now)
+    def _learn(self, planned: PlannedModel, learning: _Learning, now: float) -> None:
+        if learning.target is not None:
+            self._check_target(planned, learning, learning.target, now)
             return
         if not any(engine.recipe.backend in RANGED for engine in planned.engines.values()):
-            pupil.state = "no backend here builds for a range of shapes, so that there is nothing to learn"
+            learning.state = "no backend here builds for a range of shapes, so that there is nothing to learn"
             return
-        self._want(pupil, now)
-        demand, policy = pupil.demand, pupil.model.shape_policy
+        self._update_demand(learning, now)
+        demand, policy = learning.demand, learning.model.shape_policy
         if demand is None:
-            pupil.state = "" if not pupil.refused else pupil.state
+            learning.state = "" if not learning.refused else learning.state
             return
-        page, clock = self._book.page(pupil.model), time.time()
+        page, clock = self._book.page(learning.model), time.time()
         times = recent(page.widened, clock)
         if not demand.is_due(now, policy.quiet_s):
-            pupil.state = f"requests call for engines of {_words(demand.profile)}; they are built when no others come"
+            learning.state = f"requests call for engines of {_words(demand.profile)}; built once shapes stop changing"
         elif len(times) >= policy.per_hour:
-            pupil.state = f"requests call for engines of {_words(demand.profile)}; {len(times)} were begun in this hour"
+            learning.state = f"requests call for engines of {_words(demand.profile)}; {len(times)} begun in this hour"
         elif not _is_busy(planned):
-            self._begin(planned, pupil, demand.profile, (*times, clock))
+            self._begin(planned, learning, demand.profile, (*times, clock))
 
     @staticmethod
-    def _want(pupil: _Pupil, now: float) -> None:
-        """What requests call for, looked at again where they had shapes that none had before."""
-        version = pupil.traffic.look()
-        forgiven = [profile for profile, again in pupil.refused.items() if again <= now]
-        if version == pupil.looked and not forgiven:
+    def _update_demand(learning: _Learning, now: float) -> None:
+        """Update what requests call for if they had new shapes."""
+        version = learning.traffic.look()
+        forgiven = [profile for profile, again in learning.refused.items() if again <= now]
+        if version == learning.looked and not forgiven:
             return
-        pupil.looked = version
+        learning.looked = version
         for profile in forgiven:
-            del pupil.refused[profile]
-        wanted = _wanted(pupil)
-        if wanted is None or wanted in pupil.refused:
-            pupil.demand = None
+            del learning.refused[profile]
+        wanted = _wanted(learning)
+        if wanted is None or wanted in learning.refused:
+            learning.demand = None
         else:
-            pupil.demand = Demand(wanted, now, now) if pupil.demand is None else pupil.demand.updated(wanted, now)
+            learning.demand = (
+                Demand(wanted, now, now) if learning.demand is None else learning.demand.updated(wanted, now)
+            )
 
-    def _begin(self, planned: PlannedModel, pupil: _Pupil, profile: Profile, times: tuple[float, ...]) -> None:
-        page = msgspec.structs.replace(self._book.page(pupil.model), widened=times)
-        self._book.change(pupil.model, page)
-        pupil.aimed, pupil.demand = profile, None
-        pupil.state = f"engines of {_words(profile)} are being built"
+    def _begin(self, planned: PlannedModel, learning: _Learning, profile: Profile, times: tuple[float, ...]) -> None:
+        page = msgspec.structs.replace(self._book.page(learning.model), widened=times)
+        self._book.change(learning.model, page)
+        learning.target, learning.demand = profile, None
+        learning.state = f"engines of {_words(profile)} are being built"
         _LOG.info("model %s: its requests call for engines of %s", planned.entry.name, _words(profile))
-        self._book.aim(pupil.model, profile)
+        self._book.aim(learning.model, profile)
         self._replan(planned)
 
-    def _follow(self, planned: PlannedModel, pupil: _Pupil, aimed: Profile, now: float) -> None:
-        """Whether what was aimed at is proved, or can never be."""
-        engines = _of(planned, aimed)
+    def _check_target(self, planned: PlannedModel, learning: _Learning, target: Profile, now: float) -> None:
+        """Check whether the targeted range is proven or cannot be built."""
+        engines = _of(planned, target)
         if any(engine.state is EngineState.READY for engine in engines):
-            page = msgspec.structs.replace(self._book.page(pupil.model), told=told(pupil.model), learnt=str(aimed))
-            self._book.change(pupil.model, page)
-            self._save(pupil)
-            self._book.unaim(pupil.model)
-            pupil.aimed, pupil.state, pupil.looked = None, "", -1
+            page = msgspec.structs.replace(
+                self._book.page(learning.model), told=told(learning.model), learnt=str(target)
+            )
+            self._book.change(learning.model, page)
+            self._save(learning)
+            self._book.unaim(learning.model)
+            learning.target, learning.state, learning.looked = None, "", -1
         elif all(engine.state in _OVER for engine in engines):
             why = engines[0].reason if engines else "no backend here builds for a range of shapes any more"
-            _LOG.warning("model %s: no engine of %s can be made: %s", planned.entry.name, _words(aimed), why)
-            pupil.refused[aimed] = now + _FORGIVE_SECONDS
-            pupil.aimed, pupil.looked = None, -1
-            pupil.state = f"no engine of {_words(aimed)} can be made: {why}"
-            self._book.unaim(pupil.model)
+            _LOG.warning("model %s: no engine of %s can be made: %s", planned.entry.name, _words(target), why)
+            learning.refused[target] = now + _FORGIVE_SECONDS
+            learning.target, learning.looked = None, -1
+            learning.state = f"no engine of {_words(target)} can be made: {why}"
+            self._book.unaim(learning.model)
             self._replan(planned)
 
     # -- what came --------------------------------------------------------------------------------------------------
 
-    def _note(self, pupil: _Pupil, now: float) -> None:
-        if now - pupil.written < _WRITE_SECONDS:
+    def _note(self, learning: _Learning, now: float) -> None:
+        if now - learning.written < _WRITE_SECONDS:
             return
-        pupil.written = now
-        if self._take(pupil):
-            self._save(pupil)
+        learning.written = now
+        if self._take(learning):
+            self._save(learning)
 
-    def _take(self, pupil: _Pupil) -> bool:
-        """Takes what came into the book; whether there was anything."""
-        seen = pupil.traffic.seen()
-        if seen.requests == pupil.noted:
+    def _take(self, learning: _Learning) -> bool:
+        """Put observed shapes into the book; whether there were any."""
+        seen = learning.traffic.seen()
+        if seen.requests == learning.noted:
             return False
-        pupil.noted = seen.requests
-        self._book.change(pupil.model, msgspec.structs.replace(self._book.page(pupil.model), seen=seen))
+        learning.noted = seen.requests
+        self._book.change(learning.model, msgspec.structs.replace(self._book.page(learning.model), seen=seen))
         return True
 
-    def _save(self, pupil: _Pupil) -> None:
-        self._tasks.start(asyncio.to_thread(self._book.write, pupil.model))
+    def _save(self, learning: _Learning) -> None:
+        self._tasks.start(asyncio.to_thread(self._book.write, learning.model))
 
 
-def _wanted(pupil: _Pupil) -> Profile | None:
-    """The range that its requests call for; None where there is nothing to be gained."""
-    model = pupil.model
+def _wanted(learning: _Learning) -> Profile | None:
+    """Return the range that requests call for; None if the current one is enough."""
+    model = learning.model
     try:
         profile = model.profile
     except Unsuitable:
         profile = Profile()
     signature, most = model.inspection.signature, model.shape_policy.most_bytes
-    # Where pictures come, their shapes are the ones to be fast at, whatever tensors are sent beside them.
-    wider = widened(profile, signature, pupil.traffic.seen(), most, usual=model.picture is None)
+    # For models of pictures those shapes matter most, whatever tensors are sent too.
+    wider = widened(profile, signature, learning.traffic.seen(), most, usual=model.picture is None)
     return None if wider == profile else wider
 
 
@@ -198,7 +206,7 @@ def _of(planned: PlannedModel, profile: Profile) -> list[PlannedEngine]:
 
 
 def _is_busy(planned: PlannedModel) -> bool:
-    """Whether an engine of a range is on its way, which would be made in vain."""
+    """Whether an engine of a range is being made, which a new range would make obsolete."""
     return any(engine.recipe.profile and engine.state in MAKING for engine in planned.engines.values())
 
 
@@ -211,16 +219,16 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 _HOUR = 3600.0
-_PATIENCE = 10  # times the quiet time that is waited for quiet at most
-_MOST_DIMENSIONS = 8  # of a tensor in the builders
+_PATIENCE = 10  # times the quiet time, after which a demand is due although it still grows
+_MOST_DIMENSIONS = 8  # of a tensor in TensorRT
 
 
 def widened(now: Profile, signature: Signature, seen: Seen, most_bytes: int, *, usual: bool) -> Profile:
-    """The range that takes what came, or `now` itself where that is enough, or more cannot be had.
+    """Return the range that takes the observed shapes, or `now` if that is enough or cannot be widened.
 
     The most frequent kinds of requests come first; one whose range would let the inputs take more than `most_bytes` is
-    left out, and so is one without elements. `now` is empty where nothing told a range so far. `usual` says whether
-    the shapes to be fast at are to be those of the most frequent kind; otherwise they stay.
+    left out, as is one without elements. `now` is empty if no range is set so far. `usual`: optimise for the shapes of
+    the most frequent kind; otherwise the optimum stays.
     """
     specs = [spec for spec in signature.inputs if not spec.is_static]
     if not specs or any(spec.shape == ANY_SHAPE or len(spec.shape) > _MOST_DIMENSIONS for spec in specs):
@@ -253,7 +261,7 @@ def _extended(now: Range | None, spec: TensorSpec, shape: Shape) -> Range:
     high = tuple(n if still else up(n) for n, still in zip(shape, fixed, strict=True))
     if now is None:
         return Range(spec.name, low, shape, high)
-    # Rounded only where the range has to give way: what somebody set stays as it was set.
+    # Rounded only where the range has to grow: what was configured stays exact.
     least = tuple(n if s >= n else r for n, s, r in zip(now.minimum, shape, low, strict=True))
     most = tuple(n if s <= n else r for n, s, r in zip(now.maximum, shape, high, strict=True))
     return Range(spec.name, least, now.optimum, most)
@@ -280,21 +288,21 @@ def _step(n: int) -> int:
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """A wider range that requests call for: since when, and since when it has been this very one. Seconds."""
+    """A wider range that requests call for: since when at all, and since when exactly this one. Seconds."""
 
     profile: Profile
     since: float
     settled: float
 
     def updated(self, wanted: Profile, now: float) -> Demand:
-        """What is called for now."""
+        """Return the demand with the range that is called for now."""
         return self if wanted == self.profile else Demand(wanted, self.since, now)
 
     def is_due(self, now: float, quiet: float) -> bool:
-        """Whether it has not grown for long enough, or for too long not to."""
+        """Whether it has not grown for long enough, or kept growing for too long."""
         return now - self.settled >= quiet or now - self.since >= _PATIENCE * quiet
 
 
 def recent(times: tuple[float, ...], now: float) -> tuple[float, ...]:
-    """Of the times at which ranges were widened, those of the last hour. A clock that was set back forgets."""
+    """Return the times within the last hour. A clock that was set back drops later ones."""
     return tuple(time for time in times if now - _HOUR < time <= now)

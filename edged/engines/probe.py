@@ -1,4 +1,8 @@
-"""Asks a session of a host one request itself, past the queue of its slot."""
+"""Probe an open engine with one request of the kind that verification uses, past its slot's queue.
+
+Probes are made in the daemon, which needs no runtime for that. Which shapes a model takes is found by trying: the first
+engine that answers settles it, and from then on one probe is enough.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,12 @@ from edged.verification.verify import Pair, judge
 
 @contextlib.asynccontextmanager
 async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session: int) -> AsyncIterator[m.Answer]:
-    """The answer, whose outputs lie in the host's arena until the block ends. Overloaded where they have no room there;
-    whatever the session raises."""
+    """Send one request to a session; the answer's outputs lie in the host's arena until the block ends.
+
+    Overloaded if the arena has no room; whatever the session raises.
+    """
     work = TensorWork(inputs, None)
-    work.future.cancel()  # nobody waits for it
+    work.future.cancel()  # its result is not awaited
     refused: list[EdgedError] = []
 
     def refuse(_: Work, error: EdgedError) -> None:
@@ -53,12 +59,12 @@ async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session
             parcel.release()
 
 
-_COMPARED = 3  # golden questions: one of them suffices
-_MOST_BYTES = 64 << 20  # of one question: it takes room from requests
+_COMPARED = 3  # golden questions; one right answer suffices
+_MOST_BYTES = 64 << 20  # of one probe: it takes arena space from requests
 
 
 class OutputForm(msgspec.Struct, frozen=True):
-    """What one output looks like."""
+    """Datatype, shape and finiteness of one output."""
 
     datatype: str
     shape: tuple[int, ...]
@@ -73,35 +79,35 @@ OutputForms = Mapping[str, OutputForm]
 
 
 class NoUsableProbe(EngineUnusable):
-    """An engine that refused every question, as far as is known like the reference: the model needs others."""
+    """An engine that refuses every probe, as the reference does: the model needs other requests."""
 
 
 @dataclass
 class KnownAnswers:
-    """What is known of a model's answers: which question it takes, and what the reference's look like, once it was
-    probe_session. Of one content and one reading of it only."""
+    """What is known of a model's answers: which probe it takes and, once it was probed, the form of the reference's
+    outputs. Valid for one content and one inspection of it."""
 
     model: Model
-    place: int | None = None  # of the question that was answered among those there are
+    place: int | None = None  # index of the probe that was answered
     reference: OutputForms = field(default_factory=dict)
 
     def is_of(self, model: Model) -> bool:
         same = self.model.digest == model.digest and self.model.recognition == model.recognition
-        same = same and self.model.learnt == model.learnt  # other shapes are probe_session first then
+        same = same and self.model.learnt == model.learnt  # then other shapes are probed first
         return same and (not model.samples or self.model.entry.stamp == model.entry.stamp)
 
 
 class SessionProbe:
-    """`recorded` reads from disk what the reference was probe_session and answered when engines were verified."""
+    """Probes sessions. `recorded` reads golden questions and answers from disk."""
 
     def __init__(self, recorded: Callable[[Model], Sequence[Sample]]) -> None:
         self._recorded = recorded
 
     async def ask(self, known: KnownAnswers, link: HostLink, session: int, *, is_reference: bool) -> None:
-        """Asks an engine that serves nobody yet, or has nothing to do.
+        """Probe a session that does not serve yet or is idle.
 
-        WrongAnswers where an answer is not of the declared form, nor of the reference's; EngineUnusable where it
-        refuses what the reference answers, NoUsableProbe if the reference refuses it, too; HostLost;
+        WrongAnswers if an answer has neither the declared form nor the reference's; EngineUnusable if it refuses what
+        the reference answers, NoUsableProbe if the reference refuses it, too; HostLost;
         NotReady if there is no room for a question now.
         """
         first: EdgedError | None = None
@@ -112,21 +118,21 @@ class SessionProbe:
                 first = first or error
                 continue
             except Overloaded as error:
-                raise NotReady(f"it could not be probe_session anything: {error}") from error
+                raise NotReady(f"no probe could be sent: {error}") from error
             if is_reference:
                 known.reference = forms
             elif (fault := await self._fault(known, question, forms)) != "":
                 raise WrongAnswers(fault)
             known.place = place
             return
-        why = first or "a question would be too large"
+        why = first or "a probe would be too large"
         if first is not None and not is_reference and await self._is_answered(known):
             raise EngineUnusable(f"it refuses what the reference answers: {first}")
-        raise NoUsableProbe(f"no question that edged can make up is answered: {why}")
+        raise NoUsableProbe(f"it answers no probe: {why}")
 
     async def compare(self, model: Model, precision: str, link: HostLink, session: int) -> str:
-        """Why an engine cannot be one of this model; empty if it answers any of a few golden questions as the reference
-        did, within what its precision is held to, or if nothing was recorded."""
+        """Return why an engine cannot be this model's; empty if it answers one of a few golden questions as the
+        reference did, within the tolerance of its precision, or if none are recorded."""
         recorded = await asyncio.to_thread(self._recorded, model)
         signature = model.inspection.signature
         held = tolerance(model.entry.settings, precision, model.inspection.arithmetic)
@@ -136,29 +142,29 @@ class SessionProbe:
             try:
                 async with probe_session(tuple(_inputs(signature, sample)), link, session) as reply:
                     verdict = await asyncio.to_thread(_verdict, sample, reply, link.arena, model, held)
-            except (EngineUnusable, InvalidInput):  # it was probe_session before whether it answers
+            except (EngineUnusable, InvalidInput):  # whether it answers was probed before
                 continue
             except Overloaded as error:
-                raise NotReady(f"it could not be probe_session anything: {error}") from error
+                raise NotReady(f"no probe could be sent: {error}") from error
             if verdict.accepted:
                 return ""
             first = first or verdict.reason
         return first
 
     async def _fault(self, known: KnownAnswers, question: Callable[[], Question], forms: OutputForms) -> str:
-        """What is wrong with an answer; empty where nothing is. The reference's is looked up only where it matters."""
+        """Return what is wrong with an answer; empty if nothing is. Reads the reference's answer only if needed."""
         signature = known.model.inspection.signature
         found = fault(signature, forms, known.reference)
         if not found or known.reference:
             return found
-        probe_session, samples = await asyncio.to_thread(lambda: (question(), self._recorded(known.model)))
-        answers = next((sample.outputs for sample in samples if _is_same(sample, probe_session)), {})
+        asked, samples = await asyncio.to_thread(lambda: (question(), self._recorded(known.model)))
+        answers = next((sample.outputs for sample in samples if _is_same(sample, asked)), {})
         datatypes = {spec.name: spec.datatype for spec in signature.outputs}
         recorded = {name: OutputForm.of(datatypes[name], array) for name, array in answers.items()}
         return fault(signature, forms, recorded)
 
     async def _is_answered(self, known: KnownAnswers) -> bool:
-        """Whether the reference answers any question of those that are probe_session here."""
+        """Whether the reference answers any of the probes."""
         if known.reference:
             return True
         samples = await asyncio.to_thread(self._recorded, known.model)
@@ -166,9 +172,9 @@ class SessionProbe:
 
 
 def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> str:
-    """What of an answer is neither as the model declares it nor as the reference has it; empty where nothing is.
+    """Return what of an answer is neither as the model declares nor as the reference has it; empty if nothing is.
 
-    Shapes that a file declares are often wrong, and what is no number may be right: the reference decides.
+    Declared shapes are often wrong, and NaN may be right: the reference decides.
     """
     for spec in signature.outputs:
         form, right = forms.get(spec.name), reference.get(spec.name)
@@ -179,12 +185,12 @@ def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> s
         if not spec.admits(form.shape) and not (right is not None and right.shape == form.shape):
             return f"its output {spec.name!r} is {list(form.shape)}, the model declares {list(spec.dims)}"
         if not form.is_finite and (right is None or right.is_finite):
-            return f"its output {spec.name!r} holds values that are no numbers or infinite"
+            return f"its output {spec.name!r} holds NaN or infinity"
     return ""
 
 
 def _questions(known: KnownAnswers) -> list[tuple[int, Callable[[], Question]]]:
-    """Questions to try, each to be made when its turn comes: the one that was answered before, or all."""
+    """Return the probes to try, each made when its turn comes: the one that was answered before, or all."""
     model = known.model
     signature = model.inspection.signature
     made_up = one_by_one(signature, model.recognition, Extent.of(model), _MOST_BYTES)
@@ -230,6 +236,6 @@ def _forms(reply: m.Answer, arena: Arena) -> OutputForms:
 
 
 def _is_finite(datatype: str, array: Array) -> bool:
-    if datatype == "BF16":  # the exponent is all ones where a value is none
+    if datatype == "BF16":  # NaN and infinity have an exponent of all ones
         return not bool(np.any((array.view(np.uint16) & 0x7F80) == 0x7F80)) if array.size else True
     return bool(np.isfinite(array).all()) if array.dtype.kind == "f" else True

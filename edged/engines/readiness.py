@@ -1,4 +1,4 @@
-"""Whether a model answers, found by asking and not by what is installed. Pure."""
+"""Whether models answer, found by probing idle engines."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from edged.errors import EdgedError, HostLost, NotReady
 from edged.serving.session import ServingSession
 from edged.tasks import TaskGroup
 
+_LOG = logging.getLogger("edged.engines")
 _SUSPECT_SECONDS = 2.0  # between two probes of an engine that may be at fault
 
 
 class ReadyState(str, enum.Enum):
-    """What a model is to whoever wants to send it requests."""
+    """Whether a model can be sent requests."""
 
     READY = "ready"
     LOADING = "loading"  # requests wait until an engine answers
-    UNPROVEN = "unproven"  # an engine is there, and no question that edged can make up is answered; a request may be
-    FAILING = "failing"  # an engine is there and does not answer any more
+    UNPROVEN = "unproven"  # an engine is open but refuses every probe; requests may be answered
+    FAILING = "failing"  # an engine is open and no longer answers
     REFUSED = "refused"  # it cannot be served
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """`reason` is one line where it is not ready, and otherwise empty."""
+    """Readiness of one model; `reason` is one line, empty if it is ready."""
 
     state: ReadyState
     reason: str = ""
@@ -41,7 +42,7 @@ class Readiness(msgspec.Struct, frozen=True):
 
     @property
     def can_serve(self) -> bool:
-        """Whether sending requests makes sense: they are answered, or wait until they are."""
+        """Whether requests are answered, or wait until they are."""
         return self.state in (ReadyState.READY, ReadyState.LOADING, ReadyState.UNPROVEN)
 
 
@@ -49,7 +50,7 @@ _READY = Readiness(ReadyState.READY)
 
 
 def readiness(planned: PlannedModel, settings: Health) -> Readiness:
-    """Of one model. A model that was changed into one that cannot be served is ready while the one before answers."""
+    """Return the readiness of a model; after a bad change it is ready while the previous one answers."""
     current = planned.slot.current
     if current is None:
         if planned.problem is not None:
@@ -59,29 +60,29 @@ def readiness(planned: PlannedModel, settings: Health) -> Readiness:
         what = "no engine is open yet" if planned.model is not None else "it is being read"
         return Readiness(ReadyState.LOADING, held_up(planned) or what)
     if current.vitals.is_failing(settings.probe_failures):
-        return Readiness(ReadyState.FAILING, f"its engine does not answer any more: {current.vitals.reason}")
+        return Readiness(ReadyState.FAILING, f"its engine no longer answers: {current.vitals.reason}")
     if current.vitals.unproven:
         return Readiness(ReadyState.UNPROVEN, current.vitals.unproven)
     return _READY
 
 
 def held_up(planned: PlannedModel) -> str:
-    """Why the engine that needs no build cannot be opened now and is tried again; empty where nothing is in its way."""
+    """Return why the reference cannot be opened now and is tried again; empty if it can."""
     reference = planned.reference
     return reference.reason if reference is not None and reference.refusals else ""
 
 
 def all_ready(models: Iterable[PlannedModel], settings: Health) -> bool:
-    """Whether every model that can be served is ready; one that is refused holds nobody back."""
+    """Whether every model that can be served is ready; refused models do not count."""
     found = (readiness(planned, settings) for planned in models)
     return not settings.strict_readiness or all(each.is_ready or each.state is ReadyState.REFUSED for each in found)
 
 
 def next_probe(models: Iterable[PlannedModel], settings: Health, now: float) -> PlannedModel | None:
-    """The model whose engine is to be probed now: that which was not heard of for longest. `now` in monotonic seconds.
+    """Return the model to probe now: the one that has been silent for longest. `now` in monotonic seconds.
 
-    Only one that has nothing to do: requests prove more, and nobody is to wait for a probe. An engine of the device as
-    it was is on its way out, as is one whose successor is being opened; what its host has paged out stays there.
+    Only idle engines are probed: requests prove more and must not wait for a probe. Engines that are about to be
+    replaced are left alone, so that what their host has paged out stays there.
     """
     due = [planned for planned in models if _is_due(planned, settings, now)]
     return min(due, key=_last, default=None)
@@ -103,22 +104,19 @@ def _last(planned: PlannedModel) -> float:
     return max(current.vitals.heard, current.vitals.asked) if current is not None else 0.0
 
 
-_LOG = logging.getLogger("edged.engines")
-
-
 class Prober:
-    """What it finds goes into the vitals of the sessions."""
+    """Probes idle engines, one at a time, and notes the result in their sessions."""
 
     def __init__(self, session_probe: SessionProbe, settings: Health, tasks: TaskGroup) -> None:
         self._session_probe, self._settings, self._tasks = session_probe, settings, tasks
         self._is_asking = False
 
     def reconfigure(self, settings: Health) -> None:
-        """Other settings, from now on."""
+        """Apply other settings."""
         self._settings = settings
 
     def look(self, models: Iterable[PlannedModel], now: float) -> None:
-        """Begins the probe that is due, if one is. `now` in monotonic seconds."""
+        """Start the probe that is due, if any. `now` in monotonic seconds."""
         if self._is_asking:
             return
         planned = next_probe(models, self._settings, now)
@@ -127,14 +125,13 @@ class Prober:
             self._tasks.start(self._probe(planned, planned.slot.current))
 
     async def _probe(self, planned: PlannedModel, session: ServingSession) -> None:
-        """A host that is lost over it is told of by its link, and takes its sessions along."""
         vitals = session.vitals
         try:
             await self._ask(planned, session)
-        except (HostLost, NotReady):
+        except (HostLost, NotReady):  # the link reports a lost host
             pass
         except EdgedError as error:
-            if not vitals.unproven:  # then that is nothing new
+            if not vitals.unproven:  # otherwise it is nothing new
                 vitals.missed(error)
                 _LOG.warning("model %s: a probe of its engine failed: %s", planned.entry.name, error)
         else:

@@ -93,11 +93,11 @@ def test_an_alarm_names_its_model_and_engine_to_whoever_follows(alarms: Alarms, 
     assert [(event.model, event.engine) for event in found] == [("m", "key")] * 2
 
 
-def test_the_log_says_so_once_as_well(alarms: Alarms, caplog: pytest.LogCaptureFixture) -> None:
+def test_update_lasting_alarm_is_logged_once(alarms: Alarms, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "edged.alarms"):
         for wrong in ([SLOW], [SLOW], [], []):
             alarms.update(wrong)
-    assert [record.getMessage() for record in caplog.records] == [SLOW.message, f"over: {SLOW.message}"]
+    assert [record.getMessage() for record in caplog.records] == [SLOW.message, f"cleared: {SLOW.message}"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
 
 

@@ -98,7 +98,7 @@ def test_the_alarm_stays_while_nothing_is_inferred(served: Served) -> None:
     served.infer(340, 90)
     served.clock.now += 600
     (alarm,) = served.look()
-    assert alarm.message.endswith("inference took much longer than 12 ms, and there was none for a while")
+    assert alarm.message.endswith("inference took much longer than 12 ms, then no inference ended for a while")
 
 
 def test_a_few_slow_answers_and_then_silence_are_nothing_to_tell_of(served: Served) -> None:
@@ -243,14 +243,17 @@ def test_outputs_that_are_not_finite_are_told_of_until_they_were_finite_for_a_wh
     assert served.look() == []
 
 
-def test_engines_and_models_that_kill_their_hosts_are_told_of(served: Served) -> None:
+def test_alarms_quarantined_engines_and_their_model_are_raised(served: Served) -> None:
     served.engine.quarantined = "its work ended its engine host 3 times, which at last died"
     (alarm,) = served.look()
     assert (alarm.kind, alarm.engine) == (AlarmKind.QUARANTINED, served.engine.digest)
     assert "3 times" in alarm.message
     assert "edged engines rebuild" in alarm.message
-    served.planned.quarantine = served.engine.quarantined
-    assert [each.engine for each in served.look()] == [served.engine.digest, ""]
+    served.planned.slot.current = None
+    for engine in served.planned.engines.values():
+        engine.quarantined = served.engine.quarantined
+    found = [each for each in served.look() if each.kind is AlarmKind.QUARANTINED]
+    assert [each.engine for each in found] == [*served.planned.engines, ""]
 
 
 # -- answers --------------------------------------------------------------------------------------------------------
@@ -264,6 +267,6 @@ def test_an_engine_that_does_not_answer_any_more_is_told_of_until_it_does(served
         vitals.missed(EngineUnusable("inference failed"))
     (alarm,) = served.look()
     assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.FAILING, "m", served.engine.digest)
-    assert "model m is not ready: its engine does not answer any more: inference failed" in alarm.message
+    assert "model m is not ready: its engine no longer answers: inference failed" in alarm.message
     vitals.answered(served.clock.now)
     assert served.look() == []

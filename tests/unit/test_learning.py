@@ -86,7 +86,7 @@ def test_it_waits_until_no_wider_shapes_come(tmp_path: Path, clock: Clock) -> No
         assert await school.look() == ""
         school.ask((1, 17))
         assert await school.look() == ""
-        assert "they are built when no others come" in school.learning.state("m")
+        assert "built once shapes stop changing" in school.learning.state("m")
         school.ask((1, 33))
         assert await school.look(QUIET - 1) == ""
         assert await school.look(QUIET - 1) == ""
@@ -180,7 +180,7 @@ def test_only_so_many_are_begun_in_an_hour_also_across_restarts(tmp_path: Path, 
             await school.look()
         school.ask((1, 64))
         assert await school.look(1) == "x=1x16:1x16:1x32"
-        assert "2 were begun in this hour" in school.learning.state("m")
+        assert "2 begun in this hour" in school.learning.state("m")
         await school.settle()
         school.start()
         assert await school.look() == await school.look(60) == "x=1x16:1x16:1x32"

@@ -72,7 +72,7 @@ def test_a_model_is_listed_as_ready_only_while_it_answers(tmp_path: Path) -> Non
         current.vitals.missed(EngineUnusable("inference failed"))
         (row,) = await loader.listed()
         assert row.state == "UNAVAILABLE"
-        assert "does not answer any more: inference failed" in row.reason
+        assert "no longer answers: inference failed" in row.reason
         current.vitals.answered(0.0)
         assert (await loader.listed()) == [Listed("m", "1", "READY")]
 
