@@ -180,7 +180,7 @@ def find(core: Core, device: str, root: Root | None = None) -> str:
     seen = list(core.available_devices)
     alike = [one for one in seen if one.partition(".")[0] == name]
     number = int(index) if index.isdecimal() else 0
-    places = intel.places(root or Root(), kind)
+    places = intel.addresses(root or Root(), kind)
     found = {_place(core, one): one for one in reversed(alike)}  # of two at one place the first
     if number < len(places) and places[number] in found:
         return found[places[number]]

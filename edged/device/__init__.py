@@ -1,1 +1,1 @@
-"""What this box is: facts about hardware, driver and runtimes, read below a root, and its devices."""
+"""Facts about this box (hardware, drivers, runtimes), its devices, and its load."""

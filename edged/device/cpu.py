@@ -1,6 +1,6 @@
 """Facts `cpu.*` from `/proc/cpuinfo` of x86 and ARM Linux (formats: the kernel's `arch/{x86,arm64}/kernel/`).
 
-Only constants are taken: no clock speeds, no microcode, and not the serial number that some boards print.
+Only constants are read: no clock speeds, no microcode, and not the serial number that some boards print.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ CPUINFO = "proc/cpuinfo"
 _LIMIT = 8 << 20  # bytes; about 2 kB for each hardware thread
 _ISA_DIGITS = 16
 
-# Flags that name instructions which a runtime generates or picks its code by. The rest of the line is left
-# out of the digest on purpose: it lists mitigations and virtualisation, and grows with the kernel, so that a
-# kernel update would make every engine look foreign.
+# Flags of instructions by which runtimes generate or select code. The other flags are left out of the digest on
+# purpose: mitigations and virtualisation grow with the kernel, so a kernel update would invalidate every engine.
 _INSTRUCTIONS = re.compile(
     r"""(?x)
     mmx | s?sse\w* | pni | avx\w* | amx\w* | fma4? | f16c | bmi[12] | abm | lzcnt | popcnt | movbe | xop
@@ -28,7 +27,7 @@ _INSTRUCTIONS = re.compile(
     """,
     re.ASCII,
 )
-# The ones a reader asks about, in this order: they decide how fast int8 and 16-bit arithmetic is.
+# The flags shown to people, in this order: they decide how fast int8 and 16-bit arithmetic is.
 _NOTABLE = (
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx_vnni_int8"),
     *("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -39,16 +38,16 @@ _NOTABLE = (
 
 
 def probe(root: Root) -> dict[str, str]:
-    """`cpu.arch vendor model signature isa features cores threads`, those that the file gives."""
+    """Read `cpu.arch vendor model signature isa features cores threads`, as far as the file has them."""
     found = facts(parse(root.read(CPUINFO, _LIMIT) or ""))
     if root.is_live:
-        # Under emulation cpuinfo may still be the host's; libraries must fit what this interpreter runs as.
+        # Under emulation cpuinfo may be the host's; libraries must match the architecture of this interpreter.
         found["cpu.arch"] = os.uname().machine
     return found
 
 
 def facts(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """The facts in cpuinfo's paragraphs, of x86 or ARM; another architecture gives only counts."""
+    """Extract the facts from cpuinfo's paragraphs, of x86 or ARM; other architectures give only counts."""
     found = _counts(blocks) | _instructions(blocks)
     if any("CPU implementer" in block for block in blocks):
         found |= _arm(blocks)
@@ -58,7 +57,7 @@ def facts(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def parse(text: str) -> list[dict[str, str]]:
-    """One mapping of key to value for each paragraph; the last value wins where a key comes twice."""
+    """Return key to value for each paragraph; the last value of a repeated key wins."""
     blocks = []
     for paragraph in text.split("\n\n"):
         pairs = (line.partition(":") for line in paragraph.split("\n"))
@@ -69,12 +68,12 @@ def parse(text: str) -> list[dict[str, str]]:
 
 
 def threads(root: Root) -> int:
-    """Hardware threads that are online, 0 when unknown."""
+    """Hardware threads that are online; 0 if unknown."""
     return sum("processor" in block for block in parse(root.read(CPUINFO, _LIMIT) or ""))
 
 
 def _counts(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Threads online and the cores they are on; ARM prints no core ids, and there a thread is a core."""
+    """Count online threads and their cores; ARM prints no core ids, there each thread is a core."""
     online = [block for block in blocks if "processor" in block]
     if not online:
         return {}
@@ -83,7 +82,7 @@ def _counts(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _instructions(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Digest and short list of what every core can run, since code is moved between unlike cores."""
+    """Digest and short list of what all cores support, since threads migrate between unlike cores."""
     lines = [block.get("flags") or block.get("Features") for block in blocks]
     sets = [set(line.split()) for line in lines if line]
     if not sets:
@@ -107,7 +106,7 @@ def _x86(blocks: list[dict[str, str]]) -> dict[str, str]:
 
 
 def _arm(blocks: list[dict[str, str]]) -> dict[str, str]:
-    """Unlike cores (big.LITTLE) are all named, but not counted: a power mode takes cores offline."""
+    """Name all kinds of cores (big.LITTLE), but do not count them: a power mode takes cores offline."""
     codes = ((block.get("CPU implementer"), block.get("CPU part", "")) for block in blocks)
     kinds = sorted({(implementer.lower(), part.lower()) for implementer, part in codes if implementer})
     wide = any(block.get("CPU architecture", "").startswith(("8", "9", "AArch64")) for block in blocks)

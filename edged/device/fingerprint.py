@@ -1,9 +1,8 @@
 """The fingerprint of a box: named facts that decide whether a compiled engine is valid on it.
 
-A fact is one line of printable text under a dotted name; what is not known is absent. Facts do not change
-between two readings of an unchanged box (no clock speeds, free memory, uptime) and tell nothing about its
-owner (no host name, serial number or UUID). Which facts an engine depends on is told by
-`edged.device.validity`.
+A fact is one line of printable text under a dotted name; unknown facts are absent. Facts are stable on an unchanged
+box (no clock speeds, free memory, uptime) and do not identify its owner (no host name, serial number or UUID).
+`edged.device.validity` lists the facts that an engine depends on.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from edged.device.root import Root
 
 Probe: TypeAlias = Callable[[Root], dict[str, str]]
 
-# In order: what an earlier one found stays, so the driver's own answer about a GPU precedes what a Jetson's
-# SoC implies.
+# Facts of earlier probes win: the driver's own answer about a GPU precedes what a Jetson's SoC implies.
 PROBES: tuple[Probe, ...] = (cpu.probe, system.probe, runtimes.probe, nvidia.probe, jetson.probe, intel.probe)
 
 _DIGEST_FORMAT = b"edged fingerprint 1\n"
-_LONGEST = 200  # characters; longer is not a fact but a damaged file
+_LONGEST = 200  # characters; a longer value comes from a damaged file
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One fact that differs; None stands for absent."""
+    """One fact that differs; None if it is absent."""
 
     name: str
     old: str | None
@@ -50,36 +48,36 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all facts, 64 hex digits: equal exactly when nothing differs."""
+        """SHA-256 over all facts, 64 hex digits."""
         return hashlib.sha256(_DIGEST_FORMAT + msgspec.json.encode(self.facts)).hexdigest()
 
     def subset(self, prefixes: Iterable[str]) -> Fingerprint:
-        """Only the facts with these names or below them: "cpu" keeps `cpu.isa`, "cpu.i" keeps nothing."""
+        """Keep only the facts with these names or below them: "cpu" keeps `cpu.isa`, "cpu.i" keeps nothing."""
         wanted = tuple(prefix.rstrip(".") for prefix in prefixes)
         return Fingerprint({name: value for name, value in self.facts.items() if _is_within(name, wanted)})
 
     def diff(self, other: Fingerprint) -> tuple[Change, ...]:
-        """What changes on the way from this one to `other`, by name."""
+        """Return the changes from this fingerprint to `other`, by name."""
         names = sorted(self.facts.keys() | other.facts.keys())
         changes = (Change(name, self.facts.get(name), other.facts.get(name)) for name in names)
         return tuple(change for change in changes if change.old != change.new)
 
 
 def probe(root: Path = Path("/")) -> Fingerprint:
-    """Read the facts below a root; nothing there makes it raise. On `/` it also asks NVML and nvpmodel.
+    """Read the facts below a root; never raises. On `/` it also queries NVML and nvpmodel.
 
-    It blocks for some milliseconds (seconds where NVML must wake a GPU): call it outside the event loop.
+    Blocks for some milliseconds (seconds if NVML must wake a GPU): call it outside the event loop.
     """
     facts: dict[str, str] = {}
-    where = Root(root)
+    base = Root(root)
     for each in PROBES:
-        found = {name: _one_line(value) for name, value in each(where).items()}
+        found = {name: _one_line(value) for name, value in each(base).items()}
         facts = {name: value for name, value in found.items() if value} | facts
     return Fingerprint(facts)
 
 
 def _one_line(value: str) -> str:
-    """Printable characters and single spaces: facts are shown in terminals, logs and keys."""
+    """Keep printable characters and single spaces only: facts are shown in terminals, logs and keys."""
     printable = "".join(char if char.isprintable() else " " for char in value[:_LONGEST])
     return " ".join(printable.split())
 
@@ -89,19 +87,19 @@ def _is_within(name: str, prefixes: tuple[str, ...]) -> bool:
 
 
 class Device(msgspec.Struct, frozen=True):
-    """One accelerator or CPU, and its limits."""
+    """An accelerator or the CPU."""
 
     name: str  # "cpu", "cuda:0", "intel-gpu:0", "intel-npu:0"
     kind: str  # "cpu", "cuda", "intel-gpu", "intel-npu"
     description: str
-    memory_mb: int | None = None  # MiB that work on it may use, shared with others where it is; None when unknown
-    index: int = 0  # among those of its kind, by PCI address: the N of `gpu.N.*` or `intel.npu.N.*`
-    compute_capability: str | None = None  # of CUDA devices, "8.7"; None when unknown
-    is_integrated: bool = False  # whether it is part of the processor and has the system's memory
+    memory_mb: int | None = None  # MiB that work on it may use, possibly shared; None if unknown
+    index: int = 0  # within its kind, by PCI address: the N of `gpu.N.*` or `intel.npu.N.*`
+    compute_capability: str | None = None  # of CUDA devices, "8.7"; None if unknown
+    is_integrated: bool = False  # part of the processor, uses the system's memory
 
 
 def devices(fingerprint: Fingerprint) -> tuple[Device, ...]:
-    """The CPU first, then NVIDIA and Intel devices by their number in the facts."""
+    """Return the devices that the facts describe: the CPU, then NVIDIA and Intel devices by number."""
     return (_cpu(fingerprint), *_cuda(fingerprint), *_intel(fingerprint))
 
 
@@ -117,7 +115,7 @@ def _cuda(fingerprint: Fingerprint) -> Iterator[Device]:
     for index in _indices(fingerprint, "gpu"):
         prefix = f"gpu.{index}"
         shared = facts.get(f"{prefix}.integrated") == "yes"
-        # The name of an integrated GPU is its SoC's; the module is what its owner knows it by.
+        # An integrated GPU has the name of its SoC; its owner knows the module.
         name = facts.get("jetson.model", "") if shared else ""
         memory = _system_memory(fingerprint) if shared else _whole(facts.get(f"{prefix}.memory_mb"))
         capability = facts.get(f"{prefix}.compute_capability")
@@ -134,7 +132,7 @@ def _intel(fingerprint: Fingerprint) -> Iterator[Device]:
             code, driver = (facts.get(f"intel.{kind}.{index}.{name}") for name in ("device", "driver"))
             description = " ".join(part for part in (title, code, f"({driver})" if driver else None) if part)
             shared = facts.get(f"intel.{kind}.{index}.integrated") == "yes"
-            memory = _system_memory(fingerprint) if shared else None  # sysfs does not tell a card's own
+            memory = _system_memory(fingerprint) if shared else None  # sysfs does not have the memory of a card
             yield Device(f"intel-{kind}:{index}", f"intel-{kind}", description, memory, index, is_integrated=shared)
 
 
@@ -144,7 +142,7 @@ def _indices(fingerprint: Fingerprint, prefix: str) -> list[int]:
 
 
 def _system_memory(fingerprint: Fingerprint) -> int | None:
-    """The box's memory, or the limit that is set on us below it."""
+    """The memory of the box in MiB, or our cgroup's limit if it is lower."""
     return _whole(fingerprint.facts.get("memory.limit_mb") or fingerprint.facts.get("memory.total_mb"))
 
 

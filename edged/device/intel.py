@@ -1,8 +1,7 @@
 """Facts `intel.gpu.N.*`, `intel.npu.N.*` and the versions of Intel's user-space drivers.
 
-Sources: sysfs's PCI attributes of DRM and accel devices (`vendor`, `device`, `uevent`),
-`/sys/module/*/version` of a driver built outside the kernel, and dpkg. Devices are numbered by PCI address,
-the integrated GPU (00:02.0) first.
+Sources: sysfs's PCI attributes of DRM and accel devices (`vendor`, `device`, `uevent`), `/sys/module/*/version` of
+drivers built outside the kernel, and dpkg. Devices are numbered by PCI address, the integrated GPU (00:02.0) first.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from edged.device.root import Root
 
 _VENDOR = "0x8086"
 _NODES = {"intel-gpu": "sys/class/drm/card[0-9]*", "intel-npu": "sys/class/accel/accel[0-9]*"}
-# Fact -> packages that carry it: today's name first, then the one of Ubuntu 22.04's days.
+# Fact -> packages that provide it: the current name first, then that of Ubuntu 22.04.
 _GPU_PACKAGES = {
     "intel.opencl": ("intel-opencl-icd",),
     "intel.level_zero_gpu": ("libze-intel-gpu1", "intel-level-zero-gpu"),
@@ -29,12 +28,12 @@ _NPU_PACKAGES = {
 
 
 def probe(root: Root) -> dict[str, str]:
-    """PCI device id (`0x46a6`), place and kernel driver of each GPU and NPU, and versions of their drivers."""
+    """Read PCI device id (`0x46a6`), bus and kernel driver of each GPU and NPU, and versions of their drivers."""
     gpus = _devices(root, _NODES["intel-gpu"], "intel.gpu")
     npus = _devices(root, _NODES["intel-npu"], "intel.npu")
     facts = gpus | npus
     if gpus:
-        # Fedora and others have no dpkg; there the library's name tells.
+        # Fedora and others have no dpkg; the library's file name has the version.
         library = libraries.system_version(root, "libze_intel_gpu.so.1") or ""
         facts |= {"intel.level_zero_gpu": library} | _packages(root, _GPU_PACKAGES)
     if npus:
@@ -42,8 +41,8 @@ def probe(root: Root) -> dict[str, str]:
     return facts
 
 
-def places(root: Root, kind: str) -> list[str]:
-    """PCI addresses of the "intel-gpu" or "intel-npu" devices in the order of their numbers; none of another kind."""
+def addresses(root: Root, kind: str) -> list[str]:
+    """PCI addresses of the "intel-gpu" or "intel-npu" devices by number; empty for another kind."""
     return sorted(_found(root, _NODES[kind])) if kind in _NODES else []
 
 
@@ -57,7 +56,7 @@ def _devices(root: Root, pattern: str, prefix: str) -> dict[str, str]:
 
 
 def _found(root: Root, pattern: str) -> dict[str, dict[str, str]]:
-    """PCI address, or the name of its node where sysfs does not tell that, -> facts."""
+    """PCI address, or the name of its node if sysfs has no address, -> facts."""
     found: dict[str, dict[str, str]] = {}
     for path in root.glob(f"{pattern}/device/vendor"):
         node, device = path.split("/")[3], path.removesuffix("/vendor")
@@ -68,7 +67,7 @@ def _found(root: Root, pattern: str) -> dict[str, dict[str, str]]:
         driver = event.get("DRIVER", "")
         slot = event.get("PCI_SLOT_NAME", node)
         found[slot] = {
-            # What is part of the processor sits on its own bus, without a bridge before it.
+            # A device of the processor itself is on bus 0, not behind a bridge.
             "integrated": "yes" if re.fullmatch(r"[0-9a-f]{4,}:00:[0-9a-f.]+", slot) else "",
             "device": (root.read(f"{device}/device") or "").strip(),
             "driver": driver,

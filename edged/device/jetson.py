@@ -17,17 +17,17 @@ from edged.device.system import total_memory_mb
 
 # CUDA compute capability of each Tegra SoC; a new module adds a line here.
 _CAPABILITY = {"tegra194": "7.2", "tegra234": "8.7", "tegra264": "11.0"}
-# Containers hide the device tree (Docker masks /sys/firmware) but not this: the chip's number, in decimal.
+# Containers hide the device tree (Docker masks /sys/firmware) but not the chip id, in decimal.
 _SOC = "sys/devices/soc0"
 _CHIPS = {"25": "tegra194", "35": "tegra234", "38": "tegra264"}
-# How the driver names the GPU of a SoC; every other one is a card.
+# How the driver names the GPU of a SoC; any other GPU is a card.
 _INTEGRATED = re.compile(r"\b(Xavier|Orin|Thor|Tegra)\b")
 _NVPMODEL = "usr/sbin/nvpmodel"
 _NVPMODEL_SECONDS = 2.0
 
 
 def probe(root: Root) -> dict[str, str]:
-    """`jetson.l4t model module soc power_mode` and what they say about the GPU; nothing on another box."""
+    """Read `jetson.l4t model module soc power_mode` and the GPU that they imply; empty on other boxes."""
     l4t = _l4t(root)
     compatible = root.strings("proc/device-tree/compatible")
     soc = _soc(root, compatible)
@@ -54,7 +54,7 @@ def _sysfs(root: Root, attribute: str) -> str:
 
 
 def _has_card(root: Root) -> bool:
-    """Whether the GPU is a card: such boxes (IGX) switch the SoC's own off, and it must not pass for the card."""
+    """Whether the GPU is a card: such boxes (IGX) disable the GPU of the SoC."""
     return any(not _INTEGRATED.search(name) for name in nvidia.listed(root).values())
 
 
@@ -68,7 +68,7 @@ def _l4t(root: Root) -> str:
 
 
 def _module(compatible: tuple[str, ...]) -> str:
-    """`p3767-0005`, which holds SoC and memory: "nvidia,p3768-0000+p3767-0005" is carrier + module."""
+    """`p3767-0005`, the module with SoC and memory: "nvidia,p3768-0000+p3767-0005" is carrier + module."""
     for pattern in (r"\+(p[0-9]{4}-[0-9]{4})", r",(p[0-9]{4}-[0-9]{4})"):
         for entry in compatible:
             match = re.search(pattern, entry)
@@ -88,12 +88,12 @@ def _gpu(root: Root, soc: str) -> dict[str, str]:
 
 
 def _fitted_mb(total: int) -> int:
-    """What is soldered on, the next power of two: what the kernel keeps for itself changes with every L4T."""
+    """The memory that is installed: the next power of two, as the share reserved by the kernel differs in every L4T."""
     return 1 << (total - 1).bit_length()
 
 
 def _power_mode(root: Root) -> str:
-    """The mode's name, such as `MAXN_SUPER`: nvpmodel's answer on the box itself, else its files'."""
+    """The mode's name, such as `MAXN_SUPER`: from nvpmodel on the box itself, else from its files."""
     return (_asked_mode(root) if root.is_live else "") or _stored_mode(root)
 
 

@@ -1,4 +1,5 @@
-"""Versions in the file names of shared libraries: `libnvinfer.so.10.3.0`, or what `libcuda.so.1` leads to."""
+"""Versions of installed libraries, from file names (`libnvinfer.so.10.3.0`, or the target of `libcuda.so.1`) and from
+Debian packages (`/var/lib/dpkg/status`, format: deb-control(5))."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Iterable
 
 from edged.device.root import Root
 
-# Where the loader looks on the systems this runs on: Debian and Ubuntu, Fedora, containers with a mounted
-# driver, WSL. i386-linux-gnu is left out on purpose: a game's old libraries say nothing about this process.
+# Where the loader looks on Debian and Ubuntu, Fedora, in containers with a mounted driver, and on WSL. i386-linux-gnu
+# is left out on purpose: this process does not load 32-bit libraries.
 DIRECTORIES = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -22,12 +23,12 @@ _SO_VERSION = re.compile(r"\.so\.([0-9]{1,9}(?:\.[0-9]{1,9}){1,4})$")
 
 
 def system_version(root: Root, name: str) -> str | None:
-    """The version of a library in the system's directories; `name` is a pattern such as `libcuda.so.1`."""
+    """Return the version of a library in the system's directories; `name` is a pattern such as `libcuda.so.1`."""
     return newest(root, (f"{directory}/{name}" for directory in DIRECTORIES))
 
 
 def newest(root: Root, patterns: Iterable[str]) -> str | None:
-    """The highest version among the matches of the first pattern that has any, links followed."""
+    """Return the highest version among the matches of the first pattern with any, links followed."""
     for pattern in patterns:
         names = (root.real_name(path) or "" for path in root.glob(pattern))
         versions = [match[1] for match in map(_SO_VERSION.search, names) if match]
@@ -37,8 +38,8 @@ def newest(root: Root, patterns: Iterable[str]) -> str | None:
 
 
 def marked_version(root: Root, path: str) -> str | None:
-    """The four-part version that TensorRT's libraries carry as a symbol, `tensorrt_version_10_3_0_30`; None without."""
-    # Names of symbols are among the first things in a library; the rest of it is hundreds of megabytes of kernels.
+    """Return the four-part version that a TensorRT library has as a symbol, `tensorrt_version_10_3_0_30`, or None."""
+    # Symbol names are near the start of a library; the rest is hundreds of megabytes of kernels.
     match = _MARK.search(root.head(path, _SYMBOLS))
     return ".".join(number.decode() for number in match.groups()) if match else None
 

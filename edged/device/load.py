@@ -1,4 +1,4 @@
-"""How busy the processors are, and whether they have been idle for a while (format: proc_stat(5))."""
+"""CPU load, and whether it has been low for a while (format: proc_stat(5))."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ _LOADED = 0.3  # share that others used while an engine was timed: its figures m
 
 
 class Ticks(msgspec.Struct, frozen=True):
-    """Clock ticks of all processors since the box started: in which they worked, and all."""
+    """Clock ticks of all processors since boot: `busy` and in total."""
 
     busy: int = 0
     total: int = 0
 
     def share_since(self, earlier: Ticks) -> float:
-        """Share of the time since an earlier reading, 0 to 1, in which the processors worked; 0 if no time passed."""
+        """Fraction of the time since an earlier reading, 0 to 1, in which the processors worked; 0 if no time
+        passed."""
         total = self.total - earlier.total
         return min(1.0, max(0.0, (self.busy - earlier.busy) / total)) if total > 0 else 0.0
 
 
 def read(stat: Path = _STAT) -> Ticks:
-    """The ticks until now; none where the file cannot be read."""
+    """Read the ticks until now; zeros if the file cannot be read."""
     try:
         first = stat.read_text(encoding="ascii", errors="replace").partition("\n")[0].split()
         columns = [int(word) for word in first[1:9]]  # guest time, which follows, is part of user time

@@ -1,11 +1,10 @@
-"""The live NVIDIA driver's own answers, through NVML: the C library (`nvml.h`) that comes with every driver.
+"""Facts from the running NVIDIA driver through NVML, the C library (`nvml.h`) that comes with every driver.
 
-The library is opened, asked and closed again within one call, and nothing happens at import. Its state does not
-survive a fork; and a process that kept it open would, after the driver was exchanged without a reboot, go on asking
-with the old library and be told that the two do not match. Opening takes some 10 ms, and up to seconds on a GPU that
-no one holds and without persistence mode.
+The library is opened, queried and closed within one call, and nothing happens at import. Its state does not survive a
+fork; and after a driver update without a reboot, a process that kept it open would get version mismatches from the old
+library. Opening takes some 10 ms, and up to seconds on an idle GPU without persistence mode.
 
-A recorded tree may hold what NVML said as `nvml.json`; `python -m edged.device.nvml` prints it on the box itself.
+A recorded tree may hold NVML's answers as `nvml.json`; `python -m edged.device.nvml` prints them on the box itself.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _VERSION_MISMATCH = 18  # the new driver's library over the old kernel module, u
 
 
 class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Constants of one GPU that an engine is tied to; 0 or empty where the driver cannot tell."""
+    """Constants of one GPU that engines depend on; 0 or empty if the driver does not provide them."""
 
     name: str = ""
     compute_capability: str = ""
@@ -46,11 +45,11 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the driver says of itself, and of each GPU by its PCI address (`0000:01:00.0`)."""
+    """The driver's version and state, and each GPU by PCI address (`0000:01:00.0`)."""
 
     driver: str = ""
-    cuda: str = ""  # the newest CUDA that this driver runs
-    state: str = ""  # why it could not be asked
+    cuda: str = ""  # the newest CUDA version that this driver supports
+    state: str = ""  # why it could not be queried
     gpus: dict[str, Gpu] = {}
 
 
@@ -67,7 +66,7 @@ class _Memory(ctypes.Structure):  # nvmlMemory_t, bytes
 
 
 def read(name: str = _LIBRARY) -> Reading:
-    """What NVML says now; empty when there is no driver's library."""
+    """Query NVML; empty if the driver's library is not installed."""
     try:
         library = ctypes.CDLL(name)
     except OSError:
@@ -79,7 +78,7 @@ def read(name: str = _LIBRARY) -> Reading:
 
 
 def recorded(root: Root) -> Reading:
-    """What NVML said when the tree was recorded; empty when that is not there or damaged."""
+    """Read NVML's answers from a recorded tree; empty if they are missing or damaged."""
     try:
         return msgspec.json.decode(root.read(RECORDED) or "", type=ready(Reading))
     except (msgspec.MsgspecError, RecursionError):
@@ -87,7 +86,7 @@ def recorded(root: Root) -> Reading:
 
 
 def ask(library: Any) -> Reading:
-    """As `read`, of a library that is open."""
+    """Query an open library."""
     error = _code(library, "nvmlInit_v2")
     if error == _LIBRARY_NOT_FOUND:
         return Reading()
@@ -105,7 +104,7 @@ def ask(library: Any) -> Reading:
 
 
 def _gpus(library: Any) -> dict[str, Gpu]:
-    """By PCI address; one without an address is part of a SoC, and the device tree tells of it."""
+    """GPUs by PCI address; one without an address is part of a SoC, and is described by the device tree."""
     gpus = {}
     for index in range(_number(library, "nvmlDeviceGetCount_v2")):
         device, pci = ctypes.c_void_p(), _PciInfo()
@@ -143,7 +142,7 @@ def _text(library: Any, function: str, *arguments: Any) -> str:
 
 
 def _code(library: Any, function: str, *arguments: Any) -> int:
-    """What the function returns; an older driver's library may lack it."""
+    """Call a function and return its code; an older driver's library may lack it."""
     try:
         return int(getattr(library, function)(*arguments))
     except AttributeError:

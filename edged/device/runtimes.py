@@ -1,8 +1,7 @@
-"""Versions of installed runtimes: `runtime.* tensorrt.version cuda.* cudnn.version`. None is imported.
+"""Versions of installed runtimes, without importing them: `runtime.* tensorrt.version cuda.* cudnn.version`.
 
-A Python package is its `*.dist-info` directory (PyPA, "Recording installed projects"). The directories are
-read through `Root` and not with importlib.metadata, which follows links out of a recorded tree and would wait
-at a FIFO.
+Python packages are found by their `*.dist-info` directories (PyPA, "Recording installed projects"), read through
+`Root`: importlib.metadata would follow links out of a recorded tree and block on a FIFO.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from edged.decoding import ready
 from edged.device import libraries
 from edged.device.root import Root
 
-# The wheels that hold libnvinfer; what else is called TensorRT there leads to it.
+# The wheels that contain libnvinfer; the other TensorRT wheels depend on them.
 _TENSORRT_LIBRARIES = ("tensorrt-cu13-libs", "tensorrt-cu12-libs", "tensorrt-libs")
-# Fact -> the distributions that carry that runtime, the one that holds its native code first.
+# Fact -> the distributions of that runtime, the one with its native code first.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "runtime.onnxruntime": ("onnxruntime",),
     "runtime.onnxruntime_gpu": ("onnxruntime-gpu",),
@@ -34,14 +33,13 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
         *("tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu12-libs", "tensorrt-rtx-libs"),
         *("tensorrt-rtx-cu13-bindings", "tensorrt-rtx-cu12-bindings", "tensorrt-rtx"),
     ),
-    # ONNX Runtime and the TensorRT wheels load CUDA and cuDNN from these when they are there.
+    # ONNX Runtime and the TensorRT wheels load CUDA and cuDNN from these if they are installed.
     "runtime.cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
     "runtime.cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
 }
 _WANTED = frozenset(name for names in _PACKAGES.values() for name in names)
 
-# Where packages lie in a recorded tree: a service's own environment before the system's, as its sys.path
-# would say.
+# Where packages are in a recorded tree: a service's own environment before the system's, as in its sys.path.
 _RECORDED = (
     "opt/*/lib/python3.*/site-packages",
     "opt/*/.venv/lib/python3.*/site-packages",
@@ -60,13 +58,13 @@ class _Component(msgspec.Struct):
 
 
 class _CudaVersions(msgspec.Struct):
-    """The part of CUDA's `version.json` that is read; the file lists every component of the toolkit."""
+    """The part of CUDA's `version.json` that is read."""
 
     cuda: _Component = msgspec.field(default_factory=_Component)
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Package versions as PEP 440 text; library versions as in the file name or Debian's package."""
+    """Read package versions as PEP 440 text, and library versions from file names or Debian packages."""
     installed = _distributions(root)
     facts = {}
     for fact, names in _PACKAGES.items():
@@ -77,7 +75,7 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def _distributions(root: Root) -> dict[str, str]:
-    """Normalised name -> version of the wanted distributions; the first on the path wins, as for import."""
+    """Normalised name -> version of the wanted distributions; the first on the path wins, as in imports."""
     found: dict[str, str] = {}
     for directory in _directories(root):
         for path in root.glob(f"{directory}/*-info"):
@@ -103,7 +101,7 @@ def _name_and_version(directory: str) -> tuple[str, str]:
 
 
 def _metadata_version(root: Root, path: str) -> str | None:
-    """The Version header; it is the text that pip shows, the directory's name only resembles it."""
+    """The Version header, as pip shows it; the directory's name can differ."""
     text = root.read(f"{path}/METADATA") or root.read(f"{path}/PKG-INFO") or root.read(path) or ""
     match = re.search(r"^Version: *(\S+)", text.partition("\n\n")[0], re.MULTILINE)
     return match[1] if match else None
@@ -119,13 +117,13 @@ def _libraries(root: Root, installed: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tensorrt(root: Root, installed: Mapping[str, str]) -> str:
-    """The library that Python's bindings load: a wheel's, otherwise the system's.
+    """Version of the library that the Python bindings load: a wheel's, otherwise the system's.
 
-    An engine is tied to four numbers. The library itself has them; packages and file names may have three.
+    An engine depends on four numbers. The library itself has them; packages and file names may have three.
     """
     for name in _TENSORRT_LIBRARIES:
         if name in installed:
-            match = re.match(r"[0-9]+(\.[0-9]+){0,3}", installed[name])  # without a repackaging's ".post1"
+            match = re.match(r"[0-9]+(\.[0-9]+){0,3}", installed[name])  # without ".post1" of a repackaged wheel
             return _marked(root, _directories(root), "tensorrt_libs/libnvinfer.so.*") or (match[0] if match else "")
     version = libraries.system_version(root, "libnvinfer.so.*")
     if version is None:
@@ -133,12 +131,12 @@ def _tensorrt(root: Root, installed: Mapping[str, str]) -> str:
     marked = _marked(root, libraries.DIRECTORIES, f"libnvinfer.so.{version}")
     package = f"libnvinfer{version.partition('.')[0]}"
     packaged = libraries.upstream(libraries.package_versions(root, [package]).get(package, ""))
-    # A package that disagrees with the file is about another copy.
+    # A package that differs from the file belongs to another copy.
     return marked or (packaged if packaged.startswith(f"{version}.") else version)
 
 
 def _marked(root: Root, directories: Iterable[str], pattern: str) -> str | None:
-    """The version that the first library of this name carries in itself."""
+    """The version symbol of the first library of this name."""
     for directory in directories:
         for path in root.glob(f"{directory}/{pattern}"):
             return libraries.marked_version(root, path)
@@ -146,7 +144,7 @@ def _marked(root: Root, directories: Iterable[str], pattern: str) -> str | None:
 
 
 def _cuda_toolkit(root: Root) -> str:
-    """The toolkit that `/usr/local/cuda` leads to, else the newest beside it."""
+    """The version of the toolkit at `/usr/local/cuda`, else of the newest `/usr/local/cuda-*`."""
     found = []
     for path in (*root.glob("usr/local/cuda/version.json"), *root.glob("usr/local/cuda-*/version.json")):
         try:

@@ -1,7 +1,6 @@
-"""Facts about the system: `memory.* os.* libc.version python.version board.model`, and our cgroup's limits.
+"""Facts about the system: `memory.* os.* libc.version python.version board.model` and cgroup limits; free memory.
 
-Sources: proc(5), os-release(5), the kernel's `cgroup-v1/` and `cgroup-v2` documents, and the device tree's
-`model`.
+Sources: proc(5), os-release(5), the kernel's `cgroup-v1/` and `cgroup-v2` documents, and the device tree's `model`.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from edged.device.cpu import threads
 from edged.device.libraries import as_numbers, package_versions, upstream
 from edged.device.root import Root
 
-_KIB_PER_MIB = 1024
 _CGROUP = "sys/fs/cgroup"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def probe(root: Root) -> dict[str, str]:
-    """Total memory in MiB, limits of our cgroup where they are lower than the box, versions, board name."""
+    """Read total memory in MiB, limits of our cgroup if they are lower, versions, board name."""
     return {
         **_os(root),
         **_limits(root, total_memory_mb(root)),
@@ -34,15 +32,14 @@ def probe(root: Root) -> dict[str, str]:
 
 
 def total_memory_mb(root: Root) -> int:
-    """`MemTotal` in MiB: memory the kernel manages, a little less than what is fitted; 0 when unknown."""
-    match = re.search(r"^MemTotal:\s*([0-9]{1,15}) kB", root.read("proc/meminfo") or "", re.MULTILINE)
-    return int(match[1]) // _KIB_PER_MIB if match else 0
+    """`MemTotal` in MiB: memory that the kernel manages, a little less than is installed; 0 if unknown."""
+    return read_memory(root).total >> 20
 
 
 def cgroup_text(root: Root, controller: str, *names: str) -> str | None:
-    """The first of the files `names` that our cgroup has, or the nearest one above it; None where none has any."""
-    places = (f"{directory}/{name}" for directory in _directories(root, controller) for name in names)
-    return next((text for text in map(root.read, places) if text is not None), None)
+    """Read the first existing file of `names` in our cgroup, or in the nearest cgroup above it; None if none exists."""
+    paths = (f"{directory}/{name}" for directory in _directories(root, controller) for name in names)
+    return next((text for text in map(root.read, paths) if text is not None), None)
 
 
 def _os(root: Root) -> dict[str, str]:
@@ -58,7 +55,7 @@ def _os(root: Root) -> dict[str, str]:
 def _limits(root: Root, total_mb: int) -> dict[str, str]:
     facts = {"memory.total_mb": str(total_mb)} if total_mb else {}
     limits = [int(text) >> 20 for text in _values(root, "memory", "memory.max", "memory.limit_in_bytes")]
-    # Without a limit version 1 says nearly 2^63 bytes, so "lower than the box" is also the test for "set".
+    # Without a limit cgroup v1 reports nearly 2^63 bytes, so "lower than the box" also tests for "set".
     if limits and min(limits) < (total_mb or 1 << 40):
         facts["memory.limit_mb"] = str(min(limits))
     quotas = [*_quotas_v2(root), *_quotas_v1(root)]
@@ -69,7 +66,7 @@ def _limits(root: Root, total_mb: int) -> dict[str, str]:
 
 
 def _values(root: Root, controller: str, *names: str) -> Iterator[str]:
-    """Whole numbers in the files `names` of our cgroup and of each above it; "max" and -1 set no limit."""
+    """Yield whole numbers in the files `names` of our cgroup and all above it; "max" and -1 set no limit."""
     for directory in _directories(root, controller):
         for name in names:
             text = (root.read(f"{directory}/{name}") or "").strip()
@@ -78,7 +75,7 @@ def _values(root: Root, controller: str, *names: str) -> Iterator[str]:
 
 
 def _quotas_v2(root: Root) -> Iterator[float]:
-    """`cpu.max` is "quota period" in microseconds: 150000 100000 is one and a half CPUs."""
+    """Yield quotas in CPUs from `cpu.max`, "quota period" in microseconds: 150000 100000 is 1.5 CPUs."""
     for directory in _directories(root, "cpu"):
         match = re.match(r"([0-9]{1,15}) ([1-9][0-9]{0,14})\b", root.read(f"{directory}/cpu.max") or "")
         if match:
@@ -86,7 +83,7 @@ def _quotas_v2(root: Root) -> Iterator[float]:
 
 
 def _quotas_v1(root: Root) -> Iterator[float]:
-    """`cpu.cfs_quota_us` over `cpu.cfs_period_us`; a quota of -1 is none."""
+    """Yield quotas in CPUs: `cpu.cfs_quota_us` / `cpu.cfs_period_us`; -1 sets no quota."""
     for directory in _directories(root, "cpu"):
         parts = [(root.read(f"{directory}/cpu.cfs_{name}_us") or "").strip() for name in ("quota", "period")]
         if all(_NUMBER.fullmatch(part) for part in parts) and int(parts[1]) > 0:
@@ -94,10 +91,10 @@ def _quotas_v1(root: Root) -> Iterator[float]:
 
 
 def _directories(root: Root, controller: str) -> Iterator[str]:
-    """Where a controller's files of our cgroup may be, for both versions, up to the root of the hierarchy.
+    """Yield directories that may hold a controller's files of our cgroup, for v1 and v2, up to the root.
 
-    `/proc/self/cgroup` has lines `id:controllers:path`; the line of version 2 names no controller. In a
-    container the path may be the host's and not exist here: then only the directories above it answer.
+    `/proc/self/cgroup` has lines `id:controllers:path`; the line of v2 has no controller. In a container the path may
+    be the host's and not exist here: then only the directories above it exist.
     """
     for line in (root.read("proc/self/cgroup") or "0::/").splitlines():
         _, _, rest = line.partition(":")
@@ -118,10 +115,9 @@ def _upwards(mount: str, parts: list[str]) -> Iterator[str]:
 
 
 def _libc(root: Root) -> str:
-    """`glibc 2.36`: wheels are tagged with the lowest one that they run on."""
+    """`glibc 2.36`: wheels are tagged with the lowest version that they support."""
     if root.is_live:
-        # None where the libc is not glibc.
-        return _confstr("CS_GNU_LIBC_VERSION") or ""
+        return _confstr("CS_GNU_LIBC_VERSION") or ""  # None if the libc is not glibc
     version = package_versions(root, ["libc6"]).get("libc6", "")
     return f"glibc {upstream(version)}" if version else ""
 
@@ -134,24 +130,24 @@ def _confstr(name: str) -> str | None:
 
 
 def _python(root: Root) -> str:
-    """`3.11`: the interpreter's, or the newest in a recorded tree. Two numbers, as these select wheels."""
+    """`3.11`: the interpreter's version, or the newest in a recorded tree; two numbers select wheels."""
     if root.is_live:
         return ".".join(platform.python_version_tuple()[:2])
     found = [path.rpartition("python")[2] for path in root.glob("usr/lib/python3.[0-9]*")]
     return max(found, key=as_numbers, default="")
 
 
-_LINE = re.compile(r"^(MemTotal|MemAvailable):\s*([0-9]{1,15}) kB$", re.MULTILINE)
+_MEMINFO = re.compile(r"^(MemTotal|MemAvailable):\s*([0-9]{1,15}) kB$", re.MULTILINE)
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Bytes; 0 where the box does not tell. `free` is what can be had without swapping."""
+    """Bytes, 0 if unknown. `free` can be allocated without swapping (MemAvailable)."""
 
     total: int = 0
     free: int = 0
 
 
 def read_memory(root: Root) -> Memory:
-    """As it is now."""
-    found = {name: int(number) << 10 for name, number in _LINE.findall(root.read("proc/meminfo") or "")}
+    """Read the memory of the box as it is now (format: proc_meminfo(5))."""
+    found = {name: int(number) << 10 for name, number in _MEMINFO.findall(root.read("proc/meminfo") or "")}
     return Memory(found.get("MemTotal", 0), found.get("MemAvailable", 0))

@@ -1,9 +1,9 @@
-"""Which facts an engine of each backend depends on: when one changes, it is no longer known to be valid.
+"""The facts that engines of each backend depend on: if one changes, an engine may no longer be valid.
 
-Left out on purpose, everywhere: the kernel and distribution (`os.*`, `libc.version`), Python, a CPU box's
-memory and cgroup limits, the number of CPUs, `cpu.features` (a reading aid to `cpu.isa`), the PCI address,
-the toolkit beside the CUDA runtime (`cuda.version`), and `nvidia.state`, which says whether to build now, not
-what was built. They change with every update of the box while the engines go on giving the same answers.
+Left out on purpose: the kernel and distribution (`os.*`, `libc.version`), Python, a CPU box's memory and cgroup limits,
+the number of CPUs, `cpu.features` (`cpu.isa` in readable form), the PCI address, the toolkit besides the CUDA runtime
+(`cuda.version`), and `nvidia.state`, which says whether to build now, not what was built. They change with every update
+of the box while engines keep giving the same answers.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ _RELEVANT: Mapping[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-# What an engine was built and measured on but is not compiled into it: when only these change, nobody can tell from
-# names whether it still works, but trying and comparing its answers can. The instruction set is not among them.
+# What an engine was built and measured on, but is not compiled into it: if only these change, the engine may still
+# work, which is found out by running it and comparing its answers. The instruction set is not among them.
 _DRIVER = re.compile(
     r"""(?x)
     nvidia\.(driver | kernel_module) | jetson\.(l4t | power_mode)
@@ -110,15 +110,15 @@ _DRIVER = re.compile(
 
 
 def is_driver(fact: str) -> bool:
-    """Whether a change of this fact alone leaves an engine to be tried instead of rebuilt."""
+    """Whether an engine is tried before it is rebuilt, if only this fact changed."""
     return _DRIVER.fullmatch(fact) is not None
 
 
 def relevant(backend: str, device_kind: str, index: int = 0) -> tuple[str, ...]:
-    """Names of facts, for `subset`, that this backend's engines for device `index` of a kind depend on.
+    """Return the names of facts, for `subset`, that this backend's engines for device `index` of a kind depend on.
 
-    A fact of the list that a box lacks is absent from the key. Raises Unsupported for a pair that has no
-    list, since "depends on nothing" would be the one wrong answer; only the null backend does.
+    Facts that a box lacks are absent from the key. Unsupported for an unknown pair, since "depends on nothing" would be
+    wrong; it holds for the null backend only.
     """
     if backend == "null":
         return ()
