@@ -51,7 +51,7 @@ class Export:
     settings: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[TensorSpec, ...] = (TensorSpec("images", "FP32", ("n", 3, HEIGHT, WIDTH)),)
     operators: frozenset[str] = frozenset({"Conv", "Concat"})
-    has_doubles: bool = False  # suppression is left to the reader
+    needs_nms: bool = False  # suppression is left to the reader
 
     @property
     def recognition(self) -> Recognition:
@@ -107,11 +107,11 @@ def _counted_specs(names: Sequence[str], classes: str) -> tuple[TensorSpec, ...]
 
 
 EXPORTS: dict[str, Export] = {
-    "ultralytics": Export("ultralytics", _TABLE, columns, {**_DETECT, **_FLAGS}, has_doubles=True),
-    "ultralytics without metadata": Export("ultralytics", _TABLE, columns, has_doubles=True),
-    "yolov9": Export("ultralytics", _TABLE, columns, _V5, has_doubles=True),
+    "ultralytics": Export("ultralytics", _TABLE, columns, {**_DETECT, **_FLAGS}, needs_nms=True),
+    "ultralytics without metadata": Export("ultralytics", _TABLE, columns, needs_nms=True),
+    "yolov9": Export("ultralytics", _TABLE, columns, _V5, needs_nms=True),
     "yolov9, two heads": Export(
-        "ultralytics", (*_TABLE, spec("1770", "n", 4 + CLASSES, CELLS)), two_heads, _V5, has_doubles=True
+        "ultralytics", (*_TABLE, spec("1770", "n", 4 + CLASSES, CELLS)), two_heads, _V5, needs_nms=True
     ),
     "ultralytics, nms-free": Export("ultralytics-end2end", _SIX, six, {**_DETECT, "end2end": "True"}),
     "ultralytics 8.3.0, nms-free": Export("ultralytics-end2end", _SIX, six, {**_DETECT, "version": "8.3.0"}),
@@ -130,19 +130,19 @@ EXPORTS: dict[str, Export] = {
         query_classes,
         {**_DETECT, **_FLAGS, "version": "8.4.46"},
     ),
-    "yolov5": Export("yolov5", (spec("output0", "n", 3 * CELLS, 5 + CLASSES),), anchor_rows, _V5, has_doubles=True),
+    "yolov5": Export("yolov5", (spec("output0", "n", 3 * CELLS, 5 + CLASSES),), anchor_rows, _V5, needs_nms=True),
     "yolov7 --grid": Export(
         "yolov5",
         (spec("output", "n", 3 * CELLS, 5 + CLASSES),),
         lambda batch: anchor_rows(batch, name="output"),
-        has_doubles=True,
+        needs_nms=True,
     ),
     "yolov7 --grid, by the setting": Export(
         "yolov7",
         (spec("output", "n", 3 * CELLS, 5 + CLASSES),),
         lambda batch: anchor_rows(batch, name="output"),
         settings={"family": "yolov7"},
-        has_doubles=True,
+        needs_nms=True,
     ),
     "yolov7, end to end": Export("yolov7", _counted_specs(_COUNTED7, "INT32"), counted(_COUNTED7, 0, np.int32)),
     "yolov7 --max-wh": Export("yolov7", (spec("output", "m", 7),), flat("output", class_first=True)),
@@ -151,22 +151,22 @@ EXPORTS: dict[str, Export] = {
         tuple(spec(f"head{i}", "n", 3, HEIGHT // s, WIDTH // s, 5 + CLASSES) for i, s in enumerate(STRIDES)),
         raw_heads,
         settings={"decode.anchors": "; ".join(",".join(map(str, row)) for row in ANCHORS)},
-        has_doubles=True,
+        needs_nms=True,
     ),
     "yolov6": Export(
         "yolov5",
         (spec("outputs", "n", CELLS, 5 + CLASSES),),
         lambda batch: anchor_rows(batch, CELLS, name="outputs"),
         settings={"family": "yolov5"},
-        has_doubles=True,
+        needs_nms=True,
     ),
-    "yolox": Export("yolox", (spec("output", "n", CELLS, 5 + CLASSES),), grid_rows, has_doubles=True),
+    "yolox": Export("yolox", (spec("output", "n", CELLS, 5 + CLASSES),), grid_rows, needs_nms=True),
     "yolox, decoded": Export(
         "yolox",
         (spec("output", "n", CELLS, 5 + CLASSES),),
         lambda batch: anchor_rows(batch, CELLS, name="output"),
         operators=frozenset({"Conv", "Exp"}),
-        has_doubles=True,
+        needs_nms=True,
     ),
     "yolo-nas, flat": Export(
         "yolo-nas",
@@ -196,14 +196,14 @@ EXPORTS: dict[str, Export] = {
         inputs=_INPUT,
     ),
     "deepstream-yolo": Export(
-        "deepstream-yolo", (spec("output", "n", CELLS, 6),), deepstream, inputs=_INPUT, has_doubles=True
+        "deepstream-yolo", (spec("output", "n", CELLS, 6),), deepstream, inputs=_INPUT, needs_nms=True
     ),
     "ssd, priors": Export(
         "ssd",
         (spec("scores", "n", CELLS, 1 + CLASSES), spec("boxes", "n", CELLS, 4)),
         priors,
         inputs=_INPUT,
-        has_doubles=True,
+        needs_nms=True,
     ),
     "ssd, openvino": Export("ssd", (spec("detection_out", 1, 1, "m", 7),), rows_of_seven),
     "ssd, tflite": Export(

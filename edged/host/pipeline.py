@@ -138,7 +138,7 @@ class Pipeline:
         if not rows:
             return Prepared(None, tuple(fitted))
         filled = tensor if self._fixed else tensor[:rows]
-        inputs = {self.recognition.input: filled, **self._companions(fitted, len(filled))}
+        inputs = {self.recognition.input: filled, **self._extra_inputs(fitted, len(filled))}
         return Prepared(self.stage(inputs), tuple(fitted), len(filled))
 
     def stage(self, inputs: Mapping[str, Array]) -> Inputs:
@@ -185,14 +185,14 @@ class Pipeline:
             self._decoders = ThreadPoolExecutor(min(_DECODERS, os.cpu_count() or 1), "decode")
         return list(self._decoders.map(partial(_decode, preparer), shots))
 
-    def _companions(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
+    def _extra_inputs(self, pictures: Sequence[_Fitted | Exception], rows: int) -> dict[str, Array]:
         """What the model wants to know of the pictures besides; rows that no picture fills repeat the last."""
         family = self._detector or self._classifier
         if family is None:
             return {}
         placements = [each.placement for each in pictures if isinstance(each, _Fitted)]
         placements += [placements[-1]] * (rows - len(placements))
-        found = family.companions(placements)
+        found = family.extra_inputs(placements)
         return {name: np.ascontiguousarray(array, self._datatypes[name]) for name, array in found.items()}
 
     def _fit(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.families.contract import Costly
+from edged.vision.families.contract import HasCheapBoxes
 from edged.vision.family import Classifier, Family, Recognition, Thresholds, open_family
 from edged.vision.placement import Fit, Placement, place
 
@@ -64,7 +64,7 @@ class Matcher:
 
     def __init__(self, recognition: Recognition, family: Family, slack: float) -> None:
         """`slack` is how far below the threshold a score may be and still count as found; never below its half."""
-        self._decode = family.boxes if isinstance(family, Costly) else family.decode
+        self._decode = family.boxes if isinstance(family, HasCheapBoxes) else family.decode
         self._read = recognition.reading.outputs
         self.lists = frozenset(self._read) - frozenset(recognition.reading.dense)
         if not recognition.reading.is_list:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from edged.tensors import Array
-from edged.vision.families.contract import Costly
+from edged.vision.families.contract import HasCheapBoxes
 from edged.vision.family import Classifier, Recognition, Thresholds, open_family
 from edged.vision.placement import Placement
 
@@ -28,7 +28,7 @@ def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
     if family is None or isinstance(family, Classifier):
         return ""
     size = np.array((family.preprocess.width, family.preprocess.height), np.float32)
-    decode = family.boxes if isinstance(family, Costly) else family.decode
+    decode = family.boxes if isinstance(family, HasCheapBoxes) else family.decode
     found = decode(outputs, 0, _wide(*map(int, size)), _BEST)
     if not len(found):
         return "" if recognition.reading.is_list else "none of its boxes has an area near the picture"

@@ -115,14 +115,14 @@ class Pictures:
 
 
 class _Companions:
-    """The inputs besides the picture that a model's family fills (`Opened.companions`): sizes of pictures, say, that
+    """The inputs besides the picture that a model's family fills (`Opened.extra_inputs`): sizes of pictures, say, that
     nothing random can stand for."""
 
     def __init__(self, recognition: Recognition) -> None:
         self._family = open_family(recognition) if recognition.family else None
 
     def of(self, placements: Sequence[Placement]) -> dict[str, Array]:
-        return dict(self._family.companions(placements)) if self._family is not None else {}
+        return dict(self._family.extra_inputs(placements)) if self._family is not None else {}
 
 
 def read_sample(path: Path, content: str = "") -> image.Image:

@@ -1,8 +1,8 @@
-"""Which detector family a model belongs to, and why.
+"""Recognises the detector family of a model.
 
-Order: the setting `family`, then metadata, then tensor names, then row arithmetic. Nothing is guessed in
-silence: a model that no rule claims, or that is known but not decoded, has family None, a reason that says
-so, and serves raw tensors. A new family adds its rules to `_RULES` and its makers to `_FAMILIES`.
+Order: the setting `family`, then metadata, then tensor names, then shapes. A model that no rule claims, or that is
+known but not decoded, has family None with a reason, and serves raw tensors. A new family adds its rules to `_RULES`
+and its spec to `_FAMILIES`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edged.vision.families.contract import (
     Classifier,
     Evidence,
     Family,
-    Maker,
+    FamilySpec,
     Reading,
     Rule,
     Thresholds,
@@ -57,10 +57,10 @@ __all__ = ["Classifier", "Family", "Reading", "Recognition", "Thresholds", "open
 
 
 class Recognition(msgspec.Struct, frozen=True):
-    """What is known about a model's pictures and detections; plain data, to store and to send to a host.
+    """A model's pictures and detections, as plain data that is sent to hosts.
 
-    `family` None means raw tensors only; `preprocess` None means that the model takes no picture. `picture`
-    says why it does or does not, `reason` why the family was or was not recognised.
+    `family` None means raw tensors only; `preprocess` None means that the model takes no picture, `picture` says why.
+    `reason` says why the family was recognised or not.
     """
 
     family: str | None
@@ -71,31 +71,31 @@ class Recognition(msgspec.Struct, frozen=True):
     thresholds: Thresholds
     input: str = ""
     reading: Reading = Reading()
-    is_set: bool = False  # the family is the user's word, and nothing in the file bears it out
+    is_set: bool = False  # the family is set by the user, not recognised from the file
 
     @property
     def output(self) -> str:
-        """The first tensor that is decoded; empty for a model of no family."""
+        """The first tensor that is decoded; empty without a family."""
         return self.reading.outputs[0] if self.reading.outputs else ""
 
 
-_FAMILIES: dict[str, Maker] = {
-    ultralytics.NAME: ultralytics.MAKER,
-    ultralytics_end2end.NAME: ultralytics_end2end.MAKER,
-    ultralytics_segment.NAME: ultralytics_segment.MAKER,
-    ultralytics_pose.NAME: ultralytics_pose.MAKER,
-    ultralytics_obb.NAME: ultralytics_obb.MAKER,
-    rtdetr_ultralytics.NAME: rtdetr_ultralytics.MAKER,
-    yolov5.NAME: yolov5.MAKER,
-    yolov7.NAME: yolov7.MAKER,
-    yolox.NAME: yolox.MAKER,
-    yolo_nas.NAME: yolo_nas.MAKER,
-    rtdetr.NAME: rtdetr.MAKER,
-    rfdetr.NAME: rfdetr.MAKER,
-    deepstream_yolo.NAME: deepstream_yolo.MAKER,
-    ssd.NAME: ssd.MAKER,
-    classification.NAME: classification.MAKER,
-    classification.ULTRALYTICS: classification.MAKER_ULTRALYTICS,
+_FAMILIES: dict[str, FamilySpec] = {
+    ultralytics.NAME: ultralytics.SPEC,
+    ultralytics_end2end.NAME: ultralytics_end2end.SPEC,
+    ultralytics_segment.NAME: ultralytics_segment.SPEC,
+    ultralytics_pose.NAME: ultralytics_pose.SPEC,
+    ultralytics_obb.NAME: ultralytics_obb.SPEC,
+    rtdetr_ultralytics.NAME: rtdetr_ultralytics.SPEC,
+    yolov5.NAME: yolov5.SPEC,
+    yolov7.NAME: yolov7.SPEC,
+    yolox.NAME: yolox.SPEC,
+    yolo_nas.NAME: yolo_nas.SPEC,
+    rtdetr.NAME: rtdetr.SPEC,
+    rfdetr.NAME: rfdetr.SPEC,
+    deepstream_yolo.NAME: deepstream_yolo.SPEC,
+    ssd.NAME: ssd.SPEC,
+    classification.NAME: classification.SPEC,
+    classification.ULTRALYTICS: classification.SPEC_ULTRALYTICS,
 }
 
 
@@ -129,12 +129,12 @@ def _shape_text(output: TensorSpec) -> str:
     return f"{output.name} [{','.join(map(str, output.shape))}]"
 
 
-# Quantised numbers and BF16, which numpy holds as plain integers, would pass for pixels and scores.
+# Quantised values and BF16, which numpy holds as plain integers, would be mistaken for pixels and scores.
 _DECODED = frozenset({"FP64", "FP32", "FP16", "INT32", "INT64"})
 
-# The first rule with something to say wins.
+# The first rule that returns a claim wins.
 _RULES: tuple[Rule, ...] = (
-    # What the exporter said.
+    # Metadata of the exporter.
     rtdetr_ultralytics.by_metadata,
     ultralytics_end2end.by_metadata,
     ultralytics_segment.by_metadata,
@@ -169,29 +169,29 @@ def recognise(
     operators: Iterable[str] | None = None,
     heads: Mapping[str, str] | None = None,
 ) -> Recognition:
-    """Look at a model's tensors, metadata and settings (see `settings.KNOWN`); ConfigError for bad settings.
+    """Recognise a model by its tensors, metadata and settings (see `settings.KNOWN`); ConfigError for invalid settings.
 
-    `operators` are the names of those in the graph, `heads` those that make each output; None if not known. Metadata
-    never raises. Settings of other rooms may be among `settings`; they are not looked at.
+    `operators` are the names of those in the graph, `heads` the operator of each output; None if unknown. Invalid
+    metadata is ignored, as are settings of other modules.
     """
     keys.check(settings)
-    said = read_metadata(metadata)
+    exported = read_metadata(metadata)
     picture, _ = find_picture(inputs)
-    size = input_size(picture, settings, said.size) if picture else None
+    size = input_size(picture, settings, exported.size) if picture else None
     used = None if operators is None else frozenset(operators)
-    evidence = Evidence(inputs, outputs, said, picture, size, settings, used, heads)
+    evidence = Evidence(inputs, outputs, exported, picture, size, settings, used, heads)
     claim = _readable(_claim(evidence, settings), outputs)
-    filled = _FAMILIES[claim.family].companions if claim.family is not None else ()
-    preprocess, why = raw_preprocess(tuple(i for i in inputs if i.name not in filled), settings, said.size)
+    filled = _FAMILIES[claim.family].extra_inputs if claim.family is not None else ()
+    preprocess, why = raw_preprocess(tuple(i for i in inputs if i.name not in filled), settings, exported.size)
     if claim.family is not None and preprocess is None:
         claim = Claim(None, f"looks like {claim.family}, but {why}")
     if claim.family is not None and picture is not None and size is not None:
         preprocess = override(_FAMILIES[claim.family].feed(plain(picture, size)), settings)
         why = describe(picture, preprocess)
-    names = _names(settings, said, claim)
+    names = _names(settings, exported, claim)
     return Recognition(
         family=claim.family,
-        reason=claim.reason + said.remark,
+        reason=claim.reason + exported.remark,
         preprocess=preprocess,
         picture=why,
         names=names,
@@ -203,11 +203,11 @@ def recognise(
 
 
 def open_family(recognition: Recognition) -> Family | Classifier:
-    """The decoder of a recognised model: `isinstance(it, Classifier)` tells which. Unsupported where it has none."""
+    """Return the decoder of a recognised model, a `Family` or a `Classifier`; Unsupported without a family."""
     if recognition.family not in _FAMILIES or recognition.preprocess is None:
-        raise Unsupported(f"nothing is decoded for this model: {recognition.reason}")
-    maker = _FAMILIES[recognition.family]
-    return maker.open(recognition.preprocess, recognition.names, recognition.reading)
+        raise Unsupported(f"no family decodes this model: {recognition.reason}")
+    spec = _FAMILIES[recognition.family]
+    return spec.open(recognition.preprocess, recognition.names, recognition.reading)
 
 
 def _claim(evidence: Evidence, settings: Mapping[str, str]) -> Claim:
@@ -216,7 +216,7 @@ def _claim(evidence: Evidence, settings: Mapping[str, str]) -> Claim:
         return Claim(None, "the setting family=raw")
     if wanted is not None:
         if wanted not in _FAMILIES:
-            raise ConfigError(f"family={wanted[:60]} is not decoded; {keys.nearest(wanted[:60], (*_FAMILIES, 'raw'))}")
+            raise ConfigError(f"family={wanted[:60]} is unknown; {keys.nearest(wanted[:60], (*_FAMILIES, 'raw'))}")
         return _FAMILIES[wanted].by_setting(evidence)
     for rule in _RULES:
         claim = rule(evidence)
@@ -224,13 +224,13 @@ def _claim(evidence: Evidence, settings: Mapping[str, str]) -> Claim:
             return claim
     return Claim(
         None,
-        "neither metadata, names nor shapes are those of a known detector; raw tensors are served;"
+        "metadata, names and shapes match no known detector; raw tensors are served;"
         f" if it is one, set family={' or family='.join(_FAMILIES)}",
     )
 
 
 def _readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
-    """The claim, where numpy knows the numbers that it is about."""
+    """Replace a claim about datatypes that cannot be decoded."""
     for spec in outputs:
         if spec.name in claim.read.outputs and spec.datatype not in _DECODED:
             return Claim(
@@ -239,12 +239,12 @@ def _readable(claim: Claim, outputs: tuple[TensorSpec, ...]) -> Claim:
     return claim
 
 
-def _names(settings: Mapping[str, str], said: ExportMetadata, claim: Claim) -> tuple[str, ...]:
+def _names(settings: Mapping[str, str], exported: ExportMetadata, claim: Claim) -> tuple[str, ...]:
     given = keys.words(settings, "names")
     if given is None:
-        # Names that do not fit the tensor would label every box wrongly; numbers are honest.
-        fits = claim.classes is None or len(said.names) == claim.classes
-        return said.names if fits else ()
+        # Names that do not match the tensor would label every box wrongly; then numbers are better.
+        fits = claim.classes is None or len(exported.names) == claim.classes
+        return exported.names if fits else ()
     if claim.background and claim.classes is not None and len(given) == claim.classes - claim.background:
         return (*["background"] * claim.background, *given)
     if claim.classes is not None and len(given) != claim.classes:

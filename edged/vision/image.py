@@ -1,7 +1,9 @@
-"""Pictures as cameras send them (encoded, or raw pixels) to one form: BGR, uint8, [height, width, 3].
+"""Decodes pictures as cameras send them (encoded, or raw pixels) to BGR, uint8, [height, width, 3].
 
-BGR because that is what OpenCV decodes to without another pass; `prepare` reorders channels where a model
-wants RGB.
+BGR is what OpenCV decodes to without another pass; `prepare` reorders channels if a model wants RGB.
+
+A few bytes can claim a picture of gigabytes, so the size is read from the header before a decoder allocates anything.
+Only formats whose header is read here are decoded: JPEG (ITU T.81), PNG (RFC 2083), WebP (RFC 9649), BMP and GIF89a.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ Encoded = bytes | memoryview
 # Start-of-frame markers are 0xC0..0xCF without DHT (C4), JPG (C8) and DAC (CC).
 _JPEG_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length: TEM, RSTn, SOI
-_JPEG_STEPS = 10_000  # a real header needs a dozen; a hostile one must not keep us here
+_JPEG_STEPS = 10_000  # a real header needs a dozen; bounds the time that a hostile one takes
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Format name, size in pixels, and the offset where the header that said so ends."""
+    """Format, size in pixels, and the offset of the end of the header."""
 
     format: str
     width: int
@@ -37,7 +39,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def read_header(encoded: Encoded) -> Header | None:
-    """The header of a picture, or None where it is cut off, damaged or of a format not known here."""
+    """Read the header of a picture; None if it is truncated, damaged or of an unknown format."""
     for magic, offset, read in _READERS:
         if encoded[offset : offset + len(magic)] == magic:
             try:
@@ -59,7 +61,7 @@ def _jpeg(data: Encoded) -> Header | None:
         elif marker in _JPEG_BARE:
             at += 2
         elif marker in (0xD9, 0xDA):
-            return None  # the scan or the end came before any frame header
+            return None  # scan or end of image before any frame header
         else:
             at += 2 + max(2, struct.unpack_from(">H", data, at + 2)[0])
     return None
@@ -73,7 +75,7 @@ def _png(data: Encoded) -> Header | None:
 def _bmp(data: Encoded) -> Header | None:
     (size,) = struct.unpack_from("<I", data, 14)
     width, height = struct.unpack_from("<HH", data, 18) if size == 12 else struct.unpack_from("<ii", data, 18)
-    return Header("BMP", width, abs(height), 26)  # a negative height means rows from the top
+    return Header("BMP", width, abs(height), 26)  # a negative height means top-down rows
 
 
 def _gif(data: Encoded) -> Header | None:
@@ -110,8 +112,8 @@ MAX_PIXELS = 64 * 1024 * 1024  # 192 MiB once decoded; beyond what any camera of
 
 _JPEG_END = re.compile(rb"\xff\xd9")
 _AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-# JPEG's blocks can be decoded to fewer pixels for a fraction of the work. The largest steps come first.
 _STILL_BRANDS = (b"heic", b"heix", b"mif1", b"msf1", b"avif", b"avis")  # pictures in the container of MP4
+# JPEG blocks can be decoded to fewer pixels for a fraction of the work. The largest steps come first.
 _REDUCED = (
     (8, cv2.IMREAD_REDUCED_COLOR_8 | cv2.IMREAD_IGNORE_ORIENTATION),
     (4, cv2.IMREAD_REDUCED_COLOR_4 | cv2.IMREAD_IGNORE_ORIENTATION),
@@ -123,7 +125,7 @@ Reduction: TypeAlias = Callable[[int, int], float]
 
 
 class PixelFormat(enum.Enum):
-    """Layout of raw pixels; the value is the name used on the wire and in settings."""
+    """Layout of raw pixels; the value is its name in requests and settings."""
 
     BGR = "bgr"
     RGB = "rgb"
@@ -137,10 +139,10 @@ _SUBSAMPLED = (PixelFormat.NV12, PixelFormat.I420)
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """A picture of width x height pixels, of which `image` has one pixel for every step x step.
+    """A picture of width x height pixels, decoded at 1/step of its size.
 
-    `image` is BGR uint8 [ceil(height / step), ceil(width / step), 3]; its last row and column may stand for pixels
-    beyond the edge.
+    `image` is BGR uint8 [ceil(height / step), ceil(width / step), 3]; its last row and column may cover pixels beyond
+    the edge.
     """
 
     image: Image
@@ -152,20 +154,19 @@ class Decoded(msgspec.Struct, frozen=True):
 def decode(encoded: Encoded) -> Image:
     """Decode a JPEG, PNG, WebP, BMP or GIF (first frame) into BGR uint8 [height, width, 3].
 
-    Gray and palette pictures become three channels, alpha is dropped, 16 bits become 8. The EXIF orientation
-    is ignored: detections are in the pixels as stored, so the sender can draw them on the picture it holds.
+    Gray and palette pictures become three channels, alpha is dropped, 16 bits become 8. The EXIF orientation is
+    ignored: detections are in the pixels as stored, so that the sender can draw them on its own copy.
 
-    Raises TooLarge above `MAX_PIXELS`, before anything is decoded, and InvalidInput for a picture that is
-    empty, truncated, damaged or of another format.
+    TooLarge above `MAX_PIXELS`, before anything is decoded; InvalidInput for a picture that is empty, truncated,
+    damaged or of another format.
     """
     return _decode(encoded, _header(encoded), _AS_STORED)
 
 
 def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
-    """The same at the smallest scale that is enough: a JPEG can be decoded at 1/2, 1/4 or 1/8 for much less work.
+    """Decode as `decode`, but a JPEG at 1/2, 1/4 or 1/8 of its size if that is enough, for much less work.
 
-    `reduction` is told the size of the whole picture (`Preparer.reduction` knows what its input wants). Whatever else
-    it raises, and all that `decode` raises, is raised.
+    `reduction` gets the size of the whole picture (see `Preparer.reduction`); its errors are passed on.
     """
     header = _header(encoded)
     most = reduction(header.width, header.height)
@@ -175,12 +176,12 @@ def decode_reduced(encoded: Encoded, reduction: Reduction) -> Decoded:
                 image = _decode(encoded, header, flags)
                 if image.shape[:2] == (-(-header.height // step), -(-header.width // step)):
                     return Decoded(image, header.width, header.height, step)
-                break  # a decoder with another idea of a half pixel: better slow than shifted
+                break  # a decoder that rounds otherwise: better slow than shifted
     return Decoded(_decode(encoded, header, _AS_STORED), header.width, header.height)
 
 
 def _header(encoded: Encoded) -> Header:
-    """The header of a picture that may be decoded."""
+    """Read the header of a picture that may be decoded."""
     header = read_header(encoded)
     if header is None:
         raise InvalidImage(f"{_describe(encoded)}; send a JPEG, PNG, WebP, BMP or GIF")
@@ -193,7 +194,7 @@ def _decode(encoded: Encoded, header: Header, flags: int) -> Image:
         image = cv2.imdecode(np.frombuffer(encoded, np.uint8), flags)
     except cv2.error:
         image = None
-    # imdecode returns None for most damage and raises for some; the stubs only know of arrays.
+    # imdecode returns None for most damage and raises for some; its stub does not declare None.
     if cast("Image | None", image) is None:
         raise InvalidImage(f"the {header.format} picture is damaged or truncated; send it again")
     return cast(Image, image)
@@ -204,8 +205,8 @@ def _describe(encoded: Encoded) -> str:
         return "the picture is empty"
     start = bytes(encoded[:12])
     if start[4:8] == b"ftyp" and start[8:12] not in _STILL_BRANDS:
-        return f"these {len(encoded)} bytes are a video, not a picture (videos: `edged stream`)"
-    return f"these {len(encoded)} bytes are not a picture that can be read; they begin with {start[:4].hex()}"
+        return f"the {len(encoded)} bytes are a video, not a picture (for videos use `edged stream`)"
+    return f"the {len(encoded)} bytes are not a picture in a supported format; they begin with {start[:4].hex()}"
 
 
 def _check_encoded(encoded: Encoded, header: Header) -> None:
@@ -216,21 +217,19 @@ def _check_encoded(encoded: Encoded, header: Header) -> None:
         raise TooLarge(
             f"the {header.format} picture of {width}x{height} pixels is over the limit of {MAX_PIXELS} pixels"
         )
-    # Some decoders fill the rest of a cut JPEG with gray and call it good. Cameras may pad after the end
-    # marker.
+    # Some decoders fill the rest of a truncated JPEG with gray without an error. Cameras may pad after the end marker.
     if header.format == "JPEG" and encoded[-2:] != b"\xff\xd9" and not _JPEG_END.search(encoded, header.end):
         raise InvalidImage("the JPEG picture is truncated: its end marker is missing")
 
 
 def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, stride: int = 0) -> Image:
-    """Raw pixels to BGR uint8 [height, width, 3]; BGR input, padded or not, is a view of `data` (no copy).
+    """Convert raw pixels to BGR uint8 [height, width, 3]; BGR input, padded or not, is a view of `data` (no copy).
 
-    `stride` is the bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12 keeps
-    that stride in its interleaved chroma rows, I420 half of it in each of its two chroma planes. YUV is
-    taken as BT.601 limited range, as OpenCV does. The padding after the very last row may be left off.
+    `stride` is the bytes from one row of the first plane to the next, 0 for tightly packed rows. NV12 has the same
+    stride in its interleaved chroma rows, I420 half of it in each of its two chroma planes. YUV is taken as BT.601
+    limited range, as OpenCV does. The padding after the very last row may be missing.
 
-    Raises InvalidInput for an impossible size or stride, or where `data` is not exactly as long as the
-    picture.
+    InvalidInput for an impossible size or stride, or if `data` is not exactly as long as the picture.
     """
     row = width * _PIXEL_BYTES.get(pixel_format, 1)
     stride = stride or row
@@ -258,13 +257,13 @@ def from_raw(data: Encoded, pixel_format: PixelFormat, width: int, height: int, 
 def _check_geometry(pixel_format: PixelFormat, width: int, height: int, row: int, stride: int) -> None:
     what = f"a raw {pixel_format.value} picture of {width}x{height} pixels"
     if width < 1 or height < 1:
-        raise InvalidImage(f"{what} is impossible; give a positive width and height")
+        raise InvalidImage(f"{what} is invalid; give a positive width and height")
     if width * height > MAX_PIXELS:
         raise InvalidImage(f"{what} is over the limit of {MAX_PIXELS} pixels")
     if stride < row:
         raise InvalidImage(f"{what} needs a stride of at least {row} bytes, got {stride}; give 0 for packed rows")
     if pixel_format in _SUBSAMPLED and (width % 2 or height % 2):
-        raise InvalidImage(f"{what} is impossible; {pixel_format.value} needs an even width and height")
+        raise InvalidImage(f"{what} is invalid; {pixel_format.value} needs an even width and height")
     if pixel_format is PixelFormat.I420 and stride % 2:
         raise InvalidImage(f"{what} needs an even stride, got {stride}")
 
@@ -282,7 +281,7 @@ def _check_length(
 
 
 def _packed_i420(data: Encoded, width: int, height: int, stride: int) -> Image:
-    """The three planes without padding, one after the other, as OpenCV wants them: [height * 3/2, width]."""
+    """Return the three planes without padding, one after the other, as OpenCV expects: [height * 3/2, width]."""
     if stride == width:
         return cast(Image, np.ndarray((height * 3 // 2, width), np.uint8, data))
     half_w, half_h, half_stride = width // 2, height // 2, stride // 2

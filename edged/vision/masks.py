@@ -1,7 +1,7 @@
-"""Masks as COCO's uncompressed run lengths over a whole picture: compact, exact, and plain integers on the wire.
+"""Masks in COCO's uncompressed run-length encoding over a whole picture.
 
 Pixels are counted down the columns, from left to right, in runs of off, on, off, ...; the first run may be empty, the
-last one is not. Format: `rleEncode` of the COCO API, uint32 [runs], adding up to width * height.
+last may not. Format: `rleEncode` of the COCO API, uint32 [runs] that add up to width * height.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Inside: TypeAlias = npt.NDArray[np.bool_]
 
 
 def encode(inside: Inside, x: int, y: int, width: int, height: int) -> Counts:
-    """The mask `inside`, bool [h, w], whose corner lies at x, y of a picture of width x height.
+    """Encode the mask `inside`, bool [h, w], whose corner is at x, y of a picture of width x height.
 
-    An array whose columns are contiguous (the transpose of a C contiguous one) is read without a copy. ValueError where
-    it does not lie inside the picture.
+    An array with contiguous columns (the transpose of a C contiguous one) is read without a copy. ValueError if the
+    mask exceeds the picture.
     """
     rows, columns = inside.shape
     _check_inside(columns, rows, x, y, width, height)
@@ -30,8 +30,10 @@ def encode(inside: Inside, x: int, y: int, width: int, height: int) -> Counts:
 
 
 def encode_coarse(inside: Inside, step: int, box: tuple[int, int, int, int], width: int, height: int) -> Counts:
-    """As `encode`, of a mask with a pixel for every step x step of the picture that covers `box` (x1, y1, x2, y2), bool
-    [ceil(h / step), ceil(w / step)]; cut to the box. Costs what the coarse mask and the runs cost."""
+    """Encode a mask at 1/step of the picture's resolution that covers `box` (x1, y1, x2, y2), cut to the box.
+
+    `inside` is bool [ceil(h / step), ceil(w / step)]. The cost depends on the coarse mask and the runs only.
+    """
     x1, y1, x2, y2 = box
     _check_inside(x2 - x1, y2 - y1, x1, y1, width, height)
     column, row = _changes(inside)
@@ -48,13 +50,13 @@ def encode_coarse(inside: Inside, step: int, box: tuple[int, int, int, int], wid
 
 def _check_inside(columns: int, rows: int, x: int, y: int, width: int, height: int) -> None:
     if not (0 <= x <= width - columns and 0 <= y <= height - rows):
-        raise ValueError(f"a mask of {columns}x{rows} pixels at {x}, {y} is not inside of {width}x{height}")
+        raise ValueError(f"a mask of {columns}x{rows} pixels at {x}, {y} exceeds the picture of {width}x{height}")
 
 
 def _changes(inside: Inside) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Column and row where runs that are on begin and end, one column after the other."""
+    """Column and row where runs of on pixels begin and end, column by column."""
     rows, columns = inside.shape
-    # One pixel that is off between columns ends every run where its column ends.
+    # An off pixel between columns ends every run at the end of its column.
     apart = np.zeros((columns, rows + 1), np.bool_)
     apart[:, :rows] = inside.T
     pixels = apart.reshape(-1)
@@ -66,8 +68,8 @@ def _changes(inside: Inside) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 def _counts(edges: npt.NDArray[np.int64], total: int) -> Counts:
-    """Runs between edges that alternately begin and end one that is on."""
-    joined = edges[2::2] == edges[1:-1:2]  # a run down to the last row that goes on at the top of the next column
+    """Run lengths from edges that alternately begin and end a run of on pixels."""
+    joined = edges[2::2] == edges[1:-1:2]  # a run to the last row that continues at the top of the next column
     if joined.any():
         keep = np.ones(len(edges), np.bool_)
         keep[2::2] = keep[1:-1:2] = ~joined
@@ -77,7 +79,7 @@ def _counts(edges: npt.NDArray[np.int64], total: int) -> Counts:
 
 
 def decode(counts: Counts, width: int, height: int) -> Inside:
-    """bool [height, width]. ValueError where the runs are not those of a picture of this size."""
+    """Decode to bool [height, width]; ValueError if the runs do not add up to a picture of this size."""
     inside, x, y = crop(counts, width, height)
     whole = np.zeros((height, width), np.bool_)
     whole[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
@@ -85,13 +87,13 @@ def decode(counts: Counts, width: int, height: int) -> Inside:
 
 
 def crop(counts: Counts, width: int, height: int) -> tuple[Inside, int, int]:
-    """The smallest part that holds all of a mask: bool [h, w], and the x, y of its corner; 0x0 for an empty mask.
+    """Decode the bounding box of a mask: bool [h, w], and the x, y of its corner; 0x0 for an empty mask.
 
-    Costs what the part costs, however large the picture. ValueError as for `decode`.
+    The cost depends on the part, not on the picture. ValueError as for `decode`.
     """
     edges = np.cumsum(counts, dtype=np.int64)
     if not len(edges) or edges[-1] != width * height:
-        raise ValueError(f"runs of {int(edges[-1]) if len(edges) else 0} pixels are no mask of {width}x{height}")
+        raise ValueError(f"runs of {int(edges[-1]) if len(edges) else 0} pixels are not a mask of {width}x{height}")
     starts, stops = edges[0:-1:2], edges[1::2]
     there = stops > starts
     starts, stops = starts[there], stops[there]
@@ -113,10 +115,10 @@ def area(counts: Counts) -> int:
 
 
 def polygon(counts: Counts, width: int, height: int) -> npt.NDArray[np.int32]:
-    """The outer contour of a mask's largest piece, int32 [n, 2]: x, y of the pixels on its rim, in order.
+    """Return the outer contour of a mask's largest piece, int32 [n, 2]: x, y of its border pixels, in order.
 
-    At least three points, so that everybody takes it for a polygon, or none for an empty mask. `cv2.fillPoly` paints
-    the piece from it again, without its holes. ValueError as for `decode`.
+    At least three points, so that it is a valid polygon, or none for an empty mask. `cv2.fillPoly` restores the piece,
+    without its holes. ValueError as for `decode`.
     """
     inside, x, y = crop(counts, width, height)
     if not inside.size:

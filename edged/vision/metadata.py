@@ -1,9 +1,8 @@
-"""The metadata Ultralytics' exporter writes into a model, read without trusting a byte of it.
+"""Reads the metadata that Ultralytics' exporter writes into a model; it is untrusted input.
 
-Every value is Python's `str()` of the original: `{0: 'person', ...}`, `[640, 640]`, `True`.
-`ast.literal_eval` reads that back, but a hostile text can exhaust the parser's stack or time, so only short
-texts made of flat literals (strings, unsigned numbers, brackets few deep) ever reach it. What cannot be read
-counts as absent and is named.
+Every value is Python's `str()` of the original: `{0: 'person', ...}`, `[640, 640]`, `True`. `ast.literal_eval` parses
+that, but a hostile text can exhaust the parser's stack or time, so it only gets short texts of literals (strings,
+unsigned numbers, shallow brackets). A value that cannot be read counts as absent and is listed.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ MAX_NAME = 200
 MAX_SIDE = 16384
 _MAX_DEPTH = 8
 
-# The closing quote is optional, so that an open string is consumed once and not tried again from every quote
-# in it.
+# The closing quote is optional, so that an unterminated string is consumed once and not retried from every quote in it.
 _STRING = re.compile(r"'[^'\\\n]*(?:\\.[^'\\\n]*)*'?" + r'|"[^"\\\n]*(?:\\.[^"\\\n]*)*"?')
 _PLAIN = re.compile(r"True|False|None|\d[\d.]*(?:[eE][-+]?\d+)?|[][{}():,\s]+")
-_NOT_PLAIN = re.compile(r"[\d.]{40}")  # turning long numbers into integers takes quadratic time
+_NOT_PLAIN = re.compile(r"[\d.]{40}")  # parsing long integers takes quadratic time
 _BRACKET = re.compile(r"[][{}()]")
 
 
 class ExportMetadata(msgspec.Struct, frozen=True):
-    """What the exporter said; None (or empty) where it did not, or where it cannot be believed."""
+    """The exporter's metadata; None (or empty) for what is missing or invalid."""
 
     task: str | None = None
     head: str | None = None
@@ -50,12 +48,12 @@ class ExportMetadata(msgspec.Struct, frozen=True):
 
     @property
     def remark(self) -> str:
-        """The end of a reason: which values could not be read."""
+        """The values that could not be read, as the end of a reason."""
         return f"; unreadable metadata: {', '.join(self.unreadable)}" if self.unreadable else ""
 
 
 def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
-    """Never raises; keys that are there but cannot be read are listed in `unreadable`."""
+    """Read metadata; never raises. Keys whose value cannot be read are listed in `unreadable`."""
     reader = _Reader(metadata)
     return ExportMetadata(
         task=reader.word("task"),
@@ -72,7 +70,7 @@ def read_metadata(metadata: Mapping[str, str]) -> ExportMetadata:
 
 
 def literal(text: object) -> object:
-    """The value of a flat Python literal; ValueError for anything else."""
+    """Parse a flat Python literal; ValueError for anything else."""
     if not isinstance(text, str) or len(text) > MAX_TEXT:
         raise ValueError("not a text, or too long")
     if not _is_plain(text):
@@ -85,9 +83,9 @@ def literal(text: object) -> object:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether parsing is sure to be cheap; itself one pass, whatever the text."""
+    """Whether parsing is cheap for certain; takes one pass."""
     if "'''" in text or '"""' in text:
-        return False  # Python would see other strings than we do
+        return False  # Python would split it into other strings than we do
     skeleton = _STRING.sub("0", text)  # so that brackets and words inside strings do not count
     if skeleton.count(",") > MAX_ITEMS or _NOT_PLAIN.search(skeleton):
         return False
@@ -103,14 +101,14 @@ def _depth(skeleton: str) -> int:
 
 
 class _Reader:
-    """Reads values by key and remembers which were there but unusable."""
+    """Reads values by key and collects the keys of unusable ones."""
 
     def __init__(self, metadata: Mapping[str, str]) -> None:
         self._metadata = metadata
         self.unreadable: list[str] = []
 
     def _value(self, key: str) -> object:
-        """The literal, or None where it is absent, None or unreadable."""
+        """The literal; None if it is absent, None or unreadable."""
         if key not in self._metadata:
             return None
         try:
@@ -130,7 +128,7 @@ class _Reader:
         return None
 
     def version(self) -> tuple[int, int, int] | None:
-        """None for one of another form: many packages write such a key."""
+        """None for other forms: many packages write such a key."""
         text: object = self._metadata.get("version")
         found = re.match(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)", text, re.ASCII) if isinstance(text, str) else None
         if found is None:
@@ -169,12 +167,12 @@ class _Reader:
         if isinstance(value, dict) and list(value) == list(range(len(value))):
             value = list(value.values())
         if isinstance(value, (list, tuple)) and all(isinstance(n, str) and len(n) <= MAX_NAME for n in value):
-            return tuple(" ".join(name.split()) for name in value)  # a name ends up in log lines
+            return tuple(" ".join(name.split()) for name in value)  # names appear in log lines
         self._bad("names")
         return ()
 
     def nms(self) -> bool | None:
-        """`args` repeats the arguments of the export; whether it put an NMS into the graph is one of them."""
+        """Whether the export put an NMS into the graph; `args` repeats the arguments of the export."""
         arguments = self._value("args")
         if arguments is None:
             return None

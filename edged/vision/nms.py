@@ -1,9 +1,13 @@
-"""Greedy non-maximum suppression in numpy.
+"""Non-maximum suppression in numpy, of upright and of oriented boxes.
 
-Own code rather than OpenCV's because its cost is bounded: work goes block by block in order of score and
-stops at `max_detections`, so thousands of candidates that do not overlap (a wall of noise) cost a tenth of
-NMSBoxesBatched. Boxes stay xyxy, and classes are compared, not shifted apart by an offset, which would cost
-float32 its precision.
+Unlike OpenCV's its cost is bounded: it works block by block in order of score and stops at `max_detections`, so
+thousands of candidates that do not overlap (noise) cost a tenth of NMSBoxesBatched. Boxes stay xyxy, and classes are
+compared, not shifted apart by an offset, which would cost float32 precision.
+
+Oriented boxes are compared by their probabilistic IoU, as in the exporters' own tools, so that a threshold means the
+same: each box is taken as the normal distribution with mean and covariance of a uniform rectangle, and compared by 1
+minus the Hellinger distance (Llerena et al., "Gaussian Bounding Boxes and Probabilistic Intersection-over-Union for
+Object Detection", 2021).
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ Scores: TypeAlias = npt.NDArray[np.float32]
 ClassIds: TypeAlias = npt.NDArray[np.integer]
 Index: TypeAlias = npt.NDArray[np.intp]
 
-MAX_CANDIDATES = 4096  # best scores that take part; beyond, nothing would reach the max_detections kept
+MAX_CANDIDATES = 4096  # best scores that take part
 _BLOCK = 256
 
 
@@ -32,28 +36,27 @@ def nms(
     class_agnostic: bool = False,
     max_candidates: int = MAX_CANDIDATES,
 ) -> Index:
-    """Indices of the boxes that stay, best score first (equal scores: lower index first).
+    """Return the indices of the boxes to keep, best score first (equal scores: lower index first).
 
-    Boxes are float32 [n, 4] xyxy in any unit, scores float32 [n], class_ids integers [n]. A box goes when a
-    better one of its class (of any class, if class_agnostic) overlaps it by more than `iou`. NaN scores are
-    dropped.
+    Boxes are float32 [n, 4] xyxy in any unit, scores float32 [n], class_ids integers [n]. A box is dropped if a better
+    one of its class (of any class, if class_agnostic) overlaps it by more than `iou`. NaN scores are dropped.
     """
     order = best_first(scores, max_candidates)
     columns = np.ascontiguousarray(boxes[order].T, dtype=np.float32)
     labels = np.zeros(len(order), np.int32) if class_agnostic else class_ids[order]
-    return order[keep(len(order), _Overlaps(columns, labels, iou), max_detections)]
+    return order[keep_greedy(len(order), _BoxOverlaps(columns, labels, iou), max_detections)]
 
 
 class Overlaps(Protocol):
-    """Tells which pairs of n candidates, best first, are too much alike."""
+    """Which pairs of n candidates, best first, overlap too much."""
 
     def between(self, rows: Index, columns: Index) -> npt.NDArray[np.bool_]:
         """[len(rows), len(columns)]."""
         ...
 
 
-def keep(n: int, overlaps: Overlaps, max_detections: int) -> Index:
-    """Which of n candidates, best first, stay if each goes that is too much like a better one that stays."""
+def keep_greedy(n: int, overlaps: Overlaps, max_detections: int) -> Index:
+    """Return which of n candidates, best first, to keep: those that overlap no better one that is kept."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
@@ -65,9 +68,8 @@ def keep(n: int, overlaps: Overlaps, max_detections: int) -> Index:
     return kept[:max_detections]
 
 
-def keep_unlike_all(n: int, overlaps: Overlaps, max_detections: int) -> Index:
-    """Which of n candidates, best first, stay if each goes that is too much like any better one, whether that stays or
-    not."""
+def keep_fast(n: int, overlaps: Overlaps, max_detections: int) -> Index:
+    """Return which of n candidates, best first, to keep: those that overlap no better one, kept or not."""
     kept = np.empty(0, np.intp)
     for start in range(0, n, _BLOCK):
         block = np.arange(start, min(start + _BLOCK, n))
@@ -81,14 +83,14 @@ def keep_unlike_all(n: int, overlaps: Overlaps, max_detections: int) -> Index:
 
 
 def best_first(scores: Scores, limit: int) -> Index:
-    """Indices of the `limit` best scores, best first, ties by index; NaN left out."""
+    """Return the indices of the `limit` best scores, best first, ties by index, without NaN."""
     index = np.flatnonzero(~np.isnan(scores))
     if len(index) > limit:
         index = np.sort(index[np.argpartition(-scores[index], limit - 1)[:limit]])
     return index[np.argsort(-scores[index], kind="stable")]
 
 
-class _Overlaps:
+class _BoxOverlaps:
     """Which pairs of boxes overlap by more than `iou` and have the same label."""
 
     def __init__(self, columns: Boxes, labels: ClassIds, iou: float) -> None:
@@ -98,7 +100,7 @@ class _Overlaps:
         self._iou = np.float32(iou)
 
     def between(self, rows: Index, columns: Index) -> npt.NDArray[np.bool_]:
-        """[len(rows), len(columns)]; the union is never divided by, so that empty boxes need no care."""
+        """[len(rows), len(columns)]; without a division by the union, which is zero for empty boxes."""
         a = rows[:, None]
         width = np.minimum(self._x2[a], self._x2[columns]) - np.maximum(self._x1[a], self._x1[columns])
         height = np.minimum(self._y2[a], self._y2[columns]) - np.maximum(self._y1[a], self._y1[columns])
@@ -109,7 +111,7 @@ class _Overlaps:
 
 
 def _survivors(hits: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Greedy pass over one block, square and best first: row i, if alive, removes what it hits after it."""
+    """Suppress within one block [n, n], best first: each row that is alive removes the later ones that it hits."""
     alive = np.ones(len(hits), np.bool_)
     later = np.triu(hits, k=1)
     for i in np.flatnonzero(later.any(axis=1)):
@@ -120,7 +122,7 @@ def _survivors(hits: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 
 Oriented = npt.NDArray[np.float32]
 
-_LEAST = 1e-3  # pixels: what has no width has no covariance either
+_MIN_SIDE = 1e-3  # pixels: the covariance of a box without width is singular
 
 
 def rotated_nms(
@@ -132,16 +134,16 @@ def rotated_nms(
     class_agnostic: bool = False,
     max_candidates: int = MAX_CANDIDATES,
 ) -> Index:
-    """Indices of the boxes that stay, best score first; boxes are float32 [n, 5]: cx, cy, w, h, and the angle in
-    radians, clockwise where y points down. What is itself suppressed suppresses too, as in Ultralytics'
-    `TorchNMS.fast_nms`; everything else is as for `nms.nms`."""
+    """Return the indices of the boxes to keep, as `nms`, of boxes float32 [n, 5]: cx, cy, w, h, and the angle in
+    radians, clockwise if y points down. Suppressed boxes suppress others too, as in Ultralytics' `TorchNMS.fast_nms`.
+    """
     order = best_first(scores, max_candidates)
     labels = np.zeros(len(order), np.int32) if class_agnostic else class_ids[order]
-    return order[keep_unlike_all(len(order), _Likeness(boxes[order], labels, iou), max_detections)]
+    return order[keep_fast(len(order), _RotatedOverlaps(boxes[order], labels, iou), max_detections)]
 
 
 def corners_of(boxes: Oriented) -> npt.NDArray[np.float32]:
-    """The corners of cx, cy, w, h, angle: float32 [n, 4, 2], one after the other round each box."""
+    """Corners of cx, cy, w, h, angle: float32 [n, 4, 2], in order around each box."""
     centre, half, angle = boxes[:, None, :2], boxes[:, None, 2:4] / 2, boxes[:, 4]
     cos, sin = np.cos(angle), np.sin(angle)
     upright = half * np.array(((-1, -1), (1, -1), (1, 1), (-1, 1)), np.float32)
@@ -155,21 +157,21 @@ def hull_of(corners: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1, dtype=np.float32)
 
 
-class _Likeness:
+class _RotatedOverlaps:
     """Which pairs of boxes have a probabilistic IoU of more than `iou` and the same label."""
 
     def __init__(self, boxes: Oriented, labels: ClassIds, iou: float) -> None:
-        # Long thin boxes have covariances whose determinant float32 cannot tell from zero.
+        # The determinant of the covariance of a long thin box is zero in float32.
         self._x, self._y, width, height, angle = boxes.T.astype(np.float64)
-        along, across = np.maximum(width, _LEAST) ** 2 / 12, np.maximum(height, _LEAST) ** 2 / 12
+        along, across = np.maximum(width, _MIN_SIDE) ** 2 / 12, np.maximum(height, _MIN_SIDE) ** 2 / 12
         cos, sin = np.cos(angle), np.sin(angle)
         self._xx = along * cos**2 + across * sin**2
         self._yy = along * sin**2 + across * cos**2
         self._xy = (along - across) * cos * sin
         self._spread = np.log(along * across) / 2  # half of the logarithm of the determinant
         self._labels = labels
-        # Alike by more than `iou` is a Bhattacharyya distance below this: no square root or exponential for each pair.
-        # Nothing is alike by more than 1, however the difference is rounded.
+        # An IoU above `iou` is a Bhattacharyya distance below this, without a square root or exponential for each pair.
+        # No IoU is above 1, however the difference is rounded.
         self._limit = -math.inf if iou >= 1 else math.inf if iou <= 0 else -math.log(1 - (1 - iou) ** 2)
 
     def between(self, rows: Index, columns: Index) -> npt.NDArray[np.bool_]:

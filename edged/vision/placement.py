@@ -1,9 +1,12 @@
-"""How a picture is fitted into a model's input, and how boxes and points come back to the picture.
+"""Which part of a picture a model is shown, how it is fitted into the input, and how boxes come back to the picture.
 
-The rounding is that of the exporters' own tools, so that answers agree with theirs to the pixel: `letterbox`
-follows Ultralytics' `LetterBox` (centred, Python's half-to-even `round`, the odd pixel of padding to the
-right and bottom), `top_left` follows YOLOX's `preproc` (picture in the corner, size truncated). `center_crop`
-stretches the middle of the picture (see `crop`).
+The rounding is that of the exporters' own tools, so that answers agree with theirs to the pixel: `letterbox` follows
+Ultralytics' `LetterBox` (centred, Python's half-to-even `round`, the odd pixel of padding to the right and bottom),
+`top_left` follows YOLOX's `preproc` (picture in the corner, size truncated), `center_crop` follows torchvision's resize
+of the shorter side and center crop (what is cut off is cut off first and never resized: the same within a pixel).
+
+Three frames of coordinates, all in pixels of the picture as sent: the picture; the *window* that is cut out of it; and
+the window *turned*, which the model is shown. All are continuous: 0 is the left edge of the first pixel.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from edged.errors import InvalidInput
 
 
 class Region(msgspec.Struct, frozen=True, array_like=True):
-    """Part of a picture, in pixels of the picture as sent; a width or height of 0 reaches to the edge."""
+    """Part of a picture, in pixels of the picture as sent; a width or height of 0 extends to the edge."""
 
     x: int = 0
     y: int = 0
@@ -27,23 +30,24 @@ class Region(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Roi(msgspec.Struct, frozen=True, array_like=True):
-    """A region, None for the whole picture, and the degrees clockwise that it is turned by: 0, 90, 180 or 270."""
+    """Region of interest: a region, None for the whole picture, and its rotation in degrees clockwise: 0, 90, 180,
+    270."""
 
     region: Region | None = None
     rotation: int = 0
 
 
-# x, y of the picture = x, y of the turned window (y, x after a quarter turn) times these signs, counted from the edge
-# of the window where they begin.
+# x, y in the picture = x, y in the turned window (y, x after a quarter turn) times these signs, from the edge of the
+# window where they begin.
 _SIGNS = {0: (1, 1), 90: (1, -1), 180: (-1, -1), 270: (-1, 1)}
 
 
 class CropWindow(msgspec.Struct, frozen=True):
-    """What was cut out and how it was turned.
+    """The part of a picture that is cut out, and its rotation.
 
-    `left`, `top`, `width` and `height` are what the model is shown; `region` (x1, y1, x2, y2) is what was asked for,
-    which can be some pixels less: where a JPEG was decoded at a reduced scale only whole pixels of that can be cut out.
-    Answers are clipped to `region`. `rotation` is 0, 90, 180 or 270 degrees clockwise.
+    `left`, `top`, `width` and `height` are what the model is shown. `region` (x1, y1, x2, y2) is what was requested: it
+    can be some pixels smaller, since of a JPEG decoded at a reduced scale only whole pixels can be cut out. Answers are
+    clipped to `region`. `rotation` is 0, 90, 180 or 270 degrees clockwise.
     """
 
     left: int
@@ -63,7 +67,7 @@ class CropWindow(msgspec.Struct, frozen=True):
         return (self.height, self.width) if self.is_sideways else (self.width, self.height)
 
     def to_picture(self, points: Points) -> Points:
-        """x, y [..., 2] of the turned window, float32, to the picture; a new array, not clipped."""
+        """Convert x, y [..., 2] in the turned window, float32, to the picture; a new array, not clipped."""
         sign_x, sign_y = _SIGNS[self.rotation]
         ordered = points[..., ::-1] if self.is_sideways else points
         found: Points = ordered * np.array((sign_x, sign_y), np.float32) + np.array(self._far, np.float32)
@@ -83,13 +87,13 @@ class CropWindow(msgspec.Struct, frozen=True):
         return self.left + (self.width if sign_x < 0 else 0), self.top + (self.height if sign_y < 0 else 0)
 
     def boxes_to_picture(self, boxes: Points) -> Points:
-        """xyxy [n, 4] of the turned window, float32, to the picture, clipped to the region; a new array."""
+        """Convert xyxy [n, 4] in the turned window, float32, to the picture, clipped to the region; a new array."""
         corners = self.to_picture(boxes.reshape(-1, 2, 2))
         x1, y1, x2, y2 = self.region
         low, high = np.array((x1, y1), np.float32), np.array((x2, y2), np.float32)
         first, second = corners[:, 0], corners[:, 1]
-        # A turn swaps which corner comes first on an axis. It is undone by the turn, not by sorting, so that a box
-        # that is inside out stays so and is seen to have no area.
+        # A rotation swaps which corner comes first on an axis. This is undone by the rotation, not by sorting, so that
+        # an inverted box stays inverted and counts as empty.
         swapped = np.array(_SIGNS[self.rotation]) < 0
         upper, lower = np.where(swapped, second, first), np.where(swapped, first, second)
         found: Points = np.concatenate((np.clip(upper, low, high), np.clip(lower, low, high)), axis=1, dtype=np.float32)
@@ -97,13 +101,13 @@ class CropWindow(msgspec.Struct, frozen=True):
 
 
 def crop_window(roi: Roi | None, width: int, height: int, step: int = 1) -> CropWindow | None:
-    """The window that shows what `roi` wants of a picture of width x height, of which one pixel in `step` is there.
+    """Return the window for `roi` in a picture of width x height that is decoded at 1/step of its size.
 
-    None where that is all of it as it is. InvalidInput for a region outside of the picture or an impossible rotation.
+    None for the whole picture without rotation. InvalidInput for a region outside the picture or an invalid rotation.
     """
     roi = roi or Roi()
     if roi.rotation not in _SIGNS:
-        raise InvalidInput(f"a rotation of {roi.rotation} degrees is not possible; give 0, 90, 180 or 270")
+        raise InvalidInput(f"a rotation of {roi.rotation} degrees is invalid; give 0, 90, 180 or 270")
     x1, y1, x2, y2 = region = _cut(roi.region, width, height)
     left, top = x1 // step * step, y1 // step * step
     shown_w, shown_h = -(-x2 // step) * step - left, -(-y2 // step) * step - top
@@ -113,7 +117,7 @@ def crop_window(roi: Roi | None, width: int, height: int, step: int = 1) -> Crop
 
 
 def _cut(region: Region | None, width: int, height: int) -> tuple[int, int, int, int]:
-    """x1, y1, x2, y2 of what lies inside the picture."""
+    """x1, y1, x2, y2 of the part inside the picture."""
     if region is None:
         return 0, 0, width, height
     x1, y1 = max(0, region.x), max(0, region.y)
@@ -121,7 +125,7 @@ def _cut(region: Region | None, width: int, height: int) -> tuple[int, int, int,
     y2 = min(height, region.y + region.height) if region.height else height
     if x1 >= x2 or y1 >= y2 or region.width < 0 or region.height < 0:
         what = f"x {region.x}, y {region.y}, width {region.width}, height {region.height}"
-        raise InvalidInput(f"the region ({what}) holds nothing of a picture of {width}x{height} pixels; move it inside")
+        raise InvalidInput(f"the region ({what}) is outside the picture of {width}x{height} pixels; move it inside")
     return x1, y1, x2, y2
 
 
@@ -130,7 +134,7 @@ Points = npt.NDArray[np.float32]
 
 
 class Fit(enum.Enum):
-    """What happens to a picture whose shape is not the input's."""
+    """How a picture is fitted into an input of another aspect ratio."""
 
     LETTERBOX = "letterbox"
     STRETCH = "stretch"
@@ -139,11 +143,11 @@ class Fit(enum.Enum):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where a picture of width x height pixels lies in an input.
+    """Where a picture of width x height pixels is placed in an input.
 
-    Scales are input pixels per picture pixel, exactly those of the resize; the pads are the input pixels
-    left of and above the picture, so that input = picture * scale + pad. Where only a part is shown, or it is turned,
-    `window` says which, and "picture" in that sum is the turned window; None is the rule and costs nothing.
+    Scales are input pixels per picture pixel, exactly those of the resize; the pads are the input pixels left of and
+    above the picture, so that input = picture * scale + pad. If only a part is shown, or it is rotated, `window` is
+    that part, and "picture" in this formula is the turned window.
     """
 
     scale_x: float
@@ -162,11 +166,11 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def edges(self) -> tuple[int, int, int, int]:
-        """x1, y1, x2, y2 of the part of the picture that answers are about, in picture pixels."""
+        """x1, y1, x2, y2 of the part of the picture that is shown, in picture pixels."""
         return (0, 0, self.width, self.height) if self.window is None else self.window.region
 
     def to_original(self, boxes: Boxes) -> Boxes:
-        """xyxy boxes, float32 [n, 4], from input pixels to picture pixels, clipped to `edges`; a new array."""
+        """Convert xyxy boxes, float32 [n, 4], from input to picture pixels, clipped to `edges`; a new array."""
         pad = np.array((self.pad_x, self.pad_y, self.pad_x, self.pad_y), np.float32)
         scale = np.array((self.scale_x, self.scale_y, self.scale_x, self.scale_y), np.float32)
         edge = np.array((self.width, self.height, self.width, self.height), np.float32)
@@ -178,7 +182,7 @@ class Placement(msgspec.Struct, frozen=True):
         return original
 
     def points_to_original(self, points: Points) -> Points:
-        """x, y as float32 [..., 2] from input pixels to picture pixels, not clipped; a new array."""
+        """Convert x, y as float32 [..., 2] from input to picture pixels, not clipped; a new array."""
         pad = np.array((self.pad_x, self.pad_y), np.float32)
         scale = np.array((self.scale_x, self.scale_y), np.float32)
         original: Points = np.subtract(points, pad, dtype=np.float32)
@@ -186,23 +190,22 @@ class Placement(msgspec.Struct, frozen=True):
         return original if self.window is None else self.window.to_picture(original)
 
     def to_input(self) -> npt.NDArray[np.float64]:
-        """The way from picture to input as an affine matrix, float64 [2, 3]: input x, y = matrix @ (x, y, 1)."""
+        """Affine matrix from picture to input, float64 [2, 3]: input x, y = matrix @ (x, y, 1)."""
         upright = np.eye(2, 3) if self.window is None else self.window.from_picture()
         matrix: npt.NDArray[np.float64] = upright * np.array(((self.scale_x,), (self.scale_y,)))
         matrix[:, 2] += self.pad_x, self.pad_y
         return matrix
 
     def reduction(self) -> float:
-        """Picture pixels per input pixel, on the axis where they are fewest: a picture may be decoded at a scale that
-        is smaller by so much, and is still not enlarged."""
+        """Picture pixels per input pixel, on the axis with fewer: a picture decoded at a scale that is smaller by this
+        factor is not enlarged afterwards."""
         return min(1 / self.scale_x, 1 / self.scale_y)
 
 
 def place(width: int, height: int, input_width: int, input_height: int, fit: Fit, zoom: float = 1.0) -> Placement:
-    """The placement of a picture of width x height in an input of input_width x input_height.
+    """Return the placement of a picture of width x height in an input of input_width x input_height.
 
-    `zoom` is how large the picture is drawn: below 1, which fills the input, there is a margin round it; above
-    1 less of the picture is left by a crop. A stretched picture has one size only.
+    A `zoom` below 1 leaves a margin around the picture, above 1 a crop shows less of it. Ignored by a stretch.
     """
     ratio = min(input_height / height, input_width / width) * min(zoom, 1.0)
     pad_x = pad_y = 0
@@ -217,7 +220,7 @@ def place(width: int, height: int, input_width: int, input_height: int, fit: Fit
             inner_w, inner_h = _at_least_one(int(width * ratio)), _at_least_one(int(height * ratio))
         case Fit.LETTERBOX:
             inner_w, inner_h = _at_least_one(round(width * ratio)), _at_least_one(round(height * ratio))
-            # The -0.1 makes an odd rest fall on the right and bottom, as Ultralytics does.
+            # The -0.1 puts an odd pixel on the right and bottom, as Ultralytics does.
             pad_x = round((input_width - inner_w) / 2 - 0.1)
             pad_y = round((input_height - inner_h) / 2 - 0.1)
     return Placement(inner_w / width, inner_h / height, pad_x, pad_y, width, height)
@@ -226,8 +229,10 @@ def place(width: int, height: int, input_width: int, input_height: int, fit: Fit
 def place_window(
     window: CropWindow, width: int, height: int, input_width: int, input_height: int, fit: Fit, zoom: float = 1.0
 ) -> Placement:
-    """The placement of a window of a picture of width x height. It is fitted as a picture of the region's size is; the
-    window of a crop was cut to its middle before."""
+    """Return the placement of a window of a picture of width x height, fitted as a picture of the region's size.
+
+    The window of a center crop is already cut to its middle.
+    """
     if fit is Fit.CENTER_CROP:
         fit = Fit.STRETCH
     x1, y1, x2, y2 = window.region
@@ -241,14 +246,14 @@ def place_window(
 
 
 def _at_least_one(size: int) -> int:
-    return max(1, size)  # a picture thousands of times wider than high still has a row of pixels
+    return max(1, size)  # a picture thousands of times wider than high still gets a row of pixels
 
 
 def center_region(roi: Roi | None, width: int, height: int, shape: tuple[int, int], zoom: float = 1.0) -> Roi:
-    """The middle of what `roi` shows of a picture of width x height, for an input of `shape` (width, height).
+    """Return the centre of `roi` in a picture of width x height, with the aspect ratio of `shape` (width, height).
 
-    With a `zoom` of 1 it reaches to both edges of one axis, with a larger one it shows so much less: 256/224 is a
-    resize to 256 and a crop of 224. InvalidInput where the roi shows nothing of the picture.
+    With a `zoom` of 1 it extends to both edges of one axis, a larger one shows less: 256/224 is a resize to 256 and a
+    crop of 224. InvalidInput if the roi is outside the picture.
     """
     window = crop_window(roi, width, height)
     x1, y1, x2, y2 = (0, 0, width, height) if window is None else window.region

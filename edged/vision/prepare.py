@@ -1,10 +1,14 @@
 """Writes a picture into a slice of an input tensor, in as few passes over memory as OpenCV and numpy allow.
 
-Measured for a 1280x720 picture into FP32 [3, 640, 640] on one core: splitting uint8 planes and then
-converting each straight into the tensor takes a tenth of `cv2.dnn.blobFromImage` and half of a transposing
-numpy multiply, because the reordering moves one byte a value instead of four. The padding is written by
-filling, never converted. FP16 has no fast conversion in either library; a table of the 256 possible values
-does it in one pass.
+Measured for a 1280x720 picture into FP32 [3, 640, 640] on one core: splitting uint8 planes and then converting each
+straight into the tensor takes a tenth of `cv2.dnn.blobFromImage` and half of a transposing numpy multiply, because the
+reordering moves one byte per value instead of four. Padding is filled, never converted. FP16 has no fast conversion in
+either library; a table of the 256 possible values converts it in one pass.
+
+`resize_center` resizes as Pillow and torchvision do: each pixel of the result is the weighted mean of all source pixels
+that it covers. OpenCV's linear interpolation reads four pixels whatever the scale, and its area interpolation weighs
+all alike, where Pillow uses a triangle, on which classifiers are trained. Source: `precompute_coeffs` in Pillow's
+Resample.c, Resize and CenterCrop in torchvision.
 """
 
 from __future__ import annotations
@@ -23,12 +27,12 @@ from edged.vision.preprocess import Preprocess
 
 Plane: TypeAlias = npt.NDArray[np.uint8]
 
-_PLACEMENTS = 64  # sizes and regions that are remembered: those of some cameras
+_PLACEMENTS = 64  # cached sizes and regions: those of some cameras
 _TURNS = {90: cv2.ROTATE_90_CLOCKWISE, 180: cv2.ROTATE_180, 270: cv2.ROTATE_90_COUNTERCLOCKWISE}
 
 
 class Preparer:
-    """Prepares pictures for one input. Every call reuses its buffers: one owner, never two threads."""
+    """Prepares pictures for one input. Calls reuse buffers: use it from one thread at a time."""
 
     def __init__(self, preprocess: Preprocess) -> None:
         self.preprocess = preprocess
@@ -39,14 +43,14 @@ class Preparer:
         self._ordered = np.empty(pixels * 3, np.uint8)
         self._values = _Values(preprocess, self._dtype)
         self._pad_row = np.tile(self._values.pad, (preprocess.width, 1))
-        self._turned = np.empty(0, np.uint8)  # made when the first picture has to be turned
+        self._turned = np.empty(0, np.uint8)  # allocated when the first picture is rotated
         self._placements: dict[tuple[int, int, int, Roi | None], Placement] = {}
 
     def prepare(self, picture: Image | Decoded, out: Array, roi: Roi | None = None) -> Placement:
-        """Write `picture`, BGR uint8 [h, w, 3], or what `roi` shows of it, into all of `out`; returns where it lies.
+        """Write `picture`, BGR uint8 [h, w, 3], or its region `roi`, into all of `out` and return its placement.
 
-        `out` is one picture of the batch: [C, H, W] or [H, W, C] as the layout says, in the input's dtype, C
-        contiguous. ValueError where it is not, InvalidInput for a roi that shows nothing of the picture.
+        `out` is one picture of the batch: [C, H, W] or [H, W, C] by layout, in the input's dtype, C contiguous; else
+        ValueError. InvalidInput for a roi outside the picture.
         """
         self._check(out)
         if isinstance(picture, Decoded):
@@ -76,15 +80,15 @@ class Preparer:
     def _check(self, out: Array) -> None:
         if out.shape != self.preprocess.shape or out.dtype != self._dtype or not out.flags.c_contiguous:
             raise ValueError(
-                f"the target is {out.dtype}{list(out.shape)}, wanted a contiguous"
+                f"the target is {out.dtype}{list(out.shape)}, expected a contiguous"
                 f" {self._dtype}{list(self.preprocess.shape)}"
             )
 
     def reduction(self, width: int, height: int, roi: Roi | None = None) -> float:
-        """How many times smaller a picture of width x height may be decoded without being enlarged afterwards; 1 unless
-        the model's settings allow it, since its boxes move.
+        """Return by which factor a picture of width x height may be reduced when it is decoded (`decode_reduced`), so
+        that it is not enlarged afterwards; 1 unless the model's settings allow it, since its boxes move.
 
-        For `image.decode_reduced`; other threads than the owner may ask as well. InvalidInput as from `prepare`.
+        Safe to call from other threads. InvalidInput as from `prepare`.
         """
         return self._place(width, height, 1, roi).reduction() if self.preprocess.reduce else 1.0
 
@@ -102,12 +106,12 @@ class Preparer:
         else:
             placement = place_window(window, width, height, wanted.width, wanted.height, wanted.fit, wanted.zoom)
         if len(self._placements) >= _PLACEMENTS:
-            self._placements.clear()  # a region that wanders
+            self._placements.clear()  # a moving region
         self._placements[width, height, step, roi] = placement
         return placement
 
     def _show(self, image: Image, window: CropWindow, step: int, width: int, height: int) -> Image:
-        """The window of the picture, turned and resized to width x height; what is cheaper comes first."""
+        """Cut out, rotate and resize the window to width x height, in the cheaper order."""
         rows = slice(window.top // step, (window.top + window.height) // step)
         columns = slice(window.left // step, (window.left + window.width) // step)
         shown = image[rows, columns]
@@ -120,7 +124,7 @@ class Preparer:
         return self._turn(self._resize(shown, width, height), window)
 
     def _middle(self, image: Image, placement: Placement, step: int, roi: Roi | None) -> Image:
-        """The middle of what the roi shows, without the rounding to whole pixels that a window has."""
+        """Resize and crop the centre of the region of interest, without the rounding of windows to whole pixels."""
         window = crop_window(roi, placement.width, placement.height, step)
         if window is not None:
             rows = slice(window.top // step, (window.top + window.height) // step)
@@ -141,7 +145,7 @@ class Preparer:
         if image.shape[:2] == (height, width):
             return image
         target = self._scaled[: height * width * 3].reshape(height, width, 3)
-        # OpenCV quietly allocates another result where it cannot use the given one, so take what it returns.
+        # OpenCV allocates another array if it cannot use the given one, so use the returned one.
         return cast(Image, cv2.resize(image, (width, height), target, interpolation=cv2.INTER_LINEAR))
 
     def _fill_planes(self, planes: Array, rows: slice, columns: slice) -> None:
@@ -152,7 +156,7 @@ class Preparer:
             plane[rows, columns.stop :] = value
 
     def _fill_pixels(self, out: Array, rows: slice, columns: slice) -> None:
-        # Whole rows are copied: assigning three values pixel by pixel would take longer than all the rest.
+        # Whole rows are copied: assigning three values pixel by pixel would take longer than everything else.
         out[: rows.start] = self._pad_row
         out[rows.stop :] = self._pad_row
         out[rows, : columns.start] = self._pad_row[: columns.start]
@@ -204,32 +208,32 @@ class _Values:
         self._factor = factor.astype(np.float32)
         self._offset = offset.astype(np.float32)
         self._half = dtype == np.float16
-        # cv2.LUT moves table entries without reading them, so FP16 entries travel as 16-bit integers.
-        self._table = _as_moved(np.ascontiguousarray(table.astype(dtype)[None]))
+        # cv2.LUT copies table entries without interpreting them, so FP16 entries pass as 16-bit integers.
+        self._table = _as_uint16(np.ascontiguousarray(table.astype(dtype)[None]))
         self._columns = [np.ascontiguousarray(self._table[:, :, c]) for c in range(3)]
 
     def convert(self, plane: Plane, target: Array, channel: int) -> None:
-        """One uint8 plane into one plane of the tensor."""
+        """Convert one uint8 plane into one plane of the tensor."""
         if self._half:
-            cv2.LUT(plane, self._columns[channel], _as_moved(target))
+            cv2.LUT(plane, self._columns[channel], _as_uint16(target))
             return
-        # Copying first, then multiplying in place, is faster than a multiply that converts as it goes.
+        # Copying first, then multiplying in place, is faster than a multiply that converts.
         np.copyto(target, plane)
         np.multiply(target, self._factor[channel], out=target)
         if self._offset[channel]:
             np.add(target, self._offset[channel], out=target)
 
     def look_up(self, pixels: Image, target: Array) -> None:
-        """Interleaved uint8 pixels into interleaved values."""
-        cv2.LUT(pixels, self._table, _as_moved(target))
+        """Convert interleaved uint8 pixels to interleaved values."""
+        cv2.LUT(pixels, self._table, _as_uint16(target))
 
 
-def _as_moved(values: Array) -> Any:
+def _as_uint16(values: Array) -> Any:
     return values.view(np.uint16) if values.dtype == np.float16 else values
 
 
 _Floats = npt.NDArray[np.float32]
-_ROWS = 16  # of the result that are computed at once: their weights are a dense matrix, mostly of what is not zero
+_ROWS = 16  # rows of the result per matrix product, few enough that most of its weights are not zero
 
 
 class _Band(NamedTuple):
@@ -242,13 +246,14 @@ class _Band(NamedTuple):
 
 
 def resize_center(picture: Image, width: int, height: int, zoom: float = 1.0) -> Image:
-    """The middle of a picture, uint8 [h, w, 3], in width x height: its shorter side is resized to that side times
-    `zoom`, and the rest is cut off."""
+    """Resize the shorter side of a picture, uint8 [h, w, 3], to `zoom` times that of width x height and crop the
+    centre.
+    """
     down, across = picture.shape[:2]
     ratio = max(round(width * zoom) / across, round(height * zoom) / down)
     full_w, full_h = max(width, int(across * ratio + 1e-9)), max(height, int(down * ratio + 1e-9))
     left, top = round((full_w - width) / 2), round((full_h - height) / 2)
-    # Columns first and rounded between, as Pillow does it. Only the rows that the second pass needs are computed.
+    # Columns first, rounded in between, as Pillow does. Only the rows that the second pass needs are computed.
     bands = _bands(down, full_h, top, height)
     rows = slice(bands[0].start, bands[-1].start + bands[-1].weights.shape[1])
     turned = np.ascontiguousarray(picture[rows].transpose(1, 0, 2))
@@ -257,7 +262,7 @@ def resize_center(picture: Image, width: int, height: int, zoom: float = 1.0) ->
 
 
 def _applied(bands: tuple[_Band, ...], source: Image, skipped: int = 0) -> _Floats:
-    """The first axis, resized. `skipped` rows before those of `source` are not needed."""
+    """Resize the first axis; `source` begins after `skipped` rows."""
     flat = source.reshape(len(source), -1)
     found = np.empty((bands[-1].last, flat.shape[1]), np.float32)
     for first, last, start, weights in bands:
@@ -273,7 +278,7 @@ def _rounded(values: _Floats) -> Image:
 
 @lru_cache(64)  # sizes of some cameras
 def _bands(size: int, resized: int, skipped: int, kept: int) -> tuple[_Band, ...]:
-    """The weights of `kept` pixels after the first `skipped` of `size` pixels resized to `resized`."""
+    """Weights of `kept` pixels after the first `skipped` when `size` pixels are resized to `resized`."""
     scale = size / resized
     support = max(scale, 1.0)
     centres = (np.arange(skipped, skipped + kept) + 0.5) * scale

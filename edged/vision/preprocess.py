@@ -1,7 +1,7 @@
-"""What a model's picture input wants: size, layout, colours, fit and numbers.
+"""How pictures are preprocessed for a model's input: size, layout, colours, fit and normalisation.
 
-It comes from three places, later ones winning: the input's own shape and datatype, the detector family (or a
-plain default for models of no family), and the model's settings `preprocess.*`.
+In increasing order of precedence: the input's own shape and datatype, the detector family (or a default for models of
+no family), and the model's settings `preprocess.*`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ Triple: TypeAlias = tuple[float, float, float]
 MAX_SIDE = 16384
 MAX_PIXELS = 1 << 26  # of an input: 8192 x 8192, which is 768 MiB of FP32
 
-# Of the pixels of ImageNet, RGB in 0..1: what networks trained on it are fed with.
+# Of the pixels of ImageNet, RGB in 0..1.
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 
 
 class Preprocess(msgspec.Struct, frozen=True):
-    """From BGR uint8 pixels to one input.
+    """How BGR uint8 pixels become one input.
 
-    value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; width and height in pixels;
-    pad is a pixel value (0..255), before scale and mean. UINT8 inputs take pixels as they are, whatever
-    scale, mean and std say. `zoom` is how large a picture is drawn (see `placement.place`). `antialias` resizes the
-    middle of a picture as Pillow does (see `antialias`), `reduce` lets a large JPEG be decoded at a fraction of its
-    size.
+    value = (pixel * scale - mean[c]) / std[c], c in the model's channel order; UINT8 inputs take pixels as they are.
+    Width and height are in pixels, `pad` is a pixel value (0..255) before scale and mean, `zoom` see `placement.place`.
+    `antialias` resizes center crops as Pillow does, `reduce` allows decoding a large JPEG at a fraction of its size.
     """
 
     width: int
@@ -74,7 +72,7 @@ class PictureInput(msgspec.Struct, frozen=True):
 
 
 def find_picture(inputs: tuple[TensorSpec, ...]) -> tuple[PictureInput | None, str]:
-    """The input that takes pictures, or None and the reason why there is none."""
+    """Return the input that takes pictures, or None; and the reason."""
     found = [p for p in map(_as_picture, inputs) if p is not None]
     if len(found) == 1:
         return found[0], f"{found[0].name} takes a picture"
@@ -88,7 +86,7 @@ def _as_picture(spec: TensorSpec) -> PictureInput | None:
         return None
     datatype = cast(Datatype, spec.datatype)
     _, second, third, fourth = spec.shape
-    # Channels first is asked first: a picture 1 or 3 pixels wide is no input that anyone builds.
+    # Channels first is checked first: no model has an input 1 or 3 pixels wide.
     if second in (1, 3):
         return PictureInput(spec.name, datatype, "NCHW", second, _size(fourth), _size(third))
     if fourth in (1, 3):
@@ -103,7 +101,7 @@ def _size(dim: Dim) -> int | None:
 def input_size(
     picture: PictureInput, settings: Mapping[str, str], exported: tuple[int, int] | None = None
 ) -> tuple[int, int] | None:
-    """(width, height): as the model fixes it, else from the settings, else as exported, else None."""
+    """Return (width, height): as the model fixes it, else from the settings, else as exported, else None."""
     width = keys.integer(settings, "preprocess.width", 1, MAX_SIDE)
     height = keys.integer(settings, "preprocess.height", 1, MAX_SIDE)
     for key, wanted, fixed in (
@@ -133,17 +131,17 @@ def plain(picture: PictureInput, size: tuple[int, int]) -> Preprocess:
 def raw_preprocess(
     inputs: tuple[TensorSpec, ...], settings: Mapping[str, str], exported: tuple[int, int] | None = None
 ) -> tuple[Preprocess | None, str]:
-    """How to feed pictures to a model of no known family, or None; with the reason. `preprocess.*` apply.
+    """Return the preprocessing for a model of no known family (None if it takes no picture), and the reason.
 
-    `exported` is the (width, height) that the exporter wrote in the model, if any. Raises ConfigError for an
-    unknown key, also where the model takes no picture, and for a bad value.
+    `exported` is the (width, height) in the exporter's metadata. ConfigError for an unknown key of `preprocess.*`, even
+    if the model takes no picture, or an invalid value.
     """
     keys.check(settings)
     picture, reason = find_picture(inputs)
     if picture is None:
         return None, reason
     if len(inputs) != 1:
-        return None, f"besides {picture.name} the model has inputs that no picture can fill"
+        return None, f"besides {picture.name} the model has inputs that are not pictures"
     size = input_size(picture, settings, exported)
     if size is None:
         return None, f"{picture.name} leaves its size open; set preprocess.width and preprocess.height"
@@ -160,7 +158,7 @@ def describe(picture: PictureInput, preprocess: Preprocess) -> str:
 
 
 def override(base: Preprocess, settings: Mapping[str, str]) -> Preprocess:
-    """`base` with the settings `preprocess.*` on top, except width and height (see `input_size`)."""
+    """Apply the settings `preprocess.*` to `base`, except width and height (see `input_size`)."""
     scale, mean, std = _numbers(base, settings)
     fit = keys.choice(settings, "preprocess.fit", tuple(f.value for f in Fit))
     pad = keys.integer(settings, "preprocess.pad", 0, 255)

@@ -1,5 +1,5 @@
-"""Roboflow's inference JSON, which `supervision` reads as it is with `Detections.from_inference` and, where there are
-keypoints, `KeyPoints.from_inference`."""
+"""Roboflow's inference JSON, which `supervision` reads with `Detections.from_inference` and, if there are keypoints,
+`KeyPoints.from_inference`."""
 
 from __future__ import annotations
 
@@ -62,11 +62,10 @@ def roboflow(
     ids: Sequence[str] | None = None,
     keypoint_names: Sequence[str] = (),
 ) -> RoboflowResult:
-    """The JSON of detections in a picture of width x height.
+    """Convert detections in a picture of width x height.
 
-    x and y are the box's centre and all lengths are pixels of the original picture. `ids` gives the detection ids, one
-    for each detection; otherwise each is a new uuid4. A keypoint without a name is called by its number. ValueError for
-    masks of a picture of another size.
+    x and y are the box's centre; lengths are pixels of the original picture. `ids` are the detection ids, by default
+    new uuid4s. A keypoint without a name is named by its number. ValueError for masks of a picture of another size.
     """
     labels = [str(uuid.uuid4()) for _ in range(len(detections))] if ids is None else ids
     rows = zip(

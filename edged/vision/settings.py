@@ -1,7 +1,7 @@
-"""The settings of a model that this room understands, and typed reading of their text.
+"""A model's settings of pictures and detections, and typed readers of setting values.
 
-Keys of other rooms pass by unseen; an unknown key under `preprocess.`, `thresholds.` or `decode.` is a ConfigError
-that names the nearest known one.
+Other keys are ignored; an unknown key under `preprocess.`, `thresholds.` or `decode.` is a ConfigError that suggests
+the closest known one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """ConfigError for keys under our prefixes that do not exist: all of them in one line."""
+    """ConfigError for unknown keys under our prefixes, all in one line."""
     unknown = [key[:_MOST_SHOWN] for key in settings if key.startswith(_PREFIXES) and key not in KNOWN]
     if len(unknown) == 1:
         raise ConfigError(f"unknown setting {unknown[0]}; {nearest(unknown[0], KNOWN)}")
     if unknown:
-        told = ", ".join(f"{key} ({_close(key, KNOWN) or 'nothing like it'})" for key in unknown[:_MOST_UNKNOWN])
+        listed = ", ".join(f"{key} ({_close(key, KNOWN) or 'no similar key'})" for key in unknown[:_MOST_UNKNOWN])
         more = f" and {len(unknown) - _MOST_UNKNOWN} more" if len(unknown) > _MOST_UNKNOWN else ""
-        raise ConfigError(f"unknown settings {told}{more}")
+        raise ConfigError(f"unknown settings {listed}{more}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error line: what the user may have meant, or else all there is."""
+    """Suggest the closest known key, or list all, as the end of an error message."""
     offered = tuple(known)
     return _close(word, offered) or f"known: {', '.join(offered)}"
 
@@ -51,7 +51,7 @@ def choice(settings: Mapping[str, str], key: str, offered: tuple[str, ...]) -> s
     value = settings.get(key)
     if value is None or value in offered:
         return value
-    raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is not possible; {nearest(value, offered)}")
+    raise ConfigError(f"{key}={value[:_MOST_SHOWN]} is invalid; {nearest(value, offered)}")
 
 
 def number(settings: Mapping[str, str], key: str, low: float = -math.inf, high: float = math.inf) -> float | None:

@@ -110,7 +110,7 @@ def test_only_suppression_in_the_graph_makes_counts_uncertain() -> None:
     assert EXPORTS["ultralytics, nms=True"].recognition.reading.is_suppressed
     assert not EXPORTS["ultralytics, nms-free"].recognition.reading.is_suppressed
     lists = [name for name, export in EXPORTS.items() if export.recognition.reading.is_list]
-    assert all(not EXPORTS[name].has_doubles or name == "deepstream-yolo" for name in lists)
+    assert all(not EXPORTS[name].needs_nms or name == "deepstream-yolo" for name in lists)
 
 
 # -- seven columns --------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_doubles_of_a_class_go_where_the_graph_left_them_and_of_all_classes_when
     outputs = export.encode([[one.lay(placement) for one in (*same, other)]])
     size = (WIDTH, HEIGHT)
     found = decode(export, outputs, size)
-    assert found.class_ids.tolist() == ([2, 3] if export.has_doubles else [2, 2, 3])
+    assert found.class_ids.tolist() == ([2, 3] if export.needs_nms else [2, 2, 3])
     assert decode(export, outputs, size, class_agnostic=True).class_ids.tolist() == [2]
     assert decode(export, outputs, size, class_agnostic=True, iou=1.0).class_ids.tolist() == [2, 2, 3]
 

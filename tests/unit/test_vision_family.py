@@ -248,7 +248,7 @@ def test_preprocess_by_setting():
     [
         ("preprocess.colour", "rgb", "did you mean preprocess.color?"),
         ("thresholds.scores", "1", "did you mean thresholds.score?"),
-        ("preprocess.color", "gray", "is not possible"),
+        ("preprocess.color", "gray", "preprocess.color=gray"),
         ("preprocess.fit", "leterbox", "did you mean letterbox?"),
         ("preprocess.pad", "256", "0..255"),
         ("preprocess.pad", "-1", "0..255"),

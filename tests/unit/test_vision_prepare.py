@@ -106,5 +106,5 @@ def test_views_and_read_only_pictures_are_taken_as_they_are():
     ],
 )
 def test_a_wrong_target_is_named(out):
-    with pytest.raises(ValueError, match=r"wanted a contiguous float32\[3, 32, 32\]"):
+    with pytest.raises(ValueError, match=r"contiguous float32\[3, 32, 32\]"):
         Preparer(Preprocess(width=32, height=32)).prepare(np.zeros((4, 4, 3), np.uint8), out)

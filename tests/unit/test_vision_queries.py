@@ -74,12 +74,12 @@ def test_a_further_input_is_still_too_many() -> None:
 def test_sizes_are_of_the_input_width_first() -> None:
     export = EXPORTS["rt-detr"]
     placements = [export.place(1280, 720), export.place(333, 1001)]
-    found = open_family(export.recognition).companions(placements)
+    found = open_family(export.recognition).extra_inputs(placements)
     assert {name: (a.dtype.name, a.tolist()) for name, a in found.items()} == {
         "orig_target_sizes": ("int64", [[WIDTH, HEIGHT], [WIDTH, HEIGHT]])
     }
     others = [one for name, one in EXPORTS.items() if name != "rt-detr"]
-    assert all(open_family(one.recognition).companions(placements) == {} for one in others)
+    assert all(open_family(one.recognition).extra_inputs(placements) == {} for one in others)
 
 
 def test_raw_leaves_a_second_input_to_whoever_asks() -> None:

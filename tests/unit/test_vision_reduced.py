@@ -74,7 +74,7 @@ def test_a_region_needs_its_own_share():
     assert step(small, encoded, Roi(Region(500, 300, 640, 300), 90)) == 2
     assert step(small, encoded, Roi(Region(500, 300, 320, 300))) == 1
     assert step(small, encoded, Roi(rotation=90)) == 8
-    with pytest.raises(InvalidInput, match="holds nothing"):
+    with pytest.raises(InvalidInput):
         step(small, encoded, Roi(Region(9999, 0)))
 
 

@@ -157,7 +157,7 @@ def test_crop_window_whole_picture_is_none(roi):
 
 @pytest.mark.parametrize("region", [Region(100, 0, 5, 5), Region(0, 80), Region(2**32 - 1, 0), Region(-9, 0, 9, 9)])
 def test_a_region_outside_of_the_picture_is_refused(region):
-    with pytest.raises(InvalidInput, match="holds nothing of a picture of 100x80 pixels"):
+    with pytest.raises(InvalidInput, match="100x80"):
         prepared(np.zeros((80, 100, 3), np.uint8), Roi(region), (64, 64), Fit.STRETCH)
 
 

@@ -19,7 +19,7 @@ from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Classes
 from edged.vision.families.candidates import Floats
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, undecided
+from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Reading, Thresholds, require, undecided
 from edged.vision.families.outputs import at_least, picture_vector
 from edged.vision.nms import best_first
 from edged.vision.placement import Fit
@@ -133,7 +133,7 @@ def by_shape(evidence: Evidence) -> Claim | None:
 
 def _set(evidence: Evidence, family: str) -> Claim:
     output = _row(evidence)
-    demand(evidence, family, "one output [N, classes]", output is not None)
+    require(evidence, family, "one output [N, classes]", output is not None)
     assert output is not None
     return _claim(evidence, family, f"the setting family={family}", output)
 
@@ -163,5 +163,5 @@ def _classes(output: TensorSpec) -> int | None:
 
 # Scores are told as they are, the best five; whoever wants a threshold sets one.
 _BEST = Thresholds(score=0.0, max_detections=5)
-MAKER = Maker(by_setting, feed, Classification, _BEST)
-MAKER_ULTRALYTICS = Maker(by_setting_ultralytics, feed_ultralytics, UltralyticsClassification, _BEST)
+SPEC = FamilySpec(by_setting, feed, Classification, _BEST)
+SPEC_ULTRALYTICS = FamilySpec(by_setting_ultralytics, feed_ultralytics, UltralyticsClassification, _BEST)

@@ -1,7 +1,7 @@
-"""What a detector family is, and what the rules that recognise one look at.
+"""The interface of a detector family, and of the rules that recognise one.
 
-A family turns a model's output tensors into `Detections`. Its file holds the decoder and the rules that
-claim a model for it; a rule looks at `Evidence` and returns a `Claim`, or None when it has nothing to say.
+A family turns a model's output tensors into `Detections`. Its file holds the decoder and the rules that claim a model
+for it: a rule gets `Evidence` and returns a `Claim`, or None if it does not apply.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from edged.vision.preprocess import PictureInput, Preprocess
 
 
 class Thresholds(msgspec.Struct, frozen=True):
-    """Which detections stay: score above `score`; overlap (IoU) with a better one of the class at most `iou`.
+    """Which detections are returned: score above `score`, IoU with a better one of the same class at most `iou`.
 
-    The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model answers as it did for whoever
-    trained it. A lower `iou` such as 0.45 gives fewer doubles and loses neighbours in a crowd.
+    The defaults are those of `yolo predict` (0.25, 0.7, 300), so that a model answers as in training. A lower `iou`
+    such as 0.45 gives fewer duplicates and loses neighbours in a crowd.
 
-    Where a model's own graph leaves no doubles, `iou` counts only with `class_agnostic`, which then removes those
-    of different classes. Of a classifier's classes the best `max_detections` with at least `score` stay; its
-    defaults are 5 and 0.
+    If the model's graph includes the NMS, `iou` applies only with `class_agnostic`, between different classes. Of a
+    classifier's classes the best `max_detections` with at least `score` are returned; its defaults are 5 and 0.
     """
 
     score: float = 0.25
@@ -39,7 +38,7 @@ class Thresholds(msgspec.Struct, frozen=True):
 
 
 class Opened(Protocol):
-    """What every opened family has: how to feed one model and what to call its answers. Stateless, safe to share."""
+    """A family opened for one model. Stateless, safe to share between threads."""
 
     @property
     def name(self) -> str: ...
@@ -50,58 +49,57 @@ class Opened(Protocol):
     @property
     def names(self) -> tuple[str, ...]: ...
 
-    def companions(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """The model's inputs besides the picture, by name, for a batch of pictures that lie as `placements` say.
+    def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
+        """Return the model's inputs besides the picture, by name, for a batch of pictures with these placements.
 
-        Each has a first dimension of len(placements): where a batch is filled up, so must they be. Most models
-        have none.
+        Each has a first dimension of len(placements), and must be padded if the batch is. Most models have none.
         """
         ...
 
 
 class Family(Opened, Protocol):
-    """Reads detections from a model's outputs."""
+    """Decodes detections from a model's outputs."""
 
     def decode(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """Detections of picture `index` of the batch, in pixels of the original picture, best score first.
+        """Return detections of picture `index` of the batch, in pixels of the original picture, best score first.
 
-        `outputs` are the model's tensors by name, batch first; they are only read, never kept.
+        `outputs` are the model's tensors by name, batch first; they are not modified or kept.
         """
         ...
 
 
 @runtime_checkable
-class Costly(Family, Protocol):
-    """A family whose detections are far more work than their boxes."""
+class HasCheapBoxes(Family, Protocol):
+    """A family whose boxes cost far less than its complete detections."""
 
     def boxes(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """As `decode`, but boxes, scores and classes are enough."""
+        """As `decode`, with boxes, scores and classes only."""
         ...
 
 
 @runtime_checkable
 class Classifier(Opened, Protocol):
-    """Reads classes of the whole picture from a model's outputs."""
+    """Decodes classes of the whole picture from a model's outputs."""
 
     def classify(self, outputs: Mapping[str, Array], index: int, thresholds: Thresholds) -> Classes:
-        """The best classes of picture `index` of the batch, best first; see `Thresholds` for which."""
+        """Return the classes of picture `index` of the batch, best first; see `Thresholds`."""
         ...
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Which tensors are decoded and how they are written: plain data, kept with the recognition.
+    """Which tensors are decoded, and their layout: plain data, part of the recognition.
 
-    `outputs` are in the family's own order. `form` is one of the family's layouts, where it has several.
-    `keypoints` is how many each detection has, and how many values each of those.
-    `anchors` are width, height, width, ... in input pixels, a row for each scale. `is_list` says that rows come in
-    order of score, or as many as were found, so that a row of one engine is not the same row of another's;
-    `is_suppressed` that the graph also decided which of them are doubles, or too weak to be told. `dense` are those of
-    `outputs` that are no lists even so: each of their values has its place. `classes` is how many classes the tensors
-    tell of, where anything says; 0 where their shape leaves it open.
+    `outputs` are in the family's own order. `form` is one of the family's layouts, if it has several. `keypoints` is
+    the number of keypoints per detection, and of values per keypoint. `anchors` are width, height, width, ... in input
+    pixels, a row for each scale.
+
+    `is_list`: rows are sorted by score, or as many as were found, so that row i of two engines need not match.
+    `is_suppressed`: the graph also drops duplicates or weak detections. `dense` are the outputs that are not lists even
+    then. `classes` is the number of classes in the tensors; 0 if unknown.
     """
 
     outputs: tuple[str, ...] = ()
@@ -114,24 +112,24 @@ class Reading(msgspec.Struct, frozen=True):
     classes: int = 0
 
     def width(self, besides: int) -> Size:
-        """How many values a detection has where each class has one: those, and so many besides."""
+        """The number of values per detection: one per class, and `besides` others."""
         return besides + self.classes if self.classes else at_least(besides + 1)
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """All that a rule may look at."""
+    """What is known about a model when its family is recognised."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     metadata: ExportMetadata
     picture: PictureInput | None
-    size: tuple[int, int] | None  # (width, height) of the input, where anything says it
+    size: tuple[int, int] | None  # (width, height) of the input, if known
     settings: Mapping[str, str] = {}
-    operators: frozenset[str] | None = None  # names of those in the graph; None where nobody looked
-    heads: Mapping[str, str] | None = None  # the operator that makes each output; None where nobody looked
+    operators: frozenset[str] | None = None  # names of those in the graph; None if unknown
+    heads: Mapping[str, str] | None = None  # the operator of each output; None if unknown
 
     def cells(self, strides: tuple[int, ...] = (8, 16, 32)) -> int | None:
-        """Grid cells over all strides, which is the number of predictions of an anchor-free detector."""
+        """Grid cells over all strides: the number of predictions of an anchor-free detector."""
         if self.size is None:
             return None
         width, height = self.size
@@ -146,7 +144,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def flat_list(self) -> TensorSpec | None:
-        """The only output, [M, 7], where it may be a row for each detection; a single row is a classifier's."""
+        """The only output, [M, 7], if it may have a row per detection; a single row is a classifier's."""
         output = self.only_output
         if output is None or len(output.shape) != 2 or output.shape[1] != 7 or output.shape[0] == 1:
             return None
@@ -154,8 +152,8 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def may_be_classes(self) -> bool:
-        """Whether the one output, [M, 7], has as many rows as there are pictures, for all that the file says: a row of
-        seven classes for each. A list of detections comes from an operator that suppresses."""
+        """Whether the output [M, 7] may be seven classes per picture: it has as many rows as pictures, as far as the
+        file declares. A list of detections comes from a NonMaxSuppression operator."""
         output, picture = self.only_output, self.picture
         if output is None or picture is None or "NonMaxSuppression" in (self.operators or ()):
             return False
@@ -167,11 +165,10 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A rule's verdict: the family it claims the model for, or None for "known, but not decoded"; and why.
+    """A rule's verdict: the family, or None for "known, but not decoded", and the reason.
 
-    `output` is the tensor to decode and `classes` how many classes it has, where the shape says. Where more must be
-    known, `reading` says it all and `output` is left empty. `background` is how many slots before the classes stand
-    for none of them.
+    `output` is the tensor to decode and `classes` its number of classes, if the shape has it. If decoding needs more,
+    `reading` is set and `output` is empty. `background` is the number of background slots before the classes.
     """
 
     family: str | None
@@ -189,39 +186,39 @@ class Claim(msgspec.Struct, frozen=True):
 Rule: TypeAlias = Callable[[Evidence], Claim | None]
 
 
-class Maker(msgspec.Struct, frozen=True):
-    """How a family is claimed by setting, fed and opened; `companions` are the inputs it fills besides the picture."""
+class FamilySpec(msgspec.Struct, frozen=True):
+    """A family's entry points; `extra_inputs` are the inputs that it fills besides the picture."""
 
     by_setting: Callable[[Evidence], Claim]
     feed: Callable[[Preprocess], Preprocess]
     open: Callable[[Preprocess, tuple[str, ...], Reading], Family | Classifier]
     thresholds: Thresholds = Thresholds()
-    companions: tuple[str, ...] = ()
+    extra_inputs: tuple[str, ...] = ()
 
 
 class Decoder(msgspec.Struct, frozen=True):
-    """What most families are made of."""
+    """Base of most families."""
 
     preprocess: Preprocess
     names: tuple[str, ...]
     reading: Reading
 
-    def companions(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """See `Opened.companions`: none."""
+    def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
+        """See `Opened.extra_inputs`."""
         return {}
 
 
-def demand(evidence: Evidence, family: str, needs: str, holds: bool) -> None:
-    """ConfigError where the user names a family whose tensors the model does not have."""
+def require(evidence: Evidence, family: str, needs: str, holds: bool) -> None:
+    """ConfigError unless the model `holds` what the family that the user set needs."""
     if evidence.picture is not None and holds:
         return
-    told = ", ".join(f"{spec.name} [{','.join(map(str, spec.shape))}]" for spec in evidence.outputs)
+    outputs = ", ".join(f"{spec.name} [{','.join(map(str, spec.shape))}]" for spec in evidence.outputs)
     what = "one picture input" if evidence.picture is None else needs
-    raise ConfigError(f"family={family} needs {what}; the model has {told[:200]}; set family=raw")
+    raise ConfigError(f"family={family} needs {what}; the model has {outputs[:200]}; set family=raw")
 
 
-def of_picture(rows: Array, index: int) -> Array:
-    """The rows of one picture where the first column says whose they are."""
+def rows_of_picture(rows: Array, index: int) -> Array:
+    """The rows of one picture in a table whose first column is the picture's index."""
     found: Array = rows[np.equal(rows[:, 0], index)]
     return found
 
@@ -231,5 +228,5 @@ def not_decoded(what: str) -> Claim:
 
 
 def undecided(what: str, *families: str) -> Claim:
-    """Nothing is guessed: the reason names the settings that decide."""
+    """Claim nothing; the reason names the settings that decide."""
     return Claim(None, f"{what}: set {', '.join(f'family={name}' for name in families)} or family=raw")

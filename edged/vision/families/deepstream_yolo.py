@@ -13,8 +13,8 @@ from typing import ClassVar
 from edged.tensors import Array, Dim
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.candidates import settle
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.candidates import to_detections
+from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Reading, Thresholds, require
 from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.placement import Placement
 
@@ -32,11 +32,11 @@ class DeepStreamYolo(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`."""
         rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, 6)
-        return settle(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, has_doubles=True)
+        return to_detections(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, needs_nms=True)
 
 
 def by_setting(evidence: Evidence) -> Claim:
-    demand(evidence, NAME, "one output [N, rows, 6]", _is_six(evidence))
+    require(evidence, NAME, "one output [N, rows, 6]", _is_six(evidence))
     return _claim(evidence, f"the setting family={NAME}")
 
 
@@ -64,4 +64,4 @@ def _claim(evidence: Evidence, reason: str) -> Claim:
     return Claim(NAME, reason, reading=Reading(evidence.output_names, is_list=True))
 
 
-MAKER = Maker(by_setting, ultralytics.feed, DeepStreamYolo)
+SPEC = FamilySpec(by_setting, ultralytics.feed, DeepStreamYolo)

@@ -17,8 +17,8 @@ import numpy as np
 from edged.tensors import Array
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.candidates import corners, logit, settle, sigmoid
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.candidates import corners, logit, sigmoid, to_detections
+from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Reading, Thresholds, require
 from edged.vision.families.outputs import ANY, picture_tensor
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -49,7 +49,7 @@ class RfDetr(Decoder, frozen=True):
         scores = np.where(np.isfinite(chosen), sigmoid(chosen), np.float32(np.nan))
         size = np.array((self.preprocess.width, self.preprocess.height) * 2, np.float32)
         found = corners(boxes[queries].astype(np.float32) * size)
-        return settle(found, scores, class_ids, placement, thresholds, has_doubles=False)
+        return to_detections(found, scores, class_ids, placement, thresholds, needs_nms=False)
 
 
 def feed(plain: Preprocess) -> Preprocess:
@@ -58,7 +58,7 @@ def feed(plain: Preprocess) -> Preprocess:
 
 
 def by_setting(evidence: Evidence) -> Claim:
-    demand(evidence, NAME, f"outputs {_BOXES} [N, Q, 4] and {_LOGITS} [N, Q, C]", _fits(evidence))
+    require(evidence, NAME, f"outputs {_BOXES} [N, Q, 4] and {_LOGITS} [N, Q, C]", _fits(evidence))
     return _claim(evidence, f"the setting family={NAME}")
 
 
@@ -92,4 +92,4 @@ def _background(evidence: Evidence, slots: int | str) -> str:
     return _NONE if slots == _COCO else _LAST
 
 
-MAKER = Maker(by_setting, feed, RfDetr)
+SPEC = FamilySpec(by_setting, feed, RfDetr)

@@ -16,8 +16,8 @@ import numpy as np
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.families.candidates import settle
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.candidates import to_detections
+from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Reading, Thresholds, require
 from edged.vision.families.outputs import ANY, picture_tensor, picture_vector
 from edged.vision.placement import Placement
 from edged.vision.preprocess import Preprocess
@@ -33,8 +33,8 @@ class RtDetr(Decoder, frozen=True):
 
     name: ClassVar[str] = NAME
 
-    def companions(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
-        """See `Opened.companions`: `orig_target_sizes`, int64 [n, 2], width before height."""
+    def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
+        """See `Opened.extra_inputs`: `orig_target_sizes`, int64 [n, 2], width before height."""
         size = np.array((self.preprocess.width, self.preprocess.height), np.int64)
         return {SIZES: np.tile(size, (len(placements), 1))}
 
@@ -45,7 +45,7 @@ class RtDetr(Decoder, frozen=True):
         labels, boxes, scores = self.reading.outputs
         found = picture_tensor(outputs, boxes, index, ANY, 4)
         told, ids = (picture_vector(outputs, name, index, len(found)) for name in (scores, labels))
-        return settle(found, told, ids, placement, thresholds, has_doubles=False)
+        return to_detections(found, told, ids, placement, thresholds, needs_nms=False)
 
 
 def feed(plain: Preprocess) -> Preprocess:
@@ -55,7 +55,7 @@ def feed(plain: Preprocess) -> Preprocess:
 
 def by_setting(evidence: Evidence) -> Claim:
     needs = f"outputs {', '.join(_OUTPUTS)} and a second input {SIZES} INT64 [N, 2]"
-    demand(evidence, NAME, needs, _has_sizes(evidence) and set(evidence.output_names) >= set(_OUTPUTS))
+    require(evidence, NAME, needs, _has_sizes(evidence) and set(evidence.output_names) >= set(_OUTPUTS))
     return _claim(f"the setting family={NAME}")
 
 
@@ -80,4 +80,4 @@ def _claim(reason: str) -> Claim:
     return Claim(NAME, reason, reading=Reading(_OUTPUTS, is_list=True))
 
 
-MAKER = Maker(by_setting, feed, RtDetr, companions=(SIZES,))
+SPEC = FamilySpec(by_setting, feed, RtDetr, extra_inputs=(SIZES,))

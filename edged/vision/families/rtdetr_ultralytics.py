@@ -18,8 +18,8 @@ from edged.errors import ConfigError
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.candidates import corners, settle, strongest
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.candidates import best_class, corners, to_detections
+from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Reading, Thresholds, require
 from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
@@ -45,10 +45,10 @@ class UltralyticsRtDetr(Decoder, frozen=True):
         if best_only:
             scores, class_ids = rows[:, 4], rows[:, 5]
         else:
-            scores, best = strongest(rows[:, 4:])
+            scores, best = best_class(rows[:, 4:])
             class_ids = best.astype(np.float32)
         size = np.array((self.preprocess.width, self.preprocess.height) * 2, np.float32)
-        return settle(corners(rows[:, :4] * size), scores, class_ids, placement, thresholds, has_doubles=False)
+        return to_detections(corners(rows[:, :4] * size), scores, class_ids, placement, thresholds, needs_nms=False)
 
 
 def feed(plain: Preprocess) -> Preprocess:
@@ -58,7 +58,7 @@ def feed(plain: Preprocess) -> Preprocess:
 
 def by_setting(evidence: Evidence) -> Claim:
     output = _table(evidence)
-    demand(evidence, NAME, "one output [N, queries, 6] or [N, queries, 4+classes]", output is not None)
+    require(evidence, NAME, "one output [N, queries, 6] or [N, queries, 4+classes]", output is not None)
     assert output is not None
     form = _form(evidence, output)
     if form is None:
@@ -70,10 +70,10 @@ def by_setting(evidence: Evidence) -> Claim:
 
 
 def by_metadata(evidence: Evidence) -> Claim | None:
-    said, output = evidence.metadata, _table(evidence)
-    if said.task != "detect" or output is None or evidence.picture is None:
+    meta, output = evidence.metadata, _table(evidence)
+    if meta.task != "detect" or output is None or evidence.picture is None:
         return None
-    if said.head not in (None, "RTDETRDecoder") or said.end2end or said.nms:
+    if meta.head not in (None, "RTDETRDecoder") or meta.end2end or meta.nms:
         return None
     why = _why(evidence, output)
     if why is None:
@@ -88,16 +88,16 @@ def by_metadata(evidence: Evidence) -> Claim | None:
 
 def _why(evidence: Evidence, output: TensorSpec) -> str | None:
     """What shows that it is one; None where nothing does."""
-    said, (_, rows, columns) = evidence.metadata, output.shape
-    if said.head is not None:
-        return f"metadata head={said.head}"
+    meta, (_, rows, columns) = evidence.metadata, output.shape
+    if meta.head is not None:
+        return f"metadata head={meta.head}"
     if isinstance(columns, str):  # as `dynamic=True` leaves it; of the other heads it is the rows that are 4+classes
-        is_other = not said.names or not isinstance(rows, int) or rows == 4 + len(said.names)
-        return None if is_other or said.version is None else f"metadata task=detect: {output.name} has {rows} queries"
-    if columns == 6 and said.end2end is False and said.nms is False and said.version is not None:
+        is_other = not meta.names or not isinstance(rows, int) or rows == 4 + len(meta.names)
+        return None if is_other or meta.version is None else f"metadata task=detect: {output.name} has {rows} queries"
+    if columns == 6 and meta.end2end is False and meta.nms is False and meta.version is not None:
         return "metadata task=detect with neither end2end nor nms: six columns are an RT-DETR export's"
-    if columns != 6 and columns == 4 + len(said.names) and isinstance(rows, int) and rows != evidence.cells():
-        return f"metadata task=detect: {output.name} has {rows} queries of 4+{len(said.names)} columns, as RT-DETR has"
+    if columns != 6 and columns == 4 + len(meta.names) and isinstance(rows, int) and rows != evidence.cells():
+        return f"metadata task=detect: {output.name} has {rows} queries of 4+{len(meta.names)} columns, as RT-DETR has"
     return None
 
 
@@ -106,15 +106,15 @@ def _form(evidence: Evidence, output: TensorSpec) -> str | None:
     chosen = keys.choice(evidence.settings, "decode.scores", (_BEST, _EACH))
     if chosen is not None:
         return chosen
-    said = evidence.metadata
+    meta = evidence.metadata
     columns = output.shape[2]
     if isinstance(columns, int) and columns != 6:
         return _EACH
-    names = keys.words(evidence.settings, "names") or said.names
-    if said.head is not None or (columns == 6 and names and len(names) != 2):
+    names = keys.words(evidence.settings, "names") or meta.names
+    if meta.head is not None or (columns == 6 and names and len(names) != 2):
         return _BEST
-    if said.version is not None:
-        return _BEST if said.version >= _SIX_COLUMNS else _EACH
+    if meta.version is not None:
+        return _BEST if meta.version >= _SIX_COLUMNS else _EACH
     return None
 
 
@@ -133,4 +133,4 @@ def _claim(evidence: Evidence, reason: str, output: TensorSpec, form: str) -> Cl
     return Claim(NAME, reason, "", classes, Reading((output.name,), form, is_list=True))
 
 
-MAKER = Maker(by_setting, feed, UltralyticsRtDetr)
+SPEC = FamilySpec(by_setting, feed, UltralyticsRtDetr)

@@ -17,8 +17,17 @@ import msgspec
 from edged.errors import ConfigError
 from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.detections import Detections
-from edged.vision.families.candidates import Candidates, inside, offer, offer_cells, suppress
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, not_decoded, undecided
+from edged.vision.families.candidates import Candidates, select_candidates, select_cells, suppress, to_picture
+from edged.vision.families.contract import (
+    Claim,
+    Decoder,
+    Evidence,
+    FamilySpec,
+    Reading,
+    Thresholds,
+    not_decoded,
+    undecided,
+)
 from edged.vision.families.outputs import ANY, picture_tensor
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
@@ -39,8 +48,8 @@ class Ultralytics(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`."""
         table = picture_tensor(outputs, self.reading.outputs[0], index, self.reading.width(4), ANY)
-        offered = offer_cells(table, len(table) - 4, thresholds.score)
-        return inside(suppress(offered, thresholds, has_doubles=True).found, placement)
+        offered = select_cells(table, len(table) - 4, thresholds.score)
+        return to_picture(suppress(offered, thresholds, needs_nms=True).found, placement)
 
 
 def feed(plain: Preprocess) -> Preprocess:
@@ -65,12 +74,12 @@ def by_setting(evidence: Evidence) -> Claim:
 
 def by_metadata(evidence: Evidence) -> Claim | None:
     """The exporter's own words. The keys came over the years, so each counts only where it is there."""
-    said = evidence.metadata
-    if said.task is None and not (said.names and said.stride):
+    meta = evidence.metadata
+    if meta.task is None and not (meta.names and meta.stride):
         return None
-    if said.task not in (None, "detect"):
-        return not_decoded(f"an Ultralytics {said.task} export")
-    if said.head == "RTDETRDecoder" or said.end2end or said.nms:
+    if meta.task not in (None, "detect"):
+        return not_decoded(f"an Ultralytics {meta.task} export")
+    if meta.head == "RTDETRDecoder" or meta.end2end or meta.nms:
         # Their own rules have seen it before and did not find what belongs to them.
         what = "metadata of an end-to-end or RT-DETR export, but not its tensor"
         return undecided(what, NAME, "ultralytics-end2end", "rtdetr-ultralytics")
@@ -131,7 +140,7 @@ def _classes(rows: Dim) -> int | None:
     return rows - 4 if isinstance(rows, int) else None
 
 
-MAKER = Maker(by_setting, feed, Ultralytics)
+SPEC = FamilySpec(by_setting, feed, Ultralytics)
 
 
 CELLS, ROWS = "cells", "rows"
@@ -166,8 +175,8 @@ def table_of(evidence: Evidence, more: int) -> Table | None:
     tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
     if evidence.picture is None or len(tables) != 1:
         return None
-    spec, said = tables[0], evidence.metadata
-    if said.end2end or said.nms or (said.end2end is None and spec.shape[2] == 6 + more):
+    spec, meta = tables[0], evidence.metadata
+    if meta.end2end or meta.nms or (meta.end2end is None and spec.shape[2] == 6 + more):
         return _rows(evidence, spec, more)
     return _cells(evidence, spec, more)
 
@@ -175,8 +184,8 @@ def table_of(evidence: Evidence, more: int) -> Table | None:
 def _rows(evidence: Evidence, spec: TensorSpec, more: int) -> Table | None:
     if isinstance(spec.shape[2], int) and spec.shape[2] != 6 + more:
         return None
-    said = evidence.metadata
-    return Table(spec.name, ROWS, len(said.names) or None, is_suppressed=not said.end2end)
+    meta = evidence.metadata
+    return Table(spec.name, ROWS, len(meta.names) or None, is_suppressed=not meta.end2end)
 
 
 def _cells(evidence: Evidence, spec: TensorSpec, more: int) -> Table | None:
@@ -193,11 +202,11 @@ def table_in(outputs: Mapping[str, Array], reading: Reading, index: int, more: i
     return picture_tensor(outputs, reading.outputs[0], index, *sizes)
 
 
-def offer_table(table: Array, form: str, more: int, score: float) -> tuple[Candidates, Array]:
+def select_from_table(table: Array, form: str, more: int, score: float) -> tuple[Candidates, Array]:
     """What one picture's table holds above a score, boxes xyxy, and the `more` values of each, as written [n, more]."""
     if form == ROWS:
-        offered = offer(table[:, :4], table[:, 4], table[:, 5], score)
+        offered = select_candidates(table[:, :4], table[:, 4], table[:, 5], score)
         return offered, table[offered.rows, 6 : 6 + more]
     classes = len(table) - 4 - more
-    offered = offer_cells(table, classes, score)
+    offered = select_cells(table, classes, score)
     return offered, table[4 + classes :, offered.rows].T

@@ -14,8 +14,8 @@ from typing import ClassVar
 from edged.tensors import Array
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.candidates import settle
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand
+from edged.vision.families.candidates import to_detections
+from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Reading, Thresholds, require
 from edged.vision.families.outputs import ANY, picture_tensor
 from edged.vision.placement import Placement
 
@@ -33,27 +33,27 @@ class UltralyticsEnd2End(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`."""
         rows = picture_tensor(outputs, self.reading.outputs[0], index, ANY, 6)
-        return settle(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, has_doubles=False)
+        return to_detections(rows[:, :4], rows[:, 4], rows[:, 5], placement, thresholds, needs_nms=False)
 
 
 def by_setting(evidence: Evidence) -> Claim:
-    demand(evidence, NAME, "one output [N, rows, 6]", _is_six(evidence))
+    require(evidence, NAME, "one output [N, rows, 6]", _is_six(evidence))
     return _claim(evidence, f"the setting family={NAME}")
 
 
 def by_metadata(evidence: Evidence) -> Claim | None:
-    said = evidence.metadata
-    if said.task != "detect" or said.head == "RTDETRDecoder" or evidence.picture is None:
+    meta = evidence.metadata
+    if meta.task != "detect" or meta.head == "RTDETRDecoder" or evidence.picture is None:
         return None
-    if said.end2end and _is_six(evidence, is_said=True):
+    if meta.end2end and _is_six(evidence, is_said=True):
         return _claim(evidence, "metadata task=detect and end2end=True: an NMS-free export")
-    if said.nms and _is_six(evidence, is_said=True):
+    if meta.nms and _is_six(evidence, is_said=True):
         return _claim(evidence, "metadata task=detect and args.nms=True: an export with NMS in the graph")
-    if said.end2end or said.nms or not _is_six(evidence):
+    if meta.end2end or meta.nms or not _is_six(evidence):
         return None
-    is_silent = said.end2end is None and "args" not in said.unreadable
-    if is_silent and said.version and said.version < _SAYS_END2END and said.names and len(said.names) != 2:
-        version = ".".join(map(str, said.version))
+    is_silent = meta.end2end is None and "args" not in meta.unreadable
+    if is_silent and meta.version and meta.version < _SAYS_END2END and meta.names and len(meta.names) != 2:
+        version = ".".join(map(str, meta.version))
         return _claim(evidence, f"metadata task=detect and version={version}: its only exports with six columns")
     return None
 
@@ -74,4 +74,4 @@ def _claim(evidence: Evidence, reason: str) -> Claim:
     return Claim(NAME, reason, "", classes, Reading(evidence.output_names, is_list=True, is_suppressed=is_suppressed))
 
 
-MAKER = Maker(by_setting, ultralytics.feed, UltralyticsEnd2End)
+SPEC = FamilySpec(by_setting, ultralytics.feed, UltralyticsEnd2End)

@@ -18,9 +18,9 @@ from edged.tensors import Array
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.candidates import Candidates, inside, suppress
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
-from edged.vision.families.ultralytics import ROWS, offer_table, table_in, table_of
+from edged.vision.families.candidates import Candidates, suppress, to_picture
+from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Thresholds, require
+from edged.vision.families.ultralytics import ROWS, select_from_table, table_in, table_of
 from edged.vision.placement import Placement
 
 NAME = "ultralytics-pose"
@@ -37,14 +37,14 @@ class UltralyticsPose(Decoder, frozen=True):
     ) -> Detections:
         """See `Family.decode`; with keypoints. Where the model tells no scores of keypoints they are 1."""
         form, (k, values) = self.reading.form, self.reading.keypoints
-        offered, told = offer_table(
+        offered, told = select_from_table(
             table_in(outputs, self.reading, index, k * values), form, k * values, thresholds.score
         )
         whole = np.flatnonzero(np.isfinite(told).all(axis=1))
         keypoints = _keypoints(told[whole].astype(np.float32).reshape(-1, k, values), placement)
         found = msgspec.structs.replace(offered.found.select(whole), keypoints=keypoints)
-        kept = suppress(Candidates(found, whole), thresholds, has_doubles=form != ROWS)
-        return inside(kept.found, placement)
+        kept = suppress(Candidates(found, whole), thresholds, needs_nms=form != ROWS)
+        return to_picture(kept.found, placement)
 
 
 def _keypoints(told: npt.NDArray[np.float32], placement: Placement) -> npt.NDArray[np.float32]:
@@ -59,13 +59,13 @@ def _keypoints(told: npt.NDArray[np.float32], placement: Placement) -> npt.NDArr
 
 
 def by_metadata(evidence: Evidence) -> Claim | None:
-    said = evidence.metadata
-    if said.task != "pose":
+    meta = evidence.metadata
+    if meta.task != "pose":
         return None
-    if said.kpt_shape is None:
+    if meta.kpt_shape is None:
         return Claim(None, f"metadata task=pose without kpt_shape: set family={NAME} or family=raw")
-    claim = _claim(evidence, said.kpt_shape, "metadata task=pose")
-    shape = f"{said.kpt_shape[0]}x{said.kpt_shape[1]}"
+    claim = _claim(evidence, meta.kpt_shape, "metadata task=pose")
+    shape = f"{meta.kpt_shape[0]}x{meta.kpt_shape[1]}"
     return claim or Claim(None, f"metadata task=pose, but no output has {shape} values for keypoints of its classes")
 
 
@@ -74,7 +74,7 @@ def by_setting(evidence: Evidence) -> Claim:
     many as are named, otherwise one."""
     shape = evidence.metadata.kpt_shape or _left(evidence)
     claim = None if shape is None else _claim(evidence, shape, f"the setting family={NAME}")
-    demand(evidence, NAME, _NEEDS, claim is not None)
+    require(evidence, NAME, _NEEDS, claim is not None)
     assert claim is not None
     return claim
 
@@ -105,4 +105,4 @@ def _claim(evidence: Evidence, shape: tuple[int, int], reason: str) -> Claim | N
     return Claim(NAME, reason, classes=table.classes, reading=table.reading(keypoints=shape))
 
 
-MAKER = Maker(by_setting, ultralytics.feed, UltralyticsPose)
+SPEC = FamilySpec(by_setting, ultralytics.feed, UltralyticsPose)

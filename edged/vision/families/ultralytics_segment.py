@@ -22,10 +22,10 @@ from edged.tensors import Array, TensorSpec
 from edged.vision import masks
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.candidates import suppress, visible
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Thresholds, demand
+from edged.vision.families.candidates import suppress, with_area
+from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Thresholds, require
 from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
-from edged.vision.families.ultralytics import ROWS, Table, offer_table, table_in, table_of
+from edged.vision.families.ultralytics import ROWS, Table, select_from_table, table_in, table_of
 from edged.vision.masks import Counts
 from edged.vision.placement import Placement
 
@@ -54,7 +54,7 @@ class UltralyticsSegment(Decoder, frozen=True):
     def boxes(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """See `Costly.boxes`; also those whose mask is empty."""
+        """See `HasCheapBoxes.boxes`; also those whose mask is empty."""
         return self._weighted(outputs, index, placement, thresholds)[0]
 
     def _prototypes(self, outputs: Mapping[str, Array], index: int) -> Array:
@@ -65,11 +65,11 @@ class UltralyticsSegment(Decoder, frozen=True):
     ) -> tuple[Detections, Array]:
         """Detections without their masks, and the weights of each mask's prototypes [n, 32]."""
         more, form = len(self._prototypes(outputs, index)), self.reading.form
-        offered, weights = offer_table(table_in(outputs, self.reading, index, more), form, more, thresholds.score)
+        offered, weights = select_from_table(table_in(outputs, self.reading, index, more), form, more, thresholds.score)
         numbered = offered._replace(rows=np.arange(len(offered.rows)))
-        kept = suppress(numbered, thresholds, has_doubles=form != ROWS)
+        kept = suppress(numbered, thresholds, needs_nms=form != ROWS)
         boxes = placement.to_original(kept.found.boxes)
-        seen = visible(boxes)
+        seen = with_area(boxes)
         return msgspec.structs.replace(kept.found, boxes=boxes).select(seen), weights[kept.rows[seen]]
 
 
@@ -87,7 +87,7 @@ def by_metadata(evidence: Evidence) -> Claim | None:
 
 def by_setting(evidence: Evidence) -> Claim:
     table, prototypes = _tensors(evidence)
-    demand(evidence, NAME, _NEEDS, table is not None)
+    require(evidence, NAME, _NEEDS, table is not None)
     assert table is not None
     assert prototypes is not None
     return _claim(table, prototypes, f"the setting family={NAME}")
@@ -105,7 +105,7 @@ def _claim(table: Table, prototypes: TensorSpec, reason: str) -> Claim:
     return Claim(NAME, reason, classes=table.classes, reading=table.reading(prototypes.name))
 
 
-MAKER = Maker(by_setting, ultralytics.feed, UltralyticsSegment)
+SPEC = FamilySpec(by_setting, ultralytics.feed, UltralyticsSegment)
 
 
 Floats = npt.NDArray[np.float32]

@@ -15,8 +15,17 @@ import msgspec
 
 from edged.tensors import Array
 from edged.vision.detections import Detections
-from edged.vision.families.candidates import settle
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
+from edged.vision.families.candidates import to_detections
+from edged.vision.families.contract import (
+    Claim,
+    Decoder,
+    Evidence,
+    FamilySpec,
+    Reading,
+    Thresholds,
+    require,
+    rows_of_picture,
+)
 from edged.vision.families.outputs import ANY, checked_tensor, counted
 from edged.vision.placement import Fit, Placement
 from edged.vision.preprocess import Preprocess
@@ -40,9 +49,9 @@ class YoloNas(Decoder, frozen=True):
         if self.reading.form == _BATCH:
             boxes, scores, class_ids = counted(outputs, self.reading.outputs, index)
         else:
-            rows = of_picture(checked_tensor(outputs, self.reading.outputs[0], ANY, 7), index)
+            rows = rows_of_picture(checked_tensor(outputs, self.reading.outputs[0], ANY, 7), index)
             boxes, scores, class_ids = rows[:, 1:5], rows[:, 5], rows[:, 6]
-        return settle(boxes, scores, class_ids, placement, thresholds, has_doubles=False)
+        return to_detections(boxes, scores, class_ids, placement, thresholds, needs_nms=False)
 
 
 def feed(plain: Preprocess) -> Preprocess:
@@ -54,7 +63,7 @@ def by_setting(evidence: Evidence) -> Claim:
     reason = f"the setting family={NAME}"
     if set(evidence.output_names) >= set(COUNTED):
         return _batch(reason)
-    demand(evidence, NAME, f"one output [N, 7] or {', '.join(COUNTED)}", evidence.flat_list is not None)
+    require(evidence, NAME, f"one output [N, 7] or {', '.join(COUNTED)}", evidence.flat_list is not None)
     return _flat(evidence, reason)
 
 
@@ -81,4 +90,4 @@ def _batch(reason: str) -> Claim:
     return Claim(NAME, reason, reading=Reading(COUNTED, _BATCH, is_list=True, is_suppressed=True))
 
 
-MAKER = Maker(by_setting, feed, YoloNas)
+SPEC = FamilySpec(by_setting, feed, YoloNas)

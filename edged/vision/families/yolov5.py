@@ -16,14 +16,14 @@ import numpy as np
 from edged.tensors import Array, Dim, TensorSpec
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics
-from edged.vision.families.candidates import Floats, corners, settle, strongest
+from edged.vision.families.candidates import Floats, best_class, corners, to_detections
 from edged.vision.families.contract import (
     Claim,
     Decoder,
     Evidence,
-    Maker,
+    FamilySpec,
     Thresholds,
-    demand,
+    require,
     undecided,
 )
 from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
@@ -47,7 +47,7 @@ class YoloV5(Decoder, frozen=True):
         rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, self.reading.width(5))
         table = certain(rows, thresholds)[1]
         scores, class_ids = rated(table)
-        return settle(corners(table[:, :4]), scores, class_ids, placement, thresholds, has_doubles=True)
+        return to_detections(corners(table[:, :4]), scores, class_ids, placement, thresholds, needs_nms=True)
 
 
 def certain(table: Array, thresholds: Thresholds) -> tuple[np.typing.NDArray[np.intp], Floats]:
@@ -59,12 +59,12 @@ def certain(table: Array, thresholds: Thresholds) -> tuple[np.typing.NDArray[np.
 def rated(table: Floats) -> tuple[Floats, np.typing.NDArray[np.intp]]:
     """The best score of each row, its objectness times its class's, and that class."""
     with np.errstate(over="ignore", invalid="ignore"):  # what is no number is left out later
-        return strongest(table[:, 5:] * table[:, 4:5])
+        return best_class(table[:, 5:] * table[:, 4:5])
 
 
 def by_setting(evidence: Evidence) -> Claim:
     table = _table(evidence)
-    demand(evidence, NAME, "one output [N, rows, 5+classes]", table is not None)
+    require(evidence, NAME, "one output [N, rows, 5+classes]", table is not None)
     assert table is not None
     return _claim(f"the setting family={NAME}", table)
 
@@ -108,4 +108,4 @@ def _is_anchors(evidence: Evidence, rows: Dim) -> bool:
     return any(cells is not None and rows == 3 * cells for cells in counts)
 
 
-MAKER = Maker(by_setting, ultralytics.feed, YoloV5)
+SPEC = FamilySpec(by_setting, ultralytics.feed, YoloV5)

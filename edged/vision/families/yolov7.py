@@ -21,8 +21,17 @@ from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
 from edged.vision.families import ultralytics, yolov5
-from edged.vision.families.candidates import Floats, corners, logit, settle, sigmoid
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, of_picture
+from edged.vision.families.candidates import Floats, corners, logit, sigmoid, to_detections
+from edged.vision.families.contract import (
+    Claim,
+    Decoder,
+    Evidence,
+    FamilySpec,
+    Reading,
+    Thresholds,
+    require,
+    rows_of_picture,
+)
 from edged.vision.families.outputs import ANY, AT_LEAST_ONE, checked_tensor, counted, picture_tensor
 from edged.vision.placement import Placement
 
@@ -43,10 +52,10 @@ class YoloV7(Decoder, frozen=True):
         """See `Family.decode`."""
         if self.reading.form == _END2END:
             boxes, scores, class_ids = counted(outputs, self.reading.outputs, index)
-            return settle(boxes, scores, class_ids, placement, thresholds, has_doubles=False)
+            return to_detections(boxes, scores, class_ids, placement, thresholds, needs_nms=False)
         if self.reading.form == _FLAT:
-            rows = of_picture(checked_tensor(outputs, self.reading.outputs[0], ANY, 7), index)
-            return settle(rows[:, 1:5], rows[:, 6], rows[:, 5], placement, thresholds, has_doubles=False)
+            rows = rows_of_picture(checked_tensor(outputs, self.reading.outputs[0], ANY, 7), index)
+            return to_detections(rows[:, 1:5], rows[:, 6], rows[:, 5], placement, thresholds, needs_nms=False)
         if self.reading.form == _HEADS:
             sizes = AT_LEAST_ONE, AT_LEAST_ONE, AT_LEAST_ONE, self.reading.width(5)
             heads = [picture_tensor(outputs, name, index, *sizes) for name in self.reading.outputs]
@@ -57,7 +66,7 @@ class YoloV7(Decoder, frozen=True):
             rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, self.reading.width(5))
             table = yolov5.certain(rows, thresholds)[1]
         scores, class_ids = yolov5.rated(table)
-        return settle(corners(table[:, :4]), scores, class_ids, placement, thresholds, has_doubles=True)
+        return to_detections(corners(table[:, :4]), scores, class_ids, placement, thresholds, needs_nms=True)
 
     def _head(self, head: Array, anchors: tuple[float, ...], score: float) -> Floats:
         """Rows as with `--grid` of what one raw head [anchors, rows, columns, 5 + classes] may have found."""
@@ -87,7 +96,7 @@ def by_setting(evidence: Evidence) -> Claim:
     if heads:
         return _raw(evidence, reason, heads)
     needs = f"outputs {', '.join(COUNTED)}, one [N, 7], one [N, rows, 5+classes] or three raw heads"
-    demand(evidence, NAME, needs, len(evidence.outputs) == 1 and len(evidence.outputs[0].shape) == 3)
+    require(evidence, NAME, needs, len(evidence.outputs) == 1 and len(evidence.outputs[0].shape) == 3)
     table = yolov5.by_setting(evidence)
     return Claim(NAME, reason, "", table.classes, Reading((table.output,), _GRID))
 
@@ -155,4 +164,4 @@ def _raw(evidence: Evidence, reason: str, heads: list[TensorSpec]) -> Claim:
     return Claim(NAME, reason, "", classes, Reading(tuple(spec.name for spec in heads), _HEADS, anchors))
 
 
-MAKER = Maker(by_setting, ultralytics.feed, YoloV7)
+SPEC = FamilySpec(by_setting, ultralytics.feed, YoloV7)

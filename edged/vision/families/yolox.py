@@ -20,8 +20,8 @@ from edged.errors import ConfigError
 from edged.tensors import Array, TensorSpec
 from edged.vision import settings as keys
 from edged.vision.detections import Detections
-from edged.vision.families.candidates import Floats, corners, settle
-from edged.vision.families.contract import Claim, Decoder, Evidence, Maker, Reading, Thresholds, demand, undecided
+from edged.vision.families.candidates import Floats, corners, to_detections
+from edged.vision.families.contract import Claim, Decoder, Evidence, FamilySpec, Reading, Thresholds, require, undecided
 from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.families.yolov5 import certain, rated
 from edged.vision.placement import Fit, Placement
@@ -48,7 +48,7 @@ class YoloX(Decoder, frozen=True):
         rows, table = certain(answer, thresholds)
         boxes = self._in_pixels(rows, table[:, :4]) if is_grid else table[:, :4]
         scores, class_ids = rated(table)
-        return settle(corners(boxes), scores, class_ids, placement, thresholds, has_doubles=True)
+        return to_detections(corners(boxes), scores, class_ids, placement, thresholds, needs_nms=True)
 
     def _grids(self) -> list[tuple[int, int, int]]:
         """Columns, rows and pixels a cell of each grid; an input that ends within a cell has all of that cell."""
@@ -77,7 +77,7 @@ def feed(plain: Preprocess) -> Preprocess:
 
 def by_setting(evidence: Evidence) -> Claim:
     output = _table(evidence)
-    demand(evidence, NAME, "one output [N, cells, 5+classes]", output is not None)
+    require(evidence, NAME, "one output [N, cells, 5+classes]", output is not None)
     assert output is not None
     cells = evidence.cells(_STRIDES)
     form = _form(evidence)
@@ -131,4 +131,4 @@ def _claim(reason: str, output: TensorSpec, form: str) -> Claim:
     return Claim(NAME, reason, "", classes, Reading((output.name,), form))
 
 
-MAKER = Maker(by_setting, feed, YoloX)
+SPEC = FamilySpec(by_setting, feed, YoloX)
