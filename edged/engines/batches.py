@@ -1,4 +1,4 @@
-"""How many frames an engine takes at a time, and how tensor requests go together. Pure."""
+"""Batch sizes of frames, and batching of tensor requests. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from edged.serving.work import ANY_NUMBER
 
 
 def batching(model: Model, recipe: Recipe) -> Batching:
-    """As many as the model fixes, or its engine's range of shapes allows; else as many as the setting says, or one.
+    """Return the batching of frames: as the model fixes or the engine's range of shapes allows, otherwise the
+    configured one, or 1.
 
-    A processor gains little by batches, and every frame of one waits for all others, so that without a range of shapes,
-    which engines of a GPU have, it takes a setting to have any.
+    A CPU gains little from batches, and every frame of one waits for the others, so only engines with a range of
+    shapes, as on a GPU, batch without being configured.
     """
     said = model.entry.settings
     limit = _limit(model, recipe, max_batch(said))
@@ -24,8 +25,8 @@ def batching(model: Model, recipe: Recipe) -> Batching:
 
 
 def tensor_batching(model: Model) -> TensorBatching:
-    """As `dynamic_batching` of config.pbtxt says, or as `batch.max` and `batch.wait_ms` do; otherwise, as in Triton,
-    requests go one by one."""
+    """Return the batching of tensor requests: by `dynamic_batching` of config.pbtxt, or by `batch.max` and
+    `batch.wait_ms`; otherwise, as in Triton, requests run one by one."""
     said, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
     if dynamic is None:
         is_wanted = most > 1 and max_batch(said) is not None
@@ -45,7 +46,7 @@ def _policy(said: SaidPolicy) -> QueuePolicy:
 
 
 def rows(recipe: Recipe) -> int:
-    """The most rows of a tensor request that an engine takes, as far as its range of shapes says."""
+    """Return the most rows of a tensor request that an engine's range of shapes allows."""
     return min((each.maximum[0] for each in parsed(recipe.profile).ranges if each.maximum), default=ANY_NUMBER)
 
 

@@ -1,7 +1,10 @@
-"""Whether a child may go on: its memory and signs of life, measured from outside, with all the processes it started.
+"""Whether a child may go on: its memory and signs of life, measured from outside, with all processes it started.
 
-A child is alive when it says something or uses the processor. Using it a little is not enough: a thread that wakes ten
-times a second to look at a flag also uses some while the thread that works waits for ever on a lock.
+A child shows life by sending a message or using the processor. A little use is not enough: a thread that polls a flag
+ten times a second also uses some while the working thread waits for ever on a lock.
+
+OpenVINO and ONNX Runtime report no progress while they compile, which takes seconds unless the compiler hangs. TensorRT
+may take most of an hour and reports progress from version 10 on.
 """
 
 from __future__ import annotations
@@ -18,16 +21,16 @@ from edged.models.model import Model
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds; the kernel tells processor time in these
-_SHARE = 0.005  # of one processor; a build at the lowest priority beside busy serving still gets several times this
-_LOOKS_PER_SEARCH = 4  # looking for new processes reads all of /proc, looking at known ones reads a file each
+_SHARE = 0.005  # of one processor; the slowest build beside busy serving gets several times this
+_LOOKS_PER_SEARCH = 4  # a search for new processes reads all of /proc, a look at known ones a file each
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """What is added to a child's time: at most `starved_seconds`, as far as it waited for a processor that others had,
-    and for each phase that it says to have begun the seconds that are granted for it.
+    """What is added to a child's time: up to `starved_seconds` spent waiting for a processor, and the seconds granted
+    for each phase that it reports.
 
-    `quiet_seconds` are the most that it may go without a word, even if it computes; `step_seconds` the same once it has
-    said how far it is. 0: no limit of their own. One that says how far it is may take `progress_seconds` longer.
+    It may go `quiet_seconds` without a message, even while it computes; `step_seconds` once it has reported a fraction
+    (0: no such limit). A child that reports a fraction may take `progress_seconds` longer.
     """
 
     starved_seconds: float = 0.0
@@ -41,10 +44,9 @@ NO_PATIENCE = Patience()
 
 
 class Reading(NamedTuple):
-    """One process as /proc/PID/stat tells: its parent and session, seconds of processor time, mebibytes resident.
+    """One process by /proc/PID/stat: its parent and session, seconds of processor time, MiB resident.
 
-    The time includes that of children which it has waited for. One that ended and was not waited for lives no more. It
-    `wants` a processor, whether or not it has one.
+    The time includes that of reaped children. `lives` is false for a zombie; `wants` means running or runnable.
     """
 
     lives: bool
@@ -56,8 +58,7 @@ class Reading(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a child and the processes it started use together, how many they are, and whether the child itself has or
-    waits for a processor."""
+    """What a child and its family use together, how many they are, and whether the child is running or runnable."""
 
     cpu_seconds: float
     memory_mb: float
@@ -66,7 +67,7 @@ class Usage(NamedTuple):
 
 
 def read(pid: int) -> Reading | None:
-    """None once the process is gone."""
+    """Read a process; None once it is gone."""
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -89,7 +90,7 @@ def read(pid: int) -> Reading | None:
 
 
 def family(pid: int) -> set[int]:
-    """The leader of a session, all processes in it and all that descend from them, living or not yet waited for.
+    """Return the leader of a session, all processes in it and their descendants, zombies included.
 
     A process that left the session and lost its parent is not found.
     """
@@ -102,7 +103,7 @@ def family(pid: int) -> set[int]:
 
 
 def kill(pid: int) -> set[int]:
-    """Kills a session's leader, which has not been waited for yet, and its family. Returns the family without it."""
+    """Kill a session's leader, which must not be reaped yet, and its family. Returns the family without it."""
     try:
         members = family(pid) - {pid}
     except OSError:  # no descriptor is left to look; its group ends all the same
@@ -120,7 +121,7 @@ def any_lives(pids: set[int]) -> bool:
 
 
 class Family:
-    """Measures a child with all it started. Reads files, so it is asked in a thread."""
+    """Measures a child with its family. Reads files; call it in a thread."""
 
     def __init__(self, pid: int, limit_mb: int) -> None:
         self._pid, self._limit_mb = pid, limit_mb
@@ -143,7 +144,7 @@ class Family:
 
 
 def _own_share_mb(pid: int, reading: Reading) -> float:
-    """Resident memory with shared pages counted in parts (PSS); it takes the kernel milliseconds to count."""
+    """Return the proportional set size (PSS) in MiB, which takes the kernel milliseconds."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             return next(int(line.split()[1]) / 1024 for line in file if line.startswith(b"Pss:"))
@@ -152,12 +153,12 @@ def _own_share_mb(pid: int, reading: Reading) -> float:
 
 
 class Watch:
-    """Decides, from one measurement to the next, whether a child must be stopped: mebibytes, and seconds of silence."""
+    """Decides from successive measurements whether a child must be stopped, by MiB and seconds of silence."""
 
     def __init__(self, memory_mb: float, stall_seconds: float, quiet_seconds: float = 0.0) -> None:
-        """`quiet_seconds` is how long it may compute without a word, 0 for any time."""
+        """`quiet_seconds`: how long it may compute without a message, 0 for no limit."""
         self._memory_mb, self._stall_seconds, self.quiet_seconds = memory_mb, stall_seconds, quiet_seconds
-        self._quiet = 0.0  # seconds since the last word, without those that it waited for a processor
+        self._quiet = 0.0  # seconds since the last message, without those spent waiting for a processor
         self._enough = max(_SHARE * stall_seconds, _TICK)
         self._silent = 0.0  # seconds since the last sign of life
         self._used = 0.0  # seconds of processor time meanwhile
@@ -165,18 +166,18 @@ class Watch:
         self._was_large = False
 
     def received(self) -> None:
-        """The child said something."""
+        """The child sent a message."""
         self._quiet = 0.0
         self._lives()
 
     def judge(self, usage: Usage, elapsed: float) -> str:
-        """Why the child must be stopped; empty while it may go on. `elapsed` is seconds since the last measurement."""
-        # While a process is being forked it shares all memory with its parent, which for an instant looks like twice.
+        """Return why the child must be stopped; empty if it may go on. `elapsed`: seconds since the previous one."""
+        # A process that was just forked shares all memory with its parent, which for an instant counts twice.
         was_large, self._was_large = self._was_large, usage.memory_mb > self._memory_mb
         if self._was_large and (was_large or usage.processes == 1):
             return f"used more than {self._memory_mb:g} MiB of memory"
         self._silent += elapsed
-        # The sum falls when a process ends that nobody in the family waits for.
+        # The sum falls when a process ends that is not reaped within the family.
         used = max(usage.cpu_seconds - self._last_cpu, 0.0)
         self._last_cpu = usage.cpu_seconds
         self._used += used
@@ -195,13 +196,13 @@ class Watch:
 
 _LEAST_SECONDS = 120.0
 _PER_MB, _PER_NODE = 1.0, 0.1  # seconds
-_TRIALS = 100.0  # times what opening and asking it took when it was admitted, which knows how fast the box is
+_TRIALS = 100.0  # times the trial at admission, which shows how fast the box is
 _LONG = ("tensorrt", "tensorrt_rtx")
-_TIMES_LIMIT = 4.0  # as long as its limit a builder may take that says how far it is
+_TIMES_LIMIT = 4.0  # times its limit that a builder may take if it reports a fraction
 
 
 def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -> Patience:
-    """For building one engine, asking the reference or verifying. `trial_seconds` is 0 if it is not known."""
+    """Return the patience for building, verifying or asking the reference. `trial_seconds`: 0 if unknown."""
     if backend in _LONG:
         longer = (_TIMES_LIMIT - 1) * limits.seconds
         return Patience(quiet_seconds=limits.seconds, step_seconds=limits.stall_seconds, progress_seconds=longer)
@@ -210,7 +211,7 @@ def patience(model: Model, backend: str, trial_seconds: float, limits: Limits) -
 
 
 def quiet_seconds(model: Model, trial_seconds: float) -> float:
-    """Seconds of processor time, or of waiting for anything but a processor, between two words of a child."""
+    """Return the allowed seconds between two messages of a child, without those spent waiting for a processor."""
     inspection = model.inspection
     size_mb = (inspection.size + sum(file.size for file in inspection.external)) / (1 << 20)
     nodes = sum(inspection.operators.values())

@@ -1,4 +1,4 @@
-"""Which engines the box should have: its facts, its models and their settings decide, and nothing else does. Pure."""
+"""Which engines the box should have, decided only by its facts, its models and their settings. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edged.store.key import EngineKey
 from edged.verification import calibration
 from edged.verification.standard import Standard
 
-# Whether a precision is worth a try by itself, by the device and the instructions of its processor.
+# Whether a precision is tried without being requested, by the device and the CPU's instructions.
 _Suits: TypeAlias = Callable[[Device, frozenset[str]], bool]
 
 
@@ -40,9 +40,9 @@ def _on_request(device: Device, known: frozenset[str]) -> bool:
     return False
 
 
-# The precisions that a backend can build for a kind of device, the most promising first where making one takes long.
-# Where the hardware lacks one, a runtime would emulate it or go on in fp32 in silence. int8 is for who asks for it: its
-# answers are as good as the pictures it was calibrated on.
+# The precisions that a backend can build for a kind of device, the most promising first if builds take long. If the
+# hardware lacks one, a runtime emulates it or silently uses fp32. int8 must be requested: its answers are only as good
+# as its calibration pictures.
 _CUDA: dict[str, _Suits] = {"fp16": _from(5, 3), "tf32": _from(8, 0), "fp32": _by_itself, "int8": _on_request}
 _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
     ("null", "cpu"): {"fp32": _by_itself},
@@ -62,13 +62,13 @@ _PRECISIONS: dict[tuple[str, str], dict[str, _Suits]] = {
 
 
 def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_decoded: bool = True) -> tuple[Recipe, ...]:
-    """Every engine worth having, the reference first: it answers before anything is built.
+    """Return the recipes of all engines to make, the reference first: it answers before anything is built.
 
     Devices x backends x precisions x threads. The setting `backends` narrows the choice, also to backends that are
-    never chosen by themselves (`null`); `precisions` narrows or widens it within what a backend can do on a device;
-    `threads` lists the numbers to try on the CPU. If the model's outputs are not decoded (`is_decoded`), nothing says
-    whether fewer digits change what its user sees, so only the precisions that the settings name are tried. The
-    reference stays, since what is verified is verified against it.
+    never chosen automatically (`null`); `precisions` narrows or widens it within what a backend supports on a device;
+    `threads` lists the numbers to try on the CPU. If the model's outputs are not decoded (`is_decoded`), the effect of
+    lower precision on its user is unknown, so only precisions that the settings name are tried. The reference is
+    always among them, since engines are verified against it.
     """
     counts = model_settings.threads(settings)
     wanted = model_settings.backends(settings) or registry.installed(facts)
@@ -85,8 +85,8 @@ def candidates(settings: Mapping[str, str], facts: Mapping[str, str], *, is_deco
 
 
 def precisions(backend: str, device: Device, settings: Mapping[str, str], facts: Mapping[str, str]) -> tuple[str, ...]:
-    """The precisions to try with a backend on a device: those of the settings that it can do, otherwise what suits the
-    hardware; none where the backend cannot use the device."""
+    """Return the precisions to try with a backend on a device: those of the settings that it supports, otherwise what
+    suits the hardware; none if the backend cannot use the device."""
     known = _PRECISIONS.get((backend, device.kind), {})
     if not _is_usable(backend, device, facts):
         return ()
@@ -98,9 +98,9 @@ def precisions(backend: str, device: Device, settings: Mapping[str, str], facts:
 
 
 def lanes(facts: Mapping[str, str]) -> dict[str, str]:
-    """For every device the lane in which its engines are made, one after the other.
+    """Return for every device the lane in which its engines are made, one after the other.
 
-    Devices that share the system's memory share a lane: two builders at once are what a small box dies of.
+    Devices that share the system's memory share a lane: two builders at once may exhaust a small box.
     """
     return {d.name: "cpu" if d.is_integrated else d.name for d in devices(Fingerprint(dict(facts)))}
 
@@ -108,7 +108,7 @@ def lanes(facts: Mapping[str, str]) -> dict[str, str]:
 def _is_usable(backend: str, device: Device, facts: Mapping[str, str]) -> bool:
     if device.kind != "cuda":
         return True
-    # Without a compute capability a key could not tell for which machine the code is.
+    # Without a compute capability a key could not name the GPU that the code is for.
     if _capability(device) is None:
         return False
     return backend != "onnxruntime" or "runtime.onnxruntime_gpu" in facts  # only that package has CUDA in it
@@ -121,13 +121,13 @@ def _capability(device: Device) -> tuple[int, int] | None:
 
 # Backends that build for a range of shapes and take options of TensorRT's.
 _TENSORRT = frozenset({"tensorrt", "tensorrt_rtx"})
-# One that takes any shape, and keeps to a range where somebody asks for one: what is true of it is tested with it.
+# Takes any shape, and keeps to a range if one is set: ranges are tested with it.
 _NULL = "null"
 RANGED = _TENSORRT | {_NULL}
 
 
 def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Recipe, str]:
-    """The recipe of a model's engine on a box with those facts, and why it cannot be made; empty when it can."""
+    """Return the recipe of a model's engine on a box with those facts, and why it cannot be made; empty if it can."""
     try:
         return _complete(recipe, model, facts), ""
     except (ConfigError, Unsuitable) as error:
@@ -152,21 +152,21 @@ def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
 
 
 def _asked_for(model: Model) -> Profile:
-    """The range that settings or traffic give a model; empty where they give none."""
+    """Return the range that settings or traffic give a model; empty if they give none."""
     is_told = any(name.startswith(PREFIX) for name in model.entry.settings)
     return model.profile if model.learnt.ranges or is_told else Profile()
 
 
 def _memory_mb(recipe: Recipe, facts: Mapping[str, str]) -> int | None:
-    """The GPU's own, in MiB. A limit that somebody set on this process is no part of a key."""
+    """Return the GPU's memory in MiB. A limit set on this process is not part of a key."""
     _, _, index = recipe.device.partition(":")
     text = facts.get(f"gpu.{index or 0}.memory_mb", "")
     return int(text) if text.isdecimal() else None
 
 
 class DesiredEngine(msgspec.Struct, frozen=True):
-    """One engine that a model should have. `standard` is the digest of what it is held to, `lane` names those that are
-    made one after the other, `problem` says why it cannot be made; empty when it can."""
+    """One engine that a model should have. `standard`: digest of its verification standard; `lane`: engines of one lane
+    are made one after the other; `problem`: why it cannot be made, empty if it can."""
 
     key: EngineKey
     recipe: Recipe
@@ -176,10 +176,7 @@ class DesiredEngine(msgspec.Struct, frozen=True):
 
 
 def desired(fingerprint: Fingerprint, models: Mapping[str, Model]) -> dict[str, tuple[DesiredEngine, ...]]:
-    """For every model the engines it should have on a device, in order of preference, the reference first.
-
-    A model's settings come with it; equal models have equal engines.
-    """
+    """Return for every model the engines it should have on a device, in order of preference, the reference first."""
     return {name: _of_model(fingerprint, model) for name, model in models.items()}
 
 
@@ -196,19 +193,22 @@ def _of_model(fingerprint: Fingerprint, model: Model) -> tuple[DesiredEngine, ..
     return tuple(engines)
 
 
-_BACKEND, _PRECISION = "onnxruntime", "fp32"  # one of fewer digits is rejected for its digits
+_BACKEND, _PRECISION = "onnxruntime", "fp32"  # a lower precision is rejected for its precision
 _BELOW = {"all": "extended", "extended": "basic"}
 
 
 def below(recipe: Recipe) -> Recipe | None:
-    """The same engine, optimised less; None where there is no such thing."""
+    """Return the same engine optimised less; None if there is none.
+
+    Each optimisation level of ONNX Runtime does all that the one below does; a wrong fusion leaves lower levels right.
+    """
     if (recipe.backend, recipe.precision) != (_BACKEND, _PRECISION) or recipe.optimization not in _BELOW:
         return None
     return msgspec.structs.replace(recipe, optimization=_BELOW[recipe.optimization])
 
 
 def lowered(wanted: Iterable[DesiredEngine], is_rejected: Callable[[DesiredEngine], bool]) -> tuple[DesiredEngine, ...]:
-    """What is wanted, and behind each engine that was rejected the one to try instead."""
+    """Return the desired engines, and after each rejected one those that are optimised less, until one is right."""
     found: list[DesiredEngine] = []
     for each in wanted:
         engine: DesiredEngine | None = each

@@ -24,7 +24,7 @@ from edged.backends.contract import Signature
 from edged.backends.profile import Profile, Range, Shape
 from edged.engines.desired import RANGED
 from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.shape_book import ShapeBook, largest_bytes, told
+from edged.engines.shape_book import ShapeBook, configured_range, largest_bytes
 from edged.engines.states import MAKING, EngineState
 from edged.errors import Unsuitable
 from edged.models.model import Model
@@ -150,7 +150,7 @@ class Learning:
         engines = _of(planned, target)
         if any(engine.state is EngineState.READY for engine in engines):
             page = msgspec.structs.replace(
-                self._book.page(learning.model), told=told(learning.model), learnt=str(target)
+                self._book.page(learning.model), configured=configured_range(learning.model), learnt=str(target)
             )
             self._book.change(learning.model, page)
             self._save(learning)

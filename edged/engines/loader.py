@@ -1,4 +1,4 @@
-"""Models that are loaded and unloaded by command, as the extension `model_repository` of the protocol has it."""
+"""Which models are served, and loading and unloading them by command (protocol extension `model_repository`)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ from edged.models.repository import Repository
 _LOG = logging.getLogger("edged.engines")
 _LOOK_SECONDS = 0.02
 _LOAD_SECONDS = 900.0  # a box that is busy may take minutes to read and open a model
-_MOST_TOLD = 1000  # models that are not loaded, and why
-_PATIENCE = 2  # times that there was no room to open it
+_MOST_REASONS = 1000  # models that are not loaded for a known reason
+_PATIENCE = 2  # refusals to open the reference before loading fails
 _DRAIN_SECONDS = 30.0  # until a command to unload is answered, at most
 READY, LOADING, UNAVAILABLE = "READY", "LOADING", "UNAVAILABLE"
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One version of a model, and whether it answers, as it was last found to. `version` is empty of a model that is
-    not loaded."""
+    """One version of a model and whether it answers, as last found. `version` is empty if the model is not loaded."""
 
     name: str
     version: str
@@ -44,12 +43,12 @@ class Listed(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-_Rows: TypeAlias = tuple[Listed | None, Listed | None]  # the version that serves in a place, and the one to come
+_Rows: TypeAlias = tuple[Listed | None, Listed | None]  # the version that serves in a slot, and the next one
 
 
 class Loader:
-    """Carries out the commands, those about one model one after the other. `installed`: the backends of this box;
-    `readiness`: whether a model answers."""
+    """Carries out load and unload commands, one at a time for each model. `installed` returns this box's backends,
+    `readiness` whether a model answers."""
 
     def __init__(
         self,
@@ -65,27 +64,27 @@ class Loader:
         self._builder, self._installed, self._wake, self._readiness = builder, installed, wake, readiness
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._why: dict[str, str] = {}  # models are not loaded, as far as there is more to say
+        self._why: dict[str, str] = {}  # reasons why models are not loaded
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Loads a model, or loads it again as the disk has it now; returns once it answers.
+        """Load a model, or reload it as the disk has it now; returns once it answers.
 
-        `config` is a configuration in JSON instead of its config.pbtxt; with `files`, by path inside the model's
-        folder, it is made of these alone. What was loaded before answers until then, and goes on where this fails:
-        NotFound, InvalidInput for what cannot be served, Refused in another mode. A caller that goes away changes
-        nothing.
+        `config` is a configuration in JSON that replaces its config.pbtxt; with `files`, by path inside the model's
+        folder, the model consists of these alone. What was loaded before answers until then, and goes on if this fails:
+        NotFound, InvalidInput for what cannot be served, Refused in another mode of control. A caller that hangs up
+        does not cancel the work.
         """
         self._require_command(name)
         await self._finish(self._load(name, config, dict(files or {})))
 
     async def unload(self, name: str) -> None:
-        """Takes a model away; returns once what it had been asked before is answered. One that is not there is away
-        already. Refused if models are not loaded by command."""
+        """Unload a model; returns once earlier requests are answered. A model that is not loaded is ignored. Refused in
+        another mode of control."""
         self._require_command(name)
         await self._finish(self._unload(name))
 
     async def listed(self) -> list[Listed]:
-        """Every version of every model, by name, the one that answers for the model first."""
+        """Return every version of every model, by name, the default version first."""
         catalogue = self._catalogue
         loaded = {planned.entry.model for planned in catalogue.models.values()}
         found = {name: _once([self._rows(name, each) for each in catalogue.versions(name)]) for name in loaded}
@@ -107,7 +106,7 @@ class Loader:
         return there, Listed(name, planned.entry.version, UNAVAILABLE if why else LOADING, why)
 
     async def stop(self) -> None:
-        """Gives up what is under way."""
+        """Cancel running commands."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,7 +115,7 @@ class Loader:
         return self._turns.setdefault(name, asyncio.Lock())
 
     async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does it to its end, also where nobody waits for that any more."""
+        """Run work to its end, also if the caller hangs up."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -125,7 +124,7 @@ class Loader:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # it was told to whoever waited, or nobody did
+            task.exception()  # the caller got it, if there still was one
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         async with self._turn(name):
@@ -149,14 +148,14 @@ class Loader:
             _LOG.info("model %s: loaded by command, version %s", name, ", ".join(e.version for e in entries.values()))
 
     async def _admit(self, entry: ModelEntry) -> None:
-        """Whether it could be served, before anything changes."""
+        """Check that a model can be served, before anything changes."""
         if entry.problem:
             raise NotReady(f"model {entry.name!r} cannot be served: {entry.problem}")
         admission = await admit(self._builder, Path(entry.path), entry.settings, self._installed())
         await asyncio.to_thread(require_data, Model.of(entry, admission.inspection))
 
     def _try_again(self, names: Iterable[str]) -> None:
-        """What could not be served before, although the disk has not changed, may be now: the box has."""
+        """Read models again that could not be served before: the box may have changed, although the disk has not."""
         for name in names:
             planned = self._catalogue.models.get(name)
             if planned is not None and planned.problem is not None:
@@ -177,13 +176,13 @@ class Loader:
                 if planned.reference is not None and planned.reference.refusals > _PATIENCE:
                     raise NotReady(f"model {name!r} cannot be served: {held_up(planned)}")
                 if loop.time() > end:
-                    raise NotReady(f"model {name!r} did not answer within {_LOAD_SECONDS:g} s; the log tells more")
+                    raise NotReady(f"model {name!r} did not answer within {_LOAD_SECONDS:g} s; see the log")
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _restore(
         self, name: str, before: Mapping[str, ModelEntry], entries: Mapping[str, ModelEntry], error: BaseException
     ) -> None:
-        """What was loaded before goes on, as if nothing had been asked for."""
+        """Return to what was loaded before."""
         if self._selection.held(name) != before:
             if before:
                 self._selection.hold(name, before)
@@ -191,7 +190,7 @@ class Loader:
                 self._selection.drop(name)
             await self._look()
         if not before and isinstance(error, EdgedError) and not isinstance(error, NotFound):
-            self._tell(name, str(error))
+            self._note(name, str(error))
         await self._discard(entries, before)
 
     async def _unload(self, name: str) -> None:
@@ -202,7 +201,7 @@ class Loader:
             leaving = self._catalogue.versions(name)
             sessions = [planned.slot.current for planned in leaving if planned.slot.current is not None]
             self._selection.drop(name)
-            self._tell(name, "unloaded")
+            self._note(name, "unloaded")
             await self._look()
             end = asyncio.get_running_loop().time() + _DRAIN_SECONDS
             while asyncio.get_running_loop().time() < end:
@@ -213,9 +212,9 @@ class Loader:
             await self._discard(before, {})
             _LOG.info("model %s: unloaded by command", name)
 
-    def _tell(self, name: str, why: str) -> None:
+    def _note(self, name: str, why: str) -> None:
         self._why[name] = why
-        if len(self._why) > _MOST_TOLD:
+        if len(self._why) > _MOST_REASONS:
             del self._why[next(iter(self._why))]
 
     async def _discard(self, old: Mapping[str, ModelEntry], kept: Mapping[str, ModelEntry]) -> None:
@@ -238,7 +237,7 @@ class Loader:
 
 
 def _once(places: Sequence[_Rows]) -> list[Listed]:
-    """Without versions that are to come in one place where they are in another."""
+    """Drop versions that are about to serve in one slot and serve in another already."""
     versions = {there.version for there, _ in places if there is not None}
     found: list[Listed] = []
     for there, coming in places:
@@ -253,36 +252,44 @@ EVERY = "*"
 
 
 class ModelSelection:
-    """The entries that the catalogue plans. In mode `poll` nothing is held: `hold` and `drop` do nothing."""
+    """The models to be served, by mode of model control.
+
+    poll: all models, as the disk has them at the moment; nothing is held
+    none: all models, as the disk had them at the start
+    explicit: models that were loaded by command, as the disk had them then; at the start those that the configuration
+    names
+    """
 
     def __init__(self, repository: Repository, mode: ModelControl = "poll", startup: Iterable[str] = ()) -> None:
-        """`startup` are the models that mode `explicit` begins with, `EVERY` for all."""
+        """`startup`: the models that mode `explicit` begins with, `EVERY` for all."""
         self.mode = mode
         self._repository, self._startup = repository, frozenset(startup)
-        self._held: dict[str, dict[str, ModelEntry]] | None = None  # never changed: a thread may be reading it
+        self._held: dict[str, dict[str, ModelEntry]] | None = (
+            None  # replaced, never changed: a thread may be reading it
+        )
         self._changing = threading.Lock()
 
     def entries(self) -> dict[str, ModelEntry]:
-        """Every version that there is to be, by name."""
+        """Return every version to be served, by name."""
         if self.mode == "poll":
             return self._repository.entries()
         return {name: entry for entries in self._models().values() for name, entry in entries.items()}
 
     def on_disk(self) -> dict[str, dict[str, ModelEntry]]:
-        """What the repository has now, by model and then by the name of the version."""
+        """Return what the repository has now, by model and then by version name."""
         return _by_model(self._repository.entries())
 
     def held(self, model: str) -> dict[str, ModelEntry]:
-        """The versions of a model that are held; none if it was not loaded. Reads the disk the first time."""
+        """Return the held versions of a model; none if it was not loaded. Reads the disk the first time."""
         return dict(self._models().get(model, {}))
 
     def hold(self, model: str, entries: Mapping[str, ModelEntry]) -> None:
-        """From now on these are what there is to be of a model."""
+        """Set the versions of a model to be served."""
         with self._changing:
             self._held = {**self._models(), model: dict(entries)}
 
     def take(self, model: str) -> None:
-        """What the disk has of a model now is what there is to be of it."""
+        """Hold a model as the disk has it now."""
         if self.mode == "poll":
             return
         entries = self.on_disk().get(model)
@@ -292,7 +299,7 @@ class ModelSelection:
             self.drop(model)
 
     def drop(self, model: str) -> None:
-        """There is to be nothing of a model."""
+        """Serve nothing of a model."""
         with self._changing:
             self._held = {name: entries for name, entries in self._models().items() if name != model}
 

@@ -1,4 +1,4 @@
-"""The same plans as a daemon has, made without one: what the models and the store on disk amount to on this box."""
+"""Plans made without a daemon: of the models and the store on disk, and of engines for another box's device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edged.store.store import Store
 
 
 async def plans(repository: Repository, store: Store, builder: Builder, planner: Planner) -> dict[str, PlannedModel]:
-    """Every model of the repository with the engines it should have here. Nothing is built or opened."""
+    """Plan every model of the repository for this box. Nothing is built or opened."""
     planned: dict[str, PlannedModel] = {}
     for name, entry in repository.entries().items():
         planned[name] = PlannedModel(entry, Slot(name))
@@ -41,9 +41,9 @@ _CAPABILITY = re.compile(r"(?:sm_?)?([0-9]{1,2})\.?([0-9])", re.IGNORECASE)
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A device to build for: what people call it, its compute capability ("8.6"), and the facts to build its keys of.
+    """A device to build for: its name, its compute capability ("8.6"), and the facts that its keys are made of.
 
-    A fact that is not known is absent; the device itself may have any value for it.
+    Unknown facts are absent; the device may have any value for them.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def target(text: str, own: Fingerprint) -> Target:
-    """The device that a compute capability (`sm_86`, `8.6`) names, as far as it tells; InvalidInput for other text."""
+    """Return the device that a compute capability (`sm_86`, `8.6`) names; InvalidInput for other text."""
     match = _CAPABILITY.fullmatch(text)
     if match is None:
         raise InvalidInput(f"{text[:40]!r} is neither a compute capability such as sm_86 nor a file of facts")
@@ -63,14 +63,14 @@ def target(text: str, own: Fingerprint) -> Target:
 
 
 def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Target:
-    """The first GPU of a box whose facts were recorded there; engines have the very keys that it will look for.
+    """Return the first GPU of a box whose facts were recorded there; engines get exactly the keys that it looks for.
 
-    InvalidInput where the box has no GPU, another processor or another TensorRT than this one.
+    InvalidInput if the box has no GPU, another processor or another TensorRT-RTX than this one.
     """
     theirs = Fingerprint(dict(facts))
     capability = theirs.facts.get("gpu.0.compute_capability")
     if capability is None:
-        raise InvalidInput(f"{name} tells of no NVIDIA GPU whose compute capability is known")
+        raise InvalidInput(f"{name} has no NVIDIA GPU of a known compute capability")
     if theirs.facts.get(_HOST) != own.facts.get(_HOST):
         here, there = own.facts.get(_HOST), theirs.facts.get(_HOST)
         raise InvalidInput(f"{name} is of a box with {there}, and engines built here are for {here}; build them there")
@@ -86,9 +86,9 @@ def recorded_target(facts: Mapping[str, str], own: Fingerprint, name: str) -> Ta
 
 
 def engines(model: Model, on: Target, precisions: tuple[str, ...]) -> tuple[DesiredEngine, ...]:
-    """What a model should have on the device, in some precisions (all that suit it where none is named).
+    """Return the engines of a model for the device, in the named precisions or in all that suit it.
 
-    InvalidInput when there is nothing to build.
+    InvalidInput if there is nothing to build.
     """
     chosen = {"precisions": ",".join(precisions)} if precisions else {}
     entry = msgspec.structs.replace(model.entry, settings={**model.entry.settings, **chosen, "backends": BACKEND})

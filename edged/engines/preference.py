@@ -1,7 +1,7 @@
-"""Which of a model's engines is preferred: the fastest, and of fewer digits than float32 only for a reason. Pure.
+"""Which of a model's engines is preferred: the fastest, with lower precision than float32 only for a reason. Pure.
 
-A precision that the model's settings name is as good as float32. Any other has to be much faster, and is only trusted
-where the float32 engine of its backend answers rightly: both have the runtime's faults, and the coarser one hides them.
+A precision that the settings name counts as float32. Any other has to be much faster, and is only trusted if the
+float32 engine of its backend answers rightly: both have the runtime's faults, and lower precision hides them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.states import EngineState
 from edged.models import settings as model_settings
 
-# How many times as fast as the fastest float32 engine one of fewer digits has to be.
+# Times as fast as the fastest float32 engine that one of lower precision has to be.
 LEAST_GAIN = 1.3
 EXACT = "fp32"
 
 
 def cost(engine: PlannedEngine, settings: Mapping[str, str]) -> float | None:
-    """The time of one inference as a share of the reference's, to compare engines by: that of a precision that nothing
-    asked for counts for more. None where it was not measured."""
+    """Return the time of one inference as a share of the reference's, raised for a precision that the settings do not
+    name. None if it was not measured."""
     measured = engine.record.cost if engine.record is not None else None
     if measured is None or not _is_unasked(engine.recipe, settings):
         return measured
@@ -28,7 +28,7 @@ def cost(engine: PlannedEngine, settings: Mapping[str, str]) -> float | None:
 
 
 def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> bool:
-    """Whether it may not serve although its answers pass: those of the float32 engine of its backend do not."""
+    """Whether it must not serve although its answers pass, since the float32 engine of its backend was rejected."""
     if engine.recipe.precision == EXACT:
         return False
     place = engine.recipe.backend, engine.recipe.device
@@ -37,7 +37,7 @@ def is_doubted(engine: PlannedEngine, engines: Collection[PlannedEngine]) -> boo
 
 
 def reason(planned: PlannedModel) -> str:
-    """In a few words why what serves has its precision; empty while nothing serves."""
+    """Return in a few words why the serving engine has its precision; empty while nothing serves."""
     serving = planned.engines.get(planned.serving or "")
     if serving is None:
         return ""
@@ -51,7 +51,7 @@ def reason(planned: PlannedModel) -> str:
 
 
 def _against(engine: PlannedEngine, planned: PlannedModel) -> str:
-    """Why an engine of fewer digits does not serve; empty while that is not known."""
+    """Return why an engine of lower precision does not serve; empty if unknown."""
     if engine.state is EngineState.REJECTED:
         return "answers differ"
     if is_doubted(engine, planned.engines.values()):
@@ -61,7 +61,7 @@ def _against(engine: PlannedEngine, planned: PlannedModel) -> str:
 
 
 def _gain(engine: PlannedEngine, planned: PlannedModel) -> float | None:
-    """How many times as fast as the fastest float32 engine it is; both were timed in turns with the reference."""
+    """Return how many times as fast as the fastest float32 engine it is; both were timed against the reference."""
     own = engine.record.cost if engine.record is not None else None
     exact = [
         e.record.cost for e in planned.engines.values() if e.recipe.precision == EXACT and e.record and e.is_usable

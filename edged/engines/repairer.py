@@ -1,7 +1,7 @@
-"""Repairs a model step by step, each in a child and each proven before the next. Nothing of it runs in this process.
+"""Repair a model step by step, each in a child and proven before the next. No step runs in this process.
 
-The model lies in a folder of the caller's own, with its external data; every step writes a new graph beside it, and the
-last one takes its name. What goes wrong leaves the folder for the caller to remove.
+The model lies with its external data in a folder that belongs to the caller; every step writes a new graph there, and
+the last one takes the model's name. After an error the caller removes the folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edged.vision.family import Recognition, recognise
 
 _READ = Limits(seconds=120.0, memory_mb=4096)
 _WORK = Limits(seconds=300.0, memory_mb=8192)
-_EVALUATE_SECONDS = 45.0  # for the reference implementation to answer in, beyond its first answer
+_EVALUATE_SECONDS = 45.0  # for the reference implementation, beyond its first answer
 _DEFINITIONS = "definitions"
 _SIZE = ("preprocess.width", "preprocess.height")
 
@@ -36,8 +36,8 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class Repaired(msgspec.Struct, frozen=True):
-    """A model after its repairs: its file, the files beside it that hold its weights, by relative path, and what was
-    done. Without steps in the record nothing was needed, and the model is as it was given."""
+    """A repaired model: its file, its external data by relative path, and the record of what was done. A record without
+    steps means that nothing was needed and the model is unchanged."""
 
     path: Path
     external: tuple[str, ...]
@@ -45,7 +45,7 @@ class Repaired(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> dict[str, Path]:
-        """By the relative path that the model knows them by, the model first."""
+        """All files by relative path, the model first."""
         return {self.path.name: self.path, **{name: self.path.parent / name for name in self.external}}
 
 
@@ -58,9 +58,9 @@ async def repair(
     source: str,
     samples: Sequence[Path] = (),
 ) -> Repaired:
-    """Repairs the model in the file `path`, in its place. `source` is what the user calls it.
+    """Repair the model file `path` in place. `source` is its name for the user.
 
-    ModelRefused where it cannot be repaired or not be proven to answer as it did.
+    ModelRefused if it cannot be repaired, or not be proven to answer as before.
     """
     inspection = await _inspect(path)
     if inspection.finding is not None:
@@ -87,7 +87,7 @@ async def repair(
 
 
 class _Work:
-    """The model as far as it was repaired: `path` is the newest graph, `inspection` what it holds."""
+    """The model between steps: `path` is the newest graph, `inspection` its content."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class _Work:
         self._scratch: list[Path] = []
 
     def settle(self) -> Path:
-        """The newest graph takes the name of the one that was given; what the steps left behind goes."""
+        """Give the newest graph the model's name and remove what the steps left behind."""
         if self.path != self._given:
             os.replace(self.path, self._given)
         for place in self._scratch:
@@ -116,7 +116,7 @@ class _Work:
     # -- opset and IR version ----------------------------------------------------------------------------------------
 
     async def versions(self) -> None:
-        """The versions that the runtimes here take; first those that all of them do."""
+        """Lower opset and IR version to what the runtimes here support, preferably to what all of them do."""
         if not (self._wish.wants(Step.OPSET) or self._wish.wants(Step.IR)):
             return
         opset, ir = self.inspection.opsets.get("ai.onnx", 0), self.inspection.ir_version
@@ -125,7 +125,9 @@ class _Work:
             missing = "ONNX Runtime, which every repair is compared with, is missing or broken; see: edged doctor"
             raise Unsupported(missing)
         newest, named = [takes], self._wish.insists(Step.OPSET) or self._wish.insists(Step.IR)
-        if named or opset > takes.opset or ir > takes.ir_version:  # otherwise it is served, and others are no matter
+        if (
+            named or opset > takes.opset or ir > takes.ir_version
+        ):  # otherwise it is served, and other runtimes do not matter
             others = [await self._newest(name) for name in self._installed if name != REFERENCE.backend]
             newest += [told for told in others if told is not None]
         opsets = self._targets(Step.OPSET, opset, takes.opset, [each.opset for each in newest])
@@ -146,7 +148,7 @@ class _Work:
                 return
 
     async def _newest(self, backend: str) -> jobs.LoadedRuntime | None:
-        """What a runtime takes; None of one that does not work."""
+        """Return what a runtime supports; None if it does not work."""
         try:
             told = await run(jobs.LoadRuntime(backend), jobs.LoadedRuntime, _READ)
         except EdgedError:
@@ -154,10 +156,10 @@ class _Work:
         return told if told.opset and told.ir_version else None
 
     def _targets(self, step: Step, version: int, reference: int, all_newest: Sequence[int]) -> list[int]:
-        """The versions to try, in order; 0 for none. Where it has to be older, first what every runtime takes; a step
-        that is named goes to that also where ONNX Runtime, the reference, takes the model as it is.
+        """Return the versions to try, in order; 0 for none. If it must be older, what every runtime supports comes
+        first; a step that is named goes there even if ONNX Runtime, the reference, takes the model as it is.
 
-        Unsuitable for a newer version than the model's.
+        Unsuitable for a version newer than the model's.
         """
         if not self._wish.wants(step):
             return [0]
@@ -188,7 +190,7 @@ class _Work:
         self.path, self.inspection = out, after
 
     async def _proof(self, out: Path, after: Inspection, *, evaluate: bool, lowered: Lowered | None = None) -> Proof:
-        """That the graph in `out` answers as the newest one. Unsuitable where it does not, or nobody can tell."""
+        """Prove that the graph in `out` answers as the newest one; Unsuitable if it does not, or it cannot be told."""
         job = Prove(
             self._order(self.path, self.inspection),
             self._order(out, after),
@@ -214,7 +216,7 @@ class _Work:
     # -- dimensions ---------------------------------------------------------------------------------------------------
 
     async def dims(self) -> None:
-        """Inputs declared as what they take."""
+        """Declare inputs with the dimensions that they accept."""
         wants_dims = self._wish.wants(Step.DIMS)
         wants_sizes = self._wish.wants(Step.SIZES) or (self._wish.needed and self._asks_for_another_size())
         if not (wants_dims or wants_sizes):
@@ -244,7 +246,7 @@ class _Work:
             self.path, self.inspection = out, await _inspect(out)
 
     def _asks_for_another_size(self) -> bool:
-        """Whether settings name a size of pictures that the file does not declare."""
+        """Whether the settings name an image size that the file does not declare."""
         said = [self._settings.get(name, "") for name in _SIZE]
         sizes = {str(size) for spec in self.inspection.signature.inputs for size in spec.shape[1:]}
         return any(text and text not in sizes for text in said)
@@ -252,7 +254,7 @@ class _Work:
     # -- simplification -----------------------------------------------------------------------------------------------
 
     async def simplify(self) -> None:
-        """Constants folded. Never needed, so one that cannot be made is left out, and told."""
+        """Fold constants. Never required: a failure is only reported."""
         if not self._wish.wants(Step.SIMPLIFY):
             return
         out = self._beside("simplified")
@@ -277,7 +279,7 @@ class _Work:
     # -- what the steps share -----------------------------------------------------------------------------------------
 
     async def _optional(self, step: Step, work: Callable[[], Awaitable[Answer]]) -> Answer | None:
-        """A step that a model can be served without is left out where it fails, unless it was asked for by name."""
+        """Run a step that is not required; if it fails it is left out, unless it was requested by name."""
         try:
             return await work()
         except (Unsuitable, EngineUnusable, BuildFailed) as error:
@@ -292,7 +294,7 @@ class _Work:
         return place
 
     def _unused(self, wish: str) -> str:
-        """A name that no file of the model has."""
+        """Return a name that no file of the model has."""
         names = {file.path for file in self.inspection.external} | {self._given.name}
         while wish in names or (self._given.parent / wish).exists():
             wish = f"_{wish}"
@@ -306,7 +308,7 @@ class _Work:
         return Extent.read(inspection.signature, self._settings, None)
 
     def _recognition(self, inspection: Inspection) -> Recognition:
-        """What its pictures are. Settings may fit only what will come out."""
+        """Recognise the model's family; settings may fit only the repaired model."""
         signature = inspection.signature
         for settings in (self._settings, {}):
             try:
@@ -323,5 +325,5 @@ def _versions(opset: int, ir: int) -> str:
 
 
 async def _inspect(path: Path) -> Inspection:
-    """Not through the builder's cache: what lies between is of no use later."""
+    """Inspect a graph without the builder's cache: intermediate graphs are not seen again."""
     return await run(jobs.Inspect(str(path.absolute())), Inspection, _READ)

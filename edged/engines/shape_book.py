@@ -1,8 +1,7 @@
-"""What is known of the shapes of each model's requests, kept on disk beside the engines: what came, and the range that
-was learnt from it once an engine of that range had proved itself. A range that is only aimed at is in memory alone, so
-that a daemon starts with the engines that it has.
+"""The shapes of each model's requests, on disk beside the engines: what was observed, and the range learnt from it.
 
-A file that is damaged, or does not fit its model, is counted, removed, and as if it had never been.
+A learnt range is kept once an engine of it is ready. A range that is only targeted is in memory alone, so that a daemon
+starts with the engines that it has. A damaged file, or one that does not fit its model, is counted and removed.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from edged.store import atomic, sealed
 from edged.tensors import numpy_dtype
 
 _FORMAT = 1
-_KEPT = 1000  # models; those that were written longest ago are forgotten
+_KEPT = 1000  # models; the least recently written are removed
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One model's: `told` is the range that its settings and pictures gave when `learnt` was learnt, both as text;
+    """One model's page: `configured` is the range of its settings and pictures when `learnt` was learnt, both as text;
     `widened` are the times, seconds since the epoch, at which wider ranges were begun."""
 
     format: int = _FORMAT
     seen: Seen = Seen()
-    told: str = ""
+    configured: str = msgspec.field(default="", name="told")
     learnt: str = ""
     widened: tuple[float, ...] = ()
 
 
 class ShapeBook:
-    """One small file for each model and content. A disk that cannot be written only makes it forget."""
+    """One small file for each model and content. If the disk cannot be written they are lost at the next restart."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute() / "shapes"
@@ -50,37 +49,37 @@ class ShapeBook:
         self._writing = threading.Lock()
 
     def applied(self, model: Model) -> Model:
-        """The model with the range that it is to have: the one that is aimed at, or the one that was proved."""
+        """Return the model with its range: the targeted one, otherwise the proven one."""
         learnt = Profile()
         if model.shape_policy.kind == "learn" and not model.is_static:
             learnt = self._aims.get(self._place(model)) or self._proved(model)
         return model if learnt == model.learnt else msgspec.structs.replace(model, learnt=learnt)
 
     def aim(self, model: Model, profile: Profile) -> None:
-        """From now on engines are to be of this range."""
+        """Target a range for engines from now on."""
         self._aims[self._place(model)] = profile
 
     def unaim(self, model: Model) -> None:
-        """Back to what was proved."""
+        """Return to the proven range."""
         self._aims.pop(self._place(model), None)
 
     def page(self, model: Model) -> Page:
-        """What is known of a model; nothing where there is no file, or a damaged one."""
+        """Return what is known of a model; nothing if its file is missing or damaged."""
         place = self._place(model)
         if place not in self._pages:
             self._pages[place] = self._read(place, model)
         return self._pages[place]
 
     def is_open(self, model: Model) -> bool:
-        """Whether `page` does not read the disk any more."""
+        """Whether `page` needs no disk."""
         return model.is_static or self._place(model) in self._pages
 
     def change(self, model: Model, page: Page) -> None:
-        """Takes a page in, to be written by `write`."""
+        """Replace a page in memory; `write` puts it on disk."""
         self._pages[self._place(model)] = page
 
     def write(self, model: Model) -> None:
-        """Waits for the disk. One at a time, so that the last page that was taken in is the one that stays."""
+        """Write a model's page to disk, one at a time, so that the newest one stays."""
         place = self._place(model)
         with self._writing, contextlib.suppress(OSError):
             page = self._pages.get(place)
@@ -95,7 +94,7 @@ class ShapeBook:
 
     def _proved(self, model: Model) -> Profile:
         page = self.page(model)
-        return Profile.parse(page.learnt) if page.learnt and page.told == told(model) else Profile()
+        return Profile.parse(page.learnt) if page.learnt and page.configured == configured_range(model) else Profile()
 
     def _read(self, place: Path, model: Model) -> Page:
         page = sealed.read(place, Page, "shapes")
@@ -112,8 +111,8 @@ class ShapeBook:
         return self._root / f"{model.name}-{model.digest[:16]}.json"
 
 
-def told(model: Model) -> str:
-    """The range that settings and pictures tell, as text; empty where they tell none."""
+def configured_range(model: Model) -> str:
+    """Return the range that settings and pictures give, as text; empty if they give none."""
     try:
         return str(model.told_profile)
     except Unsuitable:
@@ -121,7 +120,7 @@ def told(model: Model) -> str:
 
 
 def largest_bytes(profile: Profile, signature: Signature) -> int:
-    """Bytes of all inputs in the largest shapes of a range; an element of text counts as eight."""
+    """Return the bytes of all inputs in the largest shapes of a range; a string element counts as eight."""
     total = 0
     for spec in signature.inputs:
         found = profile.range(spec.name)
@@ -131,7 +130,7 @@ def largest_bytes(profile: Profile, signature: Signature) -> int:
 
 
 def _require_sound(page: Page, model: Model) -> None:
-    """ValueError or ConfigError for a page that this model's traffic cannot have left."""
+    """Raise ValueError or ConfigError for a page that does not fit the model."""
     if page.format != _FORMAT:
         raise ValueError(f"its format is {page.format}")
     seen, inputs = page.seen, {spec.name: spec for spec in model.inspection.signature.inputs}

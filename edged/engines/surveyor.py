@@ -1,4 +1,4 @@
-"""Watches the device: reads its facts again when drivers or libraries may have changed, and says what did."""
+"""Watch the device: read its facts again when drivers or libraries may have changed, and report what did."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATE = "nvidia.state"
 
 
 class Surveyor:
-    """Knows the facts. `changed` is called with them when they are not what engines were planned for."""
+    """Keeps the device's facts. `changed` is called with new facts that engines must be planned for."""
 
     def __init__(self, fingerprint: Fingerprint, events: EventLog, changed: Callable[[Fingerprint], None]) -> None:
         self._planned_for = self._seen = fingerprint
@@ -26,7 +26,7 @@ class Surveyor:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The facts that engines are planned for."""
+        """The device facts that engines are planned for."""
         return self._planned_for
 
     @property
@@ -35,16 +35,16 @@ class Surveyor:
         return self._seen.facts.get(_STATE) == REBOOT_PENDING
 
     async def watch(self) -> None:
-        """Refreshes whenever drivers or libraries may have changed on disk; until cancelled."""
-        async with aclosing(changes(library_folders())) as told:
-            async for _ in told:
+        """Refresh whenever drivers or libraries may have changed on disk; until cancelled."""
+        async with aclosing(changes(library_folders())) as notifications:
+            async for _ in notifications:
                 await self.refresh(patient=True)
 
     async def refresh(self, patient: bool = False) -> tuple[Change, ...]:
-        """Reads the device's facts again; where they changed, engines are planned anew. Returns what changed.
+        """Read the device's facts again and, if they changed, plan engines again. Returns the changes.
 
-        What serves goes on serving meanwhile. A patient refresh waits until an installation seems to be over: while it
-        runs, packages vanish and come back.
+        What serves goes on serving. A patient refresh waits until an installation seems complete: while it runs,
+        packages vanish and come back.
         """
         async with self._refreshing:
             facts = await settled(self._seen) if patient else await asyncio.to_thread(probe)
@@ -53,8 +53,8 @@ class Surveyor:
                 return ()
             self._seen = facts
             _LOG.warning("the device changed: %s", "; ".join(str(change) for change in changed))
-            told = tuple(FactChange(change.name, change.old or "", change.new or "") for change in changed)
-            self._events.emit(DeviceChanged(told))
+            facts_changed = tuple(FactChange(change.name, change.old or "", change.new or "") for change in changed)
+            self._events.emit(DeviceChanged(facts_changed))
             if not self.is_reboot_pending:
                 self._planned_for = facts
                 self._changed(facts)

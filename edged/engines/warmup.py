@@ -1,4 +1,4 @@
-"""The requests that a model's config.pbtxt wants made before an engine serves."""
+"""Warm-up requests of a model's config.pbtxt, sent before an engine serves."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from edged.serving.work import InputTensor
 from edged.tensors import TensorSpec, byte_size, numpy_dtype
 
 _ANY = Profile()
-_PASSING = (OutOfMemory, Overloaded, NotReady, DeadlineExceeded)  # of the box and its load, not of the request
+_PASSING = (OutOfMemory, Overloaded, NotReady, DeadlineExceeded)  # caused by the box and its load, not by the request
 
 
 async def warm_up(model: Model, link: HostLink, session: int, profile: Profile = _ANY) -> None:
-    """Makes them, on a session that serves nobody yet; those alone that lie in the range of shapes that it takes.
+    """Send the warm-up requests within the session's range of shapes, before it serves.
 
-    WarmupFailed, naming the request, when one fails and would fail again; the error itself for what may pass.
+    WarmupFailed, naming the request, if one fails and would fail again; temporary errors as they are.
     """
     for warmup in model.triton.warmups:
         try:
@@ -52,13 +52,13 @@ async def warm_up(model: Model, link: HostLink, session: int, profile: Profile =
 
 
 def require_data(model: Model) -> None:
-    """ConfigError where a request cannot be made: a file that it takes is missing, or of the wrong size."""
+    """Raise ConfigError if a request cannot be made: a file is missing or has the wrong size."""
     for warmup in model.triton.warmups:
         inputs_of(warmup, model)
 
 
 def inputs_of(warmup: Warmup, model: Model) -> tuple[InputTensor, ...]:
-    """One request: its tensors as the model has them. ConfigError for a file of the wrong size."""
+    """Return the tensors of one request. ConfigError for a missing file or one of the wrong size."""
     given = {each.name: each for each in warmup.inputs}
     made_up, batch = made_up_inputs(model.triton), warmup.batch_size
     tensors = []
@@ -98,7 +98,7 @@ def _zeros(datatype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _random(datatype: str, shape: tuple[int, ...]) -> bytes:
-    """The same each time. Whole numbers are 0 or 1, since they may be an index into something; UINT8 is 0 to 255."""
+    """Return reproducible random data. Integers are 0 or 1, since they may be an index; UINT8 is 0 to 255."""
     if datatype == "BYTES":
         return _zeros(datatype, shape)
     random, dtype = np.random.default_rng(0), numpy_dtype(datatype)

@@ -12,7 +12,7 @@ import pytest
 
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile
-from edged.engines.shape_book import Page, ShapeBook, told
+from edged.engines.shape_book import Page, ShapeBook, configured_range
 from edged.models.model import Model
 from edged.serving.extents import Kind, Seen
 from edged.store import sealed
@@ -64,8 +64,8 @@ def test_another_policy_applies_nothing(tmp_path: Path) -> None:
 def test_what_was_learnt_upon_other_settings_is_not_applied(tmp_path: Path) -> None:
     assert kept(tmp_path).applied(model(profile__x="1x8")).learnt == Profile()
     set_ = model(profile__x="1x8")
-    assert told(set_) == "x=1x8:1x8:1x8"
-    book = kept(tmp_path, msgspec.structs.replace(PAGE, told=told(set_)), set_)
+    assert configured_range(set_) == "x=1x8:1x8:1x8"
+    book = kept(tmp_path, msgspec.structs.replace(PAGE, configured=configured_range(set_)), set_)
     assert book.applied(set_).learnt == WIDE
 
 
