@@ -54,8 +54,8 @@ class ShapeRange(Info, frozen=True):
 
 class InputShapes(Info, frozen=True):
     """An input with open dimensions: `dims` as the model declares them, by name where they are open; what the engine
-    that serves takes, None where it takes any shape; what engines that need a range are built for, None where nothing
-    tells it; what requests had, None where none came."""
+    that serves takes, None if it takes any shape; what engines that need a range are built for, None if nothing
+    tells it; what requests had, None if none came."""
 
     name: str
     dims: tuple[str, ...]
@@ -108,7 +108,7 @@ class ModelInfo(Info, frozen=True):
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of it and of
     unoptimised ONNX Runtime in turns with it, when it was verified: in a child of low priority, so that only their
-    ratio says anything. `load` is the share of the processors, 0 to 1, that others used meanwhile; None where a figure
+    ratio says anything. `load` is the share of the processors, 0 to 1, that others used meanwhile; None if a figure
     was not measured yet. `pinned` ones are never evicted; `used_unix_s` is when it was last made or opened, 0 when that
     is not known. `adopted_from` is the key of an engine built for another driver whose files these are; `effort`, full,
     reduced or least, is how hard the builder tried; `standard` the digest of what its answers were held to; `ahead` the
@@ -139,7 +139,7 @@ class EngineInfo(Info, frozen=True):
 
     @property
     def speed(self) -> float | None:
-        """How many times as fast as the reference it is; None where that was not measured."""
+        """How many times as fast as the reference it is; None if that was not measured."""
         return self.reference_ms / self.latency_ms if self.latency_ms and self.reference_ms else None
 
 
@@ -174,7 +174,7 @@ class EngineProgress(Info, frozen=True):
     """One engine that a command is about, as it is now.
 
     While it is made, `phase` says what is done, `fraction` how much of that, 0 to 1, where it is known; `elapsed_s`
-    counts since it began and `estimate_s` is what it will take in all, None where it was never made before. `done`:
+    counts since it began and `estimate_s` is what it will take in all, None if it was never made before. `done`:
     nothing more will come of the command for it; `succeeded`: it is as it was commanded to be.
     """
 
@@ -214,7 +214,7 @@ class StatusInfo(Info, frozen=True):
 
 class ReloadedKey(Info, frozen=True):
     """A key of the daemon's configuration whose value is another than before: `told` says what changed, `problem` why
-    it is not in force and what to do; empty where it is."""
+    it is not in force and what to do; empty if it is."""
 
     key: str
     told: str
@@ -254,7 +254,7 @@ class CameraInfo(Info, frozen=True):
 
 class ModelLoad(Info, frozen=True):
     """What a model does: `answered` and `failed` requests and frames since it was loaded, `infer_ms` the median of one
-    inference lately and `baseline_ms` its lowest while the engine served, None where that is not known;
+    inference lately and `baseline_ms` its lowest while the engine served, None if that is not known;
     `waiting` for the engine now. `degraded` are the kinds of its alarms. Nothing serves it while `backend` is empty."""
 
     name: str

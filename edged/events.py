@@ -83,7 +83,7 @@ class HostLost(msgspec.Struct, frozen=True, tag="host_lost"):
 
 
 class FactChange(msgspec.Struct, frozen=True):
-    """One fact about the device that differs; empty where it is absent."""
+    """One fact about the device that differs; empty if it is absent."""
 
     name: str
     old: str

@@ -11,15 +11,15 @@ from edged.paths import client_socket
 DEFAULT_PORT = 8001  # Triton's gRPC port, which clients of the Open Inference Protocol expect
 _LONGEST_SOCKET = 107  # bytes of sockaddr_un.sun_path without the final zero, unix(7)
 UNIX, TLS = "unix:", "tls:"
-_GRPCS = "grpcs://"  # the same as `tls:`, as other tools write it
+_GRPCS = "grpcs://"  # the same as `tls:`, in the words of other tools
 
 
 def resolve(target: str | os.PathLike[str] | None = None) -> str:
-    """The gRPC target for `unix:/path`, `/path`, `host:port`, `host` or `:port`; behind `tls:`, as it stays, or
-    `grpcs://` where the connection is to be TLS.
+    """Return the gRPC target for `unix:/path`, `/path`, `host:port`, `host` or `:port`; for TLS with
+    `tls:` or `grpcs://` in front.
 
-    None or an empty text is EDGED_TARGET, else the daemon's default socket, the one for operators where it lets this
-    user in. InvalidInput for anything else.
+    None or an empty text means EDGED_TARGET, else the daemon's default socket: the one for operators if this user may
+    open it. InvalidInput for anything else.
     """
     text = os.fspath(target) if target is not None else ""
     text = text.strip() or os.environ.get("EDGED_TARGET", "").strip() or str(client_socket())
@@ -37,7 +37,7 @@ def resolve(target: str | os.PathLike[str] | None = None) -> str:
 
 
 def host_of(target: str) -> str:
-    """The host of a resolved target that is no socket, an IPv6 address without its brackets."""
+    """The host of a resolved TCP target, an IPv6 address without its brackets."""
     return target.removeprefix(TLS).rpartition(":")[0].strip("[]")
 
 
@@ -55,10 +55,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _machine(text: str) -> str:
-    """What follows `tls:`. A port alone would mean localhost, where nobody needs TLS: the host was forgotten."""
+    """What follows `tls:`. A port alone would mean localhost, which needs no TLS: the host was forgotten."""
     rest = text.removeprefix(TLS)
     if not rest or rest.startswith(":") or rest.isdecimal() or "/" in rest:
-        raise InvalidInput(f"{text!r} names no machine; TLS needs tls:HOST:PORT")
+        raise InvalidInput(f"{text!r} has no host; TLS needs tls:HOST:PORT")
     return rest
 
 
@@ -66,7 +66,7 @@ def _socket(text: str) -> str:
     # unix:///path is the same as unix:/path; a relative path would depend on where gRPC resolves it.
     path = os.path.abspath("/" + text.lstrip("/") if text.startswith("//") else os.path.expanduser(text))
     if not text:
-        raise InvalidInput("the target 'unix:' names no socket; give unix:/PATH")
+        raise InvalidInput("the target 'unix:' has no path; give unix:/PATH")
     if len(os.fsencode(path)) > _LONGEST_SOCKET:
         raise InvalidInput(f"the socket path {path!r} is longer than the {_LONGEST_SOCKET} bytes that Linux allows")
     return UNIX + path
@@ -79,5 +79,5 @@ def _tcp(text: str) -> str:
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise InvalidInput(f"{text!r} is ambiguous; write an IPv6 address as [ADDRESS]:PORT")
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise InvalidInput(f"{text!r} has no usable port; give HOST:PORT with a port from 1 to 65535")
+        raise InvalidInput(f"{text!r} has an invalid port; give HOST:PORT with a port from 1 to 65535")
     return f"{host or 'localhost'}:{port}"

@@ -65,7 +65,7 @@ _EVENT_TYPES: dict[str, type[events.What]] = {str(kind.__struct_config__.tag): k
 class Call(Generic[Answer]):
     """One request and its answers: `kind` is the class of their messages, `parse` makes a value for the user of one.
 
-    `follow`: the answers may go on for ever, so the call has no deadline.
+    `follow`: the answers may go on forever, so the call has no deadline.
     """
 
     path: str

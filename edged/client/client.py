@@ -34,15 +34,14 @@ Answer = TypeVar("Answer")
 
 
 class Client(DaemonCalls, AbstractContextManager["Client"]):
-    """Talks to one daemon; may be shared by threads.
+    """A connection to one daemon; threads may share it.
 
-    `target` is `unix:/path`, `/path`, `host:port` or `:port`, behind `tls:` for TLS; None is EDGED_TARGET, else the
-    daemon's default socket.
-    `timeout` is the longest that one call may take, in seconds; in a stream, the longest that frames may wait without
-    any answer. `credentials` are a CA, a certificate or a token; None is what the environment says, see
-    `edged.client.credentials`. gRPC's own (grpc.ssl_channel_credentials and its like) are taken as they are.
+    `target` is `unix:/path`, `/path`, `host:port` or `:port`, with `tls:` in front for TLS; None means EDGED_TARGET,
+    else the daemon's default socket. `timeout` is the longest that one call may take, in seconds; in a stream, the
+    longest that frames may wait without any answer. `credentials` are a CA, a certificate or a token, or those of gRPC;
+    None reads them from the environment, see `edged.client.credentials`.
 
-    Every method raises an `edged.errors.EdgedError` with a one-line message: NotReady where no daemon answers.
+    Every method raises an `edged.errors.EdgedError` with a one-line message: NotReady if no daemon answers.
     """
 
     def __init__(
@@ -78,24 +77,24 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
         reconnect: bool = False,
         shared: bool | None = None,
     ) -> Stream:
-        """Frames of one camera, sent as they come and answered as they come.
+        """Send frames of one camera as they come; iterate over the results as they come.
 
-        The daemon answers the newest frame and counts those it skipped for it. With `every_frame` it answers all, some
-        waiting there; with `lossless` one is in flight at a time and the next is only then taken from `frames`. A frame
+        The daemon answers the newest frame and counts the frames that it skipped for it. With `every_frame` it queues
+        and answers all; with `lossless` the next frame is taken from `frames` only after the last was answered. A frame
         that fails is a Result with `error` set, and the stream goes on.
 
         The daemon takes at most `max_fps` frames a second (0: all) and none that is older than `max_staleness` seconds
-        when its turn comes (0: any). `weight` is the camera's share of the engine against other cameras of the model,
-        `priority`, -100 to 100, puts it before or behind them always. `track` gives detections a `tracker_id`. The
-        thresholds, `region` and `rotation` are as in `infer`.
+        when its turn comes (0: any). `weight` is the camera's share of the engine relative to other cameras of the
+        model; those with a higher `priority`, -100 to 100, always go first. `track` gives detections a `tracker_id`.
+        The thresholds, `region` and `rotation` are as in `infer`.
 
-        Arrays go through shared memory where the daemon is behind a unix socket and can read it, otherwise as bytes:
+        Arrays go through shared memory if the daemon is behind a unix socket and can read it, otherwise as bytes:
         `shared` False always sends bytes, as does `every_frame`; True raises SegmentUnusable instead. A frame whose
-        place was used again before its turn counts as skipped.
+        place was overwritten before its turn counts as skipped.
 
-        With `reconnect` a daemon that goes away after it has answered once is waited for, 1, 5, 10, then each 60
-        seconds; the camera goes on under its name and with its numbers, and frames that were on their way count as
-        failed. Without it that is NotReady.
+        With `reconnect` the stream survives a daemon that goes away after it has answered once: it calls again after
+        1, 5, 10, then every 60 seconds, and goes on counting frames; those in flight count as failed. Otherwise that
+        raises NotReady.
         """
         options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
         wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation, options)
@@ -122,16 +121,16 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
         repairs: Wish | None = None,
         timeout: float = 600.0,
     ) -> ModelInfo:
-        """Uploads an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
+        """Upload an ONNX file with its external data; `timeout` in seconds, since that may be gigabytes.
 
-        `samples` are what its engines are verified with: pictures as JPEG or PNG files, tensors as *.npz files with an
-        array for each input, or folders of them, 32 at most.
-        `repairs` are made first: `edged.models.repair.Wish(needed=True)` for those without which it cannot be served.
+        Engines are verified with `samples`: pictures as JPEG or PNG files, tensors as *.npz files with an array for
+        each input, or folders of them, 32 at most. `repairs` are made first:
+        `edged.models.repair.Wish(needed=True)` for those without which the model cannot be served.
         """
         return self.upload(Package.of(name, path, settings, samples, repairs), timeout=timeout)
 
     def upload(self, package: Package, *, timeout: float = 600.0) -> ModelInfo:
-        """As `add_model`, of a package that may go to several daemons, also at once."""
+        """Upload a package; it may go to several daemons, also at the same time."""
         upload = Upload(package)
         read = operations_pb2.ModelStatus.FromString
         send = self._channel.stream_unary(ADD_MODEL, request_serializer=serialize, response_deserializer=read)
@@ -142,7 +141,7 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
         return to_struct(answer, ModelInfo)
 
     def close(self) -> None:
-        """Ends the connection, and with it every stream."""
+        """Close the connection, and with it every stream."""
         self._channel.close()
 
     def __exit__(self, *_: object) -> None:
@@ -162,7 +161,7 @@ class Client(DaemonCalls, AbstractContextManager["Client"]):
 
 
 class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
-    """Talks to one daemon from one event loop; arguments and errors as in `edged.client.client.Client`."""
+    """A connection to one daemon for one event loop; arguments and errors as in `Client`."""
 
     def __init__(
         self,
@@ -196,9 +195,9 @@ class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
         class_agnostic: bool | None = None,
         shared: bool | None = None,
     ) -> AsyncStream:
-        """Frames of one camera, sent as they come and answered as they come; an ordinary iterable is pulled in a
-        thread. Call it inside the running event loop and close what it returns: `async with client.stream(...)`. A
-        daemon that goes away ends it with NotReady; the blocking client can wait for its return.
+        """As `Client.stream`, without `reconnect`; a thread pulls an ordinary iterable.
+
+        Call it inside the running event loop and close what it returns: `async with client.stream(...)`.
         """
         options = stream_options(every_frame, max_fps, max_staleness, weight, priority, track)
         wanted = frame_options(score, iou, max_detections, class_agnostic, region, rotation, options)
@@ -245,7 +244,7 @@ class AsyncClient(DaemonCalls, AbstractAsyncContextManager["AsyncClient"]):
         return to_struct(answer, ModelInfo)
 
     async def close(self) -> None:
-        """Ends the connection, and with it every stream."""
+        """Close the connection, and with it every stream."""
         await self._channel.close()
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,8 +1,8 @@
-"""Who a client is and whom it trusts: a CA, a certificate of its own, a token. And the channels that go with that.
+"""A client's credentials (CA, certificate, token) and the gRPC channels made with them.
 
 TLS protects what leaves the machine; a unix socket and loopback need none. A token is sent with every call as the HTTP
-header `authorization: Bearer TOKEN` (RFC 6750), and never in the clear to another machine. It goes as plain metadata
-since gRPC's own call credentials refuse connections without TLS, also those of a unix socket, and cost a thread a call.
+header `authorization: Bearer TOKEN` (RFC 6750), never in the clear to another machine. It is plain metadata, since
+gRPC's call credentials refuse connections without TLS, also unix sockets, and cost a thread for each call.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ Options: TypeAlias = Sequence[tuple[str, Any]]
 Path_: TypeAlias = str | os.PathLike[str] | None
 
 _LOG = logging.getLogger(__name__)
-# A machine that lost its power hangs up on nobody: whoever follows what happens there would wait for ever.
+# A machine that lost power closes no connection: without keepalive, a client that follows its events waits forever.
 _ALIVE: Options = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
 _LONGEST_TOKEN = 4096  # bytes: servers bound the headers of a call, 8 KiB by default
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Paths of PEM files, empty for none: `ca`, the authorities that the daemon's certificate must come from (without
-    it those that gRPC brings along); `certificate` with its chain and `key`, what the client shows. `token` is a
-    secret: never printed. `server_name` is whom the daemon's certificate is for, where that is not the host in the
-    address."""
+    """Paths of PEM files, empty for none: `ca`, the authorities that the daemon's certificate must come from (gRPC's
+    own list if empty); `certificate` with its chain, and `key`, of the client. `token` is secret and never printed.
+    `server_name` is the name in the daemon's certificate, if that is not the host of the address."""
 
     ca: str = ""
     certificate: str = ""
@@ -54,8 +53,7 @@ class Credentials(msgspec.Struct, frozen=True):
         token_file: Path_ = None,
         server_name: str = "",
     ) -> Credentials:
-        """From paths, relative ones to the working directory; `token_file` has one line. InvalidInput where something
-        is missing or cannot be read."""
+        """Make credentials from paths; `token_file` has one line. InvalidInput if one is missing or cannot be read."""
         if bool(certificate) != bool(key):
             raise InvalidInput("a client's certificate and its key go together; give both or neither")
         if token and token_file:
@@ -65,7 +63,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Credentials:
-        """EDGED_CA, EDGED_CERTIFICATE, EDGED_KEY, EDGED_TOKEN or EDGED_TOKEN_FILE, EDGED_SERVER_NAME."""
+        """Read EDGED_CA, EDGED_CERTIFICATE, EDGED_KEY, EDGED_TOKEN or EDGED_TOKEN_FILE, EDGED_SERVER_NAME."""
         given = os.environ if environment is None else environment
         names = ("ca", "certificate", "key", "token", "token_file", "server_name")
         return cls.of(**{name: given.get(f"EDGED_{name.upper()}", "").strip() for name in names})
@@ -78,19 +76,19 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @property
     def wants_tls(self) -> bool:
-        """Whether there is something here that only TLS has a use for."""
+        """Whether a field is set that only TLS uses."""
         return bool(self.ca or self.certificate)
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
-    """A token from its file. One that others may read is told to the log: it is no secret any more."""
+    """Read a token from its file; warn once if other users may read it."""
     place = Path(path).expanduser()
     try:
         text, mode = place.read_text(), place.stat().st_mode
     except OSError as error:
         raise InvalidInput(f"the token file {place} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"the token file {place} is no text; a token is one line of printable ASCII") from error
+        raise InvalidInput(f"the token file {place} is not text; a token is one line of printable ASCII") from error
     if not text.strip():
         raise InvalidInput(f"the token file {place} is empty; write the token into it")
     if is_exposed(mode):
@@ -100,28 +98,27 @@ def read_token(path: str | os.PathLike[str]) -> str:
 
 @functools.cache
 def _tell_exposed(place: Path) -> None:
-    """Once, however many boxes it is for and however often they are tried."""
-    _LOG.warning("the token file %s can be read by everybody; chmod 600 %s", place, place)
+    """Cached: one warning for each file."""
+    _LOG.warning("the token file %s is readable by other users; chmod 600 %s", place, place)
 
 
 def is_exposed(mode: int) -> bool:
-    """Whether users beside the owner and the group may read a file of that mode."""
+    """Whether a file mode lets users read who are neither the owner nor in the group."""
     return bool(mode & stat.S_IROTH)
 
 
 def checked_token(text: str, what: str) -> str:
-    """What can be a header's value; InvalidInput, which does not tell the token, for anything else."""
+    """Return a token that can be a header's value; InvalidInput, without the token in it, for another text."""
     token = text.strip()
     if not token.isascii() or any(not "!" <= character <= "~" for character in token):
-        raise InvalidInput(f"{what} is no token; a token is one line of printable ASCII without spaces")
+        raise InvalidInput(f"{what} is not a token; a token is one line of printable ASCII without spaces")
     if len(token) > _LONGEST_TOKEN:
         raise InvalidInput(f"{what} is longer than {_LONGEST_TOKEN} characters; is it the right file?")
     return token
 
 
 def is_secured(target: str, credentials: Credentials) -> bool:
-    """Whether the connection to a target of `address.resolve` is TLS. InvalidInput where a token would leave the
-    machine without."""
+    """Whether the connection to a resolved target is TLS. InvalidInput if a token would leave the machine without."""
     if target.startswith(UNIX):
         return False
     if target.startswith(TLS) or credentials.wants_tls:
@@ -132,8 +129,10 @@ def is_secured(target: str, credentials: Credentials) -> bool:
 
 
 def channel(target: str, credentials: Credentials | grpc.ChannelCredentials | None, options: Options) -> grpc.Channel:
-    """To a target of `address.resolve`. None is what the environment says; gRPC's own credentials are taken as they
-    are. InvalidInput where a file cannot be used or a token would be sent in the clear."""
+    """Open a channel to a resolved target; without credentials, with those of the environment.
+
+    InvalidInput if a file cannot be used or a token would be sent in the clear.
+    """
     opened = _open(target, credentials, options, grpc.insecure_channel, grpc.secure_channel)
     return cast("grpc.Channel", opened)
 
@@ -147,7 +146,7 @@ def aio_channel(
 
 
 class _Authorized:
-    """A channel whose every call carries some metadata; what is no way to call is the channel's own."""
+    """A channel that adds metadata to every call."""
 
     _WAYS = frozenset(("unary_unary", "unary_stream", "stream_unary", "stream_stream"))
 
@@ -191,8 +190,7 @@ def _tls(credentials: Credentials) -> grpc.ChannelCredentials:
 
 
 def require_usable(credentials: Credentials) -> None:
-    """InvalidInput for files that TLS cannot use. gRPC says of such only that no connection comes about; the ssl module
-    says what is wrong."""
+    """InvalidInput for files that TLS cannot use. gRPC would only say that it cannot connect; `ssl` says why."""
     import ssl  # here, since few clients need it
 
     def attempt(what: str, path: str, load: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The account of one stream: every frame sent is answered, skipped or failed, or still waits."""
+"""Counts of the frames of one stream: each that was sent is answered, skipped or failed, or still waits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edged.client.result import Result, Skips
 class FrameCounts:
     """Counts frames. The sending side writes `sent`, the receiving side the rest, so that no lock is needed.
 
-    `reasons` says why frames were skipped, as far as the daemon tells. `lost` are those of the failed that were on
-    their way when the daemon went away. `unreported` are skipped frames that no result tells of yet, since none came
-    after them: at the end of a stream the last ones. So `skipped` is the sum over all results and of `unreported`.
+    `reasons` counts skipped frames by reason. `lost` counts the failed frames that were in flight when the daemon went
+    away. `unreported` are skipped frames that no result reports, since none came after them; `skipped` is the sum over
+    all results and `unreported`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,14 +27,14 @@ class FrameCounts:
         self.lost = 0
         self.reasons: Counter[str] = Counter()
         self.unreported: tuple[Skips, ...] = ()
-        self.gave_up = False  # set by whoever ends the stream because of `silence`
+        self.gave_up = False  # set when a stream is ended because of `silence`
         self._unreported = 0
         self._clock = clock
         self._last = clock()
 
     @property
     def waiting(self) -> int:
-        """Frames whose fate is not known yet."""
+        """Frames in flight."""
         return self.sent - self.answered - self.skipped - self.failed
 
     def on_sent(self) -> None:
@@ -43,13 +43,13 @@ class FrameCounts:
         self.sent += 1
 
     def on_skips(self, skipped: int, skips: Sequence[Skips]) -> None:
-        """Frames that the daemon tells of without an answer; the next result tells of them."""
+        """Count skipped frames that came without an answer; the next result reports them."""
         self._count(skipped, skips)
         self.unreported += tuple(skips)
         self._unreported += skipped
 
     def on_result(self, result: Result) -> Result:
-        """The result with the skipped frames that no earlier one told of."""
+        """Count a result; return it with the skipped frames that no earlier one reported."""
         self._count(result.skipped, result.skips)
         if result.error is None:
             self.answered += 1
@@ -64,14 +64,14 @@ class FrameCounts:
         return whole
 
     def on_lost(self) -> None:
-        """The daemon went away: what waits is never answered."""
+        """The daemon went away: frames in flight are never answered."""
         lost = max(0, self.waiting)
         self.failed += lost
         self.lost += lost
         self.gave_up = False
 
     def silence(self) -> float:
-        """Seconds that frames have waited without any answer; 0 while none waits."""
+        """Return the seconds that frames have waited without any answer; 0 while none waits."""
         return self._clock() - self._last if self.waiting > 0 else 0.0
 
     def _count(self, skipped: int, skips: Sequence[Skips]) -> None:

@@ -1,4 +1,4 @@
-"""A picture in any form a program holds it, on its way to the daemon."""
+"""Frames for the daemon: pictures in any form that a program holds them, with the options of their stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Region = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class FrameOptions:
-    """Goes with every frame, and `options` with the first of every call; None leaves it to the model and the daemon."""
+    """What goes with every frame, and `options` with the first of every call; None leaves it to model and daemon."""
 
     thresholds: pb.Thresholds | None = None
     region: pb.Region | None = None
@@ -44,7 +44,7 @@ def frame_options(
     rotation: int = 0,
     options: pb.StreamOptions | None = None,
 ) -> FrameOptions:
-    """InvalidInput for a value out of range."""
+    """Check and pack the options of frames. InvalidInput for a value out of range."""
     if rotation not in _TURNS:
         raise InvalidInput(f"rotation={rotation} is not a quarter turn; give 0, 90, 180 or 270 degrees clockwise")
     limits = _thresholds(score, iou, max_detections, class_agnostic)
@@ -59,18 +59,18 @@ def stream_options(
     priority: int = 0,
     track: bool = False,
 ) -> pb.StreamOptions | None:
-    """None where all is as it is anyway. InvalidInput for a value out of range."""
+    """Check and pack the options of a stream; None if all are the defaults. InvalidInput for a value out of range."""
     for name, value in (("max_fps", max_fps), ("max_staleness", max_staleness)):
         if not 0 <= value < 2**31 / 1000:
             raise InvalidInput(f"{name}={value:g} is out of range; give a positive number, or 0 for no limit")
     if not 0 < weight < math.inf:
-        raise InvalidInput(f"weight={weight:g} is out of range; give a positive number, 1 is the rule")
+        raise InvalidInput(f"weight={weight:g} is out of range; give a positive number; the default is 1")
     if not -_PRIORITY <= priority <= _PRIORITY:
-        raise InvalidInput(f"priority={priority} is out of range; give a whole number from -100 to 100, 0 is the rule")
+        raise InvalidInput(f"priority={priority} is out of range; give a whole number from -100 to 100")
     options = pb.StreamOptions(
         mode=pb.StreamOptions.EVERY_FRAME if every_frame else pb.StreamOptions.FRESHEST,
         max_fps=max_fps,
-        # A limit never becomes none by rounding.
+        # Rounding must not turn a limit into 0, which means no limit.
         max_staleness_ms=max(1, round(max_staleness * 1000)) if max_staleness else 0,
         weight=0.0 if weight == 1 else weight,
         priority=priority,
@@ -97,7 +97,7 @@ def _thresholds(
 
 def _region(region: Region) -> pb.Region:
     if len(region) != 4 or not all(0 <= value < 2**32 for value in region):
-        raise InvalidInput(f"region={region} is no part of a picture; give x, y, width and height in pixels")
+        raise InvalidInput(f"region={region} is not x, y, width and height in pixels")
     x, y, width, height = region
     return pb.Region(x=x, y=y, width=width, height=height)
 
@@ -107,8 +107,8 @@ Picture: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | n
 
 
 class Captured(msgspec.Struct, frozen=True, eq=False):
-    """A picture and when it was taken: nanoseconds of the wall clock since 1970 and of the monotonic clock, 0 where
-    that is not known (a recording): ages are then counted from its arrival at the daemon."""
+    """A picture and when it was taken: nanoseconds of the wall clock since 1970 and of the monotonic clock, 0 if
+    unknown, as in a recording: ages then count from its arrival at the daemon."""
 
     image: Picture
     captured_unix_ns: int = 0
@@ -120,15 +120,14 @@ class Captured(msgspec.Struct, frozen=True, eq=False):
 
 
 class FrameMaker:
-    """Numbers the frames of one camera from 1, and puts them in the form of the protocol."""
+    """Makes the messages of one camera's frames, numbered from 1; `sharing` puts pixels into shared memory."""
 
     def __init__(self, model: str, camera: str, wanted: FrameOptions, sharing: Sharing | None = None) -> None:
-        """With `sharing`, pixels go through shared memory where that works."""
         self._model, self._camera, self._options, self._sharing = model, camera, wanted, sharing
         self._sequence = 0
 
     def make(self, item: Picture | Captured) -> pb.Frame:
-        """A picture without a capture time gets the present one. InvalidInput or NotFound for an unusable picture."""
+        """Make the message of a picture; its capture time is now if it has none. InvalidInput or NotFound."""
         taken = item if isinstance(item, Captured) else Captured.now(item)
         frame = single(self._model, taken.image, self._camera, self._options, self._sharing)
         self._sequence += 1
@@ -137,7 +136,7 @@ class FrameMaker:
         return frame
 
     def on_result(self, result: Result) -> None:
-        """An error may mean that the daemon cannot read what is shared."""
+        """An error may mean that the daemon cannot read shared memory."""
         if self._sharing is not None and result.error is not None:
             self._sharing.on_error(result.error[0])
 
@@ -152,13 +151,13 @@ class FrameMaker:
         return options is not None and options.mode == pb.StreamOptions.EVERY_FRAME
 
     def introduce(self, frame: pb.Frame) -> None:
-        """To be done with the first frame of each call, since the daemon forgets a camera when its call is over."""
+        """Add the options; for the first frame of each call, since the daemon forgets a camera when its call ends."""
         if self._options.options is not None:
             frame.options.CopyFrom(self._options.options)
 
 
 def single(model: str, image: Picture, camera: str, wanted: FrameOptions, sharing: Sharing | None = None) -> pb.Frame:
-    """A frame for `DetectOne`, or the base of one in a stream."""
+    """Make the message of one picture, without number and capture time."""
     frame = pb.Frame(
         camera=camera, model=model, thresholds=wanted.thresholds, region=wanted.region, rotation=wanted.rotation
     )
@@ -170,7 +169,7 @@ def single(model: str, image: Picture, camera: str, wanted: FrameOptions, sharin
 
 
 def read_picture(image: str | os.PathLike[str] | bytes | bytearray | memoryview) -> bytes:
-    """The bytes of an encoded picture, unread; NotFound or InvalidInput where there are none."""
+    """Return the bytes of an encoded picture; NotFound or InvalidInput if there are none."""
     if isinstance(image, (bytes, bytearray, memoryview)):
         encoded, what = bytes(image), "the picture"
     elif isinstance(image, (str, os.PathLike)):
@@ -186,13 +185,13 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise NotFound(f"there is no picture {str(path)!r}") from None
+        raise NotFound(f"no such picture {str(path)!r}") from None
     except OSError as error:
         raise InvalidInput(f"the picture {str(path)!r} cannot be read: {error.strerror}") from None
 
 
 def _fill(frame: pb.Frame, image: npt.NDArray[np.uint8], sharing: Sharing | None) -> None:
-    """Pixels as they are, rows packed."""
+    """Put the pixels of an array into a frame, rows packed."""
     if image.dtype != np.uint8:
         raise InvalidInput(f"an array of {image.dtype} is not a picture; convert it to uint8, 0..255")
     if image.ndim == 3 and image.shape[2] == 1:

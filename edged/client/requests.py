@@ -1,4 +1,4 @@
-"""Frames on their way out: pulled from what the user gave, one by one, by whichever thread sends."""
+"""The requests of a stream: the user's frames, pulled one by one by the thread or the event loop that sends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edged.errors import InvalidInput
 from edged.proto import cameras_pb2 as pb
 
 _FRESH_NS = 1_000_000_000
-_WINDOW = 6  # where all are to be answered: with the one that leaves fewer than a shared ring has slots
+_WINDOW = 6  # with `every_frame`; one more leaves, which is still fewer than the slots of a shared ring
 
 
 class _Requests:
@@ -78,8 +78,8 @@ class FrameRequests(_Requests, Iterator[pb.Frame]):
         return self._next(self._call)
 
     def renew(self) -> Iterator[pb.Frame]:
-        """The requests of another call, after the daemon went away: what was sent and not answered is lost. The sender
-        of the call before, which may still wait for the user's next frame, gets none any more."""
+        """Return the requests of another call, after the daemon went away; frames in flight are lost. The sender of
+        the call before, which may still wait for the user's next frame, gets no more."""
         with self._leaving:
             self._call += 1
             self.counts.on_lost()
@@ -91,8 +91,8 @@ class FrameRequests(_Requests, Iterator[pb.Frame]):
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Sends no more and closes the user's frames, from any thread. A frame that is being pulled from a generator
-        cannot be interrupted; it is then closed as soon as it has given that frame."""
+        """Send no more and close the user's frames, from any thread. A generator that is running cannot be closed;
+        it is closed as soon as it has given its frame."""
         self._stopped = True
         self._on_turn()
         interrupt = getattr(self._frames, "interrupt", None)
@@ -110,7 +110,7 @@ class FrameRequests(_Requests, Iterator[pb.Frame]):
             leaves = frame is not None and self._may_leave(frame, call)
             if not leaves:
                 self._kept = frame  # for the call that came after
-        if self._stopped:  # looked at after the lock is free, since `stop` leaves the closing to its holder
+        if self._stopped:  # after the lock is free, since `stop` leaves closing to the holder of the lock
             self.stop()
             raise StopIteration
         if frame is None or not leaves:
@@ -118,7 +118,7 @@ class FrameRequests(_Requests, Iterator[pb.Frame]):
         return frame
 
     def _take_kept(self) -> pb.Frame | None:
-        """A frame that no call has sent yet, unless it has become old: a camera has a newer one."""
+        """Return a frame that no call has sent yet, unless it has become old: a camera has a newer one."""
         frame = self._kept
         if frame is None or self._most_waiting is not None or not frame.captured_mono_ns:
             return frame
@@ -135,14 +135,14 @@ class FrameRequests(_Requests, Iterator[pb.Frame]):
             return True
 
     def _pull(self) -> pb.Frame | None:
-        """The next frame; None at the end, for whatever reason."""
+        """Return the next frame; None at the end or after a failure."""
         if self._stopped or self.exhausted:
             return None
         try:
             item = next(self._frames)
             taken = item if isinstance(item, Captured) else Captured.now(item)
             self._wait_for_turn()
-            # Only now: what earlier answers told about the daemon counts for this frame too.
+            # Only now, since an earlier answer may have said that the daemon cannot read shared memory.
             return self._maker.make(taken)
         except StopIteration:
             self._close()
@@ -184,8 +184,8 @@ Item = TypeVar("Item")
 
 
 class ThreadedIterator(AsyncIterator[Item], Generic[Item]):
-    """An ordinary iterator as an asynchronous one. A thread of its own pulls, one item each time it is asked, so that
-    a camera's wait never holds up the event loop, nor a pool of threads that others need."""
+    """An ordinary iterator as an asynchronous one. A thread pulls one item for each `anext`, so that a camera's wait
+    holds up neither the event loop nor its pool of threads."""
 
     def __init__(self, items: Iterator[Item]) -> None:
         self._items = items
@@ -211,7 +211,7 @@ class ThreadedIterator(AsyncIterator[Item], Generic[Item]):
         return got[0]
 
     def close(self) -> None:
-        """Tells whoever waits that there is no more, and the thread to end once it has the item that it is pulling."""
+        """End the iteration; the thread ends once it has the item that it is pulling."""
         self._closed = True
         if self._waiting is not None:
             _settle(self._waiting, [], None)
@@ -237,7 +237,7 @@ def _serve(
             failure = error
         try:
             loop.call_soon_threadsafe(_settle, future, got, failure)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed
             return
 
 

@@ -1,4 +1,4 @@
-"""What the daemon found in one frame, as plain immutable values."""
+"""The result of one frame as plain immutable values."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from edged.vision.roboflow import RoboflowResult, roboflow
 class Detection(msgspec.Struct, frozen=True):
     """One object: corners of its box in pixels of the picture as sent, origin top left; score 0..1.
 
-    What the model or the stream does not give is None or empty. `tracker_id` is the same for the same object in all
-    frames of the camera. `keypoints` are (x, y, score) in the model's order. `corners` are the four of an oriented
-    box, (x, y) one after the other round it. `mask` is COCO's uncompressed run lengths down the columns of the whole
-    picture; `Result.mask` makes pixels of it and `Result.polygon` its outline.
+    Fields that the model or the stream does not provide are None or empty. `tracker_id` is the same for the same object
+    in all frames of the camera. `keypoints` are (x, y, score) in the model's order. `corners` are the four (x, y) of an
+    oriented box, in order. `mask` is COCO's uncompressed run lengths down the columns of the whole picture;
+    `Result.mask` makes pixels of it and `Result.polygon` its outline.
     """
 
     x1: float
@@ -44,7 +44,7 @@ class Detection(msgspec.Struct, frozen=True):
 
 
 class Classification(msgspec.Struct, frozen=True):
-    """What a classifier takes the picture for; score 0..1."""
+    """One class of a classifier's answer; score 0..1."""
 
     class_id: int
     label: str
@@ -107,17 +107,17 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def captured(self) -> datetime | None:
-        """When the picture was taken, by the wall clock of who sent it; None where that is not known."""
+        """When the picture was taken, by the sender's wall clock; None if unknown."""
         return _moment(self.captured_unix_ns)
 
     @property
     def received(self) -> datetime | None:
-        """When the daemon had the frame, by its own wall clock; None where it does not tell."""
+        """When the daemon received the frame, by its own wall clock; None if unknown."""
         return _moment(self.received_unix_ns)
 
     def json(self) -> RoboflowResult:
-        """Roboflow's inference JSON; box centres and sizes in pixels, a new detection id each time. Only detections
-        that are tracked have a `tracker_id`."""
+        """Return Roboflow's inference JSON: box centres and sizes in pixels, a new detection id each time; tracked
+        detections have a `tracker_id`."""
         found = self.boxes()
         ids, found = found.tracker_ids, msgspec.structs.replace(found, tracker_ids=None)
         plain = roboflow(found, self.labels(), self.width, self.height)
@@ -129,12 +129,12 @@ class Result(msgspec.Struct, frozen=True, eq=False):
 
     def supervision(self) -> Any:
         """The same as `supervision.Detections`, with masks, tracker ids (-1 where there is none) and oriented boxes;
-        Unsupported where that library is not installed."""
+        Unsupported if that library is not installed."""
 
         return to_supervision(self)
 
     def mask(self, detection: Detection) -> npt.NDArray[np.bool_] | None:
-        """The pixels of an object, bool [height, width] of the picture; None where the model gives no masks."""
+        """The pixels of an object, bool [height, width] of the picture; None if the model gives no masks."""
         return masks.decode(_runs(detection.mask), self.width, self.height) if detection.mask else None
 
     def polygon(self, detection: Detection) -> npt.NDArray[np.int32] | None:
@@ -158,12 +158,12 @@ class Result(msgspec.Struct, frozen=True, eq=False):
         )
 
     def labels(self) -> Sequence[str]:
-        """The label of each class id that was found, for what wants names by class id."""
+        """Return the labels by class id, as far as they were found."""
         return _Labels({d.class_id: d.label for d in self.detections})
 
 
 class _Labels(Sequence[str]):
-    """Names by class id without a list as long as the highest id."""
+    """A sequence of names by class id that stores only the known ones."""
 
     def __init__(self, known: dict[int, str]) -> None:
         self._known = known
@@ -184,7 +184,7 @@ class _Labels(Sequence[str]):
 
 
 def from_proto(message: pb.Result) -> Result:
-    """InvalidInput where a tensor's bytes do not fit its shape, Unsupported for a datatype that is not known here."""
+    """InvalidInput if a tensor's bytes do not fit its shape, Unsupported for a datatype that is not known here."""
     timings = message.timings
     return Result(
         camera=message.camera,
@@ -243,7 +243,7 @@ def _corners(d: Detection) -> tuple[tuple[float, float], ...]:
 
 
 def to_array(tensor: pb.Tensor) -> Array:
-    """A read-only array over the tensor's bytes, without a copy. InvalidInput where they do not fit its shape."""
+    """A read-only array over the tensor's bytes, without a copy. InvalidInput if they do not fit its shape."""
     if tensor.datatype not in DATATYPES:
         raise Unsupported(f"tensor {tensor.name!r} has datatype {tensor.datatype!r}; update this client")
     array = raw_contents.to_array(tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data)
@@ -252,7 +252,7 @@ def to_array(tensor: pb.Tensor) -> Array:
 
 
 def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, ...]:
-    """One for each row, in its order."""
+    """Return a detection for each row."""
     rows = zip(found.boxes.tolist(), found.scores.tolist(), found.class_ids.tolist(), strict=True)
     return tuple(
         Detection(
@@ -272,7 +272,7 @@ def detections_of(found: Detections, names: Sequence[str]) -> tuple[Detection, .
 
 
 def classes_of(found: Classes, names: Sequence[str]) -> tuple[Classification, ...]:
-    """The best first."""
+    """Return the classes, the best first."""
     rows = zip(found.class_ids.tolist(), found.scores.tolist(), strict=True)
     return tuple(Classification(number, class_name(names, number), score) for number, score in rows)
 
@@ -282,8 +282,7 @@ _CLASS_NAMES, _ORIENTED = "class_name", "xyxyxyxy"
 
 
 def to_supervision(result: Result) -> Any:
-    """`supervision.Detections` of a result, made directly: its own reader of Roboflow's JSON draws masks anew from
-    outlines, without their holes, and knows no oriented boxes. Unsupported where the library is not installed."""
+    """Made directly: supervision's reader of Roboflow's JSON loses holes in masks, and knows no oriented boxes."""
     try:
         supervision: Any = importlib.import_module("supervision")
     except ImportError:

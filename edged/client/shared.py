@@ -1,5 +1,5 @@
-"""A ring of pictures in POSIX shared memory, which the daemon reads where they lie: a raw picture is copied once on its
-way to the engine, instead of through gRPC. `edged.shared_layout` describes the ring."""
+"""A ring of pictures in POSIX shared memory, which the daemon reads: a raw picture is copied once on its way to the
+engine, instead of through gRPC. `edged.shared_layout` describes the ring."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a picture lies, as `edged.v1.SharedImage` announces it: bytes, but for the stamp."""
+    """Where a picture lies, as in `edged.v1.SharedImage`; `offset` and `size` in bytes."""
 
     segment: str
     offset: int
@@ -36,25 +36,25 @@ class Place:
 
 
 class SharedRing(AbstractContextManager["SharedRing"]):
-    """Holds the newest `slots` pictures of up to `slot_bytes` each; larger ones have it make a larger segment.
+    """Holds the newest `slots` pictures of up to `slot_bytes` each; a larger picture makes it move to a larger segment.
 
-    `group` may read it too (a group id), for a daemon of another user. `close`, from any thread, the end of a `with`
-    block, of the last reference or of the program removes it; what a killed program left is removed by the next ring
-    of its user. OutOfSpace where there is no room for it: containers have 64 MB unless `--shm-size` says more.
+    `group` (a group id) may read it too, for a daemon of another user. `close`, from any thread, the end of a `with`
+    block, of the last reference or of the program removes it; the next ring of the user removes those of killed
+    programs. OutOfSpace if there is no room: containers have 64 MB unless `--shm-size` says more.
     """
 
     def __init__(
         self, slots: int = 8, slot_bytes: int = 1 << 20, *, group: int | None = None, folder: Path = layout.FOLDER
     ) -> None:
         if not 2 <= slots <= 4096 or slot_bytes < 1:
-            raise InvalidInput(f"a ring of {slots} slots of {slot_bytes} bytes cannot be; give 2 to 4096 slots")
+            raise InvalidInput(f"invalid ring of {slots} slots of {slot_bytes} bytes; give 2 to 4096 slots")
         sweep(folder)
         self._slots, self._group, self._folder = slots, group, folder
         self._stamp = self._written = 0
         self._segment = _Segment(folder, slots, slot_bytes, group)
         self._lock = threading.Lock()
         self._closed = False
-        self._before: _Segment | None = None  # its pictures may still be waiting to be read
+        self._before: _Segment | None = None  # its pictures may still wait to be read
 
     @property
     def segment(self) -> str:
@@ -62,7 +62,7 @@ class SharedRing(AbstractContextManager["SharedRing"]):
         return self._segment.name
 
     def put(self, picture: bytes | bytearray | memoryview | Pixels) -> Place:
-        """Writes a picture over the oldest one. InvalidInput after `close`."""
+        """Write a picture over the oldest one; return its place. InvalidInput after `close`."""
         whole = np.ascontiguousarray(picture).data if isinstance(picture, np.ndarray) else memoryview(picture)
         data = whole.cast("B")
         with self._lock:
@@ -71,7 +71,7 @@ class SharedRing(AbstractContextManager["SharedRing"]):
             return self._put(data)
 
     def close(self) -> None:
-        """Removes it. What was announced and not opened by then is refused, what was opened can still be read."""
+        """Remove the segments. The daemon can still read those that it has opened."""
         with self._lock:
             self._closed = True
             self._segment.remove()
@@ -100,7 +100,7 @@ class SharedRing(AbstractContextManager["SharedRing"]):
 
 
 class _Segment:
-    """One file. Its lock says that its client lives, also to those that do not see the client's process."""
+    """One file. Its lock shows that its client lives, also across process namespaces."""
 
     def __init__(self, folder: Path, slots: int, slot_bytes: int, group: int | None) -> None:
         self.slot_bytes = slot_bytes
@@ -122,11 +122,11 @@ class _Segment:
             if removal is not None:
                 removal()
             raise OutOfSpace(
-                f"shared memory of {self._step * slots} bytes cannot be had in {folder}: {error.strerror}"
+                f"cannot allocate {self._step * slots} bytes of shared memory in {folder}: {error.strerror}"
             ) from None
 
     def write(self, index: int, data: memoryview, stamp: int) -> int:
-        """Puts a picture into a slot; the slot's offset. In this order a reader never takes a half-written one."""
+        """Write a picture into a slot; return its offset. In this order no reader takes a half-written picture."""
         offset = index * self._step
         os.pwrite(self._descriptor, layout.STAMP.pack(0), offset)
         position = 0
@@ -140,7 +140,7 @@ class _Segment:
 
 
 def _remove(descriptor: int, path: Path, owner: int) -> None:
-    """In a process that was forked from the client, the segment is still the client's."""
+    """Close and, unless this process was forked from the owner, remove."""
     if os.getpid() == owner:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -148,12 +148,12 @@ def _remove(descriptor: int, path: Path, owner: int) -> None:
 
 
 def sweep(folder: Path = layout.FOLDER) -> None:
-    """Removes segments of this user whose clients were killed."""
+    """Remove segments of this user whose clients were killed."""
     for path in _left(folder):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                # A client of another container has a number of its own, but its lock counts here too.
+                # A process id of another container means nothing here, but its lock does.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
             finally:
@@ -171,8 +171,8 @@ def _left(folder: Path) -> Iterator[Path]:
 
 
 def readers_group(socket: Path) -> int | None:
-    """Which group has to be let in for the daemon behind a unix socket to read what this user writes; None where none
-    has to, or none can. A daemon of root, or of this user, reads it anyway."""
+    """Return the group that the daemon behind a unix socket needs to read what this user writes; None if it needs none
+    (a daemon of root or of this user) or this user is not in it."""
     try:
         status = socket.stat()
     except OSError:

@@ -1,5 +1,4 @@
-"""Whether the raw pictures of a stream go through shared memory: only once the daemon has said that it can read them,
-so that no frame is lost in finding out."""
+"""Sends the raw pictures of a stream through shared memory, once the daemon has confirmed that it can read it."""
 
 from __future__ import annotations
 
@@ -23,24 +22,24 @@ _SLOTS = 5  # one is written, some are on their way, one waits for an engine, on
 
 Settle: TypeAlias = Callable[["grpc.StatusCode | None"], None]
 Ask: TypeAlias = Callable[[pb.Frame, Settle], None]
-"""Sends a frame to `DetectOne`, and calls back with the status: at once, or later, from any thread."""
+"""Sends a frame to `DetectOne` and calls back with the status, at once or later, from any thread."""
 
 _UNIX = "unix:"
 
 
 class Sharing:
-    """`put` until `close`. With `required` a picture that cannot be shared is an error instead of being sent."""
+    """Puts pictures into a ring until `close`. With `required` a picture that cannot be shared raises an error."""
 
     def __init__(self, target: str, model: str, ask: Ask, *, required: bool = False, slots: int = _SLOTS) -> None:
         self._model, self._ask, self._required, self._slots = model, ask, required, slots
         self._socket = Path(target.removeprefix(_UNIX))
         self._ring: SharedRing | None = None
         self._asked = threading.Event()
-        self._problem = "" if is_possible(target) else f"{target} is no unix socket, or {layout.FOLDER} is not there"
+        self._problem = "" if is_possible(target) else f"{target} is not a unix socket, or {layout.FOLDER} is missing"
         self._usable = False
 
     def put(self, image: Pixels) -> pb.SharedImage | None:
-        """Where the picture was put; None where it has to be sent as bytes."""
+        """Return the place of a picture; None if it has to be sent as bytes."""
         if not self._problem and not self._asked.is_set():
             self._asked.set()
             self._offer(image.nbytes)
@@ -56,7 +55,7 @@ class Sharing:
         return pb.SharedImage(segment=place.segment, offset=place.offset, stamp=place.stamp, size=place.size)
 
     def on_error(self, code: str) -> None:
-        """A frame was answered by an error. Another daemon than the one that was asked may not be able to read."""
+        """Stop sharing if a frame failed since the daemon, perhaps a new one, cannot read it."""
         if code == grpc.StatusCode.FAILED_PRECONDITION.name and self._usable:
             self._problem = "the daemon cannot read it any more"
 
@@ -66,7 +65,7 @@ class Sharing:
             self._ring.close()
 
     def _offer(self, size: int) -> None:
-        """Announces nothing, in a segment that is there: the daemon says which of the two it minds."""
+        """Send an empty picture in a new segment: the status says whether the daemon could open the segment."""
         try:
             self._ring = SharedRing(self._slots, size, group=readers_group(self._socket))
         except (EdgedError, OSError) as error:
@@ -76,7 +75,7 @@ class Sharing:
         self._ask(pb.Frame(model=self._model, shared=nothing), self._settle)
 
     def _settle(self, status: grpc.StatusCode | None) -> None:
-        """With the status of what announced nothing; None or OK would be somebody else's answer."""
+        """Take the status of the empty picture: INVALID_ARGUMENT if the daemon has read it."""
         self._usable = status is grpc.StatusCode.INVALID_ARGUMENT
         if not self._usable:
             self._problem = "it does not read them"
@@ -85,24 +84,24 @@ class Sharing:
 
 
 def is_possible(target: str) -> bool:
-    """Whether the daemon is on this machine as far as its address tells, and there is shared memory."""
+    """Whether the target is a unix socket and this machine has shared memory."""
     return target.startswith(_UNIX) and layout.FOLDER.is_dir()
 
 
 def sharing(target: str, model: str, ask: Ask, shared: bool | None, every_frame: bool = False) -> Sharing | None:
-    """For the argument `shared` of a stream: None shares where that works, True insists, False never does. A stream of
-    which every frame is to be answered does not share: many may wait, and the ring would be too short."""
+    """Make it for a stream's argument `shared`: None shares if possible, True insists, False never does. A stream with
+    `every_frame` does not share: many frames may wait, and the ring would be too short."""
     if shared and every_frame:
         raise InvalidInput("shared=True and every_frame=True exclude each other; leave out one of them")
     if shared is None:
         return Sharing(target, model, ask) if is_possible(target) and not every_frame else None
     if shared and not is_possible(target):
-        raise InvalidInput(f"pictures cannot be shared with {target}: it is no unix socket; leave out shared=True")
+        raise InvalidInput(f"pictures cannot be shared with {target}: not a unix socket; leave out shared=True")
     return Sharing(target, model, ask, required=True) if shared else None
 
 
 def blocking(channel: grpc.Channel) -> Ask:
-    """For a stream whose frames leave from a thread of their own: nothing leaves before the daemon has answered."""
+    """For a stream whose frames leave from a thread: it waits for the daemon's answer."""
 
     def ask(frame: pb.Frame, settle: Settle) -> None:
         send: Any = channel.unary_unary(_DETECT_ONE, request_serializer=_serialize)
@@ -117,7 +116,7 @@ def blocking(channel: grpc.Channel) -> Ask:
 
 
 def in_loop(channel: aio.Channel) -> Ask:
-    """For a stream of an event loop, to be made in it: until the daemon has answered, frames leave as bytes."""
+    """For a stream of the running event loop: until the daemon has answered, frames leave as bytes."""
     loop = asyncio.get_running_loop()
     asking: set[asyncio.Task[None]] = set()
 

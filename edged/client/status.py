@@ -1,4 +1,4 @@
-"""From a gRPC status to the error that edged's users catch; the daemon's own table runs the other way."""
+"""From a gRPC status to an error of edged; `edged.api.grpc.status` is the other direction."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ _DETAILS = "grpc-status-details-bin"
 _ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 _NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 
-# gRPC's own words, since UNAVAILABLE may also be the daemon's and nothing else in the status tells them apart.
-_NOBODY = (
+# gRPC's own words: UNAVAILABLE may also be the daemon's status, and nothing else tells the two apart.
+_UNREACHABLE = (
     "failed to connect",
     "connections to all backends failing",
     "dns resolution failed",
     "name resolution",
     "errors resolving",
 )
-# And of TLS's, the most particular first. A peer that wants TLS, or a certificate, hangs up and does not say so.
+# Words of TLS, the most specific first. A peer that wants TLS or a certificate hangs up without saying so.
 _HANDSHAKE: tuple[tuple[str, str], ...] = (
     ("certificate has expired", "the certificate of the daemon at {} has expired; renew it there"),
     (
@@ -96,7 +96,7 @@ _GONE = (
 
 
 def code_name(code: int) -> str:
-    """The name of a gRPC status code, such as UNAVAILABLE for 14; the number as text where it has none."""
+    """Return the name of a gRPC status code, such as UNAVAILABLE for 14; an unknown number as text."""
     return _NAMES.get(code, str(code))
 
 
@@ -108,11 +108,11 @@ def known_code(reason: str) -> ErrorCode | None:
 def to_edged(
     code: grpc.StatusCode, details: str | None, target: str, metadata: Iterable[tuple[str, str | bytes]] = ()
 ) -> EdgedError:
-    """The error for a failed call to `target`, in one line; `metadata` is what came with the status."""
+    """Return the error for a failed call to `target`; `metadata` came with the status."""
     message = (details or "").strip()
     words = message.lower()
     if code is grpc.StatusCode.UNAVAILABLE:
-        if any(sign in words for sign in _NOBODY):
+        if any(sign in words for sign in _UNREACHABLE):
             refusal = _refusal(words, target)
             if refusal:
                 return DaemonUnavailable(refusal)
@@ -161,7 +161,7 @@ def late(target: str) -> DeadlineExceeded:
 
 
 def _refusal(words: str, target: str) -> str:
-    """Why somebody who is there does not talk to us; empty where nobody is there."""
+    """Why a server at the target refuses the connection; empty if there is no server."""
     told = next((told for sign, told in _HANDSHAKE if sign in words), "")
     if not told and not target.startswith("unix:") and any(sign in words for sign in _HUNG_UP):
         told = "what answers at {} hangs up; it may want TLS (EDGED_CA), or your certificate (EDGED_CERTIFICATE)"
@@ -169,7 +169,7 @@ def _refusal(words: str, target: str) -> str:
 
 
 def _remedy(words: str, target: str) -> str:
-    """What the user can act on: a daemon of another machine cannot be started from here."""
+    """What the user can do."""
     if "permission denied" in words:
         return " (permission denied): use sudo, or join the socket's group (docs/security.md)"
     if "resolution" in words or "errors resolving" in words:
@@ -214,7 +214,7 @@ class Statuses:
 
 
 def _at_once(answer: Coroutine[Any, Any, Value]) -> Value | None:
-    """What a coroutine returns that has nothing to wait for, as those of a call that has a status."""
+    """Return the value of a coroutine that does not wait, like the getters of a call that has a status."""
     try:
         answer.send(None)
     except StopIteration as stop:

@@ -1,4 +1,4 @@
-"""One camera's stream: frames go out by themselves, results come in where they are asked for."""
+"""One camera's stream: frames are sent in the background, results are iterated over."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
     """Results in the order they come. Ends when the frames have ended and all are answered.
 
     Raises what the frames raised, once what was sent before is answered; NotReady when the daemon goes away; and
-    DeadlineExceeded when frames wait for `patience` seconds without any answer (0 waits for ever). With `backoff` a
-    daemon that has answered once is called again after such an end instead. `counts` is the account of the frames.
-    `close`, also from another thread, cancels the call and closes the frames, as does the end of a `with` block or of
-    the last reference.
+    DeadlineExceeded when frames wait for `patience` seconds without any answer (0: no limit). With `backoff` a daemon
+    that has answered once is called again instead. `counts` counts the frames. `close`, also from another thread,
+    cancels the call and closes the frames, as does the end of a `with` block or of the last reference.
     """
 
     def __init__(
@@ -96,12 +95,12 @@ class Stream(Iterator[Result], AbstractContextManager["Stream"]):
         self._answering_since = None
         self._call = self._detect(requests)
         if self._patience > 0:
-            # The thread knows nothing of this object, so that dropping the last reference still ends the stream.
+            # The thread does not refer to this object, so that dropping the last reference ends the stream.
             watch = (self.counts, self._call, self._over, self._patience)
             threading.Thread(target=_watch, args=watch, name="edged-watch", daemon=True).start()
 
     def _end_or_call_again(self, reason: Exception | None) -> None:
-        """After the end of a call. Raises `reason`, or StopIteration for none, unless another call may do better."""
+        """After the end of a call: call again if that may help, otherwise raise `reason`, or StopIteration for None."""
         gone = isinstance(reason, (NotReady, DeadlineExceeded)) and not self._requests.exhausted
         if self._backoff is None or not self._ever_answered or not gone:
             self.close()
@@ -135,11 +134,8 @@ def _watch(counts: FrameCounts, call: grpc.Future[object], over: threading.Event
 
 
 class AsyncStream(AsyncIterator[Result], AbstractAsyncContextManager["AsyncStream"]):
-    """Results in the order they come; errors and `counts` as in `edged.client.stream.Stream`.
-
-    `aclose`, the end of an `async with` block, or a cancelled wait for a result cancels the call and closes the
-    frames.
-    """
+    """The same for an event loop. `aclose`, the end of an `async with` block, or a cancelled wait for a result cancels
+    the call and closes the frames."""
 
     def __init__(self, channel: aio.Channel, requests: AsyncRequests, target: str, patience: float) -> None:
         self.counts = requests.counts
@@ -150,7 +146,7 @@ class AsyncStream(AsyncIterator[Result], AbstractAsyncContextManager["AsyncStrea
         detect = channel.stream_stream(DETECT, request_serializer=serialize, response_deserializer=pb.Result.FromString)
         self._call: _Call = detect()
         self._statuses = Statuses(self._call)
-        # The tasks know nothing of this object, so that dropping the last reference still ends the stream.
+        # The tasks do not refer to this object, so that dropping the last reference ends the stream.
         self._tasks = [asyncio.ensure_future(_send(self._call, requests))]
         if patience > 0:
             self._tasks.append(asyncio.ensure_future(_watch_call(self.counts, self._call, patience)))
@@ -218,7 +214,7 @@ async def _send(call: _Call, requests: AsyncRequests) -> None:
         async for frame in requests:
             await call.write(frame)
         await call.done_writing()
-    except Exception:  # noqa: S110 - of the call, and met by the receiving side; `requests` keeps the user's own
+    except Exception:  # noqa: S110 - the receiving side raises the call's; `requests` keeps the user's
         pass
     finally:
         await requests.aclose()
@@ -233,12 +229,12 @@ async def _watch_call(counts: FrameCounts, call: _Call, patience: float) -> None
 
 
 def _failure(error: grpc.RpcError, counts: FrameCounts, target: str, patience: float) -> EdgedError:
-    """For a call that failed."""
+    """The error of a call that failed."""
     return _silence(target, patience) if counts.gave_up else from_rpc_error(error, target)
 
 
 def _completion(failure: Exception | None, exhausted: bool, target: str) -> Exception | None:
-    """For a call that ended well: what the user's frames raised, or None where all is as it should be."""
+    """The error of a call that ended: what the user's frames raised, or None."""
     if failure is None and not exhausted:
         return DaemonUnavailable(f"the edged daemon at {target} ended the stream before its frames did; open it again")
     return failure

@@ -1,4 +1,4 @@
-"""A model, its external data and pictures to verify its engines with, as the parts of one upload."""
+"""Uploads of a model with its external data, and samples to verify its engines with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Samples: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 @dataclass(frozen=True)
 class Package:
-    """What is uploaded: the header, the model and its external data, pictures by name. Read from disk as it is sent."""
+    """What is uploaded: header, model with external data, samples by name. Files are read as they are sent."""
 
     header: ModelHeader
     files: tuple[tuple[str, Path], ...]
@@ -36,10 +36,10 @@ class Package:
         samples: Samples = (),
         repairs: Wish | None = None,
     ) -> Package:
-        """`samples` are files or folders of them, `repairs` what the daemon is to do to the model first.
+        """Make a package; `samples` are files or folders, `repairs` are made by the daemon first.
 
-        ModelRefused for a file that is no ONNX model or lacks some of its external data, InvalidInput for samples that
-        are neither pictures nor tensors by their names, too many or too large.
+        ModelRefused for a file that is not an ONNX model or lacks external data, InvalidInput for samples that are
+        neither pictures nor tensors by their names, too many or too large.
         """
         header = ModelHeader(name=name, settings=dict(settings or {}))
         files = _files(Path(path))
@@ -52,9 +52,9 @@ class Package:
 
 
 class Upload:
-    """Iterates over the messages of `AddModel`: the header, then every file followed by its chunks.
+    """Iterator over the messages of `AddModel`: the header, then every file followed by its chunks.
 
-    What goes wrong while it is sent is kept in `failure`, since gRPC passes no exception on.
+    `failure` keeps an error of reading, since gRPC passes no exception on.
     """
 
     def __init__(self, package: Package) -> None:

@@ -163,16 +163,16 @@ def test_a_sink_that_fails_is_left_out_and_the_last_ends_the_stream(caplog: pyte
 
 
 def test_work_in_the_background_drops_the_oldest_or_waits() -> None:
-    gate, done = threading.Event(), []
+    begun, gate, done = threading.Event(), threading.Event(), []
 
     def work(each: Answered) -> None:
+        begun.set()
         gate.wait(20)
         done.append(each.result.sequence)
 
     lossy = Background("test", work, lambda: done.append(0), depth=2)
     lossy.put(answered(1, None))
-    while lossy._waiting:
-        time.sleep(0.001)
+    assert begun.wait(20)
     for sequence in range(2, 7):
         lossy.put(answered(sequence, None))
     gate.set()
@@ -282,7 +282,6 @@ from tests.unit.test_sinks import Mp4, answered, shade
 sink = Mp4(sys.argv[1], lossless=True)
 for number in range(600):
     sink.on_answer(answered(number + 1, shade(number % 250), (number + 1) * 40_000_000))
-while sink._background._waiting: time.sleep(0.01)
 os.kill(os.getpid(), 9)
 """
     root = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from edged.client.sinks.sink import Answered, Sink
 
 class JsonLines(Sink):
     """Appended to a file, or on standard output for None; each line is out at once, for a reader that waits for it.
-    OSError where the file cannot be opened; a pipe that nobody reads any more is BrokenPipeError."""
+    OSError if the file cannot be opened; a pipe that nobody reads any more is BrokenPipeError."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.name = "standard output" if path is None else os.fspath(path)

@@ -30,7 +30,7 @@ class Mp4(Sink):
     killed, but for the last few seconds.
 
     A picture whose encoding would hold up the stream is left out and counted in `dropped`; with `lossless` the stream
-    waits. Unsupported where PyAV is not installed or encodes no video, InvalidInput where the file cannot be written.
+    waits. Unsupported if PyAV is not installed or encodes no video, InvalidInput if the file cannot be written.
     """
 
     wants_pictures = True
@@ -60,7 +60,7 @@ class Mp4(Sink):
             self._background.put(answered)
 
     def close(self) -> None:
-        """When what waits is encoded and the file is whole. InvalidInput where it could not be written."""
+        """When what waits is encoded and the file is whole. InvalidInput if it could not be written."""
         self._background.close()
 
     def _write(self, answered: Answered) -> None:

@@ -42,8 +42,8 @@ class Mqtt(Sink):
     this program is gone.
 
     Not more often than `broker.rate`, and never in the stream's time: a broker that is not there is tried again by a
-    thread of its own, and what it does not take is left out, counted in `dropped`. Unsupported where paho-mqtt is not
-    installed, InvalidInput where the certificates cannot be used.
+    thread of its own, and what it does not take is left out, counted in `dropped`. Unsupported if paho-mqtt is not
+    installed, InvalidInput if the certificates cannot be used.
     """
 
     def __init__(
@@ -198,9 +198,11 @@ class Broker(msgspec.Struct, frozen=True):
 
 
 def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
-    """From `mqtt://user@host:1883/prefix?rate=2&discovery=homeassistant`, or `mqtts://` for TLS. The password comes
-    from the environment, or a file that it names, since addresses are seen by everybody on the machine. InvalidInput
-    for what is no such address, NotFound for a file that is not there."""
+    """Parse `mqtt://user@host:1883/prefix?rate=2&discovery=homeassistant`, or `mqtts://` for TLS.
+
+    The password comes from the environment, or a file that it names, since every user of the machine sees addresses.
+    InvalidInput for another address, NotFound if the file cannot be read.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -210,7 +212,7 @@ def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
     if parts.scheme not in _PORTS or not parts.hostname:
         raise InvalidInput(f"invalid address of a broker {redact(url)!r}; {_FORM}")
     if parts.password is not None:
-        raise InvalidInput(f"a password in an address is seen by everybody; put it into {PASSWORD} or {PASSWORD_FILE}")
+        raise InvalidInput(f"the password in the address is visible to every user; use {PASSWORD} or {PASSWORD_FILE}")
     if query.rate <= 0:
         raise InvalidInput(f"rate={query.rate:g} is no rate; give messages a second")
     prefix = unquote(parts.path.strip("/")) or "edged"

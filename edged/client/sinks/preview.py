@@ -30,7 +30,7 @@ class Preview(Sink):
     """A page at `url` with the live picture, which is also at `/stream.mjpg`, and one picture at `/still.jpg`.
 
     On the loopback unless `host` says otherwise: whoever reaches it sees the camera. Port 0 takes a free one. Pictures
-    are painted when somebody looks; a viewer who is slow skips pictures. InvalidInput where it cannot listen there.
+    are painted when somebody looks; a viewer who is slow skips pictures. InvalidInput if it cannot listen there.
     """
 
     wants_pictures = True

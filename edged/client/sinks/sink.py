@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import logging
+import queue
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -36,7 +36,7 @@ _QUALITY = 80
 
 
 class Answered:
-    """What several sinks want of one picture is made once, by the first that asks. `image` is None where nobody wanted
+    """What several sinks want of one picture is made once, by the first that asks. `image` is None if nobody wanted
     pictures, or where this one had to give way before its answer came."""
 
     def __init__(self, result: Result, image: Picture | None = None) -> None:
@@ -72,12 +72,10 @@ def _caption(result: Result) -> str:
 
 _DEPTH = 8
 
-_log = logging.getLogger("edged.client")
-
 
 class Background:
-    """A thread that does `work` on one answer after the other, and `finish` at the end. At most `depth` wait: another
-    one takes the place of the oldest, counted in `dropped`, or with `lossless` whoever brings it waits."""
+    """A thread that does `work` on one answer after the other, and `finish` at the end. At most `depth` answers wait:
+    one more replaces the oldest, which counts in `dropped`; with `lossless` `put` waits."""
 
     def __init__(
         self,
@@ -89,57 +87,41 @@ class Background:
         depth: int = _DEPTH,
     ) -> None:
         self.dropped = 0
-        self._work, self._finish = work, finish
-        self._lossless, self._depth = lossless, depth
-        self._waiting: deque[Answered] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
+        self._work, self._finish, self._lossless = work, finish, lossless
+        self._waiting: queue.Queue[Answered | None] = queue.Queue(depth)
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, answered: Answered) -> None:
-        """Raises what the work has raised meanwhile."""
-        with self._changed:
-            if self._lossless:
-                self._changed.wait_for(lambda: len(self._waiting) < self._depth or self._failure is not None)
-            self._raise_failure()
-            if len(self._waiting) >= self._depth:
-                self._waiting.popleft()
+        """Queue an answer. Raises the error of earlier work."""
+        self._raise_failure()
+        while not self._lossless and self._waiting.full():
+            with contextlib.suppress(queue.Empty):
+                self._waiting.get_nowait()
                 self.dropped += 1
-            self._waiting.append(answered)
-            self._changed.notify_all()
+        self._waiting.put(answered)
+        self._raise_failure()
 
     def close(self) -> None:
-        """When all that waits is done."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        """Wait until all work is done."""
+        self._waiting.put(None)
         self._thread.join()
         self._raise_failure()
 
     def _run(self) -> None:
-        try:
-            while (answered := self._next()) is not None:
-                self._work(answered)
-        except Exception as error:
-            self._fail(error)
-        try:
-            self._finish()
-        except Exception as error:
-            self._fail(error)
+        works = True
+        for answered in iter(self._waiting.get, None):  # after a failure to the end too, so that `put` does not block
+            works = works and self._attempt(self._work, answered)
+        self._attempt(self._finish)
 
-    def _next(self) -> Answered | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            answered = self._waiting.popleft() if self._waiting else None
-            self._changed.notify_all()
-            return answered
-
-    def _fail(self, error: Exception) -> None:
-        with self._changed:
+    def _attempt(self, work: Callable[..., None], *arguments: Answered) -> bool:
+        try:
+            work(*arguments)
+        except Exception as error:
             self._failure = self._failure or error
-            self._changed.notify_all()
+            return False
+        return True
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

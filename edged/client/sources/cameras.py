@@ -24,7 +24,7 @@ _RTSP = {"rtsp_transport": "tcp"}
 
 
 def network_camera(url: str, accelerated: bool = True) -> Live:
-    """`rtsp://`, `rtsps://`, `http://` or `https://`. Unsupported where PyAV is not installed."""
+    """`rtsp://`, `rtsps://`, `http://` or `https://`. Unsupported if PyAV is not installed."""
     av = media.require_av()
 
     @contextlib.contextmanager
@@ -56,7 +56,7 @@ _NOT_ABOUT_THE_FORMAT = {errno.EBUSY, errno.ENOENT, errno.ENODEV, errno.ENXIO, e
 
 def v4l2_camera(device: str, settings: CameraSettings) -> Live:
     """Asks for Motion JPEG, which the daemon decodes where it is wanted, unless another format is set; takes what the
-    driver gives where there is none. NotFound or InvalidInput where there is no such device or it may not be used."""
+    driver gives where there is none. NotFound or InvalidInput if there is no such device or it may not be used."""
     av = media.require_av()
     if not os.path.exists(device):
         raise NotFound(f"there is no camera {device}; look at: ls /dev/video*")

@@ -92,7 +92,7 @@ class AvFilm:
     """A file, or an address that PyAV reads like one."""
 
     def __init__(self, path: str, accelerated: bool) -> None:
-        """InvalidInput where it cannot be opened or has no video."""
+        """InvalidInput if it cannot be opened or has no video."""
         av = media.require_av()
         accelerator = pyav.accelerator() if accelerated else None
         options = {} if accelerator is None else {"hwaccel": accelerator}

@@ -129,7 +129,7 @@ def decodes_in_hardware() -> bool:
 
 
 def pipeline_camera(text: str) -> Live:
-    """What `text` makes, in the language of gst-launch, with edged's sink at its end. InvalidInput where GStreamer does
+    """What `text` makes, in the language of gst-launch, with edged's sink at its end. InvalidInput if GStreamer does
     not take it."""
     gst = require_gst()
     whole = f"{text.strip().removesuffix('!').strip()} ! {_LIVE_SINK}"
@@ -176,7 +176,7 @@ class GstFilm:
     rate = 25.0  # samples have positions, so that this is hardly asked
 
     def __init__(self, path: str) -> None:
-        """InvalidInput where it cannot be opened."""
+        """InvalidInput if it cannot be opened."""
         self._gst = require_gst()
         self._pipeline = self._gst.parse_launch(FILM_PIPELINE)
         self._pipeline.get_by_name("source").set_property("location", path)
@@ -247,7 +247,7 @@ def _samples(gst: Any, pipeline: Any, stopped: Callable[[], bool], patience: flo
 
 
 def _complaint(gst: Any, pipeline: Any) -> str | None:
-    """The first error that the pipeline told, in one line; None where all is well."""
+    """The first error that the pipeline told, in one line; None if all is well."""
     message = pipeline.get_bus().pop_filtered(gst.MessageType.ERROR)
     if message is None:
         return None

@@ -33,7 +33,7 @@ def complete(data: bytes) -> bytes | None:
 
 
 def length(data: bytes) -> int | None:
-    """Where a JPEG ends that other bytes follow; None where it is none, or is cut off."""
+    """Where a JPEG ends that other bytes follow; None if it is none, or is cut off."""
     pixels = _find(data, _SOS) if data.startswith(_SOI) else None
     # Among the pixels an 0xFF is followed by 0 or a restart marker, and what a progressive picture has between its
     # scans does not hold an end either.
@@ -42,7 +42,7 @@ def length(data: bytes) -> int | None:
 
 
 def _has_tables(data: bytes) -> bool | None:
-    """Whether Huffman tables come before the pixels; None where there are no pixels."""
+    """Whether Huffman tables come before the pixels; None if there are no pixels."""
     pixels = _find(data, _SOS)
     if pixels is None:
         return None

@@ -43,7 +43,7 @@ def open_source(
     leaves out frames that come faster, in a video by its own time; 0 leaves out none. `loop` begins a file again at its
     end. `hardware` decodes video in hardware where that is possible.
 
-    NotFound or InvalidInput for what cannot be opened; Unsupported where a library for it is not installed. A camera
+    NotFound or InvalidInput for what cannot be opened; Unsupported if a library for it is not installed. A camera
     that is not there yet, or goes away, is tried again.
     """
     name = os.fspath(text)
@@ -137,7 +137,7 @@ def _recording(name: str, pace: bool, loop: bool, hardware: bool) -> Reader:
 
 
 def _pictures(path: Path) -> list[Path] | None:
-    """The pictures of a folder, or a picture; None for another file. NotFound where there is nothing."""
+    """The pictures of a folder, or a picture; None for another file. NotFound if there is nothing."""
     if path.is_dir():
         return _in_folder(path)
     if not path.exists():

@@ -123,7 +123,7 @@ _KINDS = (("cuda", "/dev/nvidiactl"), ("vaapi", "/dev/dri/renderD*"), ("qsv", "/
 
 
 def accelerator() -> Any:
-    """For `av.open(hwaccel=...)`; None where there is no such decoder. What the hardware cannot is decoded in
+    """For `av.open(hwaccel=...)`; None if there is no such decoder. What the hardware cannot is decoded in
     software."""
     kind = _usable()
     return None if kind is None else _settings(kind)

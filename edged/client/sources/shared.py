@@ -94,7 +94,7 @@ def _newest(folder: Path, name: str) -> Path:
 
 
 def _follow(camera: Live, descriptor: int, settings: RingSettings) -> Iterator[Shot]:
-    """Until its owner removes it. OSError where it is no ring of these pictures."""
+    """Until its owner removes it. OSError if it is no ring of these pictures."""
     step = os.fstat(descriptor).st_size // settings.slots
     if step < layout.slot_size(max(1, settings.raw_bytes)) or step % layout.ALIGNED:
         raise OSError(f"its slots of {step} bytes hold no such pictures; say how many there are and what is in them")

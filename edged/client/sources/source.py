@@ -43,7 +43,7 @@ _BELIEVED_NS = 5_000_000_000
 class Shot(msgspec.Struct, frozen=True, eq=False):
     """A picture that is only made when somebody wants it, so that one that is overtaken costs no conversion.
 
-    The capture times are as in `Captured`. `position` is where it lies in a recording, in seconds, None where that is
+    The capture times are as in `Captured`. `position` is where it lies in a recording, in seconds, None if that is
     not known.
     """
 
