@@ -91,7 +91,7 @@ def test_an_array_travels_as_pixels(client: Client, running: Running, image: np.
     ("image", "kind", "words"),
     [
         (b"", InvalidInput, "empty"),
-        ("none.jpg", NotFound, "no picture 'none.jpg'"),
+        ("none.jpg", NotFound, "none.jpg"),
         (Path("/"), InvalidInput, "cannot be read"),
         (np.zeros((4, 4, 4), np.uint8), InvalidInput, "shape"),
         (np.zeros((0, 4, 3), np.uint8), InvalidInput, "shape"),

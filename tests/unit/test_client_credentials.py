@@ -75,9 +75,9 @@ def test_a_token_is_never_printed() -> None:
         ({"EDGED_CERTIFICATE": "/c"}, "go together"),
         ({"EDGED_KEY": "/k"}, "go together"),
         ({"EDGED_TOKEN": "a", "EDGED_TOKEN_FILE": "/t"}, "both given"),
-        ({"EDGED_TOKEN": f"{TOKEN} and more"}, "is no token"),
-        ({"EDGED_TOKEN": f"{TOKEN}\nX-Role: operate"}, "is no token"),
-        ({"EDGED_TOKEN": f"{TOKEN}é"}, "is no token"),
+        ({"EDGED_TOKEN": f"{TOKEN} and more"}, "is not a token"),
+        ({"EDGED_TOKEN": f"{TOKEN}\nX-Role: operate"}, "is not a token"),
+        ({"EDGED_TOKEN": f"{TOKEN}é"}, "is not a token"),
         ({"EDGED_TOKEN": TOKEN * 1000}, "longer than"),
         ({"EDGED_TOKEN_FILE": "/nowhere/token"}, "cannot be read: No such file"),
     ],
@@ -105,9 +105,9 @@ def test_a_token_that_everybody_may_read_is_told(
     place.chmod(mode)
     with caplog.at_level(logging.WARNING):
         assert read_token(place) == TOKEN
-    assert ("can be read by everybody" in caplog.text) == warned
+    assert ("is readable by other users" in caplog.text) == warned
     assert read_token(place) == TOKEN  # as for the next box, or when one is tried again
-    assert caplog.text.count("can be read by everybody") == warned
+    assert caplog.text.count("is readable by other users") == warned
     assert TOKEN not in caplog.text
 
 

@@ -175,7 +175,7 @@ def test_who_insists_on_sharing_is_told_that_it_cannot_be(peer: tuple[Peer, str]
     daemon.reads = False
     with pytest.raises(SegmentUnusable):
         run(target, iter(PICTURES), shared=True)
-    with pytest.raises(InvalidInput, match="no unix socket"):
+    with pytest.raises(InvalidInput, match="localhost:1"):
         run("localhost:1", iter(PICTURES), shared=True)
     assert not left()
 
