@@ -208,7 +208,7 @@ def test_no_secret_is_in_any_log(daemon: Guarded) -> None:
     for secret in (_WRONG, good, good[:-1]):
         assert secret not in told
         assert secret not in kept
-    assert "turned away" in told
+    assert "refused" in told
 
 
 class HttpGuarded(Guarded):

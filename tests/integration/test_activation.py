@@ -222,7 +222,7 @@ def test_no_call_is_lost_from_one_daemon_to_the_next(manager: Manager) -> None:
 def test_an_address_that_is_not_configured_is_turned_away_until_a_reload_adds_it(manager: Manager) -> None:
     manager.start()
     manager.wait()
-    assert f"systemd listens on {manager.second}, where no address is configured" in manager.log()
+    assert f"systemd listens on {manager.second}, which is not configured" in manager.log()
     with edged.Client(f"unix:{manager.first}") as client, edged.Client(f"unix:{manager.second}") as other:
         with pytest.raises(NotReady):
             other.models()

@@ -117,7 +117,7 @@ def test_what_cannot_be_used_is_told_in_a_line(
             assert activation.at(f"unix:{tmp_path}/good") is not None
             assert activation.at(f"unix:{tmp_path}/a") is None
             activation.start()
-            assert caplog.records[0].message.endswith("it is closed" if kind != "file" else "it stays unused")
+            assert caplog.records[0].message.endswith("it is closed" if kind != "file" else "it is ignored")
             assert is_open(_FIRST) == (kind == "file")
             if kind == "file":
                 assert not os.get_inheritable(_FIRST)
@@ -152,7 +152,7 @@ def test_a_count_beyond_what_there_is_costs_one_line(
             assert activation.at(f"unix:{tmp_path}/a") is not None
             activation.start()
             assert [record.message for record in caplog.records if "LISTEN_FDS" in record.message] == [
-                f"descriptor {_FIRST + 1} of LISTEN_FDS (unknown) is no socket; it stays unused"
+                f"descriptor {_FIRST + 1} of LISTEN_FDS (unknown) is not a socket; it is ignored"
             ]
             await activation.close()
 
@@ -169,7 +169,7 @@ def test_where_no_address_is_configured_clients_are_turned_away(
             reader, writer = await asyncio.open_unix_connection(tmp_path / "a")
             assert await reader.read() == b""
             writer.close()
-            assert f"systemd listens on {tmp_path}/a, where no address is configured" in caplog.text
+            assert f"systemd listens on {tmp_path}/a, which is not configured" in caplog.text
             activation.rest()
             reader, writer = await asyncio.open_unix_connection(tmp_path / "a")
             with pytest.raises(asyncio.TimeoutError):  # who comes now waits for the next daemon

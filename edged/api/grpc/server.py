@@ -1,4 +1,8 @@
-"""The gRPC services, and the addresses at which they answer."""
+"""The gRPC services, and a listener for each address.
+
+gRPC's servers cannot open or close addresses once started. So each address has a server of its own: a reload opens and
+closes some while the calls at others go on.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +40,14 @@ from edged.serving.stream import Follows
 from edged.serving.trace import Tracing
 
 _LOG = logging.getLogger("edged.api")
-_AGAIN_SECONDS = 0.5  # until another try to listen where a server has ended
+_AGAIN_SECONDS = 0.5  # until the next try to listen after a server ended
 
 
 class Listener:
-    """Bound when it is made, answers once started. `register` adds the services to its server.
+    """One address. Bound when made, serves once started. `register` adds the services to its server.
 
-    A server that ends by itself is followed by another at the same address. grpcio 1.85 ends one for a single call of a
-    method whose name is no UTF-8, whoever makes it; what was under way there ends, and clients connect anew.
-    """
+    A server that ends by itself is replaced at the same address. grpcio 1.85 ends a server for a single call of a
+    method whose name is not UTF-8, by any client; its running calls end, and clients reconnect."""
 
     def __init__(
         self,
@@ -57,10 +60,10 @@ class Listener:
         handover: Handover | None = None,
         is_brief: bool = False,
     ) -> None:
-        """`unix:PATH` or `HOST:PORT` (port 0: any free one), with `credentials` also of other machines' reach.
-        ConfigError where that is impossible. `group` may open the socket, otherwise the daemon's own may. `handover` is
-        for a path that systemd listens at: who had connected there is answered too, by a server of their own, which
-        `is_brief`: it asks clients to connect anew, which they do here.
+        """`unix:PATH` or `HOST:PORT` (port 0: any free one), beyond loopback only with `credentials`. ConfigError.
+
+        `group` may open the socket, by default the daemon's own group. `handover` is for a path that systemd listens
+        at: its early connections are served by a second server that `is_brief`, which asks clients to reconnect.
         """
         grpc_limits.quieten()
         self._credentials, self._group, self._handover = credentials, group, handover
@@ -76,22 +79,21 @@ class Listener:
             self._early = Listener(target, max_message_mb, register, group=group, is_brief=True)
 
     async def start(self) -> None:
-        """Answers from now on."""
+        """Serve from now on."""
         if self._early is not None:
             await self._early.start()
         await self._begin()
         self._keeper = tasks.keep("keeper of a listener", self._keep)
 
     async def stop(self, grace: float) -> None:
-        """Takes no more calls, lets running ones end within `grace` seconds, then cancels them."""
+        """Refuse new calls, let running ones end within `grace` seconds, then cancel them."""
         self.leave()
         await asyncio.gather(self._server.stop(grace), *([self._early.stop(grace)] if self._early else []))
         if self._keeper is not None:
             await asyncio.gather(self._keeper, return_exceptions=True)
 
     def leave(self) -> None:
-        """Clients that come from now on do not reach it; to be followed by `stop`. What is at the path afterwards is
-        somebody else's."""
+        """Close the address to new clients; `stop` follows. The path may be reused afterwards."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -101,7 +103,7 @@ class Listener:
             self._path.unlink(missing_ok=True)
 
     async def _keep(self) -> None:
-        """Answers again whenever the server has ended by itself. Never cancelled: gRPC's server would be with it."""
+        """Serve again whenever the server has ended by itself. Never cancelled: that would cancel gRPC's server."""
         while True:
             why = ""
             try:
@@ -110,7 +112,7 @@ class Listener:
                 why = f": {error}"
             if self._is_stopping:
                 return
-            _LOG.error("gRPC gave up %s; it answers there again%.300s", self.address, why)
+            _LOG.error("gRPC stopped serving %s; starting it again%.300s", self.address, why)
             if self._handover is not None:
                 self._handover.leave()
             while not self._is_stopping:
@@ -119,7 +121,7 @@ class Listener:
                     await self._begin()
                     break
                 except ConfigError as error:
-                    _LOG.error("%s; tried again", error)
+                    _LOG.error("%s; trying again", error)
                     await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _begin(self) -> None:
@@ -131,7 +133,7 @@ class Listener:
                 raise ConfigError(f"cannot listen on {self._handover.path}: {error.strerror or error}") from error
 
     def _open(self, address: str) -> str:
-        """A server that is bound; its address as clients name it."""
+        """Make and bind a server; return its address as clients name it."""
         self._server = self._make()
         self._register(self._server)
         return self._bind(address)
@@ -146,7 +148,7 @@ class Listener:
             if self._credentials is not None:
                 return f"tls:{target}:{self._server.add_secure_port(f'{target}:{port}', self._credentials)}"
             bound = self._server.add_insecure_port(f"{target}:{port}")
-        except RuntimeError as error:  # whose words say nothing
+        except RuntimeError as error:  # its text says nothing
             raise ConfigError(f"cannot listen on {address}: {why_not_tcp(host, port)}") from error
         return f"{target}:{bound}"
 
@@ -173,7 +175,7 @@ _ACCESS_LOG = logging.getLogger("edged.access")
 
 
 class Ingress:
-    """Every service at every address; answers once started."""
+    """All services at all addresses; serves once started."""
 
     def __init__(
         self,
@@ -189,7 +191,7 @@ class Ingress:
         guard: Guard,
         activation: Activation | None = None,
     ) -> None:
-        """`activation` has the sockets that systemd listens at already."""
+        """`activation` has the sockets that systemd listens on already."""
         self._max_message_mb = max_message_mb
         self.guard = guard
         self._activation = activation or Activation()
@@ -212,25 +214,25 @@ class Ingress:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it listens, as clients name it."""
+        """Its addresses, as clients name them."""
         return [listener.address for listener in self._listeners.values()]
 
     def offer_reload(self, reload: Reload) -> None:
-        """Operators may have the configuration read again, by this."""
+        """Set how operators reload the configuration."""
         self._operations.reloads = reload
 
     async def watch(self) -> None:
-        """Sees to connections that send too much, until cancelled."""
+        """Close connections that send too much, until cancelled."""
         await self.guard.traffic.watch(lambda: self.addresses, self._max_message_mb << 20)
 
     async def start(self) -> None:
-        """Answers from now on."""
+        """Serve from now on."""
         for listener in self._listeners.values():
             await listener.start()
         self._activation.start()
 
     async def stop(self, grace: float) -> None:
-        """Refuses new calls, lets running ones end within `grace` seconds, then cancels them."""
+        """Refuse new calls, let running ones end within `grace` seconds, then cancel them."""
         self._health.stop()
         for each in self._streaming:
             each.stop()
@@ -239,7 +241,7 @@ class Ingress:
         await self._activation.close()
 
     async def open(self, address: str) -> str:
-        """Answers at one more address; which it is. ConfigError where that is impossible."""
+        """Serve one more address, and return it as clients name it. ConfigError."""
         listener = self._listener(address)
         try:
             await listener.start()
@@ -250,8 +252,8 @@ class Ingress:
         return listener.address
 
     def close(self, address: str, grace: float) -> None:
-        """Takes no more calls at an address. Those under way end within `grace` seconds, which nobody waits for: the
-        one that asked for this may be among them."""
+        """Refuse new calls at an address; running ones end within `grace` seconds. This does not wait for them: the
+        call that caused it may be one."""
         listener = self._listeners.pop(address)
         listener.leave()
         self._activation.turn_away()
@@ -277,7 +279,11 @@ class Ingress:
 
 
 def reflection_service(names: Iterable[str]) -> Service:
-    """Describes the services of these names, and itself."""
+    """grpc.reflection.v1alpha for grpcurl and similar tools: the services of these names, and itself.
+
+    gRPC's own servicer answers. It is registered like every other service, so that a malformed message is its sender's
+    error: gRPC would answer UNKNOWN and log a traceback for each.
+    """
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         POOL.AddSerializedFile(file.serialized_pb)  # of gRPC's packages, which register them in the default pool
     servicer = reflection.aio.ReflectionServicer([*names, reflection.SERVICE_NAME], POOL)
@@ -285,8 +291,8 @@ def reflection_service(names: Iterable[str]) -> Service:
     def answer(
         requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], context: Context
     ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
-        told: AsyncIterator[reflection_pb2.ServerReflectionResponse] = servicer.ServerReflectionInfo(requests, context)
-        return told
+        found: AsyncIterator[reflection_pb2.ServerReflectionResponse] = servicer.ServerReflectionInfo(requests, context)
+        return found
 
     service = Service(reflection.SERVICE_NAME)
     service.duplex("ServerReflectionInfo", reflection_pb2.ServerReflectionRequest, answer)
