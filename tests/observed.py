@@ -53,5 +53,5 @@ def queries() -> list[Query]:
 
 def conditional() -> set[str]:
     """Metrics of which the guide says that they are there only sometimes."""
-    table = GUIDE.read_text().partition("| metric | only where |\n")[2].partition("\n\n")[0]
+    table = GUIDE.read_text().partition("| metric | exists if |\n")[2].partition("\n\n")[0]
     return set(re.findall(r"`([a-z_]+)`", table))
