@@ -23,7 +23,7 @@ _STRAY_SECONDS = 60.0  # between creating a file and locking it, however slow th
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
-    """Replaces `path` by `data`. Whatever happens, readers see the old content or the new, never a part."""
+    """Replace a file. Readers always see the old content or the new, never a part."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_PART, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -42,10 +42,10 @@ def write_file(path: Path, data: bytes, mode: int = 0o640) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what a `write_file` that was killed has left in a folder: files that no process holds locked."""
+    """Remove what a killed `write_file` left in a folder: files that no process holds locked."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f".*{_PART}"):
-            # A clock that was put back, or that starts at 1970, leaves files of the future.
+            # A clock that was set back, or starts in 1970, leaves files with future times.
             if abs(time.time() - path.lstat().st_mtime) > _STRAY_SECONDS and not _is_locked(path):
                 path.unlink()
 
@@ -62,7 +62,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def prune(folder: Path, most: int) -> None:
-    """Removes the files of a folder that were written first, until there are `most`, and what `sweep` does."""
+    """Remove the oldest files of a folder until `most` are left, and leftovers as `sweep` does."""
     sweep(folder)
     with contextlib.suppress(OSError):
         files = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime)
@@ -71,7 +71,7 @@ def prune(folder: Path, most: int) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes renames and new names in a directory durable."""
+    """Make renames and new names in a directory durable."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -80,7 +80,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(root: Path) -> None:
-    """Makes every file below `root`, and the directories that name them, durable."""
+    """Make every file and directory below `root` durable."""
     for folder, _, names in os.walk(root):
         for name in names:
             handle = os.open(os.path.join(folder, name), os.O_RDONLY)
@@ -92,8 +92,8 @@ def sync_tree(root: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swaps two names in one step (renameat2(2) with RENAME_EXCHANGE); False where the file system cannot."""
-    with contextlib.suppress(AttributeError):  # a C library older than the call
+    """Swap two names in one step (renameat2(2) with RENAME_EXCHANGE); False if the file system cannot."""
+    with contextlib.suppress(AttributeError):  # a C library without the call
         swap = ctypes.CDLL(None, use_errno=True).renameat2
         if swap(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
             return True
@@ -104,7 +104,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def publish(staged: Path, final: Path) -> None:
-    """Moves a complete directory into place. FileExistsError when `final` is there, even as an empty directory."""
+    """Move a complete directory into place. FileExistsError if `final` exists, even as an empty directory."""
     if os.path.lexists(final):
         raise FileExistsError(17, "it exists already", str(final))
     sync_tree(staged)
@@ -116,19 +116,23 @@ _LOCK = ".owner"
 
 
 class Staging:
-    """One folder for it, on the file system of the entries."""
+    """A folder, on the file system of the entries, where they are made and where they go to be removed.
+
+    Several processes may share it: each holds a lock on what it makes there. A stage without a living owner is a
+    leftover that the next start removes.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @contextmanager
     def stage(self) -> Iterator[Path]:
-        """An empty directory to build in, removed afterwards with whatever is left in it."""
-        with self._sweeping(fcntl.LOCK_SH):  # until it is locked, a new stage looks like a stray
+        """Create an empty directory to build in; it is removed afterwards with whatever is left in it."""
+        with self._sweeping(fcntl.LOCK_SH):  # until it is locked, a new stage looks abandoned
             home = Path(tempfile.mkdtemp(dir=self.root))
             try:
                 lock = os.open(home / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-            except BaseException:  # a disk without room for one more file
+            except BaseException:  # such as a full disk
                 shutil.rmtree(home, ignore_errors=True)
                 raise
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -141,9 +145,9 @@ class Staging:
             os.close(lock)
 
     def bury(self, entry: Path, heart: str) -> None:
-        """Takes an entry out of sight in one step, then removes it: a crash in between leaves a stray, not a half.
+        """Move an entry away in one step, then remove it: a crash in between leaves no partial entry.
 
-        Where it cannot be moved it is removed in its place, its file `heart` first, without which it is no entry.
+        If it cannot be moved it is removed in place, its file `heart` first, without which it is not an entry.
         """
         if not os.path.lexists(entry):
             return
@@ -152,18 +156,18 @@ class Staging:
             return
         try:
             grave = Path(tempfile.mkdtemp(dir=self.root))
-        except OSError:  # a full disk has no room for a grave
+        except OSError:  # a full disk
             _remove_in_place(entry, heart)
             return
         try:
             os.rename(entry, grave / "engine")
-        except OSError:  # it is in the lower layer of a container's file system, or another process was faster
+        except OSError:  # in the lower layer of a container's file system, or another process was faster
             _remove_in_place(entry, heart)
         finally:
             shutil.rmtree(grave, ignore_errors=True)
 
     def sweep(self) -> int:
-        """Removes what no living process owns; how many there were. OSError where nothing can be removed."""
+        """Remove what no living process owns; returns how many there were. OSError if nothing can be removed."""
         strays = 0
         with self._sweeping(fcntl.LOCK_EX):
             for stray in self.root.iterdir():
@@ -174,8 +178,8 @@ class Staging:
 
     @contextmanager
     def _sweeping(self, mode: int) -> Iterator[None]:
-        """Held shared while a stage is being made, exclusively while strays are removed."""
-        lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)  # nothing in it can stand in the way
+        """Lock shared while a stage is being created, exclusively while leftovers are removed."""
+        lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)  # needs no extra file
         try:
             fcntl.flock(lock, mode)
             yield

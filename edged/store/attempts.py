@@ -1,7 +1,8 @@
-"""How often making an engine has failed, kept on disk: a build that takes the whole box down must not be tried anew
-at every start. An attempt is noted before it begins and forgotten when it ends well. One that was cut off counts as a
-failure when the box has been started anew since; a daemon that was merely killed may try again at once. Failures of
-another edged count no more. What an operator cancelled stays cancelled.
+"""Failed attempts to make engines, on disk: a build that takes the whole box down must not be repeated at every start.
+
+An attempt is noted before it begins and dropped when it succeeds. One that was cut off counts as a failure if the box
+was restarted since; a daemon that was only killed tries again at once. Failures of another version of edged do not
+count. What an operator cancelled stays cancelled.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from edged.version import __version__
 
 _CUT_OFF = "the box stopped while it was being made"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_CHANGING = threading.Lock()  # one thread reads and changes what is known at a time
+_CHANGING = threading.Lock()  # one thread reads and changes at a time
 _PATIENCE_SECONDS = 30.0
-_KEPT = 1000  # engines that failed; the oldest are forgotten
+_KEPT = 1000  # engines that failed; the oldest are dropped
 
 
 class Attempts(msgspec.Struct, frozen=True):
-    """Failures in a row of making one engine, and the reason of the last."""
+    """Consecutive failures of making one engine, and the reason of the last."""
 
     failures: int = 0
     reason: str = ""
-    running: str = ""  # the boot of the box in which an attempt began that nothing more was heard of
-    stopped: Literal["", "hopeless", "cancelled"] = ""  # why it is not tried again before it failed too often
+    running: str = ""  # the boot id in which an unfinished attempt began
+    stopped: Literal["", "hopeless", "cancelled"] = ""  # why it is not tried again although it has not failed too often
     by: str = __version__  # the edged that failed
 
 
 class AttemptLog:
-    """One small file for each engine that has failed. A disk that cannot be written only makes it forget.
+    """One small file for each engine that has failed. If the disk cannot be written, a restart forgets them.
 
-    It is read whole when it is opened; then only memory is asked, and `later` has it written.
+    All files are read at the start; later reads use memory, and `later` writes in the background.
     """
 
     def __init__(self, root: Path, later: Later = at_once) -> None:
@@ -54,7 +55,7 @@ class AttemptLog:
                     self._known[place.stem] = known
 
     def of(self, key: str) -> Attempts:
-        """What is known of an engine; none where nothing is, or it cannot be read."""
+        """Return the failures of an engine."""
         known = self._known.get(key, Attempts())
         if known.by != __version__ and known.stopped != "cancelled":
             known = Attempts(running=known.running)
@@ -63,9 +64,9 @@ class AttemptLog:
         return Attempts(known.failures, known.reason, stopped=known.stopped)
 
     def begin(self, key: str) -> None:
-        """An attempt begins. Should nothing more be heard of it, and the box be started anew, it has failed.
+        """Note that an attempt begins: if the box restarts before its end, it has failed.
 
-        Waits until that is on the disk, or the disk is too slow for it.
+        Waits until that is on disk, or the disk is too slow.
         """
         written = threading.Event()
         with _CHANGING:
@@ -74,18 +75,18 @@ class AttemptLog:
         written.wait(_PATIENCE_SECONDS)
 
     def failed(self, key: str, reason: str, *, is_hopeless: bool = False) -> None:
-        """The attempt that began has failed; `is_hopeless` if another would end alike."""
+        """Count a failed attempt; `is_hopeless` if another would fail in the same way."""
         with _CHANGING:
             stopped: Literal["", "hopeless"] = "hopeless" if is_hopeless else ""
             self._write(key, Attempts(self._failures(key) + 1, reason, stopped=stopped))
 
     def cancelled(self, key: str, reason: str) -> None:
-        """An operator does not want it made, until it is forgotten."""
+        """Note that an operator cancelled it, until it is forgotten."""
         with _CHANGING:
             self._write(key, Attempts(self._failures(key), reason, stopped="cancelled"))
 
     def undone(self, key: str) -> None:
-        """The attempt that began counts for nothing: it was cancelled, or what it was for has changed."""
+        """Drop the attempt that began: it was cancelled, or its model has changed."""
         with _CHANGING:
             before = self._known.get(key, Attempts())
             if before.failures or before.stopped:
@@ -94,7 +95,7 @@ class AttemptLog:
                 self.forget(key)
 
     def forget(self, key: str) -> None:
-        """It was made, or is to have a new start."""
+        """Drop everything known of an engine: it was made, or is to start afresh."""
         if self._known.pop(key, None) is not None:
             self._later(partial(_remove, self._place(key)))
 
@@ -122,7 +123,7 @@ def _remove(place: Path) -> None:
 
 
 def _boot() -> str:
-    """Names this run of the box, from its start to its end."""
+    """Return the kernel's boot id."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""JSON files that prove themselves: the last field, `sha256`, is the digest of every byte before it.
+"""JSON files with a checksum, for everything that the daemon keeps for itself, and a thread that writes them.
 
-Everything that the daemon keeps for itself is written so. A file that fails the proof is as if it had never been: it is
-counted, logged once and removed, and what it held is found out again. The files stay JSON that a person can read.
+The last field, `sha256`, is the digest of every byte before it. A damaged file counts as missing: it is counted, logged
+once and removed, and what it held is found out again. The files stay readable JSON.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from edged.store import atomic
 _LOG = logging.getLogger("edged.store")
 _MARK = b',"sha256":"'
 _END = b'"}\n'
-_LARGEST = 64 << 20  # bytes; a larger file is not one of ours and must not fill the memory
+_LARGEST = 64 << 20  # bytes; a larger file is not one of these and must not fill the memory
 
-DAMAGED: Counter[str] = Counter()  # files that failed their proof in this process, by what they hold
+DAMAGED: Counter[str] = Counter()  # damaged files in this process, by what they hold
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -38,14 +38,14 @@ class Damaged(ValueError):
 
 
 def seal(content: msgspec.Struct, indent: int = 0) -> bytes:
-    """The JSON of a struct, with its digest as the last field. `indent` in spaces, 0 for one line."""
+    """Encode a struct as JSON with its digest as the last field. `indent` in spaces, 0 for one line."""
     text = msgspec.json.encode(content)
     body = (msgspec.json.format(text, indent=indent) if indent else text).rstrip()[:-1].rstrip()
     return body + _MARK + _digest(body) + _END
 
 
 def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
-    """What `seal` was given. Damaged for anything else; with `unsealed` JSON without a digest is taken as it is."""
+    """Decode what `seal` encoded; Damaged for anything else. `unsealed` accepts JSON without a digest."""
     body, mark, end = data.rpartition(_MARK)
     if is_sealed(data):
         body += b"}"
@@ -60,20 +60,20 @@ def unseal(data: bytes, kind: type[T], *, unsealed: bool = False) -> T:
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether bytes are JSON with the digest of what comes before it."""
+    """Whether bytes end with the digest of what comes before it."""
     body, mark, end = data.rpartition(_MARK)
     return bool(mark) and end == _digest(body) + _END
 
 
 def write(path: Path, content: msgspec.Struct) -> None:
-    """Replaces a file, and makes its folder if there was no room for that before. OSError."""
+    """Replace a file, and create its folder, which a full disk may have prevented before. OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
     atomic.write_file(path, seal(content))
 
 
 def read(path: Path, kind: type[T], what: str) -> T | None:
-    """What a file holds; None if it is not there, cannot be read or fails its proof, and is then removed. `what` is the
-    label under which damage is counted."""
+    """Read a file; None if it is missing, unreadable or damaged. A damaged one is removed. `what` is the label under
+    which damage is counted."""
     try:
         if path.stat().st_size > _LARGEST:
             raise Damaged("it is too large")
@@ -81,7 +81,7 @@ def read(path: Path, kind: type[T], what: str) -> T | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        _LOG.warning("%s cannot be read and is found out again: %s", path, error.strerror or error)
+        _LOG.warning("cannot read %s: %s; its content is found out again", path, error.strerror or error)
         DAMAGED[what] += 1
     except Damaged as error:
         discard(path, what, str(error))
@@ -89,7 +89,7 @@ def read(path: Path, kind: type[T], what: str) -> T | None:
 
 
 def discard(path: Path, what: str, why: str) -> None:
-    """Counts and removes a damaged file."""
+    """Count and remove a damaged file."""
     DAMAGED[what] += 1
     _LOG.warning("%s is damaged and is made again: %s", path, why)
     with contextlib.suppress(OSError):
@@ -105,12 +105,15 @@ Later: TypeAlias = Callable[[Work], None]
 
 
 def at_once(work: Work) -> None:
-    """Does it now, for programs that have nothing else to do meanwhile."""
+    """Do it now, for programs without an event loop."""
     work()
 
 
 class Background:
-    """The thread starts with the first work and does not keep the process alive."""
+    """One thread that does writes in order; of two writes of one file the later one stays.
+
+    It starts with the first write and does not keep the process alive.
+    """
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[Work] = queue.SimpleQueue()
@@ -118,7 +121,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def put(self, work: Work) -> None:
-        """Has it done after everything that was put before."""
+        """Queue a write."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
@@ -126,7 +129,7 @@ class Background:
         self._works.put(work)
 
     def flush(self, seconds: float) -> bool:
-        """Waits until everything that was put is done; whether it was in time."""
+        """Wait until everything that was queued is done; whether it was in time."""
         done = threading.Event()
         self.put(done.set)
         return done.wait(seconds)
@@ -136,7 +139,7 @@ class Background:
             work = self._works.get()
             try:
                 work()
-            except OSError as error:  # as when the disk is full: the daemon forgets it at its end
-                _LOG.info("something could not be written: %s", error)
+            except OSError as error:  # such as a full disk: the content is lost at the daemon's end
+                _LOG.info("cannot write to disk: %s", error)
             except Exception:
                 _LOG.exception("a write ended with an unexpected error")

@@ -1,7 +1,6 @@
-"""The children of admission: one reads the file, one tries a runtime. What they die of becomes a finding.
+"""The children of admission: one inspects the file, others try a runtime. A crash becomes a finding.
 
-Their own failures (no process to be had, a full disk, killed by somebody) are raised as errors: they say nothing about
-the model.
+Failures that say nothing about the model (no process left, a full disk, a kill from outside) are raised as errors.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _HASHING_SECONDS = 3600.0  # weights beside a model are regular files of a known
 
 
 class _Stages:
-    """Which stage a child is at, as it says."""
+    """The stage that a child reports to be at."""
 
     def __init__(self, first: Stage) -> None:
         self.now = first
@@ -37,7 +36,7 @@ class _Stages:
 
 
 async def read(path: Path, limits: AdmissionLimits) -> Inspection:
-    """What a model file holds. ModelRefused, with its finding, where it is none or takes its reader along."""
+    """Inspect a model file. ModelRefused, with its finding, if it is not a model or crashes its reader."""
     stages, granted = _Stages(Stage.FILE), limits.of_reader(await asyncio.to_thread(_size_mb, path))
     try:
         job = jobs.Inspect(str(path))
@@ -49,9 +48,9 @@ async def read(path: Path, limits: AdmissionLimits) -> Inspection:
 
 
 async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> jobs.Checked:
-    """What is found of a model on a runtime.
+    """Try a model on a runtime.
 
-    EdgedError for what is not the model's fault; Unsupported where the runtime cannot be loaded.
+    EdgedError if the model is not the cause; Unsupported if the runtime cannot be loaded.
     """
     stages, granted = _Stages(Stage.OPSET), limits.of_runtime(size_mb)
     backend = job.order.recipe.backend

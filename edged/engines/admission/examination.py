@@ -1,4 +1,4 @@
-"""A model goes through all stages: what is asked of whom, in which order, and what comes of it."""
+"""Admission of a model: run all stages in order and combine their findings."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from edged.engines.builder import Builder
 
 _SAMPLES = Limits(seconds=120.0, memory_mb=4096)
-_EVERY_TIME = sys.maxsize  # an operator's command is carried out, however often a model went beyond the limits
+_EVERY_TIME = sys.maxsize  # a command is carried out, however often the model exceeded the limits
 _AT_ONCE = 2  # children that try runtimes
-_SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after these, runtimes have nothing to add
+_SETTLED = (Stage.FILE, Stage.PARSE, Stage.GRAPH)  # after a finding of these stages no runtime is tried
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """What was found: the facts, the model where there can be one, for each backend why it does not take it (empty
-    when it does), why the model is refused, and what is to be told of one that is served."""
+    """The outcome: the inspection, the model if it can be one, for each backend why it does not take it (empty if it
+    does), why the model is refused, and warnings about one that is served."""
 
     inspection: Inspection
     model: Model | None
@@ -56,11 +56,10 @@ async def examine(
     installed: Iterable[str],
     samples: Sequence[Path] = (),
 ) -> Admission:
-    """Reads a model and tries it on every installed backend. Of the user's `samples` it is asked first.
+    """Inspect a model and try it on every installed backend, with the user's `samples` first.
 
-    ModelRefused, with its finding, when it cannot even be read; ConfigError when the settings do not fit it,
-    InvalidInput for samples that cannot be used with a model that can be served. Other errors of edged are nobody's
-    fault but its own or the box's.
+    ModelRefused, with its finding, if it cannot even be read; ConfigError if the settings do not fit it; InvalidInput
+    for samples that cannot be used with a model that can be served. Other errors are edged's or the box's.
     """
     model_settings.validate(settings)
     inspection, names = await builder.inspect(path, _EVERY_TIME), tuple(installed)
@@ -96,9 +95,9 @@ async def admit(
     installed: Iterable[str],
     samples: Sequence[Path] = (),
 ) -> Admission:
-    """As `examine`, by the reference alone, since that decides: what other backends make of it is seen when they build.
+    """As `examine`, on the reference's backend alone, which decides; other backends are seen when engines are built.
 
-    ModelRefused when the model cannot be served here, InvalidInput for samples that cannot be used.
+    ModelRefused if the model cannot be served here, InvalidInput for samples that cannot be used.
     """
     backends = [name for name in installed if name == REFERENCE.backend]
     admission = await examine(builder, path, settings, backends, samples)
@@ -108,10 +107,9 @@ async def admit(
 
 
 async def prove(builder: Builder, model: Model, tries: int = 1) -> tuple[Finding, ...]:
-    """Tries a model that was read on the reference, unless that was done before. Returns what is to be told of it. One
-    that goes beyond the limits is tried `tries` times in a row at most.
+    """Try an inspected model on the reference, unless the outcome is known. Returns its warnings.
 
-    ModelRefused for a model that must not reach a host.
+    A model that exceeds the limits is tried at most `tries` times in a row. ModelRefused if it must not reach a host.
     """
     inspection = model.inspection
     size_mb = _size_mb(inspection)
@@ -146,7 +144,7 @@ def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, 
 def _judged(
     inspection: Inspection, model: Model | None, answers: Mapping[str, jobs.Checked | str], held: Finding | None
 ) -> Admission:
-    """`held` is what was found of the file itself, after the stages that runtimes have the first word on."""
+    """Combine findings; `held` is about the file itself, of a stage after those that runtimes decide first."""
     backends = {}
     for name, answer in answers.items():
         found = answer if isinstance(answer, str) else judgement.first(answer.finding, held)
@@ -169,7 +167,7 @@ def _size_mb(inspection: Inspection) -> float:
 
 
 async def _check_samples(model: Model, samples: Sequence[Path]) -> None:
-    """In a child, because decoders are made of C and whoever sends pictures may mean harm."""
+    """Decode samples in a child: decoders are written in C, and pictures may be malicious."""
     recognition = model.recognition
     if recognition.preprocess is None and not all(model_samples.is_tensors(sample.name) for sample in samples):
         raise InvalidInput(f"this model takes no pictures ({recognition.picture}); add it without them")

@@ -1,4 +1,4 @@
-"""What becomes of a model, by what every stage found: which finding comes first, and what is merely told. Pure."""
+"""Combine the findings of all stages: which one refuses the model, and which are only warnings. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Footprint
 
 _ORDER = list(Stage)
-# What a runtime says when it is at a loss; a suspicion knows better what is wrong.
+# A runtime's vague refusals; a suspicion explains better what is wrong.
 _VAGUE = (Category.REFUSED, Category.FAILED)
 
 
 def first(*findings: Finding | None) -> Finding | None:
-    """Of several, the one of the earliest stage."""
+    """Return the finding of the earliest stage."""
     found = [finding for finding in findings if finding is not None]
     return min(found, key=lambda finding: _ORDER.index(finding.stage), default=None)
 
 
 def decided(reference: Checked, suspicion: Finding | None) -> tuple[Finding | None, tuple[Finding, ...]]:
-    """Why the reference does not take a model, and what is to be told of one that it takes.
+    """Return why the reference does not take a model, and warnings about one that it takes.
 
-    A suspicion about operators, types or shapes explains a refusal, and is only told where there is none.
+    A suspicion about operators, types or shapes explains a refusal; without a refusal it is a warning.
     """
     finding = reference.finding
     if suspicion is None:
@@ -37,20 +37,20 @@ def decided(reference: Checked, suspicion: Finding | None) -> tuple[Finding | No
 
 
 def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: int) -> Finding | None:
-    """Whether a model could fit, by what it says of itself."""
+    """Return a finding if a model cannot fit into memory, by its own declarations."""
     least_mb = needs.least / (1 << 20)
-    what = f"tensor {needs.tensor[:100]!r} alone takes {_told(needs.largest)}"
+    what = f"tensor {needs.tensor[:100]!r} alone takes {_size(needs.largest)}"
     if needs.weights > needs.largest:
-        what = f"its weights alone take {_told(needs.weights)}"
+        what = f"its weights alone take {_size(needs.weights)}"
     if box_mb and least_mb > box_mb:
         message = (
-            f"the model needs at least {_told(needs.least)} of memory, and this box has {_told(box_mb << 20)}: {what}"
+            f"the model needs at least {_size(needs.least)} of memory, and this box has {_size(box_mb << 20)}: {what}"
         )
         remedy = "export it with smaller dimensions"
     elif least_mb > limits.most_mb(size_mb):
         most = limits.most_mb(size_mb)
-        allowed = f"examining it may use {_told(most << 20)}"
-        message = f"the model needs at least {_told(needs.least)} of memory, and {allowed}: {what}"
+        allowed = f"examining it may use {_size(most << 20)}"
+        message = f"the model needs at least {_size(needs.least)} of memory, and {allowed}: {what}"
         remedy = _raise_memory(limits)
     else:
         return None
@@ -59,7 +59,7 @@ def memory(needs: Footprint, limits: AdmissionLimits, size_mb: float, box_mb: in
 
 
 def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float, runtime: str) -> Finding:
-    """What a child died of that was at this stage; `runtime` is what it tried, empty while it read the file."""
+    """Return the finding for a child that was lost at a stage; `runtime` is what it tried, empty for the reader."""
     where = _WHERE[stage].format(runtime=runtime or "edged")
     if error.how == "late":
         message = f"{where} did not end within {seconds:.3g} s"
@@ -73,24 +73,24 @@ def lost(error: ChildLost, stage: Stage, limits: AdmissionLimits, seconds: float
 
 
 def completed(finding: Finding | None, limits: AdmissionLimits) -> Finding | None:
-    """With the remedy that only who gave the limits can tell."""
+    """Add the remedy that depends on the limits."""
     if finding is None or finding.category is not Category.TOO_MUCH_MEMORY or finding.has_own_remedy:
         return finding
     return msgspec.structs.replace(finding, remedy=_raise_memory(limits))
 
 
 def stage_of(phase: str) -> Stage | None:
-    """The stage that a child says it has begun."""
+    """Return the stage that a progress phase names, if any."""
     return Stage(phase) if phase in _STAGES else None
 
 
 def is_lasting(finding: Finding | None) -> bool:
-    """Whether it would be found again: a box that is busy or short of memory is another one tomorrow."""
+    """Whether it would be found again: timeouts and lack of memory depend on the box's load."""
     return finding is None or finding.category not in (Category.TIMED_OUT, Category.TOO_MUCH_MEMORY)
 
 
 def is_of_reader(finding: Finding) -> bool:
-    """Whether a file took its reader beyond the limits, by what it holds itself and not what lies beside it."""
+    """Whether a file itself, not its external data, took its reader beyond the limits."""
     return not is_lasting(finding) and finding.stage is not Stage.EXTERNAL_DATA
 
 
@@ -116,8 +116,8 @@ def _named(field: str) -> str:
     return f"admission.{field} (--{field.replace('_', '-')} of edged inspect)"
 
 
-def _told(size: int) -> str:
-    """`4 TiB`."""
+def _size(size: int) -> str:
+    """Format bytes as `4 TiB`."""
     amount, units = float(size), ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     while amount >= 1024 and len(units) > 1:
         amount, units = amount / 1024, units[1:]

@@ -1,8 +1,8 @@
-"""What was found of models on runtimes, kept on disk: a restart examines nothing again.
+"""Outcomes of admission on disk, so that a restart examines nothing again.
 
-CACHE/admissions/DIGEST-KEY.json, where the key is of everything that the outcome depends on besides the model: edged,
-the runtime's version, the limits, and what it is asked with. CACHE/runtimes/BACKEND.json is how far a runtime goes.
-What took too long or too much memory is kept with how often it did: who asks says how often that may be tried.
+CACHE/admissions/DIGEST-KEY.json: the key is a digest of everything that the outcome depends on besides the model: the
+version of edged and of the runtime, the limits, and the inputs. CACHE/runtimes/BACKEND.json: what a runtime supports.
+A model that exceeded the limits is kept with the number of attempts; the caller says how many it allows.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from edged.store import atomic, sealed
 from edged.verification.reach import Reach
 from edged.version import __version__
 
-_FORMAT = 5  # of these files, and of what the stages look at
-_MOST = 1000  # outcomes of models that were refused and never came back
+_FORMAT = 5  # of these files and of the checks in the stages
+_MOST = 1000  # outcomes; the oldest belong to models that were refused and removed
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """A file that took its reader beyond the limits, and how often in a row."""
+    """A file that took its reader beyond the limits, and how many times in a row."""
 
     finding: Finding
     tries: int
 
 
 class Outcomes:
-    """Reads and writes files; what cannot be read is found out again, what cannot be written as well."""
+    """Reads and writes the files; an outcome that cannot be read or written is found out again."""
 
     def __init__(self, cache: Path) -> None:
         self._outcomes, self._runtimes = cache / "admissions", cache / "runtimes"
@@ -47,40 +47,40 @@ class Outcomes:
                 atomic.sweep(folder)
 
     def known(self, job: Check, limits: AdmissionLimits) -> Checked | None:
-        """What was found of this very model and question before."""
+        """Return the known outcome for this model and job."""
         place = self._place(job, limits)
         if place is None:
             return None
         return sealed.read(place, Checked, "admissions")
 
     def keep(self, job: Check, limits: AdmissionLimits, found: Checked) -> None:
-        """Keeps an outcome, and how far the runtime goes."""
+        """Keep an outcome, and what the runtime supports."""
         backend = job.order.recipe.backend
         if found.reach.version:
             self._write(self._runtimes / f"{backend}.json", sealed.seal(found.reach))
         place = self._place(job, limits)
         if place is None:
             return
-        # A child that was ended did not tell which version it had loaded.
+        # A child that was killed did not report which version it had loaded.
         if not judgement.is_lasting(found.finding) or registry.agree(found.reach.version, _version(backend) or ""):
             self._write(place, sealed.seal(found))
             atomic.prune(self._outcomes, _MOST)
 
     def unread(self, graph: str, limits: AdmissionLimits) -> Unread | None:
-        """What became of the reader of a file of that digest; None where none is known to have failed."""
+        """Return how the reader of a file of that digest failed; None if it did not."""
         return sealed.read(self._unread_place(graph, limits), Unread, "admissions")
 
     def keep_unread(self, graph: str, limits: AdmissionLimits, unread: Unread) -> None:
-        """Keeps what became of the reader of a file."""
+        """Keep how the reader of a file failed."""
         self._write(self._unread_place(graph, limits), sealed.seal(unread))
         atomic.prune(self._outcomes, _MOST)
 
     def reach(self, backend: str) -> Reach | None:
-        """What was found out of some version of a runtime."""
+        """Return what some version of a runtime supports, if known."""
         return sealed.read(self._runtimes / f"{backend}.json", Reach, "runtimes")
 
     def forget(self, digest: str) -> None:
-        """Of a model that has gone."""
+        """Remove the outcomes of a removed model."""
         for place in self._outcomes.glob(f"{digest}-*.json"):
             with contextlib.suppress(OSError):
                 place.unlink()
@@ -90,7 +90,7 @@ class Outcomes:
         return self._outcomes / f"{graph}-unread-{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
 
     def _place(self, job: Check, limits: AdmissionLimits) -> Path | None:
-        """None where something is not known that the outcome depends on."""
+        """Return the outcome's path; None if something that it depends on is unknown."""
         version = _version(job.order.recipe.backend)
         if not job.order.digest or version is None:
             return None
@@ -111,10 +111,10 @@ class Outcomes:
 def _holds(place: Path, content: bytes) -> bool:
     try:
         return read_regular(place) == content
-    except OSError:  # there is none, or something else is in its place
+    except OSError:  # missing, or not a regular file
         return False
 
 
 def _version(backend: str) -> str | None:
-    """Of the runtime as it is installed now; None where that cannot be told."""
+    """Return the version of the installed runtime; None if unknown."""
     return registry.version(backend, runtimes.probe(Root()))
