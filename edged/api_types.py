@@ -33,9 +33,9 @@ class TensorInfo(Info, frozen=True):
 
 
 class AlarmInfo(Info, frozen=True):
-    """Something that is wrong now, since `since_unix_s`: `kind` is slow, quarantined, builds_paused, state_unwritable,
+    """Something that is wrong now, since `since_unix_s`. `kind` is slow, quarantined, builds_paused, state_unwritable,
     reboot_pending, unserved, untracked, fallback, not_finite or no_candidate; `model` and `engine`, a key, are empty
-    when it is not about one."""
+    if it is not about one."""
 
     kind: str
     message: str
@@ -53,9 +53,9 @@ class ShapeRange(Info, frozen=True):
 
 
 class InputShapes(Info, frozen=True):
-    """An input with open dimensions: `dims` as the model declares them, by name where they are open; what the engine
-    that serves takes, None if it takes any shape; what engines that need a range are built for, None if nothing
-    tells it; what requests had, None if none came."""
+    """An input with open dimensions. `dims` are as the model declares them, open ones by name; `serving` is what the
+    serving engine takes, None for any shape; `wanted` the range that engines are built for, None if unknown; `seen` the
+    shapes of requests, None before the first."""
 
     name: str
     dims: tuple[str, ...]
@@ -78,10 +78,10 @@ class Shapes(Info, frozen=True):
 
 class ModelInfo(Info, frozen=True):
     """A model in the daemon: `state` is loading, ready, refused or failed, and `reason` why it is not ready; `alarms`
-    tell what is wrong with it or its engines, `notes` what its config.pbtxt says to no effect and what is odd about it.
-    Of one that is refused `category` and `stage` say why and where as docs/admission.md lists them; they are empty
-    where it is none of those. `precision_reason` says why the engine that serves has its precision. A version beside
-    the one that answers for the model is called NAME:VERSION."""
+    say what is wrong with it or its engines, `notes` which settings of its config.pbtxt have no effect and what else is
+    unusual. `category` and `stage` say why and where a model was refused, as in docs/admission.md; empty for other
+    reasons. `precision_reason` says why the serving engine has its precision. A further version of a model is called
+    NAME:VERSION."""
 
     name: str
     version: str
@@ -107,12 +107,12 @@ class ModelInfo(Info, frozen=True):
 
 class EngineInfo(Info, frozen=True):
     """An engine, built or wanted. `latency_ms` and `reference_ms` are medians of one inference, of it and of
-    unoptimised ONNX Runtime in turns with it, when it was verified: in a child of low priority, so that only their
-    ratio says anything. `load` is the share of the processors, 0 to 1, that others used meanwhile; None if a figure
-    was not measured yet. `pinned` ones are never evicted; `used_unix_s` is when it was last made or opened, 0 when that
-    is not known. `adopted_from` is the key of an engine built for another driver whose files these are; `effort`, full,
-    reduced or least, is how hard the builder tried; `standard` the digest of what its answers were held to; `ahead` the
-    device that it was built for on another box."""
+    unoptimised ONNX Runtime in turns with it, from its verification: in a child of low priority, so that only their
+    ratio counts. `load` is the share of the processors, 0 to 1, that others used meanwhile. None: not measured yet.
+    `pinned` engines are never evicted; `used_unix_s` is when it was last made or opened, 0 if unknown. `adopted_from`
+    is the key of the engine, built for another driver, whose files it has; `effort` (full, reduced, least) how hard the
+    builder tried; `standard` the digest of the standard that its answers met; `ahead` the device of another box that it
+    was built for."""
 
     key: str
     model: str
@@ -139,7 +139,7 @@ class EngineInfo(Info, frozen=True):
 
     @property
     def speed(self) -> float | None:
-        """How many times as fast as the reference it is; None if that was not measured."""
+        """How many times as fast as the reference it is; None if not measured."""
         return self.reference_ms / self.latency_ms if self.latency_ms and self.reference_ms else None
 
 
@@ -152,7 +152,7 @@ class PartChange(Info, frozen=True):
 
 
 class Explanation(Info, frozen=True):
-    """Why a wanted engine is there or is not: what changed since the nearest one in the store."""
+    """Why a wanted engine exists or not: what changed since the nearest one in the store."""
 
     wanted: str
     backend: str
@@ -171,11 +171,11 @@ class DeviceInfo(Info, frozen=True):
 
 
 class EngineProgress(Info, frozen=True):
-    """One engine that a command is about, as it is now.
+    """One engine of a command, as it is now.
 
-    While it is made, `phase` says what is done, `fraction` how much of that, 0 to 1, where it is known; `elapsed_s`
-    counts since it began and `estimate_s` is what it will take in all, None if it was never made before. `done`:
-    nothing more will come of the command for it; `succeeded`: it is as it was commanded to be.
+    While it is made, `phase` is the current step, `fraction` the share of it that is done, 0 to 1, None if unknown;
+    `elapsed_s` counts from the start, `estimate_s` is the expected total, None the first time. `done`: the command has
+    ended for this engine; `succeeded`: with the commanded result.
     """
 
     key: str
@@ -213,8 +213,8 @@ class StatusInfo(Info, frozen=True):
 
 
 class ReloadedKey(Info, frozen=True):
-    """A key of the daemon's configuration whose value is another than before: `told` says what changed, `problem` why
-    it is not in force and what to do; empty if it is."""
+    """A changed key of the daemon's configuration: `told` says what changed, `problem` why it is not in force and what
+    to do; empty if it is."""
 
     key: str
     told: str
@@ -222,13 +222,12 @@ class ReloadedKey(Info, frozen=True):
 
 
 class CameraInfo(Info, frozen=True):
-    """One camera that looks through one model.
+    """One camera with one model.
 
-    Counts of frames are since the daemon first saw it: received = answered + failed + skipped + dropped + those under
-    way; `skipped` is by reason, `dropped` are those whose connection ended first. `fps_in`, `fps_answered` are of the
-    last seconds; ages are milliseconds from capture to answer, of the latest answers, None before the first. Times are
-    seconds since the epoch, 0 for never. `mode` is freshest or every_frame, `lane` how its frames come.
-    """
+    Counts of frames are since the daemon first saw it: received = answered + failed + skipped + dropped + those in
+    flight; `skipped` is by reason, `dropped` are those whose connection ended first. `fps_in`, `fps_answered` are of
+    the last seconds; ages are milliseconds from capture to answer, of the latest answers, None before the first. Times
+    are seconds since the epoch, 0 for never. `mode` is freshest or every_frame, `lane` how its frames come."""
 
     camera: str
     model: str
@@ -253,9 +252,9 @@ class CameraInfo(Info, frozen=True):
 
 
 class ModelLoad(Info, frozen=True):
-    """What a model does: `answered` and `failed` requests and frames since it was loaded, `infer_ms` the median of one
-    inference lately and `baseline_ms` its lowest while the engine served, None if that is not known;
-    `waiting` for the engine now. `degraded` are the kinds of its alarms. Nothing serves it while `backend` is empty."""
+    """The load of a model: `answered` and `failed` requests and frames since it was loaded, `infer_ms` the median of
+    one inference lately and `baseline_ms` its lowest while the engine served, None if unknown; `waiting` for the engine
+    now. `degraded` are the kinds of its alarms. `backend` is empty while no engine serves it."""
 
     name: str
     state: str
@@ -285,8 +284,8 @@ class HostLoad(Info, frozen=True):
 
 
 class DeviceLoad(Info, frozen=True):
-    """The box: share of the processors in use, 0 to 1; memory in bytes, 0 where it does not tell; degrees Celsius by
-    zone; `power_mode` where it has such. `daemon_bytes` is the memory of the daemon itself."""
+    """The box: share of the processors in use, 0 to 1; memory in bytes, 0 if unknown; degrees Celsius by zone;
+    `power_mode` if it has such. `daemon_bytes` is the memory of the daemon itself."""
 
     cpu_busy: float
     memory_bytes: int
@@ -297,7 +296,7 @@ class DeviceLoad(Info, frozen=True):
 
 
 class LoadInfo(Info, frozen=True):
-    """A box at one moment: `mono_s` of its clock that is never set, so that the difference of two is time between."""
+    """The load of a box at one moment, `mono_s` of its monotonic clock: rates follow from two of them."""
 
     status: StatusInfo
     mono_s: float
@@ -310,8 +309,8 @@ class LoadInfo(Info, frozen=True):
 class EventInfo(Info, frozen=True):
     """Something that happened. `sequence` counts from 1 in each run of the daemon, without gaps; `epoch` names the run.
 
-    `what` is one of the types in `edged.events` and tells more, each its own; `kind` is its name. An event that this
-    client is too old to know has the kind "unknown" and no `what`.
+    `what` is one of the types in `edged.events`, `kind` its name. An event that this client does not know yet has the
+    kind "unknown" and no `what`.
     """
 
     epoch: str
@@ -323,7 +322,7 @@ class EventInfo(Info, frozen=True):
     what: events.What | None
 
     def json(self) -> dict[str, Any]:
-        """Plain values: these fields but `what`, then those of `what` beside them."""
+        """Plain values: the fields of `what` follow the others."""
         plain = super().json()
-        told = plain.pop("what") or {}
-        return {**plain, **{name: value for name, value in told.items() if name != "type"}}
+        what = plain.pop("what") or {}
+        return {**plain, **{name: value for name, value in what.items() if name != "type"}}

@@ -1,7 +1,7 @@
-"""What happened, in order: typed, numbered, kept for a while, so that a watcher that was away can catch up.
+"""Events of the daemon: typed, numbered, and kept for a while, so that a client that was away can catch up.
 
-One loop writes and reads. Sequence numbers start at 1 with the daemon and have no gaps; `EventLog.epoch` tells one run
-of the daemon from the next, whose numbers mean other events.
+One event loop writes and reads. Sequence numbers start at 1 with the daemon and have no gaps; `EventLog.epoch`
+identifies the run of the daemon that they belong to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModelRefused(msgspec.Struct, frozen=True, tag="model_refused"):
 
 
 class ModelRemoved(msgspec.Struct, frozen=True, tag="model_removed"):
-    """A model has gone from the repository."""
+    """A model was removed from the repository."""
 
 
 class ModelRepaired(msgspec.Struct, frozen=True, tag="model_repaired"):
@@ -46,7 +46,7 @@ class ModelRepaired(msgspec.Struct, frozen=True, tag="model_repaired"):
 
 
 class EngineMoved(msgspec.Struct, frozen=True, tag="engine_state"):
-    """An engine went one step through its life."""
+    """An engine changed its state."""
 
     state: str
     backend: str
@@ -54,7 +54,8 @@ class EngineMoved(msgspec.Struct, frozen=True, tag="engine_state"):
 
 
 class EngineProgress(msgspec.Struct, frozen=True, tag="engine_progress"):
-    """How far making an engine is: share done, 0 to 1, where it is known; seconds so far, and in all as estimated."""
+    """Progress of making an engine: `fraction` done, 0 to 1, None if unknown; seconds so far, and the estimated
+    total."""
 
     phase: str
     fraction: float | None
@@ -91,20 +92,20 @@ class FactChange(msgspec.Struct, frozen=True):
 
 
 class DeviceChanged(msgspec.Struct, frozen=True, tag="device_changed"):
-    """Drivers, libraries or hardware are not what they were."""
+    """Drivers, libraries or hardware changed."""
 
     changes: tuple[FactChange, ...]
 
 
 class AlarmRaised(msgspec.Struct, frozen=True, tag="alarm_raised"):
-    """Something is wrong that somebody should know of."""
+    """An alarm began."""
 
     alarm: str
     message: str
 
 
 class AlarmCleared(msgspec.Struct, frozen=True, tag="alarm_cleared"):
-    """It is over."""
+    """An alarm ended."""
 
     alarm: str
     message: str
@@ -134,7 +135,7 @@ What: TypeAlias = (
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One thing that happened; `unix_s` is the wall clock's seconds, which may jump, `sequence` never does."""
+    """One event; `unix_s` are seconds of the wall clock, which may jump; `sequence` tells the order."""
 
     sequence: int
     unix_s: float
@@ -144,14 +145,14 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """Keeps the newest events and wakes whoever follows."""
+    """Keeps the newest events and wakes its followers."""
 
     def __init__(self, kept: int = _KEPT) -> None:
         self.epoch = uuid.uuid4().hex[:12]
         self._events: deque[Event] = deque(maxlen=kept)
         self._last = 0
         self._news = asyncio.Event()
-        self.hearers: list[Callable[[Event], None]] = []  # told of each event at once; they must not raise
+        self.hearers: list[Callable[[Event], None]] = []  # called with each event at once; they must not raise
 
     @property
     def last(self) -> int:
@@ -159,7 +160,7 @@ class EventLog:
         return self._last
 
     def emit(self, what: What, model: str = "", engine: str = "") -> None:
-        """Something happened, to a model or an engine where they are named."""
+        """Append an event, about a model or an engine if they are given."""
         self._last += 1
         event = Event(self._last, time.time(), model, engine, what)
         self._events.append(event)
@@ -168,10 +169,10 @@ class EventLog:
             hear(event)
 
     async def follow(self, after: int = 0, epoch: str = "", live: bool = True) -> AsyncGenerator[Event, None]:
-        """Events later than `after`, as far as they are kept; then, if `live`, each as it happens, until cancelled.
+        """Yield the kept events later than `after`; then, if `live`, each new one, until cancelled.
 
-        An `epoch` that is not this one is of an earlier run: then all that are kept follow. A follower that falls
-        behind by more than is kept goes on with the oldest there is: the numbers show the gap.
+        An `epoch` of an earlier run yields all kept events. A follower that falls behind further than events are kept
+        continues with the oldest one: the numbers show the gap.
         """
         if (epoch and epoch != self.epoch) or after > self._last:
             after = 0

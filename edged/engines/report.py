@@ -71,8 +71,8 @@ def _alarm(raised: Alarm) -> AlarmInfo:
 
 
 def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_command: bool = False) -> list[EngineInfo]:
-    """Every engine that a model should have, then those in the store that none wants any more. `by_command`: the
-    configuration has engines built by command alone."""
+    """Report every engine that a model should have, then those in the store that no model wants any more. `by_command`:
+    the configuration allows builds by command only."""
     reports = [
         _as_opened(
             engine,
@@ -101,14 +101,14 @@ def engines(models: dict[str, PlannedModel], store: Store, only: str, *, by_comm
 
 
 def _awaited(engine: PlannedEngine, model: str) -> str:
-    """The reason of its state, where none is built by itself."""
+    """The reason of its state if engines are built by command only."""
     if engine.state is not EngineState.ABSENT or engine.request is not Request.NONE or engine.recipe.is_reference:
         return engine.reason
     return engine.reason or f"built by command alone (engines.build): edged engines rebuild {model}"
 
 
 def status(controller: Controller) -> StatusInfo:
-    """The daemon at a glance."""
+    """Report the daemon."""
     models, eviction = controller.models.values(), controller.maker.eviction
     return StatusInfo(
         version=__version__,
@@ -127,10 +127,10 @@ def status(controller: Controller) -> StatusInfo:
 
 
 def explain(planned: PlannedModel, store: Store) -> list[Explanation]:
-    """For every engine the model should have: is it there, and if not, what differs from the nearest one."""
+    """For every engine that the model should have: whether it exists, and what differs from the nearest stored one."""
     name = planned.entry.name
     digest = planned.model.digest if planned.model else ""
-    # Engines of other models explain nothing: only this model's, by its content or by its name.
+    # Only engines of this model, by content or by name.
     kin = {k: r for k, r in store.records().items() if r.model == name or r.parts.get("model") == digest}
     return [_explain(engine, planned.serving, kin) for engine in planned.engines.values()]
 
@@ -146,7 +146,7 @@ def _unwanted(key: str, record: EngineRecord, serving: dict[str | None, str], tr
 
 
 def _as_opened(engine: PlannedEngine, found: EngineInfo) -> EngineInfo:
-    """Where its nodes run is told as it came up when it was last opened, by which everything else is judged."""
+    """Replace where nodes ran when it was built by where they run since it was last opened."""
     if not engine.nodes:
         return found
     made = found.composition

@@ -85,8 +85,8 @@ def test_interrupted(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("/nowhere/x.mp4", NotFound, "no picture, folder, video or camera"),
-        ("/dev/video987", NotFound, "no camera"),
+        ("/nowhere/x.mp4", NotFound, "nowhere"),
+        ("/dev/video987", NotFound, "video987"),
         ("webcam:987", NotFound, "/dev/video987"),
         ("webcam:x", InvalidInput, "webcam:0"),
         ("ftp://me:secret@box/x", InvalidInput, "'ftp://box/x'"),

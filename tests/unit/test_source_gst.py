@@ -99,7 +99,7 @@ def test_a_pipeline_that_gives_nothing_is_not_waited_for_forever(gst: Gst, monke
         assert next(source).image is not None
 
 
-@pytest.mark.parametrize(("text", "words"), [("gst:nosuch", 'no element "nosuch"'), ("gst: ", "names no pipeline")])
+@pytest.mark.parametrize(("text", "words"), [("gst:nosuch", 'no element "nosuch"'), ("gst: ", "no pipeline")])
 def test_a_pipeline_that_gstreamer_does_not_take(gst: Gst, text: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         open_source(text)

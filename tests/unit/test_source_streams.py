@@ -345,9 +345,9 @@ def test_a_usb_camera_that_is_busy_is_tried_again(
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("v4l2:///dev/video987", NotFound, "no camera /dev/video987"),
+        ("v4l2:///dev/video987", NotFound, "video987"),
         ("v4l2:///dev/video0?wdith=3", InvalidInput, "did you mean 'width'"),
-        ("v4l2:///dev/video0?width=3", InvalidInput, "no size"),
+        ("v4l2:///dev/video0?width=3", InvalidInput, "width=3"),
         ("csi://left", InvalidInput, "csi://0"),
         ("shm://other", InvalidInput, "edged-"),
     ],

@@ -1,4 +1,4 @@
-"""Several sinks behind one stream."""
+"""Several sinks for one stream, and the pictures that wait for their results."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ _log = logging.getLogger("edged.client")
 
 
 class Sinks(AbstractContextManager["Sinks"]):
-    """Gives every result to every sink. One that fails is closed and left out, with a warning; the failure of the last
-    one is raised, since the stream is for nobody then."""
+    """Gives every result to every sink. A sink that fails is closed and removed with a warning; the failure of the
+    last one is raised."""
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:
         self._sinks = list(sinks)
         self._pending: PendingFrames | None = None
 
     def add(self, sink: Added) -> Added:
-        """Before `tap`."""
+        """Add a sink; before `tap`."""
         self._sinks.append(sink)
         return sink
 
     def tap(self, frames: Iterable[Picture | Captured]) -> Iterable[Picture | Captured]:
-        """What to stream in place of `frames`, so that pictures are there when their answers come; `frames` as they are
-        where no sink wants pictures."""
+        """Return what to stream in place of `frames`, so that pictures are kept until their results come."""
         if not any(sink.wants_pictures for sink in self._sinks):
             return frames
         self._pending = PendingFrames(frames)
@@ -53,7 +52,7 @@ class Sinks(AbstractContextManager["Sinks"]):
                 self._leave_out(sink, error)
 
     def close(self) -> None:
-        """All of them, even if one cannot; then what the first raised."""
+        """Close all sinks, then raise the first failure."""
         failure: Exception | None = None
         while self._sinks:
             try:
@@ -79,8 +78,8 @@ _MOST, _MOST_BYTES = 64, 256 << 20
 
 
 class PendingFrames(Iterator[Picture | Captured]):
-    """Frames on their way to a stream, numbered as the stream numbers them. Of those that wait at most `most` pictures
-    and `most_bytes` are kept, the newest: answers never wait for memory."""
+    """Frames on their way to a stream, numbered as the stream numbers them. Keeps the newest pictures: at most
+    `most` and `most_bytes`."""
 
     def __init__(self, frames: Iterable[Picture | Captured], most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
         self.forgotten = 0
@@ -103,7 +102,7 @@ class PendingFrames(Iterator[Picture | Captured]):
         return taken
 
     def take(self, sequence: int) -> Picture | None:
-        """The picture of that number. Those before it are not needed any more, since answers come in order."""
+        """Remove and return the picture of that number, and drop those before it: answers come in order."""
         with self._lock:
             while self._pictures and next(iter(self._pictures)) < sequence:
                 self._forget_oldest()

@@ -1,4 +1,4 @@
-"""One JSON object a line for every result."""
+"""Results as lines of JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from edged.client.sinks.sink import Answered, Sink
 
 
 class JsonLines(Sink):
-    """Appended to a file, or on standard output for None; each line is out at once, for a reader that waits for it.
-    OSError if the file cannot be opened; a pipe that nobody reads any more is BrokenPipeError."""
+    """Appends a JSON object per result to a file, or to standard output for None, and flushes each line.
+
+    OSError if the file cannot be opened; BrokenPipeError if the reader of the pipe has gone.
+    """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.name = "standard output" if path is None else os.fspath(path)
@@ -39,8 +41,8 @@ def encode(result: Result) -> bytes:
 
 
 def line(result: Result) -> dict[str, object]:
-    """Roboflow's inference JSON with the camera, the frame's number and age, what was skipped and what failed;
-    `classes` only of a classifier."""
+    """Return Roboflow's inference JSON with camera, number and age of the frame, skips and error; `classes` of a
+    classifier."""
     error = None
     if result.error is not None:
         error = {"code": result.error[0], "message": result.error[1]}

@@ -1,4 +1,4 @@
-"""Pictures with what was found in them, as a video."""
+"""Annotated pictures as a video."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from edged.errors import InvalidInput, Unsupported
 from edged.vision.image import Image
 
 _TICKS = 1000  # of a video's clock in a second
-_USUAL_TICKS = _TICKS // 25  # between pictures of a recording, whose capture times are not known
+_USUAL_TICKS = _TICKS // 25  # between pictures without capture times
 _ENCODERS = ("libx264", "libopenh264", "h264_v4l2m2m", "mpeg4")
 _HYBRID_SINCE = (61, 7)  # libavformat of FFmpeg 7.1
-# A key frame begins a piece that is on the disk when it is whole. Frames that refer to later ones would move the start.
+# A key frame begins a fragment, which is written when it is complete. B-frames would move the start of the video.
 _ENCODING = {"g": "50", "bf": "0"}
 
 
 class Mp4(Sink):
-    """Encoded in a thread of its own. Each picture is shown for as long as it lasted until the next one was taken. The
-    first one's size is the video's; others are fitted into it. What was written can be played even if the program was
-    killed, but for the last few seconds.
+    """Encodes in a thread. Each picture is shown until the capture time of the next. The video has the size of the
+    first picture; others are fitted into it. If the program is killed, all but the last few seconds can be played.
 
-    A picture whose encoding would hold up the stream is left out and counted in `dropped`; with `lossless` the stream
-    waits. Unsupported if PyAV is not installed or encodes no video, InvalidInput if the file cannot be written.
+    A picture whose encoding would hold up the stream is left out and counts in `dropped`; with `lossless` the stream
+    waits. Unsupported if PyAV is not installed or cannot encode, InvalidInput if the file cannot be written.
     """
 
     wants_pictures = True
@@ -60,7 +59,7 @@ class Mp4(Sink):
             self._background.put(answered)
 
     def close(self) -> None:
-        """When what waits is encoded and the file is whole. InvalidInput if it could not be written."""
+        """Encode what waits and finish the file. InvalidInput if it could not be written."""
         self._background.close()
 
     def _write(self, answered: Answered) -> None:
@@ -103,8 +102,8 @@ class Mp4(Sink):
 
 
 class _File:
-    """What PyAV writes to. A full disk is remembered in `failure` and not told to it: FFmpeg's writer of MP4 was seen
-    to crash when it finished a file that it could not write."""
+    """The file that PyAV writes. Write errors go into `failure` and not to PyAV: FFmpeg's MP4 writer was seen to crash
+    when it finished a file that it could not write."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -131,14 +130,14 @@ class _File:
 
 
 class Timeline:
-    """The place of each picture in the video, in ticks from the first one; always later than the one before."""
+    """Presentation times in ticks from the first picture, strictly increasing."""
 
     def __init__(self) -> None:
         self._first_ns: int | None = None
         self._last = -1
 
     def at(self, result: Result) -> int:
-        """By the capture time; where it is not known, at the usual rate."""
+        """By the capture time; without one, at the usual rate."""
         taken = result.captured_mono_ns
         if not taken:
             at = self._last + _USUAL_TICKS if self._last >= 0 else 0
@@ -150,7 +149,7 @@ class Timeline:
 
 
 def _fitted(image: Image, width: int, height: int) -> Image:
-    """As large as it can be without changing its shape, in the middle of black; less a last odd row or column."""
+    """Return the picture scaled into the size with its aspect kept, on black; a last odd row or column is cut."""
     if image.shape[1] - image.shape[1] % 2 == width and image.shape[0] - image.shape[0] % 2 == height:
         return np.ascontiguousarray(image[:height, :width])
     scale = min(width / image.shape[1], height / image.shape[0])
@@ -163,6 +162,6 @@ def _fitted(image: Image, width: int, height: int) -> Image:
 
 
 def _flags(av: Any) -> str:
-    """Fragments, which can be played without their end; newer versions make an ordinary file of them at the end."""
+    """Fragments, which can be played without the end of the file; newer versions make an ordinary file at the end."""
     whole_at_end = av.library_versions["libavformat"][:2] >= _HYBRID_SINCE
     return "+hybrid_fragmented" if whole_at_end else "+frag_keyframe+empty_moov+default_base_moof"

@@ -1,4 +1,8 @@
-"""Results by MQTT, and entities for Home Assistant."""
+"""Results by MQTT, and entities for Home Assistant.
+
+Format of discovery: home-assistant.io/integrations/mqtt, "MQTT discovery"; a retained message at
+`homeassistant/COMPONENT/NODE/OBJECT/config` describes an entity, an empty one removes it.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +41,13 @@ _log = logging.getLogger("edged.client")
 
 
 class Mqtt(Sink):
-    """Tells a broker what one camera sees: each result as JSON at `PREFIX/CAMERA/result`, how many of each class at
-    `.../counts`, ON or OFF at `.../detected`, and online or offline at `.../availability`, which the broker sets when
-    this program is gone.
+    """Publishes what one camera sees: each result as JSON at `PREFIX/CAMERA/result`, how many of each class at
+    `.../counts`, ON or OFF at `.../detected`, and online or offline at `.../availability`, which the broker sets to
+    offline when this program is gone.
 
-    Not more often than `broker.rate`, and never in the stream's time: a broker that is not there is tried again by a
-    thread of its own, and what it does not take is left out, counted in `dropped`. Unsupported if paho-mqtt is not
-    installed, InvalidInput if the certificates cannot be used.
+    At most `broker.rate` times a second. A thread connects and reconnects, so that the stream never waits; results that
+    the broker does not take are left out and count in `dropped`. Unsupported if paho-mqtt is not installed,
+    InvalidInput if the certificates cannot be used.
     """
 
     def __init__(
@@ -62,9 +66,9 @@ class Mqtt(Sink):
         self._clock = clock
         self._known: dict[str, None] = {}  # classes that have an entity, in the order they came
         self._counts: Counter[str] | None = None
-        self._told: Counter[str] | None = None
+        self._published: Counter[str] | None = None
         self._sent: deque[Any] = deque()
-        self._telling = threading.Lock()
+        self._publishing = threading.Lock()
         self._client: Any = paho.Client(paho.CallbackAPIVersion.VERSION2, clean_session=True)
         if broker.user is not None:
             self._client.username_pw_set(broker.user, broker.password)
@@ -84,64 +88,64 @@ class Mqtt(Sink):
         result = answered.result
         if result.error is not None:
             return
-        with self._telling:
+        with self._publishing:
             self._counts = counts_of(result)
             if not self._limit.admits(self._clock()) or not self._client.is_connected():
                 return
             if not self._has_room():
                 self.dropped += 1
                 return
-            self._tell_counts()
-            self._tell(self._topics.whole(result), qos=0)
+            self._publish_counts()
+            self._publish(self._topics.whole(result), qos=0)
 
     def close(self) -> None:
-        """Tells what was seen last and that the camera is offline, and waits a moment for that to leave."""
+        """Publish the last counts and that the camera is offline; wait a moment until they are sent."""
         if self._client.is_connected():
-            with self._telling:
-                self._tell_counts()
-                info = self._tell(self._topics.available(False))
+            with self._publishing:
+                self._publish_counts()
+                info = self._publish(self._topics.available(False))
             with contextlib.suppress(RuntimeError, ValueError):  # the broker went away meanwhile; it has our will
                 info.wait_for_publish(_LAST_WORDS_S)
         self._client.disconnect()
         self._client.loop_stop()
 
-    def _tell_counts(self) -> None:
-        """What has changed since it was told last."""
-        if self._counts is None or self._counts == self._told:
+    def _publish_counts(self) -> None:
+        """Publish what changed since the last time."""
+        if self._counts is None or self._counts == self._published:
             return
         for label in self._counts:
             if label not in self._known and len(self._known) < _CLASSES:
                 self._known[label] = None
                 for message in self._topics.class_entity(label):
-                    self._tell(message)
+                    self._publish(message)
         for message in self._topics.state(self._counts):
-            self._tell(message)
-        self._told = self._counts
+            self._publish(message)
+        self._published = self._counts
 
-    def _tell(self, message: Message, qos: int = _AT_LEAST_ONCE) -> Any:
+    def _publish(self, message: Message, qos: int = _AT_LEAST_ONCE) -> Any:
         info = self._client.publish(message.topic, message.payload, qos=qos, retain=message.retain)
         self._sent.append(info)
         return info
 
     def _has_room(self) -> bool:
-        """Whether the broker keeps up; the client library itself would queue without a limit."""
+        """Whether the broker keeps up; paho would queue without a limit."""
         while self._sent and _is_over(self._sent[0]):
             self._sent.popleft()
         return len(self._sent) < _IN_FLIGHT
 
     def _on_connect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
-        """In the library's thread, each time it is connected: the broker may have forgotten everything."""
+        """In paho's thread, on every connection: the broker may have forgotten everything."""
         if reason.is_failure:
             _log.warning("%s refuses the connection: %s", self.name, reason)
             return
-        with self._telling:
+        with self._publishing:
             self._sent.clear()
             entities = [*self._topics.camera_entities()]
             for label in self._known:
                 entities += self._topics.class_entity(label)
             for message in [*entities, self._topics.available(True)]:
                 self._client.publish(message.topic, message.payload, qos=_AT_LEAST_ONCE, retain=message.retain)
-            self._told = None
+            self._published = None
 
     def _on_disconnect(self, _client: Any, _data: object, _flags: object, reason: Any, _properties: object) -> None:
         if reason.is_failure:
@@ -214,10 +218,10 @@ def broker(url: str, environment: Mapping[str, str] = os.environ) -> Broker:
     if parts.password is not None:
         raise InvalidInput(f"the password in the address is visible to every user; use {PASSWORD} or {PASSWORD_FILE}")
     if query.rate <= 0:
-        raise InvalidInput(f"rate={query.rate:g} is no rate; give messages a second")
+        raise InvalidInput(f"invalid rate={query.rate:g}; give messages a second")
     prefix = unquote(parts.path.strip("/")) or "edged"
     if "#" in url or any(sign in prefix + query.discovery for sign in "+#\0"):
-        raise InvalidInput(f"{redact(url)!r} has no beginning of a topic; leave out + and #")
+        raise InvalidInput(f"{redact(url)!r} has an invalid topic prefix; leave out + and #")
     return Broker(
         host=parts.hostname,
         port=port or _PORTS[parts.scheme],
@@ -251,7 +255,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Topics:
-    """Those of one camera. `node` tells the cameras of several machines apart."""
+    """The topics and messages of one camera; `node` distinguishes the cameras of several machines. No IO."""
 
     def __init__(self, prefix: str, discovery: str, node: str, camera: str) -> None:
         self.camera = camera
@@ -279,7 +283,7 @@ class Topics:
         return Message(self.detected, seen, retain=True), Message(self.counts, _json(dict(counts)), retain=True)
 
     def camera_entities(self) -> tuple[Message, ...]:
-        """What a camera has from the start; nothing where discovery is switched off."""
+        """The entities that a camera always has; none if discovery is off."""
         if not self._discovery:
             return ()
         occupancy: dict[str, object] = {"state_topic": self.detected, "device_class": "occupancy", "name": "Detected"}
@@ -287,7 +291,7 @@ class Topics:
         return self._config("binary_sensor", "detected", occupancy), self._config("sensor", "objects", total)
 
     def class_entity(self, label: str) -> tuple[Message, ...]:
-        """The number of objects of a class, once the first one is seen."""
+        """The number of objects of a class that was seen."""
         if not self._discovery:
             return ()
         name = msgspec.json.encode(label).decode()
@@ -318,7 +322,7 @@ def counts_of(result: Result) -> Counter[str]:
 
 
 def slug(text: str) -> str:
-    """As a topic's level and an identifier may be; different texts stay different."""
+    """Make a text usable as a topic level and identifier; different texts stay different."""
     plain = _UNSAFE.sub("_", text).strip("_")
     return plain if plain == text and plain else f"{plain}_{zlib.crc32(text.encode()):08x}".lstrip("_")
 

@@ -1,4 +1,4 @@
-"""The newest picture with what was found in it, for a browser: Motion JPEG over HTTP."""
+"""The newest annotated picture for a browser: Motion JPEG over HTTP."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _log = logging.getLogger("edged.client")
 class Preview(Sink):
     """A page at `url` with the live picture, which is also at `/stream.mjpg`, and one picture at `/still.jpg`.
 
-    On the loopback unless `host` says otherwise: whoever reaches it sees the camera. Port 0 takes a free one. Pictures
-    are painted when somebody looks; a viewer who is slow skips pictures. InvalidInput if it cannot listen there.
+    Listens on loopback unless `host` is given: anyone who can connect sees the camera. Port 0 takes a free one.
+    Pictures are annotated on demand; slow viewers skip pictures. InvalidInput if it cannot listen there.
     """
 
     wants_pictures = True
@@ -63,7 +63,7 @@ class Preview(Sink):
 
 
 class Newest:
-    """The newest answer, for any number of threads that each want the next one after what they had."""
+    """The newest answer, for threads that each wait for the next one."""
 
     def __init__(self) -> None:
         self._answered: Answered | None = None
@@ -83,10 +83,10 @@ class Newest:
             self._changed.notify_all()
 
     def after(self, number: int, patience: float) -> tuple[int, bytes] | None:
-        """A JPEG newer than the one of that number, and its own number; None at the end, or when none comes."""
+        """Return the number and JPEG of a picture newer than `number`; None at the end or after `patience` seconds."""
         while (found := self._wait(number, patience)) is not None:
             number, answered = found
-            with self._encoding:  # viewers who wait for the same picture have it encoded once
+            with self._encoding:  # once for all viewers
                 try:
                     jpeg = answered.jpeg
                 except EdgedError:  # a picture that cannot be decoded
@@ -115,7 +115,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Without asking the resolver for this machine's name, which may take long and is not needed."""
+        """Skip the look-up of this machine's name, which may take long."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE_S
 
     def do_GET(self) -> None:
-        # A page elsewhere whose name is made to mean this machine must not read the camera.
+        # Against DNS rebinding: a page of another site must not read the camera.
         if self.server.is_local and not is_loopback(_hostname(self.headers.get("Host", ""))):
             self.send_error(HTTPStatus.FORBIDDEN)
             return
@@ -185,5 +185,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _hostname(header: str) -> str:
-    """Of `name:port`, `[::1]:port` or a bare name."""
+    """The host of `name:port`, `[::1]:port` or a bare name."""
     return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]

@@ -1,4 +1,4 @@
-"""What every sink is."""
+"""What a sink is, what it is given, and a thread for sinks that need time."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from edged.vision.image import Image, decode
 
 
 class Sink(ABC):
-    """Is given every result. `wants_pictures` has the pictures kept until their answers come; `name` is for
-    messages."""
+    """Receives every result, with its picture if `wants_pictures`; `name` is for messages."""
 
     name = "sink"
     wants_pictures = False
 
     @abstractmethod
     def on_answer(self, answered: Answered) -> None:
-        """Quickly, since the stream waits. Raises OSError or an EdgedError when it can take no more."""
+        """Take a result, quickly, since the stream waits. Raises OSError or EdgedError if it can take no more."""
 
     def close(self) -> None:  # noqa: B027 - not every sink has something to finish
-        """Finishes what it has; nothing is given afterwards."""
+        """Finish; no result follows."""
 
 
 _QUALITY = 80
 
 
 class Answered:
-    """What several sinks want of one picture is made once, by the first that asks. `image` is None if nobody wanted
-    pictures, or where this one had to give way before its answer came."""
+    """A result with its picture; what several sinks need is made once. `image` is None if no sink wants pictures, or if
+    it was dropped to save memory."""
 
     def __init__(self, result: Result, image: Picture | None = None) -> None:
         self.result = result
@@ -45,7 +44,7 @@ class Answered:
 
     @functools.cached_property
     def painted(self) -> Image | None:
-        """BGR uint8 [height, width, 3] with what was found; None without a picture. InvalidInput for one that cannot be
+        """The annotated picture, BGR uint8 [height, width, 3]; None without a picture. InvalidInput if it cannot be
         decoded."""
         if self.image is None:
             return None

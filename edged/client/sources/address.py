@@ -1,4 +1,4 @@
-"""What the address of a camera says beside where it is."""
+"""Addresses of cameras: their settings, and how they are shown without secrets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CameraSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def query_settings(address: str, query: str, kind: type[Settings]) -> Settings:
-    """The settings in the query of an address. InvalidInput, with the closest known name, for one that is unknown."""
+    """Read the query of an address. InvalidInput, with the closest known name, for an unknown setting."""
     try:
         return msgspec.convert(dict(parse_qsl(query, keep_blank_values=True)), ready(kind), strict=False)
     except msgspec.ValidationError as error:
@@ -33,12 +33,12 @@ def query_settings(address: str, query: str, kind: type[Settings]) -> Settings:
 
 
 def camera_address(text: str) -> tuple[str, CameraSettings]:
-    """The place in `v4l2:///dev/video0?width=1280&height=720&fps=30` or `csi://0`, and the settings. InvalidInput for
-    what is no such setting."""
+    """Parse `v4l2:///dev/video0?width=1280&height=720&fps=30` or `csi://0` into device and settings. InvalidInput for
+    an unknown setting."""
     parts = urlsplit(text)
     settings = query_settings(text, parts.query, CameraSettings)
     if min(settings.width, settings.height) < 0 or settings.fps < 0 or bool(settings.width) != bool(settings.height):
-        raise InvalidInput(f"{text!r} is no size of a picture; give width and height, such as ?width=1280&height=720")
+        raise InvalidInput(f"{text!r} has an invalid size; give width and height, such as ?width=1280&height=720")
     return parts.netloc + parts.path, settings
 
 
@@ -52,5 +52,5 @@ _QUERY = re.compile(
 
 
 def redact(text: str) -> str:
-    """A URL, or a text with URLs in it, without users, passwords, and what a query calls by such a name."""
+    """Return a text without the users, passwords and secret query values of the URLs in it."""
     return _QUERY.sub(r"\1***", _USER.sub("//", text))

@@ -44,7 +44,7 @@ def network_camera(url: str, accelerated: bool = True) -> Live:
 
 def _played(taken: Iterator[Shot], camera: Live) -> Iterator[Shot]:
     """HLS arrives some seconds at a time: shown at the speed it was taken at, and stamped when shown, since nothing
-    tells when that was."""
+    says when that was."""
     due = Playback(_USUAL_FPS)
     for shot in taken:
         camera.stopped.wait(due.until(shot.position))
@@ -55,11 +55,11 @@ _NOT_ABOUT_THE_FORMAT = {errno.EBUSY, errno.ENOENT, errno.ENODEV, errno.ENXIO, e
 
 
 def v4l2_camera(device: str, settings: CameraSettings) -> Live:
-    """Asks for Motion JPEG, which the daemon decodes where it is wanted, unless another format is set; takes what the
-    driver gives where there is none. NotFound or InvalidInput if there is no such device or it may not be used."""
+    """Open a camera of this machine: with Motion JPEG, which the daemon decodes on demand, unless the settings or the
+    driver say otherwise. NotFound or InvalidInput if the device does not exist or may not be opened."""
     av = media.require_av()
     if not os.path.exists(device):
-        raise NotFound(f"there is no camera {device}; look at: ls /dev/video*")
+        raise NotFound(f"no such camera {device}; see: ls /dev/video*")
     if not os.access(device, os.R_OK | os.W_OK):
         raise InvalidInput(f"the camera {device} may not be opened by this user; join the group that owns it (video)")
 

@@ -1,4 +1,4 @@
-"""Video files, at their own speed or as fast as they are asked."""
+"""Video files, at their own speed or as fast as they are read, and pictures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Recording(Reader):
         self._film.close()
 
     def _play(self) -> Generator[Shot, None, bool]:
-        """Once; whether there was anything in it and more is wanted."""
+        """Play it once; return whether it had frames and more are wanted."""
         due, given = Playback(self._film.rate), False
         try:
             for shot in self._film.shots(self.on_damage):
@@ -84,7 +84,7 @@ class Playback:
         self._count += 1
         now = self._clock()
         if self._start is None or now - (self._start + at) > _HOPELESSLY_LATE_S:
-            self._start = now - at  # a reader that stood still goes on at the normal speed, it does not rush
+            self._start = now - at  # after a pause it continues at normal speed and does not catch up
         return max(0.0, self._start + at - now)
 
 

@@ -120,7 +120,7 @@ def require_gst() -> Any:
 
 @functools.cache
 def decodes_in_hardware() -> bool:
-    """Whether this is a Jetson whose decoder GStreamer can use."""
+    """Whether GStreamer can use a Jetson's hardware decoder."""
     try:
         gst = require_gst()
     except Unsupported:
@@ -129,16 +129,16 @@ def decodes_in_hardware() -> bool:
 
 
 def pipeline_camera(text: str) -> Live:
-    """What `text` makes, in the language of gst-launch, with edged's sink at its end. InvalidInput if GStreamer does
-    not take it."""
+    """Open the pipeline `text`, in the language of gst-launch, with edged's sink at its end. InvalidInput if GStreamer
+    rejects it."""
     gst = require_gst()
     whole = f"{text.strip().removesuffix('!').strip()} ! {_LIVE_SINK}"
     if not text.strip():
-        raise InvalidInput("gst: names no pipeline; write one, such as: gst:videotestsrc is-live=true ! videoconvert")
+        raise InvalidInput("gst: has no pipeline; write one, such as: gst:videotestsrc is-live=true ! videoconvert")
     try:
         gst.parse_launch(whole).set_state(gst.State.NULL)
     except Exception as error:  # GLib.Error, which exists only where gi does
-        raise InvalidInput(f"GStreamer does not take the pipeline: {getattr(error, 'message', error)}") from None
+        raise InvalidInput(f"GStreamer rejects the pipeline: {getattr(error, 'message', error)}") from None
     return _camera(f"gst:{text}", whole, {})
 
 
@@ -173,7 +173,7 @@ FILM_PIPELINE = f"filesrc name=source ! decodebin ! {_FROM_DEVICE} ! {_FILM_SINK
 class GstFilm:
     """A video file decoded by a Jetson's hardware."""
 
-    rate = 25.0  # samples have positions, so that this is hardly asked
+    rate = 25.0  # samples have positions, so that this is rarely used
 
     def __init__(self, path: str) -> None:
         """InvalidInput if it cannot be opened."""
@@ -219,8 +219,8 @@ def _camera(name: str, text: str, properties: Properties) -> Live:
 
 
 def _stamped(gst: Any, pipeline: Any, stopped: Callable[[], bool]) -> Iterator[Shot]:
-    """With when the element that made it says it was taken: a buffer's time counts from the pipeline's start, on the
-    monotonic clock unless an element brings another, which `Shot.at` finds out."""
+    """Samples with capture times: a buffer's time counts from the pipeline's start, on the monotonic clock unless an
+    element brings another, which `Shot.at` detects."""
     for sample in _samples(gst, pipeline, stopped, _PATIENCE_S):
         stamp = sample.get_buffer().pts
         taken = 0 if stamp == gst.CLOCK_TIME_NONE else pipeline.get_base_time() + stamp
@@ -228,8 +228,8 @@ def _stamped(gst: Any, pipeline: Any, stopped: Callable[[], bool]) -> Iterator[S
 
 
 def _samples(gst: Any, pipeline: Any, stopped: Callable[[], bool], patience: float | None) -> Iterator[Any]:
-    """To the end of the stream. OSError for what the pipeline complains of, TimeoutError when it gives nothing for
-    `patience` seconds."""
+    """Samples to the end of the stream. OSError for an error of the pipeline, TimeoutError after `patience` seconds
+    without a sample."""
     sink, last = pipeline.get_by_name("edged"), time.monotonic()
     while not stopped():
         sample = sink.emit("try-pull-sample", _LOOK_NS)
@@ -247,7 +247,7 @@ def _samples(gst: Any, pipeline: Any, stopped: Callable[[], bool], patience: flo
 
 
 def _complaint(gst: Any, pipeline: Any) -> str | None:
-    """The first error that the pipeline told, in one line; None if all is well."""
+    """The first error of the pipeline, in one line; None for none."""
     message = pipeline.get_bus().pop_filtered(gst.MessageType.ERROR)
     if message is None:
         return None
@@ -257,4 +257,4 @@ def _complaint(gst: Any, pipeline: Any) -> str | None:
 
 def _require_element(name: str, what: str, package: str) -> None:
     if require_gst().ElementFactory.find(name) is None:
-        raise Unsupported(f"{what} need GStreamer's element {name}, which this box has not; install {package}")
+        raise Unsupported(f"{what} need GStreamer's element {name}, which is missing on this box; install {package}")

@@ -20,8 +20,8 @@ _STANDARD_TABLES = bytes.fromhex(
 
 
 def complete(data: bytes) -> bytes | None:
-    """A frame of Motion JPEG as a picture that every decoder takes: with Huffman tables, which many cameras leave out,
-    and without what follows its end. None for one that is cut off."""
+    """Complete a frame of Motion JPEG for every decoder: add the Huffman tables that many cameras leave out, and cut
+    what follows its end. None if it is cut off."""
     end = data.rfind(_EOI)
     if not data.startswith(_SOI) or end < 0:
         return None
@@ -33,7 +33,7 @@ def complete(data: bytes) -> bytes | None:
 
 
 def length(data: bytes) -> int | None:
-    """Where a JPEG ends that other bytes follow; None if it is none, or is cut off."""
+    """Return the length of the JPEG that the data begins with; None if it is not a JPEG or is cut off."""
     pixels = _find(data, _SOS) if data.startswith(_SOI) else None
     # Among the pixels an 0xFF is followed by 0 or a restart marker, and what a progressive picture has between its
     # scans does not hold an end either.

@@ -1,4 +1,4 @@
-"""Cameras: what is not there yet, or goes away, is tried again for as long as somebody wants it."""
+"""Cameras: connected again when they are missing or go away, until they are closed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from edged.errors import Unsupported
 _log = logging.getLogger("edged.client")
 
 Connect: TypeAlias = Callable[["Live"], AbstractContextManager[Iterator[Shot]]]
-"""Opens the camera; the shots end or raise when it goes away, and between two of them `stopped` is looked at."""
+"""Opens the camera. The shots end or raise when it goes away; `stopped` is checked between two of them."""
 
 
 class Live(Reader):
-    """A camera. `wait` and `clock`, in seconds, are replaced by tests."""
+    """A camera. Tests replace `wait` and `clock`, both in seconds."""
 
     paced = True
 
@@ -51,7 +51,7 @@ class Live(Reader):
             self._wait(pause)
 
     def _session(self) -> Generator[Shot, None, str]:
-        """One connection, until it ends; why it did."""
+        """Yield the shots of one connection; return why it ended."""
         try:
             with self._connect(self) as shots:
                 for shot in shots:
@@ -60,8 +60,8 @@ class Live(Reader):
                     yield shot
                     if self.stopped.is_set():
                         break
-        except Unsupported:  # what is not installed will not come by waiting
+        except Unsupported:  # a missing package does not appear by waiting
             raise
-        except Exception as error:  # whatever a camera or a driver does, the next attempt may work
+        except Exception as error:  # whatever the camera or driver raises, the next attempt may work
             return redact(str(getattr(error, "strerror", None) or error) or type(error).__name__)
         return "the stream ended"

@@ -1,4 +1,4 @@
-"""From the words of a user to a source."""
+"""Opens the source of an address."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_source(
     loop: bool = False,
     hardware: bool = True,
 ) -> Source:
-    """The frames of
+    """Open a source of frames:
 
     - a picture, a folder of pictures (sorted by name), or a video file, also one at `http://...mp4`
     - `rtsp://...` over TCP; `http://...` and `https://...` that send Motion JPEG or HLS
@@ -38,17 +38,17 @@ def open_source(
     - `gst:PIPELINE`, what GStreamer makes of it
     - `shm://NAME`, the frames of another process's `SharedRing`
 
-    A video plays at its own speed, or as fast as it is asked without `pace`. `latest` keeps only the newest frame for
-    whoever asks, which is the rule for cameras; False gives each in its turn, which is the rule for files. `max_fps`
-    leaves out frames that come faster, in a video by its own time; 0 leaves out none. `loop` begins a file again at its
-    end. `hardware` decodes video in hardware where that is possible.
+    A video plays at its own speed; without `pace`, as fast as frames are taken. `latest` keeps only the newest frame,
+    the default for cameras; False gives every frame, the default for files. `max_fps` leaves out frames that come
+    faster, in a video by its own time; 0 leaves out none. `loop` repeats a file. `hardware` decodes video in hardware
+    if possible.
 
-    NotFound or InvalidInput for what cannot be opened; Unsupported if a library for it is not installed. A camera
-    that is not there yet, or goes away, is tried again.
+    NotFound or InvalidInput if it cannot be opened; Unsupported if a library for it is not installed. A camera that is
+    missing or goes away is connected again.
     """
     name = os.fspath(text)
     if max_fps < 0:
-        raise InvalidInput(f"max_fps={max_fps:g} is no rate; give frames a second, 0 for all")
+        raise InvalidInput(f"max_fps={max_fps:g} is not a rate; give frames a second, 0 for all")
     open_reader = _live(name, hardware)
     if open_reader is not None:
         reader = open_reader()
@@ -61,14 +61,14 @@ def open_source(
 
 
 def _live(name: str, hardware: bool) -> Callable[[], Reader] | None:
-    """What opens the camera of that name; None for what is a file."""
+    """Return what opens the camera of that name; None for a file."""
     scheme = name.partition("://")[0] if "://" in name else ""
     if name.startswith(_GST):
         return lambda: _gst_pipeline(name.removeprefix(_GST))
     if name.startswith(_WEBCAM):
         number = name.removeprefix(_WEBCAM) or "0"
         if not number.isdecimal():
-            raise InvalidInput(f"{name!r} is no webcam; write webcam:0 for /dev/video0")
+            raise InvalidInput(f"{name!r} is not a webcam; write webcam:0 for /dev/video0")
         return lambda: _v4l2(f"/dev/video{number}", CameraSettings())
     if name.startswith("/dev/video"):
         return lambda: _v4l2(name, CameraSettings())
@@ -85,7 +85,7 @@ def _live(name: str, hardware: bool) -> Callable[[], Reader] | None:
             return lambda: _shared(name.removeprefix("shm://"))
         case "":
             return None
-    raise InvalidInput(f"{redact(name)!r} is a kind of stream that edged does not open; give {_KINDS}")
+    raise InvalidInput(f"{redact(name)!r} has an unknown scheme; give {_KINDS}")
 
 
 def _network(url: str, hardware: bool) -> Reader:
@@ -107,7 +107,7 @@ def _csi(sensor: str, settings: CameraSettings) -> Reader:
     from edged.client.sources.gstreamer import csi_camera
 
     if not sensor.isdecimal():
-        raise InvalidInput(f"csi://{sensor} is no camera of a Jetson; write csi://0 for the first")
+        raise InvalidInput(f"csi://{sensor} is not a camera of a Jetson; write csi://0 for the first")
     return csi_camera(int(sensor), settings)
 
 
@@ -141,7 +141,7 @@ def _pictures(path: Path) -> list[Path] | None:
     if path.is_dir():
         return _in_folder(path)
     if not path.exists():
-        raise NotFound(f"there is no picture, folder, video or camera {str(path)!r}")
+        raise NotFound(f"no such picture, folder, video or camera {str(path)!r}")
     return [path] if path.suffix.lower() in PICTURE_SUFFIXES else None
 
 

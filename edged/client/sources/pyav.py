@@ -1,4 +1,8 @@
-"""Reading with PyAV: what video files and cameras share."""
+"""Reading with PyAV, for video files and cameras, and its decoders in hardware.
+
+PyAV's own wheels know NVIDIA's decoder (CUDA) and Intel's (QSV); a PyAV built against the system's FFmpeg may know
+VA-API. On a Jetson none of them works, and GStreamer decodes instead (`edged.client.sources.gstreamer`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ Damage = Callable[[], None]
 
 
 def require_av() -> Any:
-    """PyAV, which ships without being needed by anything else."""
+    """Import PyAV, an optional dependency."""
     try:
         return importlib.import_module("av")
     except ImportError:
@@ -32,9 +36,8 @@ def require_av() -> Any:
 
 
 def shots(container: Any, on_damage: Damage, *, undecoded: bool = False) -> Iterator[Shot]:
-    """The video of an open PyAV container without what is damaged, stamped with when its packet arrived, before it was
-    decoded. With `undecoded` Motion JPEG stays JPEG. Errors of the container itself, such as a lost connection, are
-    raised."""
+    """Yield the video of an open PyAV container without damaged frames, stamped with the arrival of their packets. With
+    `undecoded` Motion JPEG stays JPEG. Raises errors of the container itself, such as a lost connection."""
     stream = container.streams.video[0]
     if undecoded and stream.codec_context.name == "mjpeg":
         return _pictures(container, stream, on_damage)
@@ -80,7 +83,7 @@ def _frames(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
 
 def _pictures(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
     for packet in _packets(container, stream, on_damage):
-        if not packet.size:  # the last, which asks a decoder for what it still has
+        if not packet.size:  # the last packet, which flushes a decoder
             return
         picture = jpeg.complete(bytes(packet))
         if picture is None:
@@ -90,15 +93,15 @@ def _pictures(container: Any, stream: Any, on_damage: Damage) -> Iterator[Shot]:
 
 
 def _driver_time(packet: Any) -> int:
-    """Nanoseconds on the monotonic clock where a Video4Linux driver stamped it; otherwise nonsense, which `Shot.at`
-    finds out."""
+    """Nanoseconds on the monotonic clock if a Video4Linux driver stamped it; otherwise nonsense, which `Shot.at`
+    detects."""
     if packet.pts is None or packet.time_base is None:
         return 0
     return int(packet.pts * packet.time_base * 1_000_000_000)
 
 
 def _packets(container: Any, stream: Any, on_damage: Damage) -> Iterator[Any]:
-    """Goes on behind a place that cannot be read, as long as something can be read after it."""
+    """Yield packets; skip places that cannot be read as long as something after them can."""
     av = require_av()
     failures = 0
     while True:

@@ -1,7 +1,7 @@
 """The frames of another process's ring of shared memory; `edged.shared_layout` describes the ring.
 
-A slot holds a picture's bytes and nothing about it, so that the address says what they are. Nothing tells a reader that
-there is a new one: the stamps are looked at every few milliseconds, and those that came and went meanwhile are counted.
+A slot holds the bytes of a picture without its format, which the address gives. New pictures are not announced: the
+reader polls the stamps every few milliseconds, and counts the pictures that it missed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slot(NamedTuple):
-    """A picture that is in the ring now: its stamp, and where it begins."""
+    """A picture in the ring: its stamp and offset."""
 
     stamp: int
     offset: int
@@ -53,7 +53,7 @@ class Slot(NamedTuple):
 
 def shared_camera(address: str, folder: Path = layout.FOLDER) -> Live:
     """`NAME?width=1280&height=720&format=bgr&slots=8`: NAME is a segment's, or how it begins, such as edged-4711 for
-    the newest ring of process 4711. InvalidInput for what is no such address."""
+    the newest ring of process 4711. InvalidInput for another address."""
     name, settings = _parse(address)
 
     @contextlib.contextmanager
@@ -94,7 +94,7 @@ def _newest(folder: Path, name: str) -> Path:
 
 
 def _follow(camera: Live, descriptor: int, settings: RingSettings) -> Iterator[Shot]:
-    """Until its owner removes it. OSError if it is no ring of these pictures."""
+    """Yield pictures until the owner removes the ring. OSError if it is not a ring of such pictures."""
     step = os.fstat(descriptor).st_size // settings.slots
     if step < layout.slot_size(max(1, settings.raw_bytes)) or step % layout.ALIGNED:
         raise OSError(f"its slots of {step} bytes hold no such pictures; say how many there are and what is in them")
@@ -107,7 +107,7 @@ def _follow(camera: Live, descriptor: int, settings: RingSettings) -> Iterator[S
             camera.stopped.wait(_LOOK_S)
             continue
         picture = _read(descriptor, newest, settings.raw_bytes or step - layout.HEADER)
-        if picture is None:  # it was written over meanwhile; the next look finds the one that did
+        if picture is None:  # overwritten meanwhile by a newer one
             continue
         camera.missed += newest.stamp - last - 1 if last else 0
         last = newest.stamp
@@ -130,7 +130,7 @@ def _read(descriptor: int, slot: Slot, size: int) -> bytes | None:
 
 
 def _develop(picture: bytes, settings: RingSettings) -> Picture:
-    """ValueError for a slot without a JPEG where there should be one."""
+    """The pixels or the JPEG. ValueError for a slot without the expected JPEG."""
     if settings.raw_bytes:
         shape = (settings.height, settings.width, 3) if settings.format == "bgr" else (settings.height, settings.width)
         return np.frombuffer(picture, np.uint8).reshape(shape)

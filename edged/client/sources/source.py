@@ -1,4 +1,4 @@
-"""What hands frames to a stream: the newest, or each in its turn."""
+"""Sources of frames: a `Reader` reads shots, a `Source` hands out the newest one or every one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edged.client.frames import Captured, Picture
 
 
 class RateLimit:
-    """Decides which of the frames of a camera are kept, by their times in seconds; `fps` 0 keeps all.
+    """Decides which frames are kept, by their times in seconds; `fps` 0 keeps all.
 
-    Of a camera of 30 a second and a limit of 10 it keeps each third, whatever the jitter: those that come a bit early
-    for their turn are taken, and a pause earns no burst.
+    Of 30 frames a second with a limit of 10 it keeps every third despite jitter: a frame that is slightly early is
+    kept, and a pause does not lead to a burst.
     """
 
     _EARLY = 0.1  # of a period
@@ -41,10 +41,9 @@ _BELIEVED_NS = 5_000_000_000
 
 
 class Shot(msgspec.Struct, frozen=True, eq=False):
-    """A picture that is only made when somebody wants it, so that one that is overtaken costs no conversion.
+    """A picture that is converted on demand, so that a skipped one costs nothing.
 
-    The capture times are as in `Captured`. `position` is where it lies in a recording, in seconds, None if that is
-    not known.
+    The capture times are as in `Captured`. `position` is its time in a recording, in seconds; None if unknown.
     """
 
     develop: Callable[[], Picture]
@@ -58,8 +57,8 @@ class Shot(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def at(cls, develop: Callable[[], Picture], mono_ns: int, position: float | None = None) -> Shot:
-        """`mono_ns` is what the driver says of when it was taken, on the monotonic clock; believed where that is just
-        now, since some count from elsewhere."""
+        """`mono_ns` is the driver's capture time on the monotonic clock; ignored unless recent, since some drivers use
+        another clock."""
         unix_now, mono_now = time.time_ns(), time.monotonic_ns()
         age = mono_now - mono_ns
         if not 0 <= age < _BELIEVED_NS:
@@ -67,13 +66,13 @@ class Shot(msgspec.Struct, frozen=True, eq=False):
         return cls(develop, unix_now - age, mono_now - age, position)
 
     def captured(self) -> Captured:
-        """Raises whatever the conversion raises."""
+        """Convert the picture; raises whatever that raises."""
         return Captured(self.develop(), self.captured_unix_ns, self.captured_mono_ns)
 
 
 class Reader(ABC):
-    """`name` has no secrets in it. `paced` says that shots come in their own time, so that a late one is worthless.
-    `damaged` counts those that could not be read, `missed` those that came and went before they could be."""
+    """Reads shots. `name` has no secrets in it. `paced`: shots come in real time, so that a late one is worthless.
+    `damaged` counts shots that could not be read, `missed` those that were gone before they could be."""
 
     paced = False
 
@@ -85,11 +84,10 @@ class Reader(ABC):
 
     @abstractmethod
     def shots(self) -> Generator[Shot, None, None]:
-        """To the end, or until `stopped` is set, which ends a wait for the next shot as soon as possible. Closing the
-        generator gives back what it holds."""
+        """Yield shots to the end, or until `stopped` is set. Closing the generator releases what it holds."""
 
     def close(self) -> None:  # noqa: B027 - most have opened nothing by then
-        """Gives back what was opened before the first shot was asked for."""
+        """Release what was opened before the first shot."""
 
     def on_damage(self) -> None:
         self.damaged += 1
@@ -98,10 +96,9 @@ class Reader(ABC):
 class Source(Iterator[Captured], AbstractContextManager["Source"]):
     """Frames, one at a time.
 
-    `paced` says that they come in their own time, so that a late one is worthless: a camera, or a video at its own
-    speed. Without it each frame is as good as the last, and none should be skipped. `damaged` counts frames that
-    could not be read; `skipped` those that never left the source: a newer one came before anybody asked, or they were
-    more than `max_fps`.
+    `paced`: frames come in real time, so that a late one is worthless: a camera, or a video at its own speed. Otherwise
+    none should be skipped. `damaged` counts frames that could not be read; `skipped` those that never left the source,
+    since a newer one came first or they exceeded `max_fps`.
     """
 
     paced = False
@@ -112,7 +109,7 @@ class Source(Iterator[Captured], AbstractContextManager["Source"]):
         self.skipped = 0
 
     def interrupt(self) -> None:
-        """From any thread: whoever waits for a frame is told that there are no more."""
+        """End the iteration, from any thread, also while another waits for a frame."""
 
     def close(self) -> None:
         self.interrupt()
@@ -122,7 +119,7 @@ class Source(Iterator[Captured], AbstractContextManager["Source"]):
 
 
 class _Read(Source):
-    """What the two ways to hand out a reader's shots share."""
+    """A source that hands out a reader's shots."""
 
     def __init__(self, reader: Reader, max_fps: float) -> None:
         super().__init__(reader.name)
@@ -135,7 +132,7 @@ class _Read(Source):
         self.damaged, self.skipped = self._reader.damaged, self._dropped + self._reader.missed
 
     def _developed(self, shot: Shot) -> Captured | None:
-        """None for one that turns out to be damaged."""
+        """Convert a shot; None if it is damaged."""
         try:
             return shot.captured()
         except Exception:  # PyAV's errors share no base with numpy's
@@ -144,8 +141,7 @@ class _Read(Source):
 
 
 class InOrder(_Read):
-    """Every frame of a reader that `max_fps` lets through, read when it is asked for. A camera that is not asked fast
-    enough is held up, not skipped."""
+    """Every frame of a reader within `max_fps`, read on demand; a slow consumer holds up the camera."""
 
     def __init__(self, reader: Reader, max_fps: float = 0.0) -> None:
         super().__init__(reader, max_fps)
@@ -163,7 +159,7 @@ class InOrder(_Read):
         self._reader.stopped.set()
 
     def close(self) -> None:
-        """A reader that is busy is given a moment; it ends by itself when its wait is over."""
+        """Wait a moment for a busy reader; it ends by itself when its read is over."""
         self.interrupt()
         if self._reading.acquire(timeout=0.5):
             try:
@@ -184,8 +180,7 @@ class InOrder(_Read):
 
 
 class Newest(_Read):
-    """A thread reads as fast as the frames come and keeps the newest one only, so that whoever is slow gets a new
-    picture, never an old one."""
+    """The newest frame: a thread reads as fast as frames come and keeps only the newest one."""
 
     def __init__(self, reader: Reader, max_fps: float = 0.0) -> None:
         super().__init__(reader, max_fps)
@@ -205,7 +200,7 @@ class Newest(_Read):
             if newest is None or self._reader.stopped.is_set():
                 self._raise_failure()
                 raise StopIteration
-            taken = self._developed(newest)  # here and not in the reader's thread: an overtaken one costs nothing
+            taken = self._developed(newest)  # here and not in the reader's thread, so that a skipped one costs nothing
             self._count()
             if taken is not None:
                 return taken
@@ -216,7 +211,7 @@ class Newest(_Read):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """The thread may stay in a read until its timeout; it is given a moment and then left to end by itself."""
+        """Wait a moment for the thread; it may stay in a read until that times out."""
         self.interrupt()
         self._thread.join(timeout=0.5)
 
@@ -227,7 +222,7 @@ class Newest(_Read):
                 if self._reader.stopped.is_set():
                     break
                 self._publish(shot)
-        except Exception as error:  # told to whoever asks for the next frame
+        except Exception as error:  # raised by the next call of `__next__`
             self._failure = error
         finally:
             shots.close()
