@@ -1,11 +1,13 @@
-"""The one place where gRPC's calls meet handlers: each is let in or refused, kept within its client's limits, answered,
-ended with the status of what was raised, and written down if it was a command.
+"""Runs each call of gRPC: admit or refuse it, keep it within its client's limits, call its handler, end it with the
+status of the error, and record it if it was a command.
 
-gRPC frees a call when the call's task ends. Its context crashes the process if it is used after that. So the context
-stays in this module and in that task: gRPC gets coroutines, which end after the handler has, and never a generator,
-which it would leave to asyncio to close some time later. Handlers get a `Context`, which is values, and their requests
-from an object that reads nothing once the call has ended.
-"""
+What the address and the headers decide is decided before the first message is read, so that a client without the role
+cannot fill the memory; only a certificate is not known before the call itself.
+
+gRPC frees a call when the call's task ends, and using its context after that crashes the process. So the context stays
+in this module and in that task: gRPC gets coroutines, which end after the handler has, never a generator, which it
+would leave to asyncio to close later. Handlers get a `Context`, which is values, and their requests from an object that
+reads nothing once the call has ended."""
 
 from __future__ import annotations
 
@@ -32,34 +34,34 @@ from edged.errors import ClientLimited, EdgedError, InvalidInput
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 GrpcContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-# Who calls, by the peer and, if `asks_connection`, the connection's authentication context.
+# Find the caller, by the peer and, if `asks_connection`, the connection's authentication context.
 Identify: TypeAlias = Callable[[str, Mapping[str, Iterable[bytes]]], Caller]
 
-_LOG = logging.getLogger("edged.calls")  # says something only where it is asked to be verbose
-_ROOM_SECONDS = 0.01  # between two looks whether a client's bytes have become fewer
+_LOG = logging.getLogger("edged.calls")  # logs only at verbose levels
+_ROOM_SECONDS = 0.01  # between two checks of a client's bytes
 
 
 class CallGuard:
-    """The calls of one method by one kind of caller."""
+    """Runs the calls of one method by one kind of caller."""
 
     def __init__(self, guard: Guard, method: Method, identify: Identify, *, asks_connection: bool = False) -> None:
-        """`asks_connection`: who calls, and so whether it may, follows from the connection."""
+        """`asks_connection`: the caller, and so its roles, depend on the connection."""
         self._guard, self._method, self._identify, self._asks_connection = guard, method, identify, asks_connection
         self._is_audited = policy.is_audited(method.path)
         self._is_stream = method.takes_many or method.gives_many
-        # What anyone may call without a role is small.
+        # Requests of methods without a role are small.
         self._takes_contents = policy.METHODS.get(method.path, policy.NOBODY) is not policy.ANYBODY
 
     def handler(self) -> Handler:
-        """What gRPC calls: from bytes to bytes. To gRPC every call takes many messages, which is the same on the wire:
-        so one message is read here as well, once its connection is known."""
+        """The handler for gRPC, from bytes to bytes. To gRPC every call takes a stream, which is the same on the wire:
+        so a single message is read here too, once its connection is known."""
         run = self._run if self._method.takes_many else self._run_one
         if self._method.gives_many:
-            return grpc.stream_stream_rpc_method_handler(cast(Any, run))  # the stubs know generators alone
+            return grpc.stream_stream_rpc_method_handler(cast(Any, run))  # the stubs know only generators
         return grpc.stream_unary_rpc_method_handler(run)
 
     async def _run_one(self, _: object, call: GrpcContext) -> bytes | None:
-        """One call of one message."""
+        """Run a call of one message."""
         traffic = self._guard.traffic.begin(call.peer())
         traffic.open += self._takes_contents
         data: Any = None
@@ -67,21 +69,21 @@ class CallGuard:
             data = await call.read()
         finally:
             traffic.open -= self._takes_contents
-            # Also of one that is larger than gRPC takes, which it reads until the client stops.
+            # Also if it exceeds gRPC's limit: gRPC reads it until the client stops.
             traffic.cut += self._takes_contents and data in (None, grpc.aio.EOF)
         if data is grpc.aio.EOF:
             await end(call, InvalidInput("the call has no message; use a client of the same protocol"))
-        traffic.add(len(data))  # also of a call that is refused now
+        traffic.add(len(data))  # also if the call is refused next
         return await self._run(data, call)
 
-    async def _run(self, asked: Any, call: GrpcContext) -> bytes | None:
-        """One call, from its beginning to its end. `asked` are the bytes of its one message."""
+    async def _run(self, data: Any, call: GrpcContext) -> bytes | None:
+        """Run a call; `data` are the bytes of its single message, if it has one."""
         method, guard, limits = self._method, self._guard, self._guard.limits
         context, began = _context_of(call), time.perf_counter()
-        size = 0 if self._is_stream else len(asked)
+        size = 0 if self._is_stream else len(data)
         traffic = guard.traffic.begin(context.peer)
         try:
-            who = self._let_in(context, call)
+            who = self._admit(context, call)
             identity.CURRENT.set(who)
             usage = limits.usage(who.key, who.name, time.monotonic())
             if self._is_stream:
@@ -89,7 +91,7 @@ class CallGuard:
             else:
                 limits.request(usage, size, time.monotonic())
         except EdgedError as error:
-            # A stream that is one too many had begun to send.
+            # A stream above the limit has begun to send.
             traffic.cut += method.takes_many and self._takes_contents and isinstance(error, ClientLimited)
             await end(call, error)
         large = LargeMessage(guard.budget, context.peer, who)
@@ -102,7 +104,7 @@ class CallGuard:
             if size >= LARGE:
                 await large.begin(size, is_patient=False)
             with guard.under_way(who) if self._is_audited or who.has_shown else contextlib.nullcontext():
-                request = method.read(asked) if requests is None else requests
+                request = method.read(data) if requests is None else requests
                 response = None
                 if method.gives_many:
                     await _write_all(call, method.answer(request, context), method)
@@ -128,11 +130,11 @@ class CallGuard:
                 limits.end(usage, size)
             _LOG.debug("%s: %s, %.1f ms", method.path, outcome, (time.perf_counter() - began) * 1e3)
             if self._is_audited:
-                what = asked if requests is None else requests.about
+                what = data if requests is None else requests.about
                 guard.record(method.path, who, context.peer, what, outcome, message, began)
 
-    def _let_in(self, context: Context, call: GrpcContext) -> Caller:
-        """Who calls. Unauthenticated or Forbidden if it may not."""
+    def _admit(self, context: Context, call: GrpcContext) -> Caller:
+        """The caller. Unauthenticated, Forbidden."""
         if not self._asks_connection:
             return self._identify(context.peer, {})
         who = self._identify(context.peer, call.auth_context())
@@ -141,21 +143,21 @@ class CallGuard:
 
 
 def refusing(guard: Guard, method: str, identify: Identify, error: EdgedError) -> Handler:
-    """Ends a call before any message of it is read."""
+    """A handler that ends calls before any message is read."""
 
     async def refuse(requests: object, call: GrpcContext) -> bytes:
         peer = call.peer()
         guard.refuse(method, identify(peer, {}), peer, error)
         await end(call, error)
 
-    return grpc.stream_unary_rpc_method_handler(cast(Any, refuse))  # a handler of one message would have it read first
+    return grpc.stream_unary_rpc_method_handler(cast(Any, refuse))  # a unary handler would read the message first
 
 
 class _Requests:
-    """The messages of a call as they come, no faster than its client may send, until `end`. `about` says what the first
-    is about, if that is to be written down.
+    """The messages of a call as they come, no faster than its client may send, until `end`. `about` has the names in
+    the first, if the call is recorded.
 
-    Tasks of a handler may outlive their call and ask for the next message still; there is none then.
+    Tasks of a handler may outlive their call and still ask for the next message; iteration then stops.
     """
 
     def __init__(
@@ -172,7 +174,7 @@ class _Requests:
         self._call: GrpcContext | None = call
         self._read, self._usage, self._limits, self._is_first = method.read, usage, limits, is_audited
         self._large, self._traffic = large, traffic
-        self._size = 0  # of the message that the handler has
+        self._size = 0  # of the message that the handler holds
 
     def __aiter__(self) -> _Requests:
         return self
@@ -186,7 +188,7 @@ class _Requests:
             raise StopAsyncIteration
         self._traffic.add(len(data))
         usage, bounds = self._usage, self._limits.bounds
-        while wait := usage.wait(time.monotonic(), bounds.rate):  # noqa: ASYNC110 # time is no event
+        while wait := usage.wait(time.monotonic(), bounds.rate):  # noqa: ASYNC110 # time has no event
             await asyncio.sleep(wait)
         while usage.size and usage.size + len(data) > bounds.size:  # noqa: ASYNC110 # rare, and never for long
             await asyncio.sleep(_ROOM_SECONDS)
@@ -203,12 +205,12 @@ class _Requests:
         return request
 
     def end(self) -> None:
-        """The call ends: nothing is read of it from now on."""
+        """The call ends: read nothing from now on."""
         self._call = None
         self._give_back()
 
     def _over(self) -> StopAsyncIteration:
-        """What the reader of a call that has ended gets, which has nothing any more."""
+        """The end of iteration, for a call that has ended."""
         self._give_back()
         return StopAsyncIteration()
 
@@ -219,7 +221,7 @@ class _Requests:
 
 
 async def _write_all(call: GrpcContext, responses: AsyncGenerator[Any, None], method: Method) -> None:
-    """However this ends, the handler has ended with it."""
+    """Write all responses; the handler has ended when this ends."""
     async with aclosing(responses):
         async for response in responses:
             await call.write(method.write(response))
@@ -239,35 +241,35 @@ Details: TypeAlias = "grpc.HandlerCallDetails"
 
 
 class GuardedMethods(grpc.GenericRpcHandler):
-    """Of the server of one address: every method of the services, as whoever calls may have it."""
+    """The methods of the services at one address, with the guard for each kind of caller."""
 
     def __init__(self, guard: Guard, address: str, services: Iterable[Service]) -> None:
-        """ConfigError for an address that may not be."""
+        """ConfigError for an address that is not allowed."""
         self._guard, self._address = guard, address
         self._methods = {path: method for service in services for path, method in service.methods.items()}
         self.listener = guard.listener(address)
         self._generation = guard.generation
-        self._usual: dict[str, Handler] = {}  # for who shows nothing, where that is the same for everybody
+        self._anonymous: dict[str, Handler] = {}  # for callers without credentials, if all are alike
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Stands before all calls of a server that has not been started."""
+        """Guard all calls of a server that has not been started."""
         server.add_generic_rpc_handlers((self,))
 
     def service(self, handler_call_details: Details) -> Handler | None:
-        """What answers a call; None for a method that there is not."""
+        """The handler of a call; None for an unknown method."""
         method = self._methods.get(handler_call_details.method)
         if method is None:
             return None
         shown = _shown(handler_call_details.invocation_metadata)
         if self._generation != self._guard.generation:
             self._generation, self.listener = self._guard.generation, self._guard.listener(self._address)
-            self._usual.clear()
+            self._anonymous.clear()
         if shown is not None or not self.listener.is_local:
             return self._guarded(method, shown)
-        usual = self._usual.get(method.path)
-        if usual is None:
-            usual = self._usual[method.path] = self._guarded(method, None)
-        return usual
+        handler = self._anonymous.get(method.path)
+        if handler is None:
+            handler = self._anonymous[method.path] = self._guarded(method, None)
+        return handler
 
     def _guarded(self, method: Method, shown: str | None) -> Handler:
         guard, listener = self._guard, self.listener
@@ -280,7 +282,7 @@ class GuardedMethods(grpc.GenericRpcHandler):
 
         if listener.asks_certificates:
             return CallGuard(guard, method, by_connection, asks_connection=True).handler()
-        # Names and keys may need the peer, which comes with the call; roles do not.
+        # Names and keys may depend on the peer, known with the call; roles do not.
         who = guard.caller(listener, shown)
         error = policy.refusal(method.path, who)
         if error is not None:
@@ -291,17 +293,16 @@ class GuardedMethods(grpc.GenericRpcHandler):
 
 
 def _shown(metadata: object) -> str | None:
-    """The value of the header `authorization`, None where there is none. Of several, all: which counts is not ours to
-    guess, and together they are no token."""
+    """The header `authorization`, None if absent. Several are joined, which is not a valid token: none is preferred."""
     found = [value for key, value in metadata or () if key == _AUTHORIZATION]  # type: ignore[attr-defined]
     return ", ".join(map(str, found)) if found else None
 
 
-_PROPAGATED_SECONDS = 0.1  # after which an error has certainly left every handler
+_PROPAGATED_SECONDS = 0.1  # after which the error has left every handler
 
 
 async def end(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
-    """Ends a call with the status of an error, and keeps nothing of the call."""
+    """End a call with the status of an error, and keep nothing of the call."""
     status, message = describe(error)
     await abort(context, status, message, trailing(error, status, message))
 
@@ -312,21 +313,21 @@ async def abort(
     message: str,
     metadata: tuple[tuple[str, str | bytes], ...] = (),
 ) -> NoReturn:
-    """Ends a call with a status, and keeps nothing of the call.
+    """End a call with a status, and keep nothing of the call.
 
-    gRPC keeps what it raises here, and the call is in its traceback, together with all that was sent: many megabytes
-    that would stay until the garbage collector comes.
+    gRPC keeps the exception that it raises here, whose traceback holds the call with all that was sent: many megabytes
+    that would stay until the garbage collector runs.
     """
     try:
         await context.abort(code, message, metadata)
     except grpc.aio.AbortError as aborted:
         asyncio.get_running_loop().call_later(_PROPAGATED_SECONDS, _forget, aborted)
         raise
-    raise AssertionError("a call that was ended goes on")
+    raise AssertionError("abort returned")
 
 
 def _forget(error: BaseException | None) -> None:
-    """Takes the tracebacks from an error and from those that led to it."""
+    """Drop the tracebacks of an error and of its causes."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__

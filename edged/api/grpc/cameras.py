@@ -44,7 +44,7 @@ class CameraService:
         self._readers: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Takes no more frames: every stream ends once what it sent is answered."""
+        """Take no more frames: every stream ends once its frames are answered."""
         for reader in self._readers:
             reader.cancel()
 
@@ -55,12 +55,12 @@ class CameraService:
         return service
 
     async def detect_one(self, frame: pb.Frame, context: Context) -> pb.Result:
-        """One picture, queued like any request, so never skipped."""
+        """Detect in one image, queued like any request, so never skipped."""
         return result_of(await self.answer(frame, context.time_remaining(), partial(identity.current, context.peer)))
 
     async def answer(self, frame: pb.Frame, seconds: float | None = None, client: Identify = anyone) -> Delivery[Tag]:
-        """What becomes of one picture that is worth answering for so many seconds; raises what goes wrong. `client` is
-        whose shared memory it may lie in."""
+        """The result of one image, which expires after so many seconds; raises if it fails. It may lie in shared memory
+        of `client`."""
         received_ns = time.time_ns()
         slot = self._controller.slot(frame.model)
         require_pictures(self._controller, slot.model)
@@ -70,7 +70,7 @@ class CameraService:
             answer = await work.future
         except BaseException:
             work.future.cancel()
-            del work  # which with the error's traceback would keep the picture until the garbage collector comes
+            del work  # with the error's traceback it would keep the image until the garbage collector runs
             raise
         since = frame.captured_unix_ns if frame.captured_unix_ns > 0 else received_ns
         age_ms = max(0, time.time_ns() - since) / 1e6
@@ -99,8 +99,8 @@ class CameraService:
             segments.close()
 
     async def _read(self, frames: AsyncIterator[pb.Frame], stream: Stream[Tag], segments: Segments) -> None:
-        """Feeds the stream. A first frame ends the call if its model does not exist or takes no picture, or if it asks
-        for tracking that is not installed; later frames are answered with that error. What the stream itself refuses,
+        """Feed the stream. A first frame ends the call if its model does not exist or takes no images, or if it asks
+        for tracking that is not installed; later frames get that error as their result. What the stream itself refuses,
         such as one camera too many, ends it too."""
         failure: BaseException | None = None
         first = True
@@ -108,7 +108,7 @@ class CameraService:
             async for frame in frames:
                 self._put(frame, stream, segments, first)
                 first, camera = False, frame.camera
-                del frame  # it is large, and the next may be long in coming
+                del frame  # it is large, and the next may take long to come
                 await stream.room(camera)
         except Exception as error:
             failure = error
@@ -119,21 +119,21 @@ class CameraService:
         tag = Tag(frame, frame.model)
         options: StreamOptions | None = None
         place: Slot | EdgedError
-        is_senseless = True  # no frame of it could be answered
+        is_hopeless = True  # no frame like it can be answered
         try:
             slot = self._controller.slot(frame.model)
             tag.model = slot.model
             require_pictures(self._controller, slot.model)
             if frame.options.track and self._tracking is not None and self._tracking.missing:
-                raise Refused(f"objects cannot be followed: {self._tracking.missing}")
-            is_senseless = False
+                raise Refused(f"cannot track objects: {self._tracking.missing}")
+            is_hopeless = False
             options = options_of(frame)
             work = work_of(frame, self._controller, slot.model, segments=segments)
             place = slot
         except EdgedError as error:
-            if first and is_senseless:
+            if first and is_hopeless:
                 raise
-            work, place = FrameWork(b""), error.with_traceback(None)  # which would keep the picture
+            work, place = FrameWork(b""), error.with_traceback(None)  # its traceback would keep the image
         stream.put(
             frame.camera,
             tag,
@@ -145,7 +145,7 @@ class CameraService:
         )
 
     def _publish(self, delivery: Delivery[Tag]) -> None:
-        """Tells whoever listens on the lane for that; nothing is put together where nobody does."""
+        """Publish a result, built only if someone subscribes."""
         if self._publisher is not None:
             header = delivery.tag.header
             echo = partial(Echo, delivery.camera, header.sequence, delivery.tag.model, header.captured_unix_ns)
@@ -166,12 +166,12 @@ def work_of(
     segments: Segments | None = None,
     client: Identify = anyone,
 ) -> FrameWork:
-    """The work that a frame asks of a model, worth doing for so many seconds; InvalidInput where it makes no sense.
+    """The work for a frame, which expires after so many seconds. InvalidInput.
 
-    `segments` are those of the frame's stream; without them the one that a frame lies in is opened for it alone, if
-    `client` could open it.
+    `segments` are those of the frame's stream; without them the frame's segment is opened for it alone, if `client`
+    could open it.
     """
-    # Whatever may be refused comes first: an error's traceback would keep the picture.
+    # What may fail comes first: an error's traceback would keep the image.
     thresholds, roi = _thresholds(frame, controller, model), _roi(frame)
     with contextlib.closing(Segments(client=client)) as own:
         data, pixel_format, width, height, stride = _image(frame, segments or own)
@@ -189,7 +189,7 @@ def work_of(
 
 
 def require_pictures(controller: Controller, model: str) -> None:
-    """InvalidInput if the model is read and takes tensors only: each of its frames would be answered so."""
+    """InvalidInput if the model is known to take only tensors: each of its frames would fail."""
     answering = controller.find(model).answering
     if answering is not None and answering.recognition.preprocess is None:
         why = answering.recognition.picture
@@ -197,14 +197,19 @@ def require_pictures(controller: Controller, model: str) -> None:
 
 
 def options_of(frame: pb.Frame) -> StreamOptions | None:
-    """How the camera's frames are to be treated from this one on; None where the frame does not say."""
+    """The options of the camera's frames from this one on; None if the frame has none."""
     if not frame.HasField("options"):
         return None
-    said = frame.options
-    if said.mode not in _MODES:
-        raise InvalidInput(f"stream mode {said.mode} does not exist; give FRESHEST or EVERY_FRAME")
+    options = frame.options
+    if options.mode not in _MODES:
+        raise InvalidInput(f"stream mode {options.mode} does not exist; give FRESHEST or EVERY_FRAME")
     return StreamOptions.checked(
-        _MODES[said.mode], said.max_fps, said.max_staleness_ms / 1e3, said.weight, said.priority, said.track
+        _MODES[options.mode],
+        options.max_fps,
+        options.max_staleness_ms / 1e3,
+        options.weight,
+        options.priority,
+        options.track,
     )
 
 
@@ -237,7 +242,7 @@ def _roi(frame: pb.Frame) -> Roi | None:
 
 
 def _thresholds(frame: pb.Frame, controller: Controller, model: str) -> Thresholds | None:
-    """The frame's thresholds over the model's; None where the frame sets none."""
+    """The frame's thresholds over the model's; None if the frame sets none."""
     if not frame.HasField("thresholds"):
         return None
     wanted = frame.thresholds

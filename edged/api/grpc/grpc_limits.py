@@ -1,8 +1,13 @@
-"""What a connection may do to the daemon before any call of it is looked at: the bounds that gRPC's server keeps.
+"""What a connection may do before any of its calls is looked at: options of gRPC's server, and a monitor of traffic.
 
-Whatever clients are, a connection costs a descriptor and some memory, a stream a little of it, a ping or a reset some
-of the loop's time. Clients of Triton and its perf_analyzer set keepalives of their own, of 100 ms at the shortest seen;
-these stay far inside of what is allowed.
+A connection costs a descriptor and some memory, a stream a little of it, a ping or a reset some of the loop's time.
+Clients of Triton and its perf_analyzer set keepalives of 100 ms at the shortest seen, far inside these limits.
+
+gRPC refuses a call whose headers exceed its limit, but reads on until the headers end, and they need not: one client
+without any role can keep a processor busy, and eight block everyone for seconds. gRPC has no setting for it. The kernel
+knows how much each connection has received, and the admitted calls account for it. The rest may be the headers of some
+calls and one message of each open call; a connection that sends far more is closed.
+Format: https://man7.org/linux/man-pages/man7/tcp.7.html (TCP_INFO), struct tcp_info of linux/tcp.h
 """
 
 from __future__ import annotations
@@ -24,48 +29,48 @@ from edged.files import NO_DESCRIPTORS
 
 _MOST_CONNECTIONS = 1024  # of one address
 _FEWEST_CONNECTIONS = 16
-_OTHERS = 128  # descriptors that are for everything else: hosts, children, engines, HTTP, ZeroMQ
+_OTHERS = 128  # descriptors for everything else: hosts, children, engines, HTTP, ZeroMQ
 _ADDRESSES = 4  # that may share what is left
 
 Option = tuple[str, int]
 
 _FIXED: tuple[Option, ...] = (
-    # Answers may be as large as a model's outputs; what they may have is bounded where they are made.
+    # Responses may be as large as a model's outputs, which are bounded where they are made.
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),  # a second daemon on the same port is an error, not a lottery
     # Of a call: names, values and 32 bytes for each. With both equal, no call is refused by chance.
     ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
     ("grpc.max_concurrent_streams", 1024),  # of a connection; as many as one client may have at all
-    # A message that was packed is as large as the limit once it is unpacked, whatever it took to send it. So none is
-    # unpacked: calls that say that they are packed end as UNIMPLEMENTED, and others are taken as they come.
+    # A compressed message can reach the limit with few bytes sent. So none is decompressed: compressed calls end as
+    # UNIMPLEMENTED.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.per_message_decompression", 0),
-    # Calls that came and are not looked at yet, of all connections. While streams are opened and reset as fast as a
-    # client can, those of others wait among them rather than be cut off, which gRPC does from the first number on.
+    # Calls of all connections that are not looked at yet. While a client opens and resets streams as fast as it can,
+    # those of others wait among them. gRPC begins to cut off calls at the first number.
     ("grpc.server.max_pending_requests", 4096),
     ("grpc.server.max_pending_requests_hard_limit", 8192),
     # A client whose network has gone does not keep its cameras for hours.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Nor does one that never says what it wants: until TLS and HTTP/2 are agreed upon.
+    # Until TLS and HTTP/2 are agreed upon: a client that sends nothing.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # A client may ping while it has no call, and as often as any was seen to; who pings faster than that, again and
-    # again, is sent away. Each answer and each header sent starts the count anew, as gRPC has it.
+    # A client may ping while it has no call, as often as any client was seen to; one that keeps pinging faster is
+    # disconnected. gRPC resets the count with each response and header that it sends.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 20),
     ("grpc.http2.max_ping_strikes", 100),
 )
 
 
-# After which clients are asked to connect anew, which they do for their next call, and lose none. Not at once: while a
-# connection is still being agreed upon, gRPC loses calls over it, or waits 20 s for a ping.
+# After which clients are asked to reconnect for their next call; no call is lost. Not at once: during the handshake of
+# a connection gRPC loses calls over it, or waits 20 s for a ping.
 _BRIEF: Option = ("grpc.max_connection_age_ms", 10_000)
 
 
 def options(max_message_mb: int, is_brief: bool = False) -> list[Option]:
-    """What gRPC's server of one address is told. Connections to a brief one last ten seconds, or as long as the calls
-    that began meanwhile.
+    """Options of the gRPC server of one address. Connections to a brief one last ten seconds, or until the calls that
+    began meanwhile end.
 
     Clients ask for messages up to INT32_MAX; what is accepted is bounded by the memory of a small box.
     """
@@ -79,28 +84,28 @@ def options(max_message_mb: int, is_brief: bool = False) -> list[Option]:
 
 
 def most_connections(descriptors: int) -> int:
-    """How many connections one address takes where a process may have so many descriptors: those that are there go on
-    when there are too many, since some are left for everything else. Pure."""
-    if descriptors < 0:  # as many as one likes
+    """How many connections one address takes if a process may have so many descriptors, some of which are reserved.
+    Pure."""
+    if descriptors < 0:  # unlimited
         return _MOST_CONNECTIONS
     return min(_MOST_CONNECTIONS, max(_FEWEST_CONNECTIONS, (descriptors - _OTHERS) // _ADDRESSES))
 
 
 def raise_descriptor_limit(most: int = 8192) -> None:
-    """Lets this process have as many descriptors as it may at most, up to `most`: services start with 1024, which is
-    for programs that use select()."""
+    """Raise the soft limit of descriptors to the hard limit, up to `most`: services start with 1024, which is for
+    programs that use select()."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-# A header that is no UTF-8; a stream that is reset while its answer leaves.
+# A header that is not UTF-8; a stream that is reset while its response is sent.
 _PROVOKED = ("Invalid encoding", "ExecuteBatchError raised in core")
 
 
 class _Provoked(logging.Filter):
-    """What a client is to blame for is one line, without gRPC's traceback."""
+    """Log errors that a client causes as one line, without gRPC's traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if str(record.msg).startswith(_PROVOKED):
@@ -110,7 +115,7 @@ class _Provoked(logging.Filter):
 
 
 def quieten() -> None:
-    """Keeps what any client can provoke from looking like trouble of the daemon in its log."""
+    """Log errors that clients cause as warnings without a traceback."""
     logger = logging.getLogger("grpc._cython.cygrpc")
     if not any(isinstance(each, _Provoked) for each in logger.filters):
         logger.addFilter(_Provoked())
@@ -118,18 +123,18 @@ def quieten() -> None:
 
 _LOG = logging.getLogger("edged.api")
 _LOOK_SECONDS = 0.05
-_BUSY = 0.05  # of one processor, from which on the daemon looks; what else runs on the box may leave it little
-_BESIDE = 1 << 20  # bytes that a connection may send in a stretch of time without any call: pings, refused calls
+_BUSY = 0.05  # of one processor, from which the daemon looks; other programs may leave it little
+_WITHOUT_CALLS = 1 << 20  # bytes that a connection may send per stretch without any call: pings, refused calls
 _STRETCH_SECONDS = 10.0
-_OF_A_CALL = 96 << 10  # headers, and what gRPC takes of a stream before anyone reads it
-_OF_A_MESSAGE, _OVERHEAD = 256, 1.1  # frames of HTTP/2 and TLS, and word of what was read of the answers
+_OF_A_CALL = 96 << 10  # headers, and what gRPC buffers of a stream before it is read
+_OF_A_MESSAGE, _OVERHEAD = 256, 1.1  # frames of HTTP/2 and TLS, and acknowledgements of responses
 _RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class Traffic(msgspec.Struct):
-    """What one connection has sent that is accounted for. `open` are the calls that a message may be coming for, `cut`
-    those that ended while one may have been coming."""
+    """What one connection has sent by its calls. `open` calls may be receiving a message, `cut` ones ended while one
+    may have been coming."""
 
     open: int = 0
     cut: int = 0
@@ -138,34 +143,34 @@ class Traffic(msgspec.Struct):
     size: int = 0
 
     def add(self, size: int) -> None:
-        """A message of so many bytes has come."""
+        """Count a message of so many bytes."""
         self.messages += 1
         self.size += size
 
     def accounted(self, max_message: int) -> float:
-        """How many bytes calls account for, with a message that may be on its way for each open one."""
+        """The bytes that calls account for, with one message on its way for each open one."""
         calls = self.calls * _OF_A_CALL + self.messages * _OF_A_MESSAGE
         return calls + _OVERHEAD * (self.size + (self.open + self.cut) * max_message)
 
 
 class TrafficMonitor:
-    """The traffic of connections by their peers, as gRPC names them. Of one event loop."""
+    """The traffic of connections by peer, as gRPC names it. Of one event loop."""
 
     def __init__(self) -> None:
         self.closed = 0
         self._traffic: dict[str, Traffic] = {}
-        self._before: dict[str, tuple[float, float]] = {}  # when a stretch began, and how much was too much by then
+        self._before: dict[str, tuple[float, float]] = {}  # when a stretch began, and the excess by then
 
     def begin(self, peer: str) -> Traffic:
-        """A call was let in: the traffic of its connection."""
-        if peer.startswith("unix:"):  # whose file says who may use it
+        """Count an admitted call, and return the traffic of its connection."""
+        if peer.startswith("unix:"):  # its file decides who may use it
             return Traffic()
         traffic = self._traffic.setdefault(unquote(peer), Traffic())
         traffic.calls += 1
         return traffic
 
     async def watch(self, addresses: Callable[[], Collection[str]], max_message: int) -> None:
-        """Looks at the connections to gRPC's `addresses` whenever the daemon is busy, until cancelled."""
+        """Check the connections to gRPC's `addresses` whenever the daemon is busy, until cancelled."""
         used, at = time.process_time(), time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -178,21 +183,21 @@ class TrafficMonitor:
                 received = await asyncio.to_thread(received_by, ports)
                 if excessive := self.look(received, max_message, time.monotonic()):
                     await asyncio.to_thread(disconnect, ports, excessive)
-            except OSError as error:  # nothing is lost by a look that is made again
+            except OSError as error:  # the next look does as well
                 if error.errno not in NO_DESCRIPTORS:
                     raise
-            used, at = time.process_time(), time.monotonic()  # a look must not count as work that calls for the next
+            used, at = time.process_time(), time.monotonic()  # a look must not count as work that causes the next
 
     def look(self, received: dict[str, int], max_message: int, now: float) -> set[str]:
-        """Returns the peers that sent too much, of all peers and the bytes that each has sent."""
+        """The peers that sent too much, given the bytes that each has sent."""
         before, self._before = self._before, {}
         excessive: set[str] = set()
         for peer, size in received.items():
             excess = size - self._traffic.get(peer, Traffic()).accounted(max_message)
             since, had = before.get(peer, (now, max(0.0, excess)))
-            if excess > had + _BESIDE:
+            if excess > had + _WITHOUT_CALLS:
                 self.closed += 1
-                _LOG.warning("%s sent %d MiB that belong to no call; it is disconnected", peer, size >> 20)
+                _LOG.warning("%s sent %d MiB without calls that account for it; disconnecting it", peer, size >> 20)
                 excessive.add(peer)
             is_over = now - since > _STRETCH_SECONDS
             self._before[peer] = (now, max(0.0, excess)) if is_over else (since, had)
@@ -202,7 +207,7 @@ class TrafficMonitor:
 
 
 def received_by(ports: Collection[int]) -> dict[str, int]:
-    """The bytes that came over each TCP connection to one of the ports, by its peer. OSError without descriptors."""
+    """The bytes received over each TCP connection to one of the ports, by peer. OSError without descriptors."""
     found: dict[str, int] = {}
     for peer, connection in _connections(ports):
         with contextlib.suppress(OSError, struct.error):
@@ -212,16 +217,16 @@ def received_by(ports: Collection[int]) -> dict[str, int]:
 
 
 def disconnect(ports: Collection[int], peers: Collection[str]) -> None:
-    """Shuts the TCP connections of these peers to one of the ports. OSError without descriptors."""
+    """Shut down the TCP connections of these peers to one of the ports. OSError without descriptors."""
     for peer, connection in _connections(ports):
         if peer in peers:
-            with contextlib.suppress(OSError):  # it has gone by itself
+            with contextlib.suppress(OSError):  # already closed
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 def _connections(ports: Collection[int]) -> Iterator[tuple[str, socket.socket]]:
-    """Each TCP connection of this process to one of the ports, by its peer: a duplicate, closed before the next one. A
-    process may hold one connection by several descriptors; it then comes as often."""
+    """Each TCP connection of this process to one of the ports, by peer: a duplicate, closed before the next. A
+    connection held by several descriptors comes several times."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -245,8 +250,8 @@ def _connections(ports: Collection[int]) -> Iterator[tuple[str, socket.socket]]:
 
 
 def peer_of(address: tuple[str | int, ...]) -> str:
-    """A connection's other end as gRPC names it, but that nothing in it is quoted. A link-local address has the number
-    of its interface."""
+    """The other end of a connection as gRPC names it, without quoting. A link-local address has its interface
+    number."""
     host, port = str(address[0]).removeprefix("::ffff:"), address[1]
     if ":" not in host:
         return f"ipv4:{host}:{port}"

@@ -1,4 +1,4 @@
-"""edged.v1.Operations: what operators ask and command."""
+"""edged.v1.Operations: queries and commands of operators."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from edged.serving.link import HostLink
 
 Reload: TypeAlias = Callable[[], Awaitable[Sequence[Outcome]]]
 
-_READ_SECONDS = 10.0  # until the answer to an upload tells what was read, at most
+_READ_SECONDS = 10.0  # that the answer to an upload waits for the model to be read
 
 
 class OperationsService:
@@ -47,7 +47,7 @@ class OperationsService:
     def __init__(self, controller: Controller, cameras: Cameras, counts: EventCounts) -> None:
         self._controller, self._cameras = controller, cameras
         self._load = LoadReader(controller, cameras, counts)
-        self.reloads: Reload | None = None  # by which the configuration is read again, where it can be
+        self.reloads: Reload | None = None  # reloads the configuration, if that is possible
 
     def service(self) -> Service:
         service = Service("edged.v1.Operations")
@@ -89,7 +89,7 @@ class OperationsService:
 
     async def reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
         if self.reloads is None:
-            raise Refused("this daemon has no configuration that could be read again; start it with --config")
+            raise Refused("this daemon has no configuration file to reload; start it with --config")
         outcomes = await self.reloads()
         return pb.ReloadResponse(keys=[pb.ReloadedKey(key=o.key, told=o.told, problem=o.problem) for o in outcomes])
 
@@ -100,7 +100,7 @@ class OperationsService:
                 yield event_message(event, log.epoch)
 
     async def add_model(self, parts: AsyncIterator[pb.AddModelRequest], context: Context) -> pb.ModelStatus:
-        """Takes the files in, examines the model, and only then lets it into the repository."""
+        """Receive the files, examine the model, and only then add it to the repository."""
         repository = self._controller.repository
         async with upload_folder(repository, "the upload") as folder:
             try:
@@ -129,7 +129,7 @@ class OperationsService:
 
     async def remove_model(self, request: pb.RemoveModelRequest, context: Context) -> pb.RemoveModelResponse:
         if self._controller.is_configured(request.name):
-            raise InvalidInput(f"model {request.name!r} is named by the daemon's configuration; remove it there")
+            raise InvalidInput(f"model {request.name!r} is in the daemon's configuration; remove it there")
         kept = await asyncio.to_thread(self._controller.repository.remove, request.name, delete=request.delete)
         await self._controller.removed(request.name)
         return pb.RemoveModelResponse(kept=str(kept or ""))

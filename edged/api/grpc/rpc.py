@@ -25,9 +25,8 @@ class Context(msgspec.Struct, frozen=True):
     """What a handler may know of its call: `peer` as gRPC names it, the call's `metadata`, and when the call `expires`,
     of time.monotonic(), None for never.
 
-    All of it is read when the call begins. gRPC's own context points to memory that is freed when the call ends, which
-    is earlier than a handler's generator or its tasks may end, and to ask it then ends the process.
-    """
+    It is copied when the call begins. gRPC's own context points to memory that is freed when the call ends, which may
+    be before a handler's generator or its tasks end; using it then crashes the process."""
 
     peer: str
     metadata: tuple[tuple[str, str | bytes], ...] = ()
@@ -65,7 +64,7 @@ class Service:
     def __init__(self, name: str) -> None:
         self.name = name
         self.methods: dict[str, Method] = {}
-        self.requests: dict[str, type[Message]] = {}  # what comes alone, by the path of its method
+        self.requests: dict[str, type[Message]] = {}  # of methods with a single request, by path
         self._unary: dict[str, Callable[..., Awaitable[Any]]] = {}
 
     def unary(
@@ -75,7 +74,7 @@ class Service:
         handler: Unary[Request, Response],
         encoded: Callable[[bytes, Context], Awaitable[bytes]] | None = None,
     ) -> None:
-        """One message in, one out; `encoded` answers those that come by gRPC, from bytes to bytes."""
+        """One message in, one out; `encoded` handles calls by gRPC, from bytes to bytes."""
         self._unary[method] = handler
         self.requests[self._path(method)] = request
         if encoded is not None:
@@ -101,10 +100,7 @@ class Service:
         self._add(method, handler, _as_it_is, _as_it_is, takes_many=True, gives_many=True)
 
     async def call(self, method: str, request: Message, response: type[Response], context: Context) -> Response:
-        """Has a unary method answer a message that came in some other way than by gRPC; raises what it raises.
-
-        `response` is the type of its answer.
-        """
+        """Call a unary method for a request that did not come by gRPC; `response` is the type of its answer."""
         if method not in self._unary:
             raise Unsupported(f"this build of edged has no {method}")
         answer: Response = await self._unary[method](request, context)
