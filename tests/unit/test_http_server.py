@@ -77,7 +77,7 @@ def test_requests_on_one_connection_are_answered_in_their_order() -> None:
         (get("/v2/health/live?" + "a=1&" * 40), 400, "more than 32 parts"),
         (get("/v2/logging"), 501, "LogSettings"),
         (get("/v2/health/live", "Origin: https://elsewhere.example\r\n"), 403, "web pages"),
-        (get("/v2"), 500, "its log tells more"),
+        (get("/v2"), 500, "see its log"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "no HTTP"),
         (b"GET /v2 HTTP/1.1\r\n\r\n", 400, "no HTTP"),  # no host
         (post(b"", headers="content-length: 7\r\n"), 400, "no HTTP"),

@@ -1,4 +1,4 @@
-"""The engines' part of edged.v1.Operations: what there is and why, and the commands on it."""
+"""The engines' part of edged.v1.Operations: lists, explanations and commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edged.proto import operations_pb2 as pb
 
 
 class EngineHandlers:
-    """Hands commands to the control room and tells how they go."""
+    """Passes commands to `Commands` and streams their progress."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller, self._commands = controller, controller.commands
@@ -48,14 +48,14 @@ class EngineHandlers:
 
     async def rebuild(self, request: pb.RebuildRequest, context: Context) -> AsyncIterator[pb.EngineProgress]:
         ordered = self._commands.rebuild(_selection(request.selector), request.force)
-        async with aclosing(self._tell(ordered, request.follow)) as told:
-            async for progress in told:
+        async with aclosing(self._progress(ordered, request.follow)) as updates:
+            async for progress in updates:
                 yield progress
 
     async def verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.EngineProgress]:
         ordered = self._commands.verify(_selection(request.selector))
-        async with aclosing(self._tell(ordered, request.follow)) as told:
-            async for progress in told:
+        async with aclosing(self._progress(ordered, request.follow)) as updates:
+            async for progress in updates:
                 yield progress
 
     async def cancel(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
@@ -70,20 +70,20 @@ class EngineHandlers:
     async def evict(self, request: pb.SelectEngines, context: Context) -> pb.SelectedEngines:
         return pb.SelectedEngines(keys=await self._commands.evict(_selection(request.selector)))
 
-    async def _tell(self, ordered: tuple[Ordered, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
-        """Every engine once, then, if `follow`, whatever changes until all have their outcome.
+    async def _progress(self, ordered: tuple[Ordered, ...], follow: bool) -> AsyncGenerator[pb.EngineProgress, None]:
+        """Yield every engine once, then, with `follow`, every change until all have their outcome.
 
-        Whoever hangs up ends this generator and nothing else: the work belongs to the control room.
+        A client that ends its call ends this generator only; the work goes on.
         """
-        untold = {(each.model, each.key) for each in ordered}
+        unreported = {(each.model, each.key) for each in ordered}
         async with aclosing(self._commands.follow(ordered)) as statuses:
             async for status in statuses:
                 yield to_message(status, pb.EngineProgress)
-                untold.discard((status.model, status.key))
-                if not untold and not follow:
+                unreported.discard((status.model, status.key))
+                if not unreported and not follow:
                     return
 
 
 def _selection(selector: pb.Selector) -> Selection:
-    """Which engines a client means."""
+    """Read a selector."""
     return Selection(model=selector.model, engine=selector.engine, everything=selector.everything)

@@ -1,4 +1,4 @@
-"""From what became of a frame to the result that its client gets."""
+"""Makes the results of frames as messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edged.vision.detections import Classes, Detections, class_name
 
 
 class Tag:
-    """What a result needs of its frame; the picture itself is not kept."""
+    """What a result needs of its frame, without the picture."""
 
     __slots__ = ("header", "model")
 
@@ -29,7 +29,7 @@ class Tag:
 
 
 def result_of(delivery: Delivery[Tag]) -> pb.Result:
-    """The answer to one frame, or the error that is its answer."""
+    """Make the result of one frame: its answer or its error."""
     result, answer = delivery.tag.header, delivery.answer
     result.model, result.age_ms, result.received_unix_ns = delivery.tag.model, delivery.age_ms, delivery.received_ns
     result.skipped = delivery.skipped
@@ -56,7 +56,7 @@ def result_of(delivery: Delivery[Tag]) -> pb.Result:
 
 
 def report_of(report: SkipReport) -> pb.Result:
-    """A result that answers no frame."""
+    """Make a result that answers no frame and reports skipped ones."""
     return pb.Result(camera=report.camera, skipped=report.skipped, skips=map(_skips, report.skips), only_skips=True)
 
 

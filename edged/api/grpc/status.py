@@ -29,7 +29,7 @@ _CODES: tuple[tuple[type[EdgedError], grpc.StatusCode], ...] = (
     (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
     (errors.Refused, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.SegmentUnusable, grpc.StatusCode.FAILED_PRECONDITION),
-    (errors.Quarantined, grpc.StatusCode.FAILED_PRECONDITION),  # trying again helps only after somebody did something
+    (errors.Quarantined, grpc.StatusCode.FAILED_PRECONDITION),  # a retry helps only after an operator acted
     (errors.NotReady, grpc.StatusCode.UNAVAILABLE),
     (errors.HostLost, grpc.StatusCode.UNAVAILABLE),
     (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -68,7 +68,7 @@ _HTTP = {
 
 
 def http_of(code: grpc.StatusCode, error: Exception | None = None) -> HTTPStatus:
-    """The HTTP status of a gRPC code; `error` tells apart what shares one."""
+    """The HTTP status of a gRPC code; `error` distinguishes errors with the same code."""
     if isinstance(error, errors.TooLarge):
         return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     if isinstance(error, errors.ClientLimited):
@@ -77,11 +77,11 @@ def http_of(code: grpc.StatusCode, error: Exception | None = None) -> HTTPStatus
 
 
 def describe(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Code and one line for any exception. One that edged did not raise is logged, and told without its details."""
+    """Code and one line for any exception. An unexpected one is logged, and its details are not sent."""
     if isinstance(error, EdgedError):
         return status_of(error), str(error)
     _LOG.error("a call failed with an unexpected error", exc_info=error)
-    return grpc.StatusCode.INTERNAL, f"edged failed on this call ({type(error).__name__}); its log tells more"
+    return grpc.StatusCode.INTERNAL, f"edged failed on this call ({type(error).__name__}); see its log"
 
 
 def error_code(error: Exception) -> ErrorCode:
