@@ -1,4 +1,4 @@
-"""ModelInfer, in all that it has in common with ModelStreamInfer: from a request to its responses."""
+"""Inference, as ModelInfer and ModelStreamInfer share it: from a request to its responses."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from edged.serving.work import InputTensor, TensorWork
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks. `peer` as gRPC names it; `expires` is of time.monotonic(). `patient` waits while too many requests do.
-    `streamed`: gets any number of responses."""
+    """The caller of a request. `peer` as gRPC names it; `expires` of time.monotonic(). `patient`: waits if the queue is
+    full. `streamed`: takes any number of responses."""
 
     peer: str
     expires: float = math.inf
@@ -40,7 +40,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class _Served(msgspec.Struct, frozen=True):
-    """What follows from a model for all of its requests."""
+    """Properties of a model that all of its requests share."""
 
     model: Model
     signature: Signature
@@ -54,7 +54,7 @@ class _Served(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, model: Model) -> _Served:
         plan, signature = model.sequencing, model.declared
-        # Nothing but their own lengths keeps strings of several requests apart, and clients write those.
+        # Strings of several requests are separated only by their own lengths, which clients write.
         has_strings = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
         is_batched = model.max_batch_size > 0 and plan is None and not model.is_decoupled and not has_strings
         shown = {output.name for output in model.triton.outputs}
@@ -63,7 +63,7 @@ class _Served(msgspec.Struct, frozen=True):
 
 
 class Inference:
-    """Answers requests from the controller's plans and slots. One for the daemon: sequences and regions are its own."""
+    """Answers requests from the controller's plans and slots. One per daemon: it holds sequences and regions."""
 
     def __init__(self, controller: Controller, tracing: Tracing, access: SharedMemoryAccess) -> None:
         self._controller, self._tracing, self._access = controller, tracing, access
@@ -74,19 +74,19 @@ class Inference:
         self._sequences.close()
 
     async def answer(self, request: Request, caller: Caller, write: Write[Written]) -> list[Written]:
-        """The responses as `write` writes them, before their contents are gone: exactly one, unless it is streamed and
-        the model answers with several. Raises what kept the request from being answered."""
-        said = options(request.message.parameters)
+        """The responses as `write` writes them while their contents exist: exactly one, unless the call is streamed and
+        the model is decoupled. Raises if the request fails."""
+        asked = options(request.message.parameters)
         planned = find(self._controller, request.message.model_name, request.message.model_version)
         served = self._of(await loaded(planned))
         if served.is_decoupled and not caller.streamed:
             raise Unsupported(
                 f"model {served.model.name!r} answers a request with any number of responses; use ModelStreamInfer"
             )
-        expires = _expires(planned, said, caller)
+        expires = _expires(planned, asked, caller)
         wanted = requests.outputs_of(request, served.signature)
         regions = self._regions(wanted, served, caller)
-        kept = self._kept(request, served, said)
+        kept = self._kept(request, served, asked)
         filled = kept.inputs if kept is not None else frozenset[str]()
         read = partial(
             requests.inputs_of,
@@ -98,19 +98,19 @@ class Inference:
             served.model.inspection.optional,
         )
         inputs = await asyncio.to_thread(read) if requests.has_many_values(request) else read()
-        form = _form(request, served, wanted, regions, said, caller, kept)
+        form = _form(request, served, wanted, regions, asked, caller, kept)
         required = tuple(tensor for tensor in inputs if tensor.name not in served.model.defaults)
         rows, alone = _rows(served, required), not served.is_batched or len(required) < len(inputs)
         if kept is None:
-            work = TensorWork(inputs, _names(form), expires, said.priority, rows, alone=alone)
+            work = TensorWork(inputs, _names(form), expires, asked.priority, rows, alone=alone)
             return (await self._infer(planned, work, form, served.bounds, caller, write)).responses()
         model = served.model
         key = (identity.namespace(caller.peer), model.name, model.digest)
-        async with self._sequences.turn(key, said, kept.idle, expires) as turn:
+        async with self._sequences.turn(key, asked, kept.idle, expires) as turn:
             folder = Path(model.entry.folder)
-            fill = partial(sequences.filled, kept, served.signature, folder, said, inputs, turn.state)
+            fill = partial(sequences.filled, kept, served.signature, folder, asked, inputs, turn.state)
             more = await asyncio.to_thread(fill) if sequences.reads_disk(kept, turn.state) else fill()
-            work = TensorWork((*inputs, *more), _names(form), expires, said.priority, rows, alone=alone)
+            work = TensorWork((*inputs, *more), _names(form), expires, asked.priority, rows, alone=alone)
             collector = await self._infer(planned, work, form, served.bounds, caller, write)
             responses = collector.responses()
             turn.commit(collector.state)
@@ -138,11 +138,11 @@ class Inference:
             if shapes and planned.model is not None and planned.model.digest == answer.engine.model:
                 planned.traffic.note(shapes)
         finally:
-            work.future.cancel()  # a client that has gone is not worth an inference
+            work.future.cancel()  # a disconnected client needs no inference
             if trace is not None:
-                told = None if answer is None else msgspec.structs.replace(answer, outputs=collector.outputs)
-                trace.end(work, told)
-            work.inputs = ()  # one that nobody waits for may be in line for long: without its bytes
+                traced = None if answer is None else msgspec.structs.replace(answer, outputs=collector.outputs)
+                trace.end(work, traced)
+            work.inputs = ()  # abandoned work may wait in the queue for long: free its bytes
         if form.rows:
             rows, times = len(collector.responses()) - form.empty_final, answer.times
             planned.slot.statistics.responded(rows, times.infer_ms, times.postprocess_ms, empty_final=form.empty_final)
@@ -161,21 +161,21 @@ class Inference:
             if each.place is not None:
                 if served.is_decoupled:
                     raise InvalidInput(
-                        f"output {each.name!r} comes in any number of responses, for which one place in shared memory"
-                        " is too few; ask for it without"
+                        f"output {each.name!r} comes in any number of responses and has one place in shared memory;"
+                        " request it without shared memory"
                     )
                 found[each.name] = self._access.target(caller.peer, each.place, f"output {each.name!r}")
         return found
 
     @staticmethod
-    def _kept(request: Request, served: _Served, said: Options) -> Sequencing | None:
-        """What edged keeps and fills in for this request; None where it has nothing to do with others."""
+    def _kept(request: Request, served: _Served, asked: Options) -> Sequencing | None:
+        """What edged keeps and fills in for this request; None if it belongs to no sequence."""
         plan = served.sequencing
         if plan is None:
             return None
         given = {tensor.name for tensor in request.message.inputs}
         if plan.declared:
-            if not said.sequence:
+            if not asked.sequence:
                 raise InvalidInput(
                     f"model {served.model.name!r} answers the requests of sequences: set sequence_id,"
                     " and sequence_start on the first of them"
@@ -183,8 +183,8 @@ class Inference:
             return plan
         missing = [state.input for state in plan.states if state.input not in given]
         if not missing:
-            return None  # the client keeps it itself
-        if not said.sequence:
+            return None  # the client keeps the state itself
+        if not asked.sequence:
             raise InvalidTensor(f"input {missing[0]!r} is missing; send it, or set sequence_id to have edged keep it")
         return plan
 
@@ -194,7 +194,7 @@ def _form(
     served: _Served,
     wanted: tuple[RequestedOutput, ...],
     regions: Mapping[str, Region],
-    said: Options,
+    asked: Options,
     caller: Caller,
     kept: Sequencing | None,
 ) -> Form:
@@ -211,29 +211,29 @@ def _form(
         default_labels=model.recognition.names,
         by_row=model.max_batch_size > 0,
         rows=served.is_decoupled,
-        empty_final=said.empty_final,
+        empty_final=asked.empty_final,
         streamed=caller.streamed,
     )
 
 
-def _expires(planned: PlannedModel, said: Options, caller: Caller) -> float:
-    """When a request is no longer worth beginning: as its caller says, and as its parameter if the policy lets it."""
+def _expires(planned: PlannedModel, asked: Options, caller: Caller) -> float:
+    """When a request expires: by its caller's deadline, and by its parameter if the policy allows it."""
     batching = planned.slot.batching_policy
-    policy = batching.of(batching.level(said.priority))
-    if not said.timeout_s or not policy.allow_override:
+    policy = batching.of(batching.level(asked.priority))
+    if not asked.timeout_s or not policy.allow_override:
         return caller.expires
-    return min(caller.expires, time.monotonic() + said.timeout_s)
+    return min(caller.expires, time.monotonic() + asked.timeout_s)
 
 
 def _names(form: Form) -> tuple[str, ...] | None:
-    """The outputs that an engine is asked for, with those that are kept; None for all."""
+    """The outputs to ask an engine for, with those to keep; None for all."""
     names = [each.name for each in form.wanted]
     return tuple(dict.fromkeys((*names, *form.kept))) if names else None
 
 
 def _rows(served: _Served, inputs: tuple[InputTensor, ...]) -> int | None:
-    """How many rows a request has; None where its model has no batches. InvalidInput where it has too many, or inputs
-    have unequal numbers of them."""
+    """The rows of a request; None for a model without batches. InvalidInput for too many, or inputs with unequal
+    numbers of rows."""
     most, said = served.model.max_batch_size, served.model.triton.max_batch_size
     counts = {tensor.shape[0] for tensor in inputs if tensor.shape}
     if not most or not counts or (len(counts) != 1 and not said):

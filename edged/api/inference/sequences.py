@@ -1,8 +1,7 @@
-"""What models keep between the requests of a sequence. It is the daemon's, so that it outlives engines and their hosts.
+"""The state of sequences: tensors that a model keeps between requests. It is the daemon's, so it outlives hosts.
 
-A sequence begins with a request that says so and ends with one that says so, or when nothing came for as long as its
-model allows. Its requests go one after the other, in the order in which they came. One that fails changes nothing.
-"""
+A sequence begins with a request that says so, and ends with one that says so or when it was idle for as long as its
+model allows. Its requests run one after the other, in order of arrival. A failed request changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from edged.tensors import ANY_SHAPE, TensorSpec, byte_size, numpy_dtype
 
 _MOST = 4096
 _MOST_BYTES = 256 << 20
-_MOST_HELD = 64  # requests of one sequence, with their bytes: as many as wait for an engine
+_MOST_HELD = 64  # waiting requests of one sequence, with their bytes: as many as may wait for an engine
 
 
 class StateTensor(msgspec.Struct, frozen=True):
@@ -41,19 +40,19 @@ class StateTensor(msgspec.Struct, frozen=True):
     data: bytes
 
 
-# By the name of the input that it goes back into.
+# By the name of the input that it is fed back into.
 StateTensors: TypeAlias = Mapping[str, StateTensor]
 
 
-class _Line:
-    """One at a time, in the order in which they came. Unlike with a lock, a deadline costs nobody their place."""
+class _FifoLock:
+    """A lock with deadlines, in order of arrival. A waiter whose deadline passes does not affect the others."""
 
     def __init__(self) -> None:
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def enter(self, expires: float) -> None:
-        """DeadlineExceeded where its turn has not come by then, in monotonic seconds."""
+    async def acquire(self, expires: float) -> None:
+        """DeadlineExceeded if it is not free by then, in monotonic seconds."""
         if not self._taken:
             self._taken = True
             return
@@ -61,18 +60,18 @@ class _Line:
         place: asyncio.Future[None] = loop.create_future()
         self._waiting.append(place)
         wait = expires - time.monotonic()
-        timer = loop.call_later(max(0.0, wait), _be_late, place) if wait < math.inf else None
+        timer = loop.call_later(max(0.0, wait), _time_out, place) if wait < math.inf else None
         try:
             await place
         except asyncio.CancelledError:
             if not place.cancelled() and place.exception() is None:
-                self.leave()  # it was given the turn and has gone
+                self.release()  # cancelled just as it got the lock
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():
@@ -81,26 +80,26 @@ class _Line:
         self._taken = False
 
 
-def _be_late(place: asyncio.Future[None]) -> None:
+def _time_out(place: asyncio.Future[None]) -> None:
     if not place.done():
-        place.set_exception(DeadlineExceeded("the deadline passed while requests of its sequence went before it"))
+        place.set_exception(DeadlineExceeded("the deadline passed while earlier requests of its sequence ran"))
 
 
 class _Sequence:
-    __slots__ = ("holders", "idle", "line", "size", "state", "used")
+    __slots__ = ("holders", "idle", "lock", "size", "state", "used")
 
     def __init__(self, idle: float, now: float) -> None:
         self.idle, self.used = idle, now
-        self.state: StateTensors | None = None  # before the first request was answered
+        self.state: StateTensors | None = None  # until the first request is answered
         self.size = self.holders = 0
-        self.line = _Line()
+        self.lock = _FifoLock()
 
     def is_over(self, now: float) -> bool:
         return not self.holders and (self.state is None or now - self.used >= self.idle)
 
 
-class Book:
-    """The sequences there are, and how much they keep. It has no clock: times are given."""
+class SequenceTable:
+    """All sequences, and the bytes of their states. Without a clock: times are arguments."""
 
     def __init__(self, most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
@@ -111,8 +110,8 @@ class Book:
         return len(self._sequences)
 
     def arrive(self, key: tuple[Hashable, SequenceId], starts: bool, idle: float, now: float) -> _Sequence:
-        """The sequence of a request that came, held until it leaves. InvalidInput where it belongs to none, Overloaded
-        where there are too many, of sequences or of requests of this one."""
+        """The sequence of a new request, held until it leaves. InvalidInput if it was not begun, Overloaded for too
+        many sequences, or requests of this one."""
         sequence = self._sequences.get(key)
         if sequence is not None and sequence.is_over(now):
             self._remove(key)
@@ -131,7 +130,7 @@ class Book:
         return sequence
 
     def state(self, sequence: _Sequence, identifier: SequenceId, starts: bool) -> StateTensors | None:
-        """What the request whose turn it is begins with; None: nothing. InvalidInput where the sequence has ended."""
+        """The state that a request begins with, None for no state. InvalidInput if the sequence has ended."""
         if starts:
             return None
         if sequence.state is None:
@@ -139,7 +138,7 @@ class Book:
         return sequence.state
 
     def commit(self, sequence: _Sequence, state: StateTensors, ends: bool) -> None:
-        """A request was answered. Overloaded where the state does not fit beside the others."""
+        """Keep the state after a request. Overloaded if all states together are too large."""
         size = 0 if ends else sum(len(kept.data) for kept in state.values())
         if size > sequence.size and self.size - sequence.size + size > self._most_bytes:
             raise Overloaded(f"sequences would keep more than {self._most_bytes >> 20} MiB; end some of them first")
@@ -147,14 +146,14 @@ class Book:
         sequence.state, sequence.size = None if ends else state, size
 
     def leave(self, key: tuple[Hashable, SequenceId], sequence: _Sequence, now: float) -> None:
-        """A request is done with, however it went."""
+        """End a request, successful or not."""
         sequence.holders -= 1
         sequence.used = now
         if sequence.is_over(now):
             self._remove(key)
 
     def expire(self, now: float) -> float | None:
-        """Forgets sequences that said nothing for too long; when to look again, None where none is left."""
+        """Forget idle sequences; return when to look again, None if no sequence is left."""
         for key in [key for key, sequence in self._sequences.items() if sequence.is_over(now)]:
             self._remove(key)
         sequences = self._sequences.values()
@@ -165,59 +164,58 @@ class Book:
 
 
 class Turn:
-    """A request whose turn it is in its sequence. `state` is None where it begins with nothing."""
+    """The turn of a request in its sequence. `state` is None if it begins without one."""
 
     def __init__(self, state: StateTensors | None, commit: Callable[[StateTensors], None]) -> None:
         self.state = state
-        self.commit = commit  # with what the model wants to keep, once the request is answered
+        self.commit = commit  # keeps the state, once the request is answered
 
 
 class Sequences:
     """The sequences of all models, on one event loop."""
 
-    def __init__(self, book: Book | None = None) -> None:
-        self._book = book or Book()
+    def __init__(self, table: SequenceTable | None = None) -> None:
+        self._table = table or SequenceTable()
         self._sweep: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
     async def turn(self, of: Hashable, options: Options, idle: float, expires: float) -> AsyncIterator[Turn]:
-        """Waits for the requests of the same sequence that came before. `of` is the client and its model: clients do
-        not reach each other's sequences. InvalidInput for one of a sequence that was
-        not begun, Overloaded for too many sequences, DeadlineExceeded where its turn does not come in time."""
+        """Wait for earlier requests of the same sequence. `of` is the client and its model: clients do not reach each
+        other's sequences. InvalidInput if it was not begun, Overloaded for too many, DeadlineExceeded."""
         key = (of, options.sequence)
-        sequence = self._book.arrive(key, options.starts, idle, time.monotonic())
+        sequence = self._table.arrive(key, options.starts, idle, time.monotonic())
         try:
-            await sequence.line.enter(expires)
+            await sequence.lock.acquire(expires)
             try:
-                state = self._book.state(sequence, options.sequence, options.starts)
-                yield Turn(state, lambda kept: self._book.commit(sequence, kept, options.ends))
+                state = self._table.state(sequence, options.sequence, options.starts)
+                yield Turn(state, lambda kept: self._table.commit(sequence, kept, options.ends))
             finally:
-                sequence.line.leave()
+                sequence.lock.release()
         finally:
-            self._book.leave(key, sequence, time.monotonic())
+            self._table.leave(key, sequence, time.monotonic())
             if self._sweep is None:
                 self._expire()
 
     def close(self) -> None:
-        """Looks no more for sequences that are over."""
+        """Stop looking for idle sequences."""
         if self._sweep is not None:
             self._sweep.cancel()
 
     def _expire(self) -> None:
         now = time.monotonic()
-        again = self._book.expire(now)
+        again = self._table.expire(now)
         loop = asyncio.get_running_loop()
         self._sweep = loop.call_later(max(0.05, again - now), self._expire) if again is not None else None
 
 
 def _unknown(identifier: SequenceId) -> InvalidInput:
     return InvalidInput(
-        f"sequence {str(identifier)[:60]!r} was not begun, has ended or said nothing for too long;"
+        f"sequence {str(identifier)[:60]!r} was not begun, has ended or was idle too long;"
         " set sequence_start on its first request"
     )
 
 
-_MOST_ELEMENTS = 1 << 25  # of a tensor that is made up
+_MOST_ELEMENTS = 1 << 25  # of a filled-in tensor
 
 
 def filled(
@@ -228,10 +226,10 @@ def filled(
     given: Sequence[InputTensor],
     state: StateTensors | None,
 ) -> tuple[InputTensor, ...]:
-    """States as they were kept, or as a sequence begins with, and controls.
+    """The inputs that no client sends: kept or initial states, and controls.
 
-    Open dimensions are as large as those of the same name in the `given` inputs, otherwise as the batch of these.
-    `folder` is the model's, where files of initial states are.
+    Open dimensions have the size of those of the same name in the `given` inputs, otherwise the batch size. `folder` is
+    the model's, which has the files of initial states.
     """
     specs = {spec.name: spec for spec in signature.inputs}
     sizes = _Sizes(signature, given)
@@ -246,12 +244,12 @@ def filled(
 
 
 def reads_disk(plan: Sequencing, state: StateTensors | None) -> bool:
-    """Whether `filled` reads files: the first request of a sequence may begin with a state from one."""
+    """Whether `filled` reads files: the first request of a sequence may have an initial state from one."""
     return state is None and any(each.initial_file for each in plan.states)
 
 
 class _Sizes:
-    """How large open dimensions are in a request."""
+    """The sizes of open dimensions in a request."""
 
     def __init__(self, signature: Signature, given: Sequence[InputTensor]) -> None:
         specs = {spec.name: spec for spec in signature.inputs}
@@ -263,7 +261,7 @@ class _Sizes:
         self._batch = next((tensor.shape[0] for tensor in given if tensor.shape), 1)
 
     def shape(self, spec: TensorSpec, said: Sequence[int] = ()) -> tuple[int, ...]:
-        """`said` is what a configuration says of it, perhaps without the batch, -1 where it says nothing."""
+        """`said` is the shape in the configuration, possibly without the batch, with -1 for unknown."""
         dims = spec.shape if spec.shape != ANY_SHAPE else tuple("?" for _ in said)
         hints = [-1] * (len(dims) - len(said)) + list(said) if len(said) <= len(dims) else [-1] * len(dims)
         shape = tuple(
@@ -300,7 +298,7 @@ def _file(folder: Path, path: PurePosixPath) -> bytes:
 
 @functools.lru_cache(maxsize=32)
 def _contents(folder: Path, path: PurePosixPath, changed: int, size: int) -> bytes:
-    """A file as it was when it had this time and size."""
+    """The bytes of a file when it had this time and size."""
     return read_inside(folder, path)
 
 
