@@ -16,7 +16,7 @@ from edged.models.inspection import Inspection
 from edged.models.model import Model
 from edged.models.settings import FIGURES
 from edged.store.record import Verdict
-from edged.verification.extent import Extent
+from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import TOLERANCES, Standard, Tolerance, tolerance
 from edged.verification.verify import FLOORS
 
@@ -241,7 +241,7 @@ async def compare_levels(model: Model, limits: Limits) -> jobs.ComparedLevels:
         model.recognition,
         Standard.of(model, _PRECISION).tolerance,
         model.samples,
-        Extent.of(model),
+        ShapeRange.of(model),
     )
     return await run(job, jobs.ComparedLevels, limits)
 

@@ -46,9 +46,9 @@ from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.sealed import Later, at_once
 from edged.store.store import Store
-from edged.verification.extent import Extent
 from edged.verification.golden import SUFFIX, Sample, is_whole, prune
 from edged.verification.golden import load as load_golden
+from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import Standard, coarser
 from edged.version import __version__
 
@@ -144,8 +144,8 @@ class Builder:
         before = known.tries if known is not None and not judgement.is_lasting(known.finding) else 0
         if known is not None and not 0 < before < tries:
             return self._noted(job, known)
-        reach = await asyncio.to_thread(self._outcomes.reach, job.order.recipe.backend)
-        job = msgspec.structs.replace(job, reach=reach)
+        support = await asyncio.to_thread(self._outcomes.support, job.order.recipe.backend)
+        job = msgspec.structs.replace(job, support=support)
         try:
             found = await children.attempt(job, self.admission, size_mb)
         except Unsupported as error:
@@ -349,12 +349,12 @@ class Builder:
         place = self._golden / f"{standard.golden}.golden"
         if not await asyncio.to_thread(is_whole, place):
             on_progress(jobs.Progress("asking the reference"))
-            extent = Extent.of(model)
+            shape_range = ShapeRange.of(model)
             patience = self._patience(model, REFERENCE.backend)
             # The child gets a folder of its own: it must not see the answers of other models.
             async with _aside(self._making) as folder:
                 out = Path(folder) / place.name
-                job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, extent)
+                job = jobs.MakeGolden(model.order(REFERENCE), str(out), model.recognition, model.samples, shape_range)
                 made = await run(job, jobs.MadeGolden, self._limits, on_progress=on_progress, patience=patience)
                 await asyncio.to_thread(_take, out, place)
             for reason in made.skipped:

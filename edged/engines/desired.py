@@ -17,7 +17,7 @@ from edged.models import settings as model_settings
 from edged.models.model import Model
 from edged.models.settings import PRECISIONS
 from edged.store.key import EngineKey
-from edged.verification import calibration
+from edged.verification import user_samples
 from edged.verification.standard import Standard
 
 # Whether a precision is tried without being requested, by the device and the CPU's instructions.
@@ -136,7 +136,7 @@ def complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> tuple[Re
 
 def _complete(recipe: Recipe, model: Model, facts: Mapping[str, str]) -> Recipe:
     if recipe.precision == "int8":
-        digest = calibration.digest(model.recognition, model.samples, model.content)
+        digest = user_samples.calibration_digest(model.recognition, model.samples, model.content)
         if not digest:
             raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {model.recognition.picture}")
         recipe = msgspec.structs.replace(recipe, calibration=digest)

@@ -25,11 +25,11 @@ from edged.serving.parcel import order, pack
 from edged.serving.work import InputTensor, TensorWork, Work
 from edged.store.record import Verdict
 from edged.tensors import Array
-from edged.verification import given
+from edged.verification import user_samples
 from edged.verification.boxes import matcher_for
-from edged.verification.extent import Extent
 from edged.verification.golden import Sample, deciding
-from edged.verification.questions import PICTURE, WIDE, Question, one_by_one
+from edged.verification.probes import PICTURE, WIDE, Probe, one_by_one
+from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import Tolerance, coarser, tolerance
 from edged.verification.verify import Pair, judge
 
@@ -151,7 +151,7 @@ class SessionProbe:
             first = first or verdict.reason
         return first
 
-    async def _fault(self, known: KnownAnswers, question: Callable[[], Question], forms: OutputForms) -> str:
+    async def _fault(self, known: KnownAnswers, question: Callable[[], Probe], forms: OutputForms) -> str:
         """Return what is wrong with an answer; empty if nothing is. Reads the reference's answer only if needed."""
         signature = known.model.inspection.signature
         found = fault(signature, forms, known.reference)
@@ -189,27 +189,27 @@ def fault(signature: Signature, forms: OutputForms, reference: OutputForms) -> s
     return ""
 
 
-def _questions(known: KnownAnswers) -> list[tuple[int, Callable[[], Question]]]:
+def _questions(known: KnownAnswers) -> list[tuple[int, Callable[[], Probe]]]:
     """Return the probes to try, each made when its turn comes: the one that was answered before, or all."""
     model = known.model
     signature = model.inspection.signature
-    made_up = one_by_one(signature, model.recognition, Extent.of(model), _MOST_BYTES)
-    every = enumerate([*given.questions(signature, model.samples), *made_up])
+    made_up = one_by_one(signature, model.recognition, ShapeRange.of(model), _MOST_BYTES)
+    every = enumerate([*user_samples.tensor_probes(signature, model.samples), *made_up])
     return [each for each in every if known.place in (None, each[0])]
 
 
-async def _infer(model: Model, question: Question, link: HostLink, session: int) -> OutputForms:
+async def _infer(model: Model, question: Probe, link: HostLink, session: int) -> OutputForms:
     async with probe_session(tuple(_inputs(model.inspection.signature, question)), link, session) as reply:
         return await asyncio.to_thread(_forms, reply, link.arena)
 
 
-def _is_same(sample: Sample, question: Question) -> bool:
+def _is_same(sample: Sample, question: Probe) -> bool:
     shapes = {name: array.shape for name, array in question.inputs.items()}
     named = (sample.kind, sample.name) == (question.kind, question.name)
     return named and shapes == {name: array.shape for name, array in sample.inputs.items()}
 
 
-def _inputs(signature: Signature, question: Question | Sample) -> Iterator[InputTensor]:
+def _inputs(signature: Signature, question: Probe | Sample) -> Iterator[InputTensor]:
     for spec in signature.inputs:
         array = question.inputs[spec.name]
         yield InputTensor(spec.name, spec.datatype, array.shape, memoryview(to_bytes(array)))

@@ -22,7 +22,7 @@ from edged.ipc import job_messages as jobs
 from edged.ipc.repair_messages import Freed, FreeDims, Lower, Lowered, Prove, Proven, Simplified, Simplify
 from edged.models.inspection import Inspection
 from edged.models.repair import Done, Proof, Record, Step, Wish
-from edged.verification.extent import Extent
+from edged.verification.shape_range import ShapeRange
 from edged.version import __version__
 from edged.vision.family import Recognition, recognise
 
@@ -304,8 +304,8 @@ class _Work:
         external = tuple(file.path for file in inspection.external)
         return Order(str(path.absolute()), inspection.signature, REFERENCE, external=external)
 
-    def _extent(self, inspection: Inspection) -> Extent:
-        return Extent.read(inspection.signature, self._settings, None)
+    def _extent(self, inspection: Inspection) -> ShapeRange:
+        return ShapeRange.read(inspection.signature, self._settings, None)
 
     def _recognition(self, inspection: Inspection) -> Recognition:
         """Recognise the model's family; settings may fit only the repaired model."""

@@ -11,10 +11,21 @@ from edged.backends.contract import Composition, Order, Signature
 from edged.ipc.repair_messages import FreeDims, Lower, Prove, Simplify
 from edged.models.finding import Finding, Stage
 from edged.store.record import Verdict
-from edged.verification.extent import Extent
-from edged.verification.reach import Reach
+from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import Tolerance
 from edged.vision.family import Recognition
+
+
+class RuntimeSupport(msgspec.Struct, frozen=True):
+    """What a runtime of this version takes: ONNX opsets from `oldest` to `newest` and IR versions up to `newest_ir`.
+
+    0 means any version.
+    """
+
+    version: str
+    oldest: int
+    newest: int
+    newest_ir: int
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
@@ -26,7 +37,7 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 class Check(msgspec.Struct, frozen=True, tag=True):
     """Whether a backend takes a model as it was written; the last of its stages is `through`. Answered by `Checked`.
 
-    `reach` is what is known of some version of the runtime already; `given` are the user's samples, paths by the
+    `support` is what is known of some version of the runtime already; `given` are the user's samples, paths by the
     digests of their contents.
     """
 
@@ -35,8 +46,8 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     ir_version: int
     nodes: dict[str, str]  # the first node by operator
     recognition: Recognition | None  # None where it is not to be run
-    extent: Extent = Extent()
-    reach: Reach | None = None
+    shape_range: ShapeRange = ShapeRange()
+    support: RuntimeSupport | None = None
     through: Stage = Stage.INFERENCE
     given: dict[str, str] = {}
 
@@ -56,7 +67,7 @@ class MakeGolden(msgspec.Struct, frozen=True, tag=True):
     out: str
     recognition: Recognition
     samples: tuple[str, ...] = ()  # paths of what the user gave
-    extent: Extent = Extent()  # of the shapes to ask with
+    shape_range: ShapeRange = ShapeRange()  # of the shapes to ask with
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
@@ -92,7 +103,7 @@ class CompareLevels(msgspec.Struct, frozen=True, tag=True):
     recognition: Recognition
     tolerance: Tolerance
     samples: tuple[str, ...] = ()  # paths of what the user gave
-    extent: Extent = Extent()
+    shape_range: ShapeRange = ShapeRange()
 
 
 class LoadRuntime(msgspec.Struct, frozen=True, tag=True):
@@ -123,7 +134,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 class Checked(msgspec.Struct, frozen=True):
     """What was found of a model on a runtime that reaches so far: why it is not taken, or what is to be told."""
 
-    reach: Reach
+    support: RuntimeSupport
     finding: Finding | None = None
     warnings: tuple[Finding, ...] = ()
     tries: int = 1  # how often in a row it ended so

@@ -7,7 +7,7 @@ import msgspec
 
 from edged.backends.contract import Order
 from edged.store.record import Verdict
-from edged.verification.extent import Extent
+from edged.verification.shape_range import ShapeRange
 from edged.vision.family import Recognition
 
 
@@ -38,7 +38,7 @@ class Prove(msgspec.Struct, frozen=True, tag=True):
     repaired: Order
     recognition: Recognition
     samples: tuple[str, ...] = ()
-    extent: Extent = Extent()
+    shape_range: ShapeRange = ShapeRange()
     evaluate: bool = False
     seconds: float = 60.0
 

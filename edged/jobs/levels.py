@@ -1,6 +1,6 @@
 """What each level of ONNX Runtime's graph optimisation does to a model's answers. Runs in a child.
 
-Optimisers fuse and fold, and now and then one is wrong for a model. Here every level is asked the golden questions and
+Optimisers fuse and fold, and now and then one is wrong for a model. Here every level is asked the golden probes and
 compared with the model as it was written, so that it is known at which level an answer changes.
 """
 
@@ -23,7 +23,7 @@ def compare(job: jobs.CompareLevels, session: Session, tell: Callable[[jobs.Prog
     """`session` is the reference's. EngineUnusable when it answers nothing itself."""
     order = job.order
     tell(jobs.Progress("asking the reference"))
-    asked = golden.make(session, order.signature, job.recognition, job.samples, job.extent)
+    asked = golden.make(session, order.signature, job.recognition, job.samples, job.shape_range)
     session.close()
     matcher = matcher_for(job.recognition, job.tolerance.box_score)
     found = []

@@ -15,9 +15,9 @@ from edged.backends.contract import Composition, Order
 from edged.errors import InvalidInput, Superseded, Unsuitable
 from edged.ipc import job_messages as jobs
 from edged.tensors import Array
-from edged.verification import calibration
+from edged.verification import user_samples
 from edged.verification.pictures import TO_CALIBRATE
-from edged.verification.questions import Pictures, Question
+from edged.verification.probes import Pictures, Probe
 
 Precision: TypeAlias = Literal["fp32", "fp16", "int8"]
 Calibration: TypeAlias = Sequence[Mapping[str, Array]]
@@ -65,21 +65,21 @@ def _calibration(job: jobs.Build, notes: list[str]) -> list[dict[str, Array]]:
     """
     if job.recognition.preprocess is None:
         raise Unsuitable(f"int8 is calibrated on pictures, and this model takes none: {job.recognition.picture}")
-    found = calibration.chosen(job.samples)
-    if calibration.name(job.recognition, found) != job.order.recipe.calibration:
+    found = user_samples.calibration_pictures(job.samples)
+    if user_samples.calibration_name(job.recognition, found) != job.order.recipe.calibration:
         raise Superseded("the sample pictures were changed after the engine was planned")
     chosen: list[dict[str, Array]] = []
     size = 0
-    for question in _pictures(Pictures(job.order.signature, job.recognition), found, notes):
-        size += sum(array.nbytes for array in question.inputs.values())
+    for probe in _pictures(Pictures(job.order.signature, job.recognition), found, notes):
+        size += sum(array.nbytes for array in probe.inputs.values())
         if chosen and size > _MOST_BYTES:
             notes.append(f"calibrated on {len(chosen)} pictures: more do not fit into {_MOST_BYTES >> 20} MiB")
             break
-        chosen.append(question.inputs)
+        chosen.append(probe.inputs)
     return chosen
 
 
-def _pictures(pictures: Pictures, samples: Mapping[str, str], notes: list[str]) -> Iterator[Question]:
+def _pictures(pictures: Pictures, samples: Mapping[str, str], notes: list[str]) -> Iterator[Probe]:
     """The user's pictures, which are paths by the SHA-256 of their content; then drawn ones."""
     for digest, path in samples.items():
         try:

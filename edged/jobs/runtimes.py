@@ -5,14 +5,19 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
-from edged.backends import registry
-from edged.errors import Unsupported
+from edged.backends import one_node, registry
+from edged.backends.contract import Backend
+from edged.errors import EngineUnusable, Unsupported
 from edged.ipc import job_messages as jobs
-from edged.verification import reach
 
 _ANY = jobs.LoadedRuntime.ANY
 _ORT = "onnxruntime"
+_OPSET, _IR = 13, 7  # tried with versions of the other: every supported runtime takes them
+# The largest version that a runtime is tried with: none has come near, and a runtime may count up to what it is given.
+MOST_VERSION = 1024
 
 
 def load(job: jobs.LoadRuntime) -> jobs.LoadedRuntime:
@@ -24,8 +29,8 @@ def load(job: jobs.LoadRuntime) -> jobs.LoadedRuntime:
 
         providers = runtime.available_providers()
     opset = ir_version = 0  # which is what is said of one that takes nothing
-    if reach.takes_anything(backend):
-        found = reach.find(backend)
+    if takes_anything(backend):
+        found = find_support(backend)
         opset, ir_version = found.newest or _ANY, found.newest_ir or _ANY
     return jobs.LoadedRuntime(backend.version(), opset, ir_version, providers, _talks(job.backend))
 
@@ -55,3 +60,59 @@ def _talks(backend: str) -> str:
     if backend == "openvino" and sys.modules.get("openvino_telemetry") is not None:
         return "openvino_telemetry is loaded"
     return ""
+
+
+def find_support(backend: Backend) -> jobs.RuntimeSupport:
+    """Some dozens of models of one node are opened for it, which takes some tens of milliseconds."""
+
+    def opset(number: int) -> bool:
+        return takes(backend, one_node.relu(number, _IR))
+
+    def ir_version(number: int) -> bool:
+        return takes(backend, one_node.relu(_OPSET, number))
+
+    return jobs.RuntimeSupport(backend.version(), _lowest(opset), _highest(opset, _OPSET), _highest(ir_version, _IR))
+
+
+def takes_anything(backend: Backend) -> bool:
+    """Whether it takes the model of one node with which everything else is found."""
+    return takes(backend, one_node.relu(_OPSET, _IR))
+
+
+def newest_of(backend: Backend, domain: str) -> int:
+    """The newest opset of another domain that it takes; 0 where it takes whatever is written there."""
+
+    def opset(number: int) -> bool:
+        return takes(backend, one_node.importing(one_node.relu(_OPSET, _IR), domain, number))
+
+    return _highest(opset, 1)
+
+
+def takes(backend: Backend, model: bytes) -> bool:
+    """Whether a runtime opens a tiny model: a file in memory, of which a child that is killed leaves nothing behind."""
+    with os.fdopen(os.memfd_create("model.onnx", os.MFD_CLOEXEC), "wb") as file:
+        file.write(model)
+        file.flush()
+        try:
+            backend.check(Path(f"/proc/self/fd/{file.fileno()}"))
+        except EngineUnusable:
+            return False
+    return True
+
+
+def _highest(accepts: Callable[[int], bool], known: int) -> int:
+    """The last number that is accepted, where what comes before it is as well; 0 where `MOST_VERSION` is."""
+    if accepts(MOST_VERSION):
+        return 0
+    low, high = known, MOST_VERSION
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepts(middle) else (low, middle)
+    return low
+
+
+def _lowest(accepts: Callable[[int], bool]) -> int:
+    number = _OPSET
+    while number > 1 and accepts(number - 1):
+        number -= 1
+    return number

@@ -28,9 +28,9 @@ from edged.jobs.precision import convert_order
 from edged.models.identity import require_same
 from edged.models.samples import is_tensors
 from edged.tensors import Array
-from edged.verification import given, golden
+from edged.verification import golden, user_samples
 from edged.verification.boxes import matcher_for
-from edged.verification.questions import GIVEN, PICTURE, read_sample
+from edged.verification.probes import GIVEN, PICTURE, read_sample
 from edged.verification.verify import Pair, judge
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
@@ -53,7 +53,7 @@ def do(job: jobs.Job, tell: Tell) -> msgspec.Struct:
     if isinstance(job, jobs.CheckSamples):
         for sample in map(Path, job.samples):
             if is_tensors(sample.name):
-                given.read(sample, job.signature)
+                user_samples.read_tensors(sample, job.signature)
             else:
                 read_sample(sample)
         return jobs.Done()
@@ -129,7 +129,7 @@ def load_graphs() -> Graphs:
 def _make_golden(job: jobs.MakeGolden, tell: Tell) -> jobs.MadeGolden:
     session, out = registry.load(job.order.recipe.backend).open(job.order), Path(job.out)
     asking = partial(tell, jobs.Progress("asking the reference"))
-    made = golden.make(session, job.order.signature, job.recognition, job.samples, job.extent, asking)
+    made = golden.make(session, job.order.signature, job.recognition, job.samples, job.shape_range, asking)
     golden.save(out, made.samples, made.skipped)
     return jobs.MadeGolden(made.skipped)
 

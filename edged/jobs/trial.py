@@ -2,7 +2,7 @@
 
     opset -> operators -> session -> inference
 
-What it is asked is what the user gave; if that is nothing, the golden inputs (`questions.py`) except those that no
+What it is asked is what the user gave; if that is nothing, the golden inputs (`probes.py`) except those that no
 camera gives.
 """
 
@@ -20,12 +20,12 @@ from edged.backends import registry
 from edged.backends.contract import Backend, Session
 from edged.errors import EngineUnusable, InvalidInput, NotTaken
 from edged.ipc import job_messages as jobs
+from edged.jobs.runtimes import MOST_VERSION, find_support, newest_of
 from edged.models.finding import Category, Finding, Stage
 from edged.models.samples import is_tensors
 from edged.tensors import Array
-from edged.verification import given, plausibility, reach
-from edged.verification.questions import GIVEN, Pictures, Question, one_by_one
-from edged.verification.reach import Reach
+from edged.verification import boxes, user_samples
+from edged.verification.probes import GIVEN, Pictures, Probe, one_by_one
 from edged.vision.family import Recognition
 
 Tell: TypeAlias = Callable[[jobs.Progress], None]
@@ -41,13 +41,15 @@ _GIVE = (
     "if it takes only certain values, give it some: --samples INPUTS.npz, where numpy.savez put an array for each input"
     " by its name; if certain sizes, set preprocess.* or profile.INPUT"
 )
-_MOST_BYTES = 256 << 20  # of one question
+_MOST_BYTES = 256 << 20  # of one probe
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Cannot allocate memory", "Available memory of")
 
 
 def attempt(job: jobs.Check, backend: Backend, tell: Tell) -> jobs.Checked:
     """Up to the first stage that the model does not pass."""
-    known = job.reach if job.reach is not None and job.reach.version == backend.version() else reach.find(backend)
+    known = (
+        job.support if job.support is not None and job.support.version == backend.version() else find_support(backend)
+    )
     title = f"{registry.TITLES.get(backend.name, backend.name)} {known.version}"
     tell(jobs.Progress(Stage.OPSET.value))
     finding = opset(job, backend, known, title)
@@ -75,9 +77,9 @@ def attempt(job: jobs.Check, backend: Backend, tell: Tell) -> jobs.Checked:
 # -- opset ----------------------------------------------------------------------------------------------------------
 
 
-def opset(job: jobs.Check, backend: Backend, known: Reach, title: str) -> Finding | None:
+def opset(job: jobs.Check, backend: Backend, known: jobs.RuntimeSupport, title: str) -> Finding | None:
     """Versions, against what the runtime takes."""
-    if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > reach.MOST:
+    if (known.newest_ir and job.ir_version > known.newest_ir) or job.ir_version > MOST_VERSION:
         message = f"IR version {job.ir_version} is newer than {title} here takes ({known.newest_ir or 'any real one'})"
         remedy = f"write it with ir_version {known.newest_ir or 10} or older, {_CONVERT}"
         return Finding(Stage.OPSET, Category.IR_TOO_NEW, message, remedy)
@@ -85,7 +87,7 @@ def opset(job: jobs.Check, backend: Backend, known: Reach, title: str) -> Findin
         own = domain == "ai.onnx"
         newest = known.newest if own else _newest_of(backend, domain, version)
         named = f"opset {version}" if own else f"opset {version} of domain {domain[:100]!r}"
-        if (newest and version > newest) or version > reach.MOST:
+        if (newest and version > newest) or version > MOST_VERSION:
             message = f"{named} is newer than {title} here takes ({newest or 'any real one'})"
             remedy = f"export it with opset {newest or 20} or older, {_CONVERT}"
             return Finding(Stage.OPSET, Category.OPSET_TOO_NEW, message, remedy)
@@ -98,9 +100,9 @@ def opset(job: jobs.Check, backend: Backend, known: Reach, title: str) -> Findin
 
 def _newest_of(backend: Backend, domain: str, version: int) -> int:
     """0 where the version is taken."""
-    if not 1 <= version <= reach.MOST:
+    if not 1 <= version <= MOST_VERSION:
         return 0
-    return reach.newest_of(backend, domain)
+    return newest_of(backend, domain)
 
 
 # -- operators ------------------------------------------------------------------------------------------------------
@@ -190,14 +192,14 @@ def inference(
     warnings: list[Finding] = []
     first: Exception | None = None
     has_given = False  # whether the user gave something that is answered
-    for name, make in _questions(job, recognition):
+    for name, make in _probes(job, recognition):
         if has_given and not name:
             break
         try:
-            question = make()
-            if question.kind in answered - {GIVEN}:
+            probe = make()
+            if probe.kind in answered - {GIVEN}:
                 break  # the next shapes, where these would do; one picture tells as much as another
-            answer = session.infer(question.inputs)
+            answer = session.infer(probe.inputs)
             answers()
         except (EngineUnusable, InvalidInput, MemoryError) as error:
             first = first or error
@@ -205,9 +207,9 @@ def inference(
                 warnings.append(_not_answered(name, error))
             continue
         warnings += _not_finite(answer) if not any(each.category is Category.NOT_FINITE for each in warnings) else ()
-        if question.placement is not None and not any(each.category is Category.IMPLAUSIBLE for each in warnings):
+        if probe.placement is not None and not any(each.category is Category.IMPLAUSIBLE for each in warnings):
             warnings += _implausible(recognition, answer)
-        answered.add(question.kind)
+        answered.add(probe.kind)
         has_given = has_given or bool(name)
     if answered:
         return None, tuple(warnings)
@@ -222,24 +224,24 @@ def inference(
     return Finding(Stage.INFERENCE, Category.FAILED, f"no golden input is answered: {said[:300]}", _GIVE), ()
 
 
-def _questions(job: jobs.Check, recognition: Recognition) -> Iterator[tuple[str, Callable[[], Question]]]:
+def _probes(job: jobs.Check, recognition: Recognition) -> Iterator[tuple[str, Callable[[], Probe]]]:
     """Each to be made when its turn comes, with the name of the sample where it is one of the user's."""
     signature = job.order.signature
     pictures = Pictures(signature, recognition) if recognition.preprocess is not None else None
     for content, path in sorted(job.given.items(), key=lambda item: not is_tensors(item[1])):
         if is_tensors(path):
-            yield Path(path).name, partial(given.read, Path(path), signature, content)
+            yield Path(path).name, partial(user_samples.read_tensors, Path(path), signature, content)
         elif pictures is not None:
             yield Path(path).name, partial(pictures.sample, Path(path), content)
-    for make in one_by_one(signature, recognition, job.extent, _MOST_BYTES):
+    for make in one_by_one(signature, recognition, job.shape_range, _MOST_BYTES):
         yield "", make
     if pictures is not None:
-        for question in pictures.drawn():
-            yield "", partial(_as_it_is, question)
+        for probe in pictures.drawn():
+            yield "", partial(_as_it_is, probe)
 
 
-def _as_it_is(question: Question) -> Question:
-    return question
+def _as_it_is(probe: Probe) -> Probe:
+    return probe
 
 
 def _not_answered(sample: str, error: Exception) -> Finding:
@@ -254,7 +256,7 @@ def _implausible(recognition: Recognition, answer: dict[str, Array]) -> tuple[Fi
     if not recognition.is_set:
         return ()
     try:
-        why = plausibility.doubt(recognition, answer)
+        why = boxes.doubt(recognition, answer)
     except EngineUnusable as error:
         why = str(error)
     if not why:

@@ -24,6 +24,11 @@ _SAME_PLACE = 0.5  # IoU from which on two boxes are about the same thing
 _MOST_SEEN = 512  # detections of a picture that are looked up, the best; a wall of noise has thousands
 _MOST_OFFERED = 4096
 _EVERY_CLASS = Thresholds(score=0.0, max_detections=1 << 20)
+_BEST = Thresholds(score=0.0, iou=1.0, max_detections=100)
+_AROUND = 4  # how many widths and heights of the input are looked at on each side of it
+_MARGIN = 0.25  # of the input: how far outside of it the middle of a box may lie
+_MOST_SCORE = 1.001  # rounding
+_LEAST_SHARE = 0.9  # of the boxes that must lie in the picture
 
 
 class Agreement(msgspec.Struct, frozen=True):
@@ -160,3 +165,28 @@ def _count(differences: npt.NDArray[np.float32]) -> int:
 
 def _largest(differences: npt.NDArray[np.float32]) -> float:
     return float(differences[np.isfinite(differences)].max(initial=0.0))
+
+
+def doubt(recognition: Recognition, outputs: Mapping[str, Array]) -> str:
+    """Why the answer to a picture cannot be what the family takes it for; empty if it can, or if it tells no boxes."""
+    family = open_family(recognition) if recognition.family else None
+    if family is None or isinstance(family, Classifier):
+        return ""
+    size = np.array((family.preprocess.width, family.preprocess.height), np.float32)
+    decode = family.boxes if isinstance(family, HasCheapBoxes) else family.decode
+    found = decode(outputs, 0, _wide(*map(int, size)), _BEST)
+    if not len(found):
+        return "" if recognition.reading.is_list else "none of its boxes has an area near the picture"
+    if (most := float(found.scores.max())) > _MOST_SCORE:
+        return f"its scores go up to {most:.3g}, and are between 0 and 1 in this family"
+    middle = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2 / size - _AROUND
+    extent = (found.boxes[:, 2:] - found.boxes[:, :2]) / size
+    near = ((middle > -_MARGIN) & (middle < 1 + _MARGIN) & (extent < 1 + 2 * _MARGIN)).all(axis=1)
+    share = float(near.mean())
+    return "" if share >= _LEAST_SHARE else f"only {share:.0%} of its best boxes lie in the picture"
+
+
+def _wide(width: int, height: int) -> Placement:
+    """As if the picture went on around the input, so that what lies outside is not cut off."""
+    across, down = (2 * _AROUND + 1) * width, (2 * _AROUND + 1) * height
+    return Placement(1.0, 1.0, -_AROUND * width, -_AROUND * height, across, down)

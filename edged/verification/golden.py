@@ -1,6 +1,6 @@
-"""Golden answers: what the reference answers to every question, kept in a file to compare engines with.
+"""Golden answers: what the reference answers to every probe, kept in a file to compare engines with.
 
-A question that the reference itself cannot answer (indices out of range, say) is left out; at least one must remain. A
+A probe that the reference itself cannot answer (indices out of range, say) is left out; at least one must remain. A
 sample of the user's that cannot be read is left out as well, and told: the engines of a model that serves should not
 depend on a file that may be half copied. A model is only taken in with samples that can be read (`admission/`).
 """
@@ -25,10 +25,10 @@ from edged.files import read_regular
 from edged.models.samples import is_tensors
 from edged.store import atomic, sealed
 from edged.tensors import Array
-from edged.verification import given, noise
-from edged.verification.extent import Extent
+from edged.verification import noise, user_samples
 from edged.verification.noise import Noise
-from edged.verification.questions import GIVEN, PICTURE, WIDE, Pictures, Question, edges, tensors
+from edged.verification.probes import GIVEN, PICTURE, WIDE, Pictures, Probe, edges, tensors
+from edged.verification.shape_range import ShapeRange
 from edged.vision.family import Recognition
 from edged.vision.placement import Placement
 
@@ -38,11 +38,11 @@ _MOST_BYTES = 256 << 20  # of all samples and pictures with their answers; what 
 # How long an answer to wide values may take, as a multiple of the others and at least: a number that means how often
 # would have the reference count to 2^62.
 _PATIENCE, _LEAST_SECONDS = 20.0, 5.0
-_ANY = Extent()
+_ANY = ShapeRange()
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One golden question (see `questions.Question`) with the reference's answer."""
+    """One golden probe (see `probes.Probe`) with the reference's answer."""
 
     inputs: dict[str, Array]
     outputs: dict[str, Array]
@@ -80,26 +80,26 @@ def make(
     signature: Signature,
     recognition: Recognition,
     samples: Sequence[str] = (),
-    extent: Extent = _ANY,
+    shape_range: ShapeRange = _ANY,
     told: Callable[[], None] = lambda: None,
 ) -> Golden:
     """Asks the reference everything. `samples` are paths of what the user gave; pictures are used where the model takes
-    them. `told` is called before each question.
+    them. `told` is called before each probe.
 
     EngineUnusable, with its first reason, when the reference answers nothing.
     """
     reference = _Reference(session, told)
     own = Pictures(signature, recognition) if recognition.preprocess is not None else None
     pictures = [partial(own.sample, Path(path)) for path in samples if not is_tensors(path)] if own is not None else []
-    reference.time([*given.questions(signature, samples), *pictures])
-    for questions in tensors(signature, recognition, extent):
-        refusals = [reference.ask(question, twice=True) for question in questions]
+    reference.time([*user_samples.tensor_probes(signature, samples), *pictures])
+    for probes in tensors(signature, recognition, shape_range):
+        refusals = [reference.ask(probe, twice=True) for probe in probes]
         if "" in refusals:
             break
-    for edge in edges(signature, recognition, extent):  # what the reference refuses is left out
+    for edge in edges(signature, recognition, shape_range):  # what the reference refuses is left out
         reference.ask(edge, twice=True)
-    skipped = _ask_given(reference, given.questions(signature, samples))
-    skipped += _ask_given(reference, pictures)
+    skipped = _ask_user_samples(reference, user_samples.tensor_probes(signature, samples))
+    skipped += _ask_user_samples(reference, pictures)
     if own is not None:
         for drawn in own.drawn():
             reference.ask_within_limits(drawn)
@@ -123,12 +123,12 @@ def _at_least(sample: Sample, least: Mapping[str, float]) -> dict[str, Noise]:
     return {n: msgspec.structs.replace(sample.noise.get(n, noise.UNMEASURED), least=least[n]) for n in names}
 
 
-def _ask_given(reference: _Reference, questions: Iterable[Callable[[], Question]]) -> list[str]:
+def _ask_user_samples(reference: _Reference, probes: Iterable[Callable[[], Probe]]) -> list[str]:
     """Which of the user's samples were left out, and why."""
     skipped = []
-    for question in questions:
+    for probe in probes:
         try:
-            reason = reference.ask_within_limits(question())
+            reason = reference.ask_within_limits(probe())
         except InvalidInput as error:
             reason = str(error)
         if reason:
@@ -148,7 +148,7 @@ class _Reference:
         self._longest = 0.0  # seconds of an answer
         self._is_timed = False  # whether it is known how long an answer takes to what the user gave
 
-    def time(self, samples: Iterable[Callable[[], Question]]) -> None:
+    def time(self, samples: Iterable[Callable[[], Probe]]) -> None:
         """Asks the first of the user's samples that is answered how long that takes: what is made up may then be
         ended that keeps the model busy for ever."""
         for sample in samples:
@@ -158,31 +158,31 @@ class _Reference:
                 self._longest, self._is_timed = time.monotonic() - began, True
                 return
 
-    def ask(self, question: Question, twice: bool) -> str:
+    def ask(self, probe: Probe, twice: bool) -> str:
         """Why there is no answer; empty when there is. Outputs that differ from run to run are left out of it."""
         self._told()
         try:
-            is_wide, is_own = question.kind == WIDE, question.kind in (GIVEN, PICTURE)
+            is_wide, is_own = probe.kind == WIDE, probe.kind in (GIVEN, PICTURE)
             with self._patience(is_bounded=is_wide or (self._is_timed and not is_own)):
-                answer = _copy(self._session.infer(question.inputs))
-                again = _copy(self._session.infer(question.inputs)) if twice else answer
+                answer = _copy(self._session.infer(probe.inputs))
+                again = _copy(self._session.infer(probe.inputs)) if twice else answer
             with self._patience(is_bounded=is_wide or self._is_timed):
-                moved = self._moved(question)
+                moved = self._moved(probe)
         except (EngineUnusable, InvalidInput) as error:
             self.first_error = self.first_error or EngineUnusable(str(error))
             return str(error)
         differing = {name for name, array in answer.items() if not _same(array, again[name])}
         self._random |= differing
-        left_out = self._random if question.kind in (GIVEN, PICTURE) else differing
+        left_out = self._random if probe.kind in (GIVEN, PICTURE) else differing
         outputs = {name: array for name, array in answer.items() if name not in left_out}
         own = noise.measured(outputs, moved)
-        self.samples.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement, own))
+        self.samples.append(Sample(probe.inputs, outputs, probe.kind, probe.name, probe.placement, own))
         return ""
 
-    def _moved(self, question: Question) -> dict[str, Array]:
+    def _moved(self, probe: Probe) -> dict[str, Array]:
         """The answer to inputs that are moved by one step; nothing if that step is one too many."""
         try:
-            return _copy(self._session.infer(noise.nudged(question.inputs)))
+            return _copy(self._session.infer(noise.nudged(probe.inputs)))
         except (EngineUnusable, InvalidInput):
             return {}
 
@@ -203,15 +203,15 @@ class _Reference:
             timer.join()
             session.go_on()  # it may have come too late to end this one
 
-    def ask_within_limits(self, question: Question) -> str:
+    def ask_within_limits(self, probe: Probe) -> str:
         """Why a sample or picture was left out; empty when it was not."""
         last = self.samples[-1] if self._bytes else None
         if last is not None and self._bytes + last.size > _MOST_BYTES:
-            return f"sample {question.name} is one too many: golden answers take at most {_MOST_BYTES >> 20} MiB"
+            return f"sample {probe.name} is one too many: golden answers take at most {_MOST_BYTES >> 20} MiB"
         # Asking each of them twice would double the time for little: randomness is seen in the others.
-        refusal = self.ask(question, twice=not self._bytes)
+        refusal = self.ask(probe, twice=not self._bytes)
         if refusal:
-            return f"sample {question.name} is refused by the reference: {refusal}"
+            return f"sample {probe.name} is refused by the reference: {refusal}"
         self._bytes += self.samples[-1].size
         return ""
 
@@ -260,7 +260,7 @@ def _proven(path: Path) -> memoryview:
 
 
 def prune(path: Path) -> None:
-    """Removes the other files of the model that this one is about, since its questions have changed.
+    """Removes the other files of the model that this one is about, since its probes have changed.
 
     A file is named by the model's digest, a dash and a digest of the rest (`standard.py`). Two models of one content
     with different samples take turns, which costs time only when one of them gets an engine.

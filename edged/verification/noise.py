@@ -1,4 +1,4 @@
-"""How far two right answers to one question may be apart. Pure.
+"""How far two right answers to one probe may be apart. Pure.
 
 Two runtimes add in another order and approximate functions differently, so their answers differ in the last bits of
 whatever was added up. How much that is for one model is measured on the reference: it is asked again with every input
@@ -49,12 +49,12 @@ def nudged(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def measured(answer: Mapping[str, Array], moved: Mapping[str, Array]) -> dict[str, Noise]:
-    """The noise of every output of floats, from the answers to a question and to the same one `nudged`."""
+    """The noise of every output of floats, from the answers to a probe and to the same one `nudged`."""
     return {name: _noise(array, moved.get(name)) for name, array in answer.items() if array.dtype.kind == "f"}
 
 
 def least(answers: Iterable[Mapping[str, Array]]) -> dict[str, float]:
-    """For every output of floats the noise that it has at least, from the answers to all questions."""
+    """For every output of floats the noise that it has at least, from the answers to all probes."""
     ranges: dict[str, tuple[float, float]] = {}
     for answer in answers:
         for name, array in answer.items():

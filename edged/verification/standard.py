@@ -13,11 +13,11 @@ import msgspec
 
 from edged.models import settings as model_settings
 from edged.models.model import Model
-from edged.verification.extent import Extent
+from edged.verification.shape_range import ShapeRange
 from edged.vision.family import Recognition
 
 # Part of the name of every file of golden answers. To be raised with every change of what is asked (golden.py,
-# questions.py, extent.py, pictures.py) or of how it is kept.
+# probes.py, shape_range.py, pictures.py) or of how it is kept.
 _QUESTIONS = 6
 # To be raised with every change of which answers count (`golden.deciding`).
 _RULE = 3
@@ -106,7 +106,7 @@ class Standard(msgspec.Struct, frozen=True):
     """What one engine of a model is held to. A verdict that was reached by another standard is out of date."""
 
     tolerance: Tolerance
-    golden: str  # names the golden questions: the model and everything else they are made from
+    golden: str  # names the golden probes: the model and everything else they are made from
     detections: str = ""  # how boxes are read from answers; empty for a model of no family
     rule: int = _RULE
 
@@ -141,10 +141,10 @@ def tolerance(settings: Mapping[str, str], precision: str, arithmetic: str = "fp
 
 
 def _golden(model: Model) -> str:
-    """The model's digest, a dash, and 12 hexadecimal digits over whatever else the questions are made from."""
+    """The model's digest, a dash, and 12 hexadecimal digits over whatever else the probes are made from."""
     samples = sorted(map(model.content, model.samples))  # whatever the files are called
-    extent = Extent.of(model)
-    shapes = [str(extent.profile), extent.given]
+    shape_range = ShapeRange.of(model)
+    shapes = [str(shape_range.profile), shape_range.given]
     return f"{model.digest}-{_short([_QUESTIONS, model.recognition.preprocess, samples, shapes])}"
 
 

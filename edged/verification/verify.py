@@ -14,7 +14,7 @@ from edged.tensors import Array
 from edged.verification.boxes import Agreement, ClassMatcher, Matcher
 from edged.verification.golden import Sample
 from edged.verification.noise import Noise, without
-from edged.verification.questions import WIDE
+from edged.verification.probes import WIDE
 from edged.verification.standard import Tolerance
 from edged.vision.placement import Placement
 
@@ -28,9 +28,9 @@ _DECIDING = ("finite", "cosine", "relative_l2", "outliers", "unequal", "top1", "
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """What the reference and an engine answered to one question.
+    """What the reference and an engine answered to one probe.
 
-    `picture` is the question's name where it was one, `placement` where the picture lay in the input. `extreme` marks
+    `picture` is the probe's name where it was one, `placement` where the picture lay in the input. `extreme` marks
     inputs that a model is not made for: who wins there says nothing. `noise` is what of a difference means nothing.
     """
 
@@ -43,13 +43,13 @@ class Pair(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, sample: Sample, answer: Mapping[str, Array]) -> Pair:
-        """What was answered to a golden question."""
+        """What was answered to a golden probe."""
         extreme = sample.kind == WIDE
         return cls(sample.outputs, answer, sample.name, sample.placement, extreme, sample.noise)
 
 
 def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ClassMatcher | None = None) -> Verdict:
-    """The verdict over the answers to every question. `matcher` compares what is told of pictures."""
+    """The verdict over the answers to every probe. `matcher` compares what is told of pictures."""
     tally = _Tally(tolerance, matcher)
     for pair in pairs:
         reason = tally.add(pair)
@@ -59,7 +59,7 @@ def judge(pairs: Iterable[Pair], tolerance: Tolerance, matcher: Matcher | ClassM
 
 
 class _Tally:
-    """The figures over all questions so far."""
+    """The figures over all probes so far."""
 
     def __init__(self, tolerance: Tolerance, matcher: Matcher | ClassMatcher | None) -> None:
         self._tolerance = tolerance

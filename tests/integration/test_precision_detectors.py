@@ -19,7 +19,7 @@ from edged.tensors import Array
 from edged.verification import golden
 from edged.verification.boxes import matcher_for
 from edged.verification.pictures import TO_CALIBRATE
-from edged.verification.questions import PICTURE, WIDE, Pictures
+from edged.verification.probes import PICTURE, WIDE, Pictures
 from edged.verification.standard import TOLERANCES
 from edged.verification.verify import Pair, judge
 from edged.vision.family import recognise

@@ -20,7 +20,7 @@ from edged.shapes import MODEL_PATH, Scene
 from tests import models
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
-from tests.unit.test_given import choosy, npz
+from tests.unit.test_user_samples import choosy, npz
 
 
 @pytest.fixture(scope="module")

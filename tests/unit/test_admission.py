@@ -18,13 +18,12 @@ from edged.engines.admission import children
 from edged.engines.admission.examination import admit, examine, prove
 from edged.engines.builder import Builder
 from edged.errors import BuildFailed, ConfigError, ModelRefused
-from edged.ipc.job_messages import Check, Checked
+from edged.ipc.job_messages import Check, Checked, RuntimeSupport
 from edged.models.entries import plain_entry
 from edged.models.finding import Category, Finding, Reason, Stage
 from edged.models.model import Model
 from edged.store.store import Store
 from edged.verification import golden
-from edged.verification.reach import Reach
 from edged.vision.family import recognise
 from tests import models
 from tests.waiting import children as processes
@@ -177,7 +176,7 @@ def refused_after(finding: Finding, tried: list[object]) -> Callable[..., object
 
     async def attempt(job: Check, *_: object) -> Checked:
         tried.append(job)
-        return Checked(Reach("", 0, 0, 0), finding)
+        return Checked(RuntimeSupport("", 0, 0, 0), finding)
 
     return attempt
 

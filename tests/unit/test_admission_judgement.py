@@ -8,12 +8,11 @@ from edged.config.limits import AdmissionLimits, admission_limits
 from edged.engines.admission import judgement
 from edged.engines.child import ChildLost, How
 from edged.errors import ConfigError, EdgedError, ModelRefused, NotFound
-from edged.ipc.job_messages import Checked
+from edged.ipc.job_messages import Checked, RuntimeSupport
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Footprint
-from edged.verification.reach import Reach
 
-REACH = Reach("1.0", 6, 26, 13)
+REACH = RuntimeSupport("1.0", 6, 26, 13)
 LIMITS = AdmissionLimits()
 SUSPICION = Finding(Stage.GRAPH, Category.SHAPE_MISMATCH, "3 against 4", "export it again", "mm")
 TB = 1 << 40

@@ -27,9 +27,9 @@ from edged.shapes import MODEL_PATH, Scene
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord
 from edged.store.store import Store
-from edged.verification import calibration
+from edged.verification import user_samples
 from edged.verification.pictures import COUNT
-from edged.verification.questions import Pictures
+from edged.verification.probes import Pictures
 from tests import models
 from tests.waiting import run
 
@@ -132,14 +132,14 @@ def test_a_picture_that_cannot_be_read_is_left_out_and_told(shapes: Model, tmp_p
 
 def exchange(samples: Sequence[str], monkeypatch: pytest.MonkeyPatch, after: Callable[[Path], object]) -> None:
     """Has something done to a sample after the samples were chosen and before they are read."""
-    real = calibration.chosen
+    real = user_samples.calibration_pictures
 
     def chosen(given: Sequence[str]) -> dict[str, str]:
         found = real(given)
         after(Path(samples[0]))
         return found
 
-    monkeypatch.setattr(calibration, "chosen", chosen)
+    monkeypatch.setattr(user_samples, "calibration_pictures", chosen)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_every_second_of_enough_pictures_is_held_out_whatever_they_are_called(
 ) -> None:
     (tmp_path / "other").mkdir()
     contents = [f"picture {number}".encode() for number in range(count)]
-    found = calibration.chosen(pictures_in(tmp_path, contents))
-    renamed = calibration.chosen(pictures_in(tmp_path / "other", contents[::-1]))
+    found = user_samples.calibration_pictures(pictures_in(tmp_path, contents))
+    renamed = user_samples.calibration_pictures(pictures_in(tmp_path / "other", contents[::-1]))
     assert len(found) == used
     assert [*found] == [*renamed] == sorted(found)
     assert all(Path(path).read_bytes() in contents for path in found.values())
@@ -182,8 +182,8 @@ def test_every_second_of_enough_pictures_is_held_out_whatever_they_are_called(
 
 def test_a_picture_that_is_there_twice_is_not_calibrated_on_and_held_out(tmp_path: Path) -> None:
     contents = [b"1", b"2", b"3", b"4"]
-    assert [*calibration.chosen(pictures_in(tmp_path, contents * 2))] == [
-        *calibration.chosen(pictures_in(tmp_path, contents))
+    assert [*user_samples.calibration_pictures(pictures_in(tmp_path, contents * 2))] == [
+        *user_samples.calibration_pictures(pictures_in(tmp_path, contents))
     ]
 
 
@@ -206,7 +206,7 @@ def test_no_drawn_picture_that_is_calibrated_on_is_judged_by(
 
 def test_a_model_that_takes_no_pictures_cannot_be_calibrated(tmp_path: Path) -> None:
     model = read(models.save(models.matmul(), tmp_path / "model.onnx"))
-    assert calibration.digest(model.recognition, ()) == ""
+    assert user_samples.calibration_digest(model.recognition, ()) == ""
     recipe, problem = complete(Recipe("onnxruntime", precision="int8"), model, {})
     assert problem.startswith("int8 is calibrated on pictures, and this model takes none")
     with pytest.raises(Unsuitable, match="int8 is calibrated on pictures"):
@@ -214,15 +214,15 @@ def test_a_model_that_takes_no_pictures_cannot_be_calibrated(tmp_path: Path) -> 
 
 
 def test_calibration_is_named_by_the_content_of_pictures_and_how_they_are_prepared(shapes: Model) -> None:
-    one = calibration.digest(shapes.recognition, shapes.samples)
-    assert one == calibration.digest(shapes.recognition, tuple(reversed(shapes.samples)))
-    assert one != calibration.digest(shapes.recognition, shapes.samples[:1])
+    one = user_samples.calibration_digest(shapes.recognition, shapes.samples)
+    assert one == user_samples.calibration_digest(shapes.recognition, tuple(reversed(shapes.samples)))
+    assert one != user_samples.calibration_digest(shapes.recognition, shapes.samples[:1])
     preprocess = shapes.recognition.preprocess
     assert preprocess is not None
     other = msgspec.structs.replace(
         shapes.recognition, preprocess=msgspec.structs.replace(preprocess, width=preprocess.width + 32)
     )
-    assert one != calibration.digest(other, shapes.samples)
+    assert one != user_samples.calibration_digest(other, shapes.samples)
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "null"])

@@ -19,7 +19,7 @@ from edged.errors import InvalidInput
 from edged.shapes import CLASSES, MODEL_PATH, Scene
 from edged.tensors import TensorSpec
 from tests import models
-from tests.unit.test_given import choosy, npz
+from tests.unit.test_user_samples import choosy, npz
 from tests.vision_exports import Export
 from tests.vision_graphs import graph
 

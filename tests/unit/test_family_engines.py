@@ -21,10 +21,10 @@ from edged.models.entries import plain_entry
 from edged.models.model import Model
 from edged.store.record import Verdict
 from edged.tensors import Array
-from edged.verification import golden, pictures, questions
+from edged.verification import golden, pictures, probes
 from edged.verification.boxes import matcher_for
 from edged.verification.golden import Sample
-from edged.verification.questions import PICTURE
+from edged.verification.probes import PICTURE
 from edged.verification.standard import TOLERANCES, Standard
 from edged.verification.verify import Pair, judge
 from tests.vision_encoders import HEIGHT, WIDTH, Outputs, Planted
@@ -53,7 +53,7 @@ def drawn_once() -> Iterator[None]:
     """Drawing takes longer than everything else here, and is always the same."""
     draw = functools.cache(lambda seed: list(pictures.draw(seed)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(questions, "pictures", SimpleNamespace(draw=draw, TO_JUDGE=pictures.TO_JUDGE))
+        patch.setattr(probes, "pictures", SimpleNamespace(draw=draw, TO_JUDGE=pictures.TO_JUDGE))
         yield
 
 

@@ -1,4 +1,4 @@
-"""Golden questions: the same in every run, fit for the model, without what cannot be compared."""
+"""Golden probes: the same in every run, fit for the model, without what cannot be compared."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from edged.backends.contract import UNOPTIMISED, Order, Recipe, Session, Signatu
 from edged.errors import BuildFailed, EngineUnusable, InvalidInput
 from edged.tensors import ANY_SHAPE, Array, TensorSpec, numpy_dtype
 from edged.verification import golden, pictures
-from edged.verification.extent import Extent
 from edged.verification.golden import Sample
-from edged.verification.questions import PICTURE, WIDE
+from edged.verification.probes import PICTURE, WIDE
+from edged.verification.shape_range import ShapeRange
 from edged.verification.standard import TOLERANCES
 from edged.verification.verify import Pair, judge
 from edged.vision.family import Recognition, Thresholds, recognise
@@ -254,10 +254,10 @@ def asked(
 ) -> list[dict[str, tuple[int, ...]]]:
     """The shapes that a model with settings is asked with, in order, once each; checked to be in its range."""
     picture = (known.preprocess.width, known.preprocess.height) if known.preprocess else None
-    extent, echo = Extent.read(given, settings, picture), Echo(refuses)
-    made = golden.make(echo, given, known, (), extent)
+    shape_range, echo = ShapeRange.read(given, settings, picture), Echo(refuses)
+    made = golden.make(echo, given, known, (), shape_range)
     for sample in made.samples:
-        assert extent.contains({name: array.shape for name, array in sample.inputs.items()})
+        assert shape_range.contains({name: array.shape for name, array in sample.inputs.items()})
     return [shapes for place, shapes in enumerate(echo.asked) if shapes not in echo.asked[:place]]
 
 
@@ -289,7 +289,7 @@ def test_what_the_reference_refuses_is_asked_with_other_shapes_of_the_range() ->
 def test_a_reference_that_takes_nothing_of_the_range_is_asked_beyond_it() -> None:
     given = signature(("FP32", ("n", "m")))
     made = golden.make(
-        Echo(lambda i: i["x0"].shape[1] != 2), given, TENSORS, (), Extent.read(given, {"profile.x0": "1x48"}, None)
+        Echo(lambda i: i["x0"].shape[1] != 2), given, TENSORS, (), ShapeRange.read(given, {"profile.x0": "1x48"}, None)
     )
     assert {sample.inputs["x0"].shape for sample in made.samples} == {(1, 2)}
 

@@ -9,7 +9,7 @@ from edged.store.record import Verdict
 from edged.tensors import Array
 from edged.verification import noise
 from edged.verification.golden import Sample, with_least_noise
-from edged.verification.questions import PICTURE, WIDE
+from edged.verification.probes import PICTURE, WIDE
 from edged.verification.standard import TOLERANCES
 from edged.verification.verify import Pair, judge
 

@@ -19,7 +19,7 @@ from edged.jobs.repair.proof import NAME
 from edged.verification.standard import TOLERANCES
 from edged.vision.family import Recognition, recognise
 from tests import repair_models as models
-from tests.unit.test_given import choosy, npz
+from tests.unit.test_user_samples import choosy, npz
 
 
 def _order(path: Path) -> Order:

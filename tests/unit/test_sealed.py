@@ -14,7 +14,7 @@ from edged.backends.contract import Recipe
 from edged.engines.quarantine import Quarantine
 from edged.engines.shape_book import Page
 from edged.errors import BuildFailed
-from edged.ipc.job_messages import Checked
+from edged.ipc.job_messages import Checked, RuntimeSupport
 from edged.models.finding import Category, Finding, Stage
 from edged.serving.crash_attribution import EngineId
 from edged.serving.link import Loss
@@ -24,10 +24,9 @@ from edged.store.key import EngineKey
 from edged.store.record import BuildFacts, EngineRecord, Verdict
 from edged.store.store import Store
 from edged.verification import golden
-from edged.verification.reach import Reach
 from tests.unit.control_room import inspection
 
-_REACH = Reach("1.2", 1, 20, 10)
+_REACH = RuntimeSupport("1.2", 1, 20, 10)
 _RECORD = EngineRecord(
     {"format": "1", "model": "a", "recipe.backend": "null"},
     "a",
@@ -67,19 +66,19 @@ def test_unseal_any_flipped_bit_is_damaged(content: msgspec.Struct) -> None:
 
 def test_unseal_file_without_digest_is_damaged_unless_allowed() -> None:
     plain = msgspec.json.encode(_REACH)
-    assert sealed.unseal(plain, Reach, unsealed=True) == _REACH
+    assert sealed.unseal(plain, RuntimeSupport, unsealed=True) == _REACH
     with pytest.raises(sealed.Damaged):
-        sealed.unseal(plain, Reach)
+        sealed.unseal(plain, RuntimeSupport)
 
 
 def test_read_damaged_file_is_counted_and_removed(tmp_path: Path) -> None:
     place, before = tmp_path / "reach.json", sealed.DAMAGED["runtimes"]
     sealed.write(place, _REACH)
-    assert sealed.read(place, Reach, "runtimes") == _REACH
+    assert sealed.read(place, RuntimeSupport, "runtimes") == _REACH
     place.write_bytes(flips(place.read_bytes())[40])
-    assert sealed.read(place, Reach, "runtimes") is None
+    assert sealed.read(place, RuntimeSupport, "runtimes") is None
     assert not place.exists()
-    assert sealed.read(place, Reach, "runtimes") is None
+    assert sealed.read(place, RuntimeSupport, "runtimes") is None
     assert sealed.DAMAGED["runtimes"] == before + 1
 
 
@@ -149,4 +148,4 @@ def test_memory_of_failures_with_flipped_bit_is_forgotten_or_whole(
 def test_write_into_a_missing_folder_makes_it(tmp_path: Path) -> None:
     path = tmp_path / "cache" / "shapes" / "a.json"
     sealed.write(path, _REACH)
-    assert sealed.read(path, Reach, "shapes") == _REACH
+    assert sealed.read(path, RuntimeSupport, "shapes") == _REACH

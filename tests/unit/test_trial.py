@@ -15,15 +15,15 @@ from edged.backends.contract import Order, Recipe, Signature
 from edged.backends.null import BACKEND
 from edged.errors import EngineUnusable, NotTaken
 from edged.ipc import job_messages as jobs
-from edged.jobs import onnx_graph, trial
+from edged.ipc.job_messages import RuntimeSupport
+from edged.jobs import onnx_graph, runtimes, trial
 from edged.models.finding import Category
-from edged.verification import reach
-from edged.verification.extent import Extent
+from edged.verification.shape_range import ShapeRange
 
 
 def job(opset: int, nodes: dict[str, str] | None = None) -> jobs.Check:
     order = Order("model.onnx", Signature((), ()), Recipe("onnxruntime"), None, (), "")
-    return jobs.Check(order, {"ai.onnx": opset}, 10, nodes or {}, None, Extent())
+    return jobs.Check(order, {"ai.onnx": opset}, 10, nodes or {}, None, ShapeRange())
 
 
 def remedy(operator: str, opset: int) -> str:
@@ -70,7 +70,7 @@ def test_model_written_with_external_data_keeps_shapes_in_its_file(tmp_path: Pat
 def test_no_repair_is_offered_where_none_would_help() -> None:
     """Repairs write a model in an older opset, never in a newer one."""
     assert "--convert" not in remedy("BatchNormalization", 6)
-    known = reach.Reach("1", 7, 26, 13)
+    known = RuntimeSupport("1", 7, 26, 13)
     found = trial.opset(job(1), BACKEND, known, "ONNX Runtime 1")
     assert found is not None
     assert found.category is Category.OPSET_TOO_OLD
@@ -102,6 +102,6 @@ def test_asking_a_runtime_puts_no_file_where_a_kill_would_leave_it(
             if len(seen) > 1:
                 raise EngineUnusable("no")
 
-    assert reach.takes(Listening(), model)
-    assert not reach.takes(Listening(), model)
+    assert runtimes.takes(Listening(), model)
+    assert not runtimes.takes(Listening(), model)
     assert seen == [model, model]

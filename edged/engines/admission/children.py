@@ -16,11 +16,11 @@ from edged.engines.admission import judgement
 from edged.engines.child import ChildLost, run
 from edged.engines.child_watch import Patience
 from edged.ipc import job_messages as jobs
+from edged.ipc.job_messages import RuntimeSupport
 from edged.models.finding import Stage
 from edged.models.inspection import Inspection
-from edged.verification.reach import Reach
 
-_UNKNOWN = Reach("", 0, 0, 0)  # of a runtime that ended before it reported anything
+_UNKNOWN = RuntimeSupport("", 0, 0, 0)  # of a runtime that ended before it reported anything
 _STARVED = 8.0  # times as long again, for a child that others on the box do not let run
 _HASHING_SECONDS = 3600.0  # weights beside a model are regular files of a known size, and disks are slow
 
@@ -60,7 +60,7 @@ async def attempt(job: jobs.Check, limits: AdmissionLimits, size_mb: float) -> j
         if error.how == "killed":
             raise
         finding = judgement.lost(error, stages.now, limits, granted.seconds, TITLES.get(backend, backend))
-        return jobs.Checked(job.reach or _UNKNOWN, finding)
+        return jobs.Checked(job.support or _UNKNOWN, finding)
     return msgspec.structs.replace(found, finding=judgement.completed(found.finding, limits))
 
 

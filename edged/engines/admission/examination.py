@@ -22,7 +22,7 @@ from edged.models.entries import plain_entry
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import Inspection
 from edged.models.model import Model
-from edged.verification.extent import Extent
+from edged.verification.shape_range import ShapeRange
 
 if TYPE_CHECKING:
     from edged.engines.builder import Builder
@@ -135,7 +135,7 @@ def _job(path: Path, inspection: Inspection, model: Model | None, backend: str, 
         inspection.ir_version,
         inspection.nodes,
         model.recognition if model is not None else None,
-        Extent.of(model) if model is not None else Extent(),
+        ShapeRange.of(model) if model is not None else ShapeRange(),
         through=through,
         given=model_samples.by_content(model.samples, model.content) if model is not None else {},
     )

@@ -19,13 +19,12 @@ from edged.device import runtimes
 from edged.device.root import Root
 from edged.engines.admission import judgement
 from edged.files import read_regular
-from edged.ipc.job_messages import Check, Checked
+from edged.ipc.job_messages import Check, Checked, RuntimeSupport
 from edged.models.finding import Finding
 from edged.store import atomic, sealed
-from edged.verification.reach import Reach
 from edged.version import __version__
 
-_FORMAT = 5  # of these files and of the checks in the stages
+_FORMAT = 6  # of these files and of the checks in the stages
 _MOST = 1000  # outcomes; the oldest belong to models that were refused and removed
 
 
@@ -56,13 +55,13 @@ class Outcomes:
     def keep(self, job: Check, limits: AdmissionLimits, found: Checked) -> None:
         """Keep an outcome, and what the runtime supports."""
         backend = job.order.recipe.backend
-        if found.reach.version:
-            self._write(self._runtimes / f"{backend}.json", sealed.seal(found.reach))
+        if found.support.version:
+            self._write(self._runtimes / f"{backend}.json", sealed.seal(found.support))
         place = self._place(job, limits)
         if place is None:
             return
         # A child that was killed did not report which version it had loaded.
-        if not judgement.is_lasting(found.finding) or registry.agree(found.reach.version, _version(backend) or ""):
+        if not judgement.is_lasting(found.finding) or registry.agree(found.support.version, _version(backend) or ""):
             self._write(place, sealed.seal(found))
             atomic.prune(self._outcomes, _MOST)
 
@@ -75,9 +74,9 @@ class Outcomes:
         self._write(self._unread_place(graph, limits), sealed.seal(unread))
         atomic.prune(self._outcomes, _MOST)
 
-    def reach(self, backend: str) -> Reach | None:
+    def support(self, backend: str) -> RuntimeSupport | None:
         """Return what some version of a runtime supports, if known."""
-        return sealed.read(self._runtimes / f"{backend}.json", Reach, "runtimes")
+        return sealed.read(self._runtimes / f"{backend}.json", RuntimeSupport, "runtimes")
 
     def forget(self, digest: str) -> None:
         """Remove the outcomes of a removed model."""
@@ -95,7 +94,7 @@ class Outcomes:
         if not job.order.digest or version is None:
             return None
         order = msgspec.structs.replace(job.order, model="")
-        asked = msgspec.structs.replace(job, reach=None, order=order, given=dict.fromkeys(job.given, ""))
+        asked = msgspec.structs.replace(job, support=None, order=order, given=dict.fromkeys(job.given, ""))
         parts = [str(_FORMAT), __version__, version, *(msgspec.json.encode(part).decode() for part in (limits, asked))]
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return self._outcomes / f"{job.order.digest}-{key[:16]}.json"

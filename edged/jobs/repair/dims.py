@@ -23,14 +23,14 @@ from edged.ipc.repair_messages import Freed, FreeDims
 from edged.jobs.repair.proof import tolerance_for
 from edged.store.record import Verdict
 from edged.tensors import ANY_SHAPE, Array, Dim, TensorSpec
-from edged.verification.extent import Extent
-from edged.verification.questions import tensors
+from edged.verification.probes import tensors
+from edged.verification.shape_range import ShapeRange
 from edged.verification.verify import Pair, judge
 
 _BATCHES = (1, 2, 3, 4, 8, 16, 32)
 _SIZES = (64, 224, 32, 320, 640, 416, 256, 512, 128, 300, 448, 384, 96, 112, 48, 28)
 _BATCH, _HEIGHT, _WIDTH = "N", "H", "W"
-_ANY = Extent()  # settings say what is to be served, not what the graph takes
+_ANY = ShapeRange()  # settings say what is to be served, not what the graph takes
 _MOST_BYTES = 512 << 20  # of the inputs of one trial
 
 Places: TypeAlias = Mapping[tuple[str, int], Dim]  # by input and axis: the size that is declared instead
@@ -213,14 +213,14 @@ class _Trial:
     def _answered(self, session: Session, signature: Signature) -> _Answered | None:
         """Inputs that the model answers, with the answer; None where it answers nothing that fits the signature."""
         recognition = msgspec.structs.replace(self._job.recognition, preprocess=None)
-        for questions in tensors(signature, recognition, _ANY):
-            if sum(array.nbytes for array in questions[0].inputs.values()) > _MOST_BYTES:
+        for probes in tensors(signature, recognition, _ANY):
+            if sum(array.nbytes for array in probes[0].inputs.values()) > _MOST_BYTES:
                 continue
             try:
-                answer = session.infer(questions[0].inputs)
+                answer = session.infer(probes[0].inputs)
             except EdgedError:
                 continue
-            return questions[0].inputs, {name: array.copy() for name, array in answer.items()}
+            return probes[0].inputs, {name: array.copy() for name, array in answer.items()}
         return None
 
     # -- writing ----------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from edged.ipc.repair_messages import Prove, Proven
 from edged.models.inspection import arithmetic
 from edged.store.record import Verdict
 from edged.tensors import Array, numpy_dtype
-from edged.verification import given, golden
+from edged.verification import golden, user_samples
 from edged.verification.boxes import matcher_for
 from edged.verification.golden import Sample
-from edged.verification.questions import Pictures, Question, tensors
+from edged.verification.probes import Pictures, Probe, tensors
 from edged.verification.standard import TOLERANCES, Tolerance
 from edged.verification.verify import Pair, judge
 
@@ -60,7 +60,7 @@ def _pairs(asked: Iterable[Sample], repaired: Session) -> Iterator[Pair]:
 def _inferred(job: Prove) -> tuple[list[Sample], str]:
     backend = registry.load(job.original.recipe.backend)
     session = backend.open(job.original)
-    made = golden.make(session, job.original.signature, job.recognition, job.samples, job.extent)
+    made = golden.make(session, job.original.signature, job.recognition, job.samples, job.shape_range)
     return made.samples, f"{backend.name} {backend.version()}"
 
 
@@ -68,32 +68,32 @@ def _evaluated(job: Prove) -> tuple[list[Sample], str]:
     """As many as fit into the time, one at least. A model that is too slow even for that meets the child's limit."""
     session = Evaluator(Path(job.original.model), job.original.signature)
     end, asked, why = time.monotonic() + job.seconds, list[Sample](), ""
-    for question in _questions(job, asked):
+    for probe in _probes(job, asked):
         if asked and time.monotonic() > end:
             break
         try:
-            outputs = session.infer(question.inputs)
+            outputs = session.infer(probe.inputs)
         except EdgedError as error:
             why = why or str(error)
             continue
-        asked.append(Sample(question.inputs, outputs, question.kind, question.name, question.placement))
+        asked.append(Sample(probe.inputs, outputs, probe.kind, probe.name, probe.placement))
     if not asked:
-        raise Unsuitable(why or "no question fits its declared shapes")
+        raise Unsuitable(why or "no probe fits its declared shapes")
     return golden.with_least_noise(asked), NAME
 
 
-def _questions(job: Prove, asked: list[Sample]) -> Iterator[Question]:
+def _probes(job: Prove, asked: list[Sample]) -> Iterator[Probe]:
     signature = job.original.signature
-    for questions in tensors(signature, job.recognition, job.extent):
-        yield from questions
+    for probes in tensors(signature, job.recognition, job.shape_range):
+        yield from probes
         if asked:  # one way to fill dynamic dimensions in is enough
             break
-    for make in given.questions(signature, job.samples):
+    for make in user_samples.tensor_probes(signature, job.samples):
         with contextlib.suppress(InvalidInput):  # which was told when it was to be added
             yield make()
     if job.recognition.preprocess is not None:
-        for _, question in zip(range(_PICTURES), Pictures(signature, job.recognition).drawn(), strict=False):
-            yield question
+        for _, probe in zip(range(_PICTURES), Pictures(signature, job.recognition).drawn(), strict=False):
+            yield probe
 
 
 class Evaluator:

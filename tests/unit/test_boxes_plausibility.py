@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edged.tensors import Array, TensorSpec
-from edged.verification.plausibility import doubt
+from edged.verification.boxes import doubt
 from edged.vision.family import Recognition, recognise
 
 RANDOM = np.random.default_rng(2)

@@ -25,8 +25,8 @@ from edged.models.model import Model
 from edged.models.samples import by_content, content
 from edged.store.store import Store
 from edged.tensors import Array, TensorSpec
-from edged.verification import calibration, given, golden
-from edged.verification.questions import GIVEN
+from edged.verification import golden, user_samples
+from edged.verification.probes import GIVEN
 from edged.vision.family import Recognition, Thresholds
 from tests import models
 from tests.waiting import run
@@ -54,21 +54,23 @@ A, B = np.arange(6, dtype=np.float32).reshape(3, 2), np.array(["eins", "zwölf",
 
 
 def test_arrays_come_out_as_sessions_take_them(tmp_path: Path) -> None:
-    question = given.read(npz(tmp_path / "ask.npz", a=np.asfortranarray(A).astype(">f4"), b__0=B), SIGNATURE)
-    assert (question.kind, question.name, question.placement) == (GIVEN, "ask.npz", None)
-    a, b = question.inputs["a"], question.inputs["b.0"]
+    probe = user_samples.read_tensors(
+        npz(tmp_path / "ask.npz", a=np.asfortranarray(A).astype(">f4"), b__0=B), SIGNATURE
+    )
+    assert (probe.kind, probe.name, probe.placement) == (GIVEN, "ask.npz", None)
+    a, b = probe.inputs["a"], probe.inputs["b.0"]
     assert a.dtype == np.float32
     assert a.flags.c_contiguous
     assert a.flags.writeable
     np.testing.assert_array_equal(a, A)
     assert b.tolist() == [b"eins", "zwölf".encode(), b""]
-    again = given.read(npz(tmp_path / "ask.npz", a=A, b__0=np.array([b"x", b"yz", b""])), SIGNATURE)
+    again = user_samples.read_tensors(npz(tmp_path / "ask.npz", a=A, b__0=np.array([b"x", b"yz", b""])), SIGNATURE)
     assert again.inputs["b.0"].tolist() == [b"x", b"yz", b""]
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
     "an input is missing": ({"a": A}, "it has no array 'b.0'"),
-    "no input": ({"a": A, "b__0": B, "c": A}, "'c' is no input of the model, which has 'a', 'b.0'"),
+    "no input": ({"a": A, "b__0": B, "c": A}, "'c' is not an input of the model, which has 'a', 'b.0'"),
     "another type": (
         {"a": A.astype(np.float64), "b__0": B},
         r"'a' is float64, the model takes FP32: astype\('float32'\)",
@@ -83,7 +85,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 def test_what_the_model_does_not_take_is_told_in_one_line(tmp_path: Path, what: str) -> None:
     arrays, words = WRONG[what]
     with pytest.raises(InvalidInput, match=rf"^sample ask\.npz cannot be used: .*{words}") as raised:
-        given.read(npz(tmp_path / "ask.npz", **arrays), SIGNATURE)
+        user_samples.read_tensors(npz(tmp_path / "ask.npz", **arrays), SIGNATURE)
     assert "\n" not in str(raised.value)
 
 
@@ -98,19 +100,19 @@ def test_nothing_is_unpacked_that_would_fill_the_memory(tmp_path: Path) -> None:
     bomb = archive(tmp_path / "bomb.npz", a=bytes(65 << 20))
     assert bomb.stat().st_size < 1 << 20
     with pytest.raises(InvalidInput, match="take more than 64 MiB"):
-        given.read(bomb, SIGNATURE)
+        user_samples.read_tensors(bomb, SIGNATURE)
     lie = io.BytesIO()
     header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 50, 2)}
     np.lib.format.write_array_header_1_0(lie, header)
     with pytest.raises(InvalidInput, match="'a'"):
-        given.read(archive(tmp_path / "lie.npz", a=lie.getvalue(), b__0=b""), one_input())
+        user_samples.read_tensors(archive(tmp_path / "lie.npz", a=lie.getvalue(), b__0=b""), one_input())
 
 
 @pytest.mark.parametrize("words", [b"(" * 5000, b"-" * 5000, b"1+" * 2000 + b"1", b"{[]: 1}", b"\0", b""])
 def test_a_header_that_python_stumbles_over_is_damaged(tmp_path: Path, words: bytes) -> None:
     member = b"\x93NUMPY\x01\x00" + len(words).to_bytes(2, "little") + words
     with pytest.raises(InvalidInput, match="'a'"):
-        given.read(archive(tmp_path / "odd.npz", a=member, b__0=b""), one_input())
+        user_samples.read_tensors(archive(tmp_path / "odd.npz", a=member, b__0=b""), one_input())
 
 
 def one_input() -> Signature:
@@ -128,7 +130,7 @@ def test_a_damaged_file_is_an_error_of_its_own_wherever_it_is_damaged(tmp_path: 
                 spoiled[chance.randrange(len(spoiled))] = chance.randrange(256)
         (tmp_path / "ask.npz").write_bytes(spoiled)
         try:
-            given.read(tmp_path / "ask.npz", SIGNATURE)
+            user_samples.read_tensors(tmp_path / "ask.npz", SIGNATURE)
             outcomes.add("read")
         except InvalidInput as error:
             outcomes.add(str(error)[:30])
@@ -138,21 +140,21 @@ def test_a_damaged_file_is_an_error_of_its_own_wherever_it_is_damaged(tmp_path: 
 
 def test_a_file_that_was_replaced_is_not_taken_for_the_one_that_was_meant(tmp_path: Path) -> None:
     path = npz(tmp_path / "ask.npz", a=A, b__0=B)
-    assert given.read(path, SIGNATURE, content(str(path))).name == "ask.npz"
+    assert user_samples.read_tensors(path, SIGNATURE, content(str(path))).name == "ask.npz"
     with pytest.raises(Superseded, match="was changed"):
-        given.read(path, SIGNATURE, "0" * 64)
+        user_samples.read_tensors(path, SIGNATURE, "0" * 64)
     path.unlink()
     with pytest.raises(Superseded, match="went while"):
-        given.read(path, SIGNATURE, "0" * 64)
+        user_samples.read_tensors(path, SIGNATURE, "0" * 64)
     with pytest.raises(InvalidInput, match="cannot be read"):
-        given.read(path, SIGNATURE)
+        user_samples.read_tensors(path, SIGNATURE)
 
 
 def test_samples_by_content_leaves_out_what_cannot_be_read_and_calibration_takes_pictures_only(tmp_path: Path) -> None:
     picture, tensors = tmp_path / "a.jpg", npz(tmp_path / "ask.npz", a=A)
     picture.write_bytes(b"any")
     both = [str(picture), str(tensors), str(tmp_path / "gone.npz")]
-    assert list(calibration.chosen(both).values()) == [str(picture)]
+    assert list(user_samples.calibration_pictures(both).values()) == [str(picture)]
     assert by_content(both) == {content(path): path for path in both[:2]}
 
 

@@ -21,7 +21,7 @@ from edged.files import read_regular
 from edged.models.samples import check_size
 from edged.tensors import Array, TensorSpec, numpy_dtype
 from edged.verification import pictures
-from edged.verification.extent import Extent, Shapes
+from edged.verification.shape_range import ShapeRange, Shapes
 from edged.vision import image
 from edged.vision.family import Recognition, open_family
 from edged.vision.placement import Fit, Placement, place
@@ -38,7 +38,7 @@ PICTURE = "picture"
 GIVEN = "given"  # tensors of the user's
 
 
-class Question(msgspec.Struct, frozen=True):
+class Probe(msgspec.Struct, frozen=True):
     """Inputs by name. A sample of the user's and a picture have a name; a picture also has a placement: where it lies
     in the input, as the first of the batch."""
 
@@ -48,27 +48,27 @@ class Question(msgspec.Struct, frozen=True):
     placement: Placement | None = None
 
 
-def tensors(signature: Signature, recognition: Recognition, extent: Extent) -> Iterator[list[Question]]:
+def tensors(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[list[Probe]]:
     """Seeded tensors of every kind, for one way after the other to fill dynamic dimensions in: some model takes one.
     Afterwards the same with constants. Those of the first list that is answered, be it in part, are enough.
 
-    What lies in the extent comes first, its usual shapes before all: an engine for a range of shapes refuses others.
+    Shapes in the model's range come first, its usual ones before all: an engine for a range of shapes refuses others.
     """
     for kinds in (_KINDS, _CONSTANTS):
-        for shapes in _candidates(signature, recognition, extent):
+        for shapes in _candidates(signature, recognition, shape_range):
             yield [_tensors(signature, recognition, shapes, kind) for kind in kinds]
 
 
 def one_by_one(
-    signature: Signature, recognition: Recognition, extent: Extent, most_bytes: int
-) -> Iterator[Callable[[], Question]]:
-    """The same questions as those of `tensors`, in that order, each made when it is called: for a host that serves.
+    signature: Signature, recognition: Recognition, shape_range: ShapeRange, most_bytes: int
+) -> Iterator[Callable[[], Probe]]:
+    """The same probes as those of `tensors`, in that order, each made when it is called: for a host that serves.
 
     Left out are those whose inputs take more than `most_bytes`, and wide ones: a number that means how often or how
     much would keep the host busy for ever, or take its memory.
     """
     for kinds in (_KINDS, _CONSTANTS):
-        for shapes in _candidates(signature, recognition, extent):
+        for shapes in _candidates(signature, recognition, shape_range):
             if _bytes(signature, shapes) <= most_bytes:
                 yield from (partial(_tensors, signature, recognition, shapes, kind) for kind in kinds if kind != WIDE)
 
@@ -78,13 +78,13 @@ def _bytes(signature: Signature, shapes: Shapes) -> float:
     return sum(sizes)
 
 
-def edges(signature: Signature, recognition: Recognition, extent: Extent) -> list[Question]:
+def edges(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> list[Probe]:
     """Seeded tensors at the edges of a range of shapes that settings or traffic gave: none where they gave none."""
-    return [_tensors(signature, recognition, shapes, _KINDS[0]) for shapes in extent.edges(signature)]
+    return [_tensors(signature, recognition, shapes, _KINDS[0]) for shapes in shape_range.edges(signature)]
 
 
 class Pictures:
-    """Makes questions of pictures for a model that takes them (`recognition.preprocess`)."""
+    """Makes probes of pictures for a model that takes them (`recognition.preprocess`)."""
 
     def __init__(self, signature: Signature, recognition: Recognition) -> None:
         if recognition.preprocess is None:
@@ -96,22 +96,22 @@ class Pictures:
         self._shape = (first if isinstance(first, int) else 1, *recognition.preprocess.shape)
         self._dtype = numpy_dtype(recognition.preprocess.datatype)
 
-    def drawn(self, seed: int = pictures.TO_JUDGE) -> Iterator[Question]:
+    def drawn(self, seed: int = pictures.TO_JUDGE) -> Iterator[Probe]:
         """The pictures that edged draws itself."""
         for number, pixels in enumerate(pictures.draw(seed), 1):
             yield self._question(f"drawn picture {number}", pixels)
 
-    def sample(self, path: Path, content: str = "") -> Question:
+    def sample(self, path: Path, content: str = "") -> Probe:
         """A picture of the user's. InvalidInput, with the file's name, when it cannot be read. Superseded when it is
         not the `content`, a SHA-256, that it is said to be."""
         return self._question(path.name, read_sample(path, content))
 
-    def _question(self, name: str, pixels: image.Image) -> Question:
+    def _question(self, name: str, pixels: image.Image) -> Probe:
         # As in serving: with a fixed batch the picture is the first and the rest stay zero.
         tensor = np.zeros(self._shape, self._dtype)
         placement = self._preparer.prepare(pixels, tensor[0])
         inputs = {self._input: tensor, **self._companions.of([placement] * len(tensor))}
-        return Question(inputs, PICTURE, name, placement)
+        return Probe(inputs, PICTURE, name, placement)
 
 
 class _Companions:
@@ -149,11 +149,11 @@ def sample_content(path: Path, content: str = "") -> bytes:
     return encoded
 
 
-def _candidates(signature: Signature, recognition: Recognition, extent: Extent) -> Iterator[Shapes]:
-    """Concrete shapes to try, each once; what the extent leaves out comes last, for models that take nothing else."""
-    usual, tried = extent.usual(signature), list(_shapes(signature, recognition))
+def _candidates(signature: Signature, recognition: Recognition, shape_range: ShapeRange) -> Iterator[Shapes]:
+    """Concrete shapes to try, each once; those outside the range come last, for models that take nothing else."""
+    usual, tried = shape_range.usual(signature), list(_shapes(signature, recognition))
     first = [usual] if usual is not None and _are_small(usual) else []
-    ordered = [*first, *filter(extent.contains, tried), *(s for s in tried if not extent.contains(s))]
+    ordered = [*first, *filter(shape_range.contains, tried), *(s for s in tried if not shape_range.contains(s))]
     yield from (shapes for place, shapes in enumerate(ordered) if shapes not in ordered[:place])
 
 
@@ -161,13 +161,13 @@ def _are_small(shapes: Shapes) -> bool:
     return all(np.prod(shape, dtype=np.float64) <= _LARGEST for shape in shapes.values())
 
 
-def _tensors(signature: Signature, recognition: Recognition, shapes: Shapes, kind: str) -> Question:
+def _tensors(signature: Signature, recognition: Recognition, shapes: Shapes, kind: str) -> Probe:
     inputs = {s.name: _values(s.datatype, shapes[s.name], kind) for s in signature.inputs}
     if recognition.preprocess is not None:
         size = recognition.preprocess.width, recognition.preprocess.height
         filled = place(*size, *size, Fit.STRETCH)
         inputs |= _Companions(recognition).of([filled] * len(inputs[recognition.input]))
-    return Question(inputs, kind)
+    return Probe(inputs, kind)
 
 
 def _shapes(signature: Signature, recognition: Recognition) -> Iterator[Shapes]:

@@ -1,29 +1,37 @@
-"""The tensors that a user gives with a model to ask it with: for one that answers certain values only, which nothing
-that edged makes up would hit.
+"""The samples that a user gives with a model: tensors to probe it with, and pictures to calibrate int8 on.
 
-A sample is a file *.npz, as numpy.savez writes it, with an array for each input by its name. Format:
-https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. Files are strangers': no pickle is read, and
+Tensors are for a model that answers certain values only, which no generated probe would hit. They come in a file *.npz,
+as numpy.savez writes it, with an array for each input by its name. Format:
+https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. Files are untrusted: no pickle is read, and
 nothing is unpacked before its size is known.
+
+An engine answers best what it was calibrated on, so some pictures are held out to judge it by: every second one of the
+user's if there are enough, and another set of drawn ones (`pictures.py`). The daemon's event loop names the calibration
+data of every engine that it plans, with known digests, so nothing here decodes a picture; the child that measures
+(`jobs/precision.py`) does.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from edged.backends.contract import Signature
 from edged.errors import InvalidInput
-from edged.models.samples import is_tensors
+from edged.models.samples import SHA_256, content, is_tensors
 from edged.tensors import Array, TensorSpec, numpy_dtype
-from edged.verification.questions import GIVEN, Question, sample_content
+from edged.verification.probes import GIVEN, Probe, sample_content
+from edged.vision.family import Recognition
 
 _MOST_BYTES = 64 << 20  # of all arrays of a sample: more would hardly pass a request
 _MEMBER = ".npy"
@@ -34,16 +42,19 @@ _HEADERS: Mapping[tuple[int, int], Callable[[io.BytesIO], _Header]] = {
 }
 # What zipfile, zlib and numpy raise of files that are not what they say.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, NotImplementedError, EOFError, OSError)
+# To be raised with every change of what is measured (jobs/precision.py, pictures.py, jobs/onnx_int8.py).
+_METHOD = 2
+_ENOUGH = 4  # with fewer pictures of the user's all are used
 
 
-def questions(signature: Signature, samples: Sequence[str]) -> Iterator[Callable[[], Question]]:
-    """One for each file of tensors, read when it is called: see `read`."""
-    yield from (partial(read, Path(path), signature) for path in samples if is_tensors(path))
+def tensor_probes(signature: Signature, samples: Sequence[str]) -> Iterator[Callable[[], Probe]]:
+    """One for each file of tensors, read when it is called: see `read_tensors`."""
+    yield from (partial(read_tensors, Path(path), signature) for path in samples if is_tensors(path))
 
 
-def read(path: Path, signature: Signature, content: str = "") -> Question:
-    """The inputs that a file holds. InvalidInput, with the file's name, where they are not the model's; Superseded
-    where it is not the `content`, a SHA-256, that it is said to be."""
+def read_tensors(path: Path, signature: Signature, content: str = "") -> Probe:
+    """Read the inputs in a file. InvalidInput, with the file's name, if they do not fit the model; Superseded if the
+    file's SHA-256 is not `content`."""
     encoded = sample_content(path, content)
     try:
         with zipfile.ZipFile(io.BytesIO(encoded)) as archive:
@@ -52,9 +63,9 @@ def read(path: Path, signature: Signature, content: str = "") -> Question:
         raise InvalidInput(f"sample {path.name} cannot be used: {error}") from error
     except _DAMAGED as error:
         reason = " ".join(str(error).split())[:200]
-        message = f"sample {path.name} cannot be used: it is no whole file of numpy.savez ({reason})"
+        message = f"sample {path.name} cannot be used: it is not a complete file of numpy.savez ({reason})"
         raise InvalidInput(message) from error
-    return Question(arrays, GIVEN, path.name)
+    return Probe(arrays, GIVEN, path.name)
 
 
 def _arrays(archive: zipfile.ZipFile, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
@@ -63,7 +74,7 @@ def _arrays(archive: zipfile.ZipFile, specs: Mapping[str, TensorSpec]) -> dict[s
         raise InvalidInput(f"its arrays take more than {_MOST_BYTES >> 20} MiB")
     for name in members:
         if name not in specs:
-            raise InvalidInput(f"{name[:80]!r} is no input of the model, which has {', '.join(map(repr, specs))}")
+            raise InvalidInput(f"{name[:80]!r} is not an input of the model, which has {', '.join(map(repr, specs))}")
     for name in specs:
         if name not in members:
             raise InvalidInput(f"it has no array {name[:80]!r}: give one for each input of the model")
@@ -103,3 +114,29 @@ def _header(file: io.BytesIO, spec: TensorSpec) -> _Header:
 
 def _text(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
+
+
+def calibration_pictures(samples: Sequence[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
+    """Choose the user's pictures to calibrate on: paths by the digests of their content, in the order of the digests.
+
+    `digest_of` reads the file unless it knows the digest. Equal pictures count as one, names do not matter, and files
+    that cannot be read are left out.
+    """
+    pictures = sorted((path for path in samples if not is_tensors(path)), reverse=True)
+    found = {named: path for path in pictures if SHA_256.fullmatch(named := digest_of(path))}
+    return {named: found[named] for named in sorted(found)[:: 2 if len(found) >= _ENOUGH else 1]}
+
+
+def calibration_digest(
+    recognition: Recognition, samples: Sequence[str], digest_of: Callable[[str], str] = content
+) -> str:
+    """12 hexadecimal digits over all that calibration depends on besides the model. `samples` are paths.
+
+    Empty for a model that takes no pictures, which cannot be calibrated.
+    """
+    return calibration_name(recognition, calibration_pictures(samples, digest_of)) if recognition.preprocess else ""
+
+
+def calibration_name(recognition: Recognition, contents: Iterable[str]) -> str:
+    """`calibration_digest` by the digests of the chosen pictures."""
+    return hashlib.sha256(msgspec.json.encode([_METHOD, recognition.preprocess, [*contents]])).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Which shapes an engine of a model is asked with: those that an engine for a range of shapes takes as well. Pure."""
+"""The shapes that a model is probed with: those that an engine for a range of shapes takes as well. Pure."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from edged.errors import Unsuitable
 from edged.models.model import Model
 from edged.tensors import ANY_SHAPE, Dim, TensorSpec, numpy_dtype
 
-_LARGEST_BATCH = 32 << 20  # bytes of one input that is asked with as a whole batch
+_LARGEST_BATCH = 32 << 20  # bytes of one input that is probed with as a whole batch
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
 
-class Extent(msgspec.Struct, frozen=True):
-    """A model's range of shapes, whatever devices there are; without one where nothing tells it. `given` are the
-    inputs that a setting `profile.INPUT` is about, or whose range was learnt from traffic.
+class ShapeRange(msgspec.Struct, frozen=True):
+    """A model's range of shapes on any device; empty if nothing tells it. `given` are the inputs whose range was set by
+    `profile.INPUT` or learnt from traffic.
     """
 
     profile: Profile = Profile()
     given: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: Model) -> Extent:
-        """The extent of a model with its settings, and what its traffic has taught."""
+    def of(cls, model: Model) -> ShapeRange:
+        """The range of a model by what its traffic has taught, or else by its settings."""
         if model.learnt.ranges:
             return cls(model.learnt, tuple(sorted(each.name for each in model.learnt.ranges)))
         return cls.read(model.inspection.signature, model.entry.settings, model.picture)
 
     @classmethod
-    def read(cls, signature: Signature, settings: Mapping[str, str], picture: tuple[int, int] | None) -> Extent:
-        """As `Profile.of`, but for a model whose range nothing tells it is empty."""
+    def read(cls, signature: Signature, settings: Mapping[str, str], picture: tuple[int, int] | None) -> ShapeRange:
+        """As `Profile.of`, but empty for a model whose range nothing tells."""
         try:
             profile = Profile.of(signature, settings, picture)
         except Unsuitable:
@@ -48,11 +48,11 @@ class Extent(msgspec.Struct, frozen=True):
         return all(self.profile.contains(name, shape) for name, shape in shapes.items())
 
     def usual(self, signature: Signature) -> Shapes | None:
-        """The shapes to be fast at; None where there is no range."""
+        """The shapes to be fast at; None without a range."""
         return {s.name: self._shape(s) for s in signature.inputs} if self.profile.ranges else None
 
     def batch(self, signature: Signature) -> Shapes | None:
-        """The usual shapes with the largest batch, where a setting tells it and asking with it costs little."""
+        """The usual shapes with the largest batch, if that was set or learnt and is cheap to probe with; else None."""
         grows = {r.name for r in self.profile.ranges if r.name in self.given and r.maximum[:1] > r.optimum[:1]}
         if not grows:
             return None
@@ -61,8 +61,8 @@ class Extent(msgspec.Struct, frozen=True):
         return shapes if _is_cheap(signature, shapes) else None
 
     def edges(self, signature: Signature) -> list[Shapes]:
-        """The largest batch, and the smallest and the largest shapes, of ranges that somebody asked for: each once, and
-        none that would cost much to ask with."""
+        """The largest batch, and the smallest and largest shapes, of ranges that were set or learnt; each once, none
+        that is expensive to probe with."""
         batch = self.batch(signature)
         found = [] if batch is None else [batch]
         if not self.given:
