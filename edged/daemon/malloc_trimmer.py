@@ -18,7 +18,7 @@ _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()  # 16 or 64 KiB on some ARM boxes
 
 
-class Slack:
+class MallocTrimmer:
     """When to give back, by how much memory there was after the last time. Pure."""
 
     def __init__(self, resident: int) -> None:
@@ -44,12 +44,12 @@ async def run() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return
-    slack = Slack(_resident())
+    trimmer = MallocTrimmer(_resident())
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
-        if slack.is_worth(_resident()):
+        if trimmer.is_worth(_resident()):
             await asyncio.to_thread(trim, 0)  # it takes some milliseconds, without Python's lock
-            slack.given_back(_resident())
+            trimmer.given_back(_resident())
 
 
 def _resident() -> int:

@@ -139,13 +139,13 @@ def slow_engine(planned: PlannedModel, settings: Engines, now: float) -> tuple[f
     engine = planned.engines.get(planned.serving or "")
     if current is None or engine is None:
         return None
-    median = current.pace.median(now)
+    median = current.latency.median(now)
     if median is not None:
         engine.paced(median)
     baseline = engine.usual_ms
     if not baseline:
         return None
-    lasted = current.pace.slow_for(now, max(baseline * settings.regression_factor, baseline + _NOTICEABLE_MS))
+    lasted = current.latency.slow_for(now, max(baseline * settings.regression_factor, baseline + _NOTICEABLE_MS))
     return (median or 0.0, baseline) if lasted >= settings.regression_seconds else None
 
 

@@ -7,8 +7,7 @@ from edged.backends.profile import parsed
 from edged.models.model import Model
 from edged.models.settings import batch_wait_seconds, max_batch
 from edged.models.triton_config import QueuePolicy as SaidPolicy
-from edged.serving.queueing import QueuePolicy, TensorBatching
-from edged.serving.schedule import Batching
+from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
 from edged.serving.work import ANY_NUMBER
 
 

@@ -40,8 +40,7 @@ from edged.models.model import Model
 from edged.serving.crash_attribution import EngineId
 from edged.serving.hosts import HostKind, Hosts
 from edged.serving.link import Tenant
-from edged.serving.session import ServingSession
-from edged.serving.vitals import Vitals
+from edged.serving.session import ServingSession, SessionHealth
 from edged.serving.work import EngineRef
 from edged.store.store import Store
 from edged.tasks import TaskGroup
@@ -179,7 +178,7 @@ class Opener:
             if engine.misplaced and planned.has_other(engine):
                 raise EngineUnusable(f"it is not what was verified: {'; '.join(engine.misplaced)}")
             await warm_up(model, link, number, ref.profile)
-            session.vitals = await self._prove(planned, model, engine, session)
+            session.health = await self._prove(planned, model, engine, session)
             if link.lost:  # the loss was reported before this session was known
                 raise HostLost(f"engine host {link.backend} {link.lost}")
         except BaseException:  # nothing else refers to the session yet
@@ -189,18 +188,18 @@ class Opener:
 
     async def _prove(
         self, planned: PlannedModel, model: Model, engine: PlannedEngine, session: ServingSession
-    ) -> Vitals:
+    ) -> SessionHealth:
         """Probe a session before it serves. If even the reference refuses every probe, the model needs other requests
         than edged can make up: its engines serve, and it is ready once one of them has answered a request."""
         if self._probe is None or planned.model is not model:  # another model is on disk by now
-            return Vitals()
+            return SessionHealth()
         known, is_reference = planned.known_answers(), engine.recipe.is_reference
         try:
             await self._probe.ask(known, session.link, session.number, is_reference=is_reference)
         except NoUsableProbe as error:
             before = planned.slot.current if planned.fits() else None
-            is_proven = bool(model.triton.warmups) or (before is not None and not before.vitals.unproven)
-            return Vitals("" if is_proven else str(error))
+            is_proven = bool(model.triton.warmups) or (before is not None and not before.health.unproven)
+            return SessionHealth("" if is_proven else str(error))
         if not is_reference and (engine.digest, engine.edition) not in self._proven:
             # A record may have been replaced together with its files by those of another model.
             wrong = await self._probe.compare(model, engine.recipe.precision, session.link, session.number)
@@ -209,7 +208,7 @@ class Opener:
                 await asyncio.to_thread(self._store.damaged, self._store.artefact(engine.digest))
                 raise EngineDamaged(f"it does not answer as the reference did: {wrong}; it is built again")
             self._proven.add((engine.digest, engine.edition))
-        return Vitals()
+        return SessionHealth()
 
     def _artefact(self, engine: PlannedEngine) -> Artefact | None:
         if engine.recipe.is_reference:

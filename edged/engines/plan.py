@@ -337,7 +337,7 @@ class PlannedModel:
     def serve(self, model: Model) -> None:
         """Make this the model that the slot answers with, or waits for."""
         if self.served is not None and self.served.entry != model.entry:
-            self.slot.count_anew()
+            self.slot.reset_counts()
         self.served = model
         self.slot.batching_policy = self.fallback.batching_policy = tensor_batching(model)
         self.fallback.count_with(self.slot)

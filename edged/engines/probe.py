@@ -20,8 +20,8 @@ from edged.ipc import messages as m
 from edged.ipc.arena import Arena
 from edged.models.model import Model
 from edged.raw_contents import to_array, to_bytes
+from edged.serving.batch import order, stage
 from edged.serving.link import HostLink
-from edged.serving.parcel import order, pack
 from edged.serving.work import InputTensor, TensorWork, Work
 from edged.store.record import Verdict
 from edged.tensors import Array
@@ -47,16 +47,16 @@ async def probe_session(inputs: tuple[InputTensor, ...], link: HostLink, session
     def refuse(_: Work, error: EdgedError) -> None:
         refused.append(error)
 
-    parcels = pack([work], link.arena, refuse)
+    batch = stage([work], link.arena, refuse)
     try:
         if refused:
             raise refused[0]
-        reply = await link.submit(order(parcels, session, None))
+        reply = await link.submit(order(batch, session, None))
         assert isinstance(reply, m.Answer)  # tensors are answered so
         yield reply
     finally:
-        for parcel in parcels:
-            parcel.release()
+        for staged in batch:
+            staged.release()
 
 
 _COMPARED = 3  # golden questions; one right answer suffices

@@ -59,10 +59,10 @@ def readiness(planned: PlannedModel, settings: Health) -> Readiness:
             return Readiness(ReadyState.REFUSED, f"it is quarantined: {planned.quarantine}")
         what = "no engine is open yet" if planned.model is not None else "it is being read"
         return Readiness(ReadyState.LOADING, held_up(planned) or what)
-    if current.vitals.is_failing(settings.probe_failures):
-        return Readiness(ReadyState.FAILING, f"its engine no longer answers: {current.vitals.reason}")
-    if current.vitals.unproven:
-        return Readiness(ReadyState.UNPROVEN, current.vitals.unproven)
+    if current.health.is_failing(settings.probe_failures):
+        return Readiness(ReadyState.FAILING, f"its engine no longer answers: {current.health.reason}")
+    if current.health.unproven:
+        return Readiness(ReadyState.UNPROVEN, current.health.unproven)
     return _READY
 
 
@@ -94,14 +94,14 @@ def _is_due(planned: PlannedModel, settings: Health, now: float) -> bool:
         return False
     if current.link.lost or current.link.stopping or planned.serving not in planned.engines:
         return False
-    if current.vitals.is_suspect:
-        return now - current.vitals.asked >= min(_SUSPECT_SECONDS, settings.probe_seconds or _SUSPECT_SECONDS)
+    if current.health.is_suspect:
+        return now - current.health.probed_at >= min(_SUSPECT_SECONDS, settings.probe_seconds or _SUSPECT_SECONDS)
     return 0 < settings.probe_seconds <= now - _last(planned)
 
 
 def _last(planned: PlannedModel) -> float:
     current = planned.slot.current
-    return max(current.vitals.heard, current.vitals.asked) if current is not None else 0.0
+    return max(current.health.answered_at, current.health.probed_at) if current is not None else 0.0
 
 
 class Prober:
@@ -125,19 +125,19 @@ class Prober:
             self._tasks.start(self._probe(planned, planned.slot.current))
 
     async def _probe(self, planned: PlannedModel, session: ServingSession) -> None:
-        vitals = session.vitals
+        health = session.health
         try:
             await self._ask(planned, session)
         except (HostLost, NotReady):  # the link reports a lost host
             pass
         except EdgedError as error:
-            if not vitals.unproven:  # otherwise it is nothing new
-                vitals.missed(error)
+            if not health.unproven:  # otherwise it is nothing new
+                health.missed(error)
                 _LOG.warning("model %s: a probe of its engine failed: %s", planned.entry.name, error)
         else:
-            vitals.answered(time.monotonic())
+            health.answered(time.monotonic())
         finally:
-            vitals.asked = time.monotonic()
+            health.probed_at = time.monotonic()
             self._is_asking = False
 
     async def _ask(self, planned: PlannedModel, session: ServingSession) -> None:

@@ -34,7 +34,7 @@ from edged.decoding import ready
 from edged.errors import EdgedError, NotFinite, TooLarge
 from edged.files import disk_fault, disk_fault_behind, read_through
 from edged.host.pipeline import Inputs, Outcome, Pipeline, Prepared, Shot
-from edged.host.stopping import Runs
+from edged.host.stopping import CancellableJobs
 from edged.ipc import messages as m
 from edged.ipc.arena import SharedView, Span
 from edged.ipc.frames import Bulk, HostEnd
@@ -67,7 +67,7 @@ class _SessionThreads:
         self._prepared: queue.SimpleQueue[tuple[m.Infer | m.Detect, Prepared | Inputs, float] | None]
         self._prepared = queue.SimpleQueue()
         self._pipeline: Pipeline | None = None
-        self._runs: Runs | None = None
+        self._runs: CancellableJobs | None = None
         self.is_over = False  # it could not be opened
         threading.Thread(target=self._prepare_loop, name=f"prepare-{order.session}", daemon=True).start()
 
@@ -87,7 +87,7 @@ class _SessionThreads:
         try:
             session = self._backend.open(order.order)
             nodes = session.nodes() if isinstance(session, Placed) else {}
-            self._runs = runs = Runs(session)
+            self._runs = runs = CancellableJobs(session)
             self._pipeline = Pipeline(session, order.order.signature, order.recognition, order.batch, order.bounds)
         except Exception as error:
             self.is_over = True
@@ -141,7 +141,7 @@ class _SessionThreads:
     def _run(
         self,
         pipeline: Pipeline,
-        runs: Runs,
+        runs: CancellableJobs,
         job: m.Infer | m.Detect,
         prepared: Prepared | Inputs,
         prepare_ms: float,
@@ -241,7 +241,7 @@ def _class_and_message(error: Exception) -> tuple[str, str]:
 
 
 def serve(backend_name: str, daemon: HostEnd, arena: int, reach: Reach) -> None:
-    """Runs until the daemon closes the link or goes."""
+    """Run until the daemon closes the link or goes."""
     confine.refuse_calls(reach)
     say = daemon.send
     try:

@@ -13,7 +13,7 @@ from edged.errors import DeadlineExceeded
 T = TypeVar("T")
 
 
-class Runs:
+class CancellableJobs:
     """The jobs of one session, from when they are taken until they have run."""
 
     def __init__(self, session: Session) -> None:

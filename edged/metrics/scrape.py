@@ -30,8 +30,8 @@ from edged.metrics import names
 from edged.metrics.names import ALL, Metric
 from edged.metrics.sources import STARTED, EventCounts, Readings, Sensors, resident_bytes
 from edged.serving.camera import Cameras
-from edged.serving.histogram import Histogram
 from edged.serving.link import HostLink
+from edged.serving.statistics import Histogram
 from edged.store import sealed
 from edged.version import __version__
 

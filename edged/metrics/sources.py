@@ -17,7 +17,7 @@ import msgspec
 from edged.device.root import Root
 from edged.engines.states import MAKING
 from edged.events import AlarmRaised, EngineMoved, Event, EventLog, HostLost, ModelRemoved
-from edged.serving.histogram import Histogram
+from edged.serving.statistics import Histogram
 
 STARTED = time.time()
 _CACHE_SECONDS = 2.0

@@ -6,13 +6,99 @@ where it was. It is forgotten some time after its last connection has ended.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
+from typing import Literal, TypeAlias
+
+import msgspec
 
 from edged.api_types import CameraInfo
-from edged.serving.histogram import Histogram
-from edged.serving.options import StreamOptions
-from edged.serving.rate import Rate
+from edged.errors import InvalidInput
+from edged.serving.schedule import Share
+from edged.serving.statistics import Histogram
+
+_WINDOW = 10.0  # seconds
+_KEPT = 1024
+
+
+class Rate:
+    """Events a second, over the last ten seconds. Adding costs one append."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=_KEPT)
+
+    def add(self, now: float) -> None:
+        self._times.append(now)
+
+    def per_second(self, now: float) -> float:
+        """0 where nothing happened lately; the first event only starts the clock."""
+        recent = [time for time in self._times if now - time <= _WINDOW]
+        if len(recent) < 2 or recent[-1] <= recent[0]:
+            return 0.0
+        gap = (recent[-1] - recent[0]) / (len(recent) - 1)
+        # Silence that is longer than the usual gap counts too, so that a camera that stopped fades instead of standing.
+        return (len(recent) - 1) / max(recent[-1] - recent[0], now - recent[0] - gap)
+
+
+class Limit:
+    """Lets at most so many through a second, on the average: one that came late may be followed a little early."""
+
+    def __init__(self, per_second: float) -> None:
+        self._period = 1 / per_second if per_second > 0 else 0.0
+        self._due: float | None = None
+
+    def admits(self, now: float) -> bool:
+        """Whether one that comes now goes through; if so it is counted."""
+        if not self._period:
+            return True
+        if self._due is not None and now < self._due:
+            return False
+        # One period is made up for, so that a camera whose frames fall between gets its share all the same.
+        self._due = (now if self._due is None else max(self._due, now - self._period)) + self._period
+        return True
+
+
+Mode: TypeAlias = Literal["freshest", "every_frame"]
+
+_WEIGHTS = (0.01, 100.0)
+_PRIORITIES = (-100, 100)
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """`freshest`: one frame waits and the newest wins; `every_frame`: all are answered, in their order.
+
+    max_fps: frames a second that are taken, 0 for all. max_staleness: seconds after its capture that a frame may still
+    be chosen, 0 for any; the clocks of the client and of this box have to agree. share: its part of the engine against
+    other cameras. track: whether detections get ids that follow them from frame to frame.
+    """
+
+    mode: Mode = "freshest"
+    max_fps: float = 0.0
+    max_staleness: float = 0.0
+    share: Share = Share()
+    track: bool = False
+
+    @classmethod
+    def checked(
+        cls,
+        mode: Mode = "freshest",
+        max_fps: float = 0.0,
+        max_staleness: float = 0.0,
+        weight: float = 0.0,
+        priority: int = 0,
+        track: bool = False,
+    ) -> StreamOptions:
+        """Options from outside, a weight of 0 meaning 1; InvalidInput for what is out of range."""
+        weight = weight or 1.0
+        if not 0 <= max_fps <= 1e6 or not 0 <= max_staleness < math.inf:  # NaN is neither
+            raise InvalidInput(f"max_fps={max_fps:g} and max_staleness={max_staleness:g} s must be 0 or more")
+        if not _WEIGHTS[0] <= weight <= _WEIGHTS[1]:
+            raise InvalidInput(f"weight={weight:g} must lie between {_WEIGHTS[0]:g} and {_WEIGHTS[1]:g}")
+        if not _PRIORITIES[0] <= priority <= _PRIORITIES[1]:
+            raise InvalidInput(f"priority={priority} must lie between {_PRIORITIES[0]} and {_PRIORITIES[1]}")
+        return cls(mode, max_fps, max_staleness, Share(weight, priority), track)
+
 
 _AGES = 512
 _FORGET_SECONDS = 600.0

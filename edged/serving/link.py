@@ -24,10 +24,95 @@ from edged.ipc.sockets import HostSocket
 from edged.models.limits import SECONDS, Bounds
 from edged.serving import memory
 from edged.serving.crash_attribution import EngineId
-from edged.serving.host_process import End, HostProcess
-from edged.serving.progress import Progress, read
-from edged.serving.turns import Turns
+from edged.serving.host_process import End, HostProcess, Progress, read
 from edged.vision.family import Recognition
+
+GRACE_SECONDS = 2.0  # a runtime checks between two operators, and a large one may take a second
+
+
+class OverdueJob(msgspec.Struct, frozen=True):
+    """A job beyond its limit: to be stopped, or past the grace period (`is_hopeless`)."""
+
+    session: int
+    job: int
+    is_hopeless: bool = False
+
+
+class _SessionJobs:
+    __slots__ = ("jobs", "limit", "since", "stopped")
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.jobs: dict[int, None] = {}  # in their order
+        self.since = 0.0  # when the turn of the first began
+        self.stopped: float | None = None  # when it was to be stopped
+
+
+class JobDeadlines:
+    """Deadlines of the running jobs of one host's sessions. Pure; times are seconds of any clock.
+
+    A session runs its jobs one after the other, so a job's time begins when the one before it is answered. At its limit
+    it is stopped. If it still runs after a grace period its runtime cannot stop, and the host is replaced.
+    """
+
+    def __init__(self) -> None:
+        self._deadlines: dict[int, _SessionJobs] = {}
+
+    def open(self, session: int, limit: float) -> None:
+        """Add a session; each of its jobs may take `limit` seconds."""
+        self._deadlines[session] = _SessionJobs(limit)
+
+    def close(self, session: int) -> None:
+        self._deadlines.pop(session, None)
+
+    def give(self, session: int, job: int, now: float) -> None:
+        """Add a job to a session."""
+        turn = self._deadlines[session]
+        if not turn.jobs:
+            turn.since, turn.stopped = now, None
+        turn.jobs[job] = None
+
+    def end(self, session: int, job: int, now: float) -> bool:
+        """Remove an answered job; return whether it had been stopped at its limit."""
+        turn = self._deadlines.get(session)
+        if turn is None or job not in turn.jobs:
+            return False
+        is_first = next(iter(turn.jobs)) == job
+        was_stopped = is_first and turn.stopped is not None
+        del turn.jobs[job]
+        if is_first:
+            turn.since, turn.stopped = now, None
+        return was_stopped
+
+    def overdue(self, now: float) -> list[OverdueJob]:
+        """Jobs that reached their limit, each reported once; and those that did not stop, reported until they end."""
+        found = []
+        for session, turn in self._deadlines.items():
+            if not turn.jobs or now - turn.since <= turn.limit:
+                continue
+            job = next(iter(turn.jobs))
+            if turn.stopped is None:
+                turn.stopped = now
+                found.append(OverdueJob(session, job))
+            elif now - turn.stopped > GRACE_SECONDS:
+                found.append(OverdueJob(session, job, is_hopeless=True))
+        return found
+
+    def late(self, now: float) -> float:
+        """Seconds by which the most overdue job is beyond its limit; 0 if no job is."""
+        over = (now - turn.since - turn.limit for turn in self._deadlines.values() if turn.jobs)
+        return max(0.0, max(over, default=0.0))
+
+    @property
+    def busy(self) -> set[int]:
+        """Sessions with jobs."""
+        return {session for session, turn in self._deadlines.items() if turn.jobs}
+
+    @property
+    def shortest(self) -> float:
+        """The shortest job limit of any session; infinity without sessions."""
+        return min((turn.limit for turn in self._deadlines.values()), default=float("inf"))
+
 
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.2  # memory can be used up in a few seconds
@@ -76,7 +161,7 @@ class HostLink:
         self.memory_mb = limits.memory_mb or memory.derived_mb(memory.box_mb())
         self._tenants: dict[int, Tenant] = {}  # of the sessions, also of those that are opening
         self._answered: set[int] = set()  # sessions that have answered something
-        self._turns = Turns()
+        self._deadlines = JobDeadlines()
         self._progress = Progress()
         self._sent = self._said = 0  # messages to it and from it
         self._is_garbled = False  # nothing that it says is listened to any more
@@ -130,7 +215,7 @@ class HostLink:
         bounds = msgspec.structs.replace(tenant.bounds, seconds=seconds, output_mb=output_mb)
         self._send(m.Open(number, order, recognition, batch, bounds))
         self._tenants[number] = msgspec.structs.replace(tenant, bounds=bounds)
-        self._turns.open(number, seconds)
+        self._deadlines.open(number, seconds)
         opened: asyncio.Future[None] = self._loop.create_future()
         self._opening[number], self._asked[number] = opened, time.monotonic()
         self.sessions.add(number)
@@ -156,7 +241,7 @@ class HostLink:
         future: asyncio.Future[Reply] = self._loop.create_future()
         message = make(number)
         self._send(message)
-        self._turns.give(message.session, number, time.monotonic())
+        self._deadlines.give(message.session, number, time.monotonic())
         parts = message.parts if isinstance(message, m.Infer) else len(message.pictures)
         self._jobs[number] = (future, message.session, parts)
         return future
@@ -191,7 +276,7 @@ class HostLink:
         self._asked.pop(number, None)
         self._tenants.pop(number, None)
         self._answered.discard(number)
-        self._turns.close(number)
+        self._deadlines.close(number)
 
     def _require_alive(self) -> None:
         if self.lost:
@@ -247,7 +332,7 @@ class HostLink:
         if isinstance(message, m.Answer | m.Detected):
             if (job := self._jobs.pop(message.job, None)) is not None:
                 self._answered.add(job[1])
-                self._turns.end(job[1], message.job, time.monotonic())  # the session's next job has its turn now
+                self._deadlines.end(job[1], message.job, time.monotonic())  # the session's next job has its turn now
                 _settle(job[0], m.joined(message, bulk) if bulk else message)
         elif isinstance(message, m.JobFailed):
             if (job := self._jobs.pop(message.job, None)) is not None:
@@ -275,7 +360,7 @@ class HostLink:
         _settle(opening, None)
 
     def _fail_job(self, failed: m.JobFailed, future: asyncio.Future[Reply], session: int) -> None:
-        if self._turns.end(session, failed.job, time.monotonic()):
+        if self._deadlines.end(session, failed.job, time.monotonic()):
             _fail(future, self._too_long(session))
         else:
             self._answered.add(session)  # a runtime that says no is alive
@@ -292,7 +377,7 @@ class HostLink:
     def overdue(self) -> float:
         """Seconds for which it has been hanging beyond its limits; 0 while it is within them."""
         now = time.monotonic()
-        return max([0.0, self._turns.late(now), *(late for _, late in self._waits(now))])
+        return max([0.0, self._deadlines.late(now), *(late for _, late in self._waits(now))])
 
     def _waits(self, now: float) -> Iterator[tuple[int, float]]:
         """Sessions that are opening or closing, and the seconds for which they should have been done with it."""
@@ -303,7 +388,7 @@ class HostLink:
         """Stops jobs at their limit; ends the host when one does not stop, it makes no progress, or it has taken too
         much memory."""
         now = time.monotonic()
-        for overdue in self._turns.overdue(now):
+        for overdue in self._deadlines.overdue(now):
             if not overdue.is_hopeless:
                 self._send(m.Stop(overdue.job, overdue.session))
                 continue
@@ -328,7 +413,7 @@ class HostLink:
     async def _watch_process(self, host: HostProcess) -> None:
         """Notices the end of the process, and what goes beyond its limits."""
         while not host.ended.done():
-            period = min(_LOOK_SECONDS, self._turns.shortest / 8, self._limits.open_seconds / 4)
+            period = min(_LOOK_SECONDS, self._deadlines.shortest / 8, self._limits.open_seconds / 4)
             await asyncio.wait([host.ended], timeout=period)
             if not host.ended.done() and not self.lost:
                 host.look()
@@ -346,7 +431,7 @@ class HostLink:
         if self._socket is not None:
             self._socket.drain()  # what it answered before it went still counts
         self.lost = why
-        busy = self._turns.busy | self._opening.keys() if suspects is None else set(suspects)
+        busy = self._deadlines.busy | self._opening.keys() if suspects is None else set(suspects)
         known = sorted(busy & self._tenants.keys())
         self.loss = Loss(why, tuple((self._tenants[n].suspect, n in self._answered) for n in known), end)
         error = HostLost(f"engine host {self.backend} {why}", is_outside=end.is_outside)

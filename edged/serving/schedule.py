@@ -1,9 +1,9 @@
 """Which work goes next for one model. Pure: no clock of its own, no IO, nothing runs here.
 
-Work waits in lanes. A camera's lane holds its newest frame, or every frame in order; requests share one bounded lane.
-Among the lanes of the highest priority that have work, the one goes next that had least of the engine in proportion to
-its weight (stride scheduling: a lane's `turn` grows by 1/weight with each piece that it was given). A lane that had
-nothing to do gains nothing by it. Frames of several lanes can go together, as one batch.
+Each camera has a queue with its newest frame, or every frame in order; requests share one bounded queue. Among the
+queues of the highest priority that have work, the next is the one with the smallest share of the engine in proportion
+to its weight (stride scheduling: a queue's `turn` grows by 1/weight with each piece of work taken). An idle queue gains
+no credit. Frames of several queues can run together, as one batch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Work = TypeVar("Work", bound=Waiting)
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A lane's part of the engine: in proportion to `weight` among those of its `priority`; higher ones go first."""
+    """A queue's part of the engine: in proportion to `weight` among those of its `priority`; higher ones go first."""
 
     weight: float = 1.0
     priority: int = 0
@@ -90,7 +90,7 @@ _EQUAL = Share()
 _ALONE = Batching()
 
 
-class _Lane(Generic[Work]):
+class _CameraQueue(Generic[Work]):
     __slots__ = ("key", "number", "share", "turn", "work")
 
     def __init__(self, key: Hashable, share: Share) -> None:
@@ -109,39 +109,39 @@ class Schedule(Generic[Work]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lanes: dict[Hashable, _Lane[Work]] = {}  # with work
-        self._idle: dict[Hashable, _Lane[Work]] = {}  # without, but ahead of the others
+        self._queues: dict[Hashable, _CameraQueue[Work]] = {}  # with work
+        self._idle: dict[Hashable, _CameraQueue[Work]] = {}  # without, but ahead of the others
         self._again: deque[Work] = deque()  # lost with its host once; goes first, and alone
         self._reached: dict[int, float] = {}  # how far the turns of each priority are
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return sum(len(lane.work) for lane in self._lanes.values()) + len(self._again)
+        return sum(len(queue.work) for queue in self._queues.values()) + len(self._again)
 
     def __bool__(self) -> bool:
         """Whether anything waits; asked after every request, so it counts nothing."""
-        return bool(self._lanes or self._again)
+        return bool(self._queues or self._again)
 
-    def offer(self, lane: Hashable, work: Work, share: Share = _EQUAL) -> Work | None:
-        """Puts a camera's newest frame into its lane; returns the frame it overtook, if one was waiting."""
-        waiting = self._lanes.get(lane)
+    def offer(self, camera: Hashable, work: Work, share: Share = _EQUAL) -> Work | None:
+        """Put a camera's newest frame in its queue; return the frame it replaced, if one was waiting."""
+        waiting = self._queues.get(camera)
         if waiting is None:
-            self._append(lane, work, share)
+            self._append(camera, work, share)
             return None
         self._adopt(waiting, share)
         overtaken = waiting.work.pop()
         waiting.work.append(work)
         return overtaken
 
-    def queue(self, lane: Hashable, work: Work, share: Share = _EQUAL) -> None:
-        """Puts a frame behind those of its camera. Whoever calls it bounds how many."""
-        self._append(lane, work, share)
+    def queue(self, camera: Hashable, work: Work, share: Share = _EQUAL) -> None:
+        """Queue a frame behind those of its camera; the caller bounds how many."""
+        self._append(camera, work, share)
 
     def push(self, work: Work, priority: int = 0, limit: int = 0) -> None:
         """Queues a request behind those of its priority; Overloaded when too many of them wait."""
         most = limit or self._limit
         key = ("requests", priority)
-        requests = self._lanes.get(key)
+        requests = self._queues.get(key)
         if requests is not None and len(requests.work) >= most:
             requests.work = deque(each for each in requests.work if each.is_wanted)
             if len(requests.work) >= most:
@@ -181,9 +181,9 @@ class Schedule(Generic[Work]):
             patient.append(head.group)
         return Choice(late=tuple(late), again_at=again_at)
 
-    def withdraw(self, lane: Hashable, work: Work) -> bool:
-        """Takes back work that waits in a lane; whether it still did."""
-        waiting = self._lanes.get(lane)
+    def withdraw(self, camera: Hashable, work: Work) -> bool:
+        """Withdraw work that still waits; return whether it did."""
+        waiting = self._queues.get(camera)
         if waiting is None or work not in waiting.work:
             return False
         waiting.work.remove(work)
@@ -192,85 +192,85 @@ class Schedule(Generic[Work]):
         return True
 
     def drain(self) -> Iterator[Work]:
-        """Empties the schedule; what nobody wants any more is left out."""
-        lanes = [self._again, *(lane.work for lane in self._lanes.values())]
+        """Empty the schedule; return the work that is still wanted."""
+        queues = [self._again, *(queue.work for queue in self._queues.values())]
         self._again = deque()
-        self._lanes.clear()
-        return (work for lane in lanes for work in lane if work.is_wanted)
+        self._queues.clear()
+        return (work for queue in queues for work in queue if work.is_wanted)
 
-    # -- lanes ------------------------------------------------------------------------------------------------------
+    # -- queues ------------------------------------------------------------------------------------------------------
 
     def _append(self, key: Hashable, work: Work, share: Share) -> None:
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._idle.pop(key) if key in self._idle else _Lane(key, share)
-            self._lanes[key] = lane
-            lane.turn = max(lane.turn, self._reached.get(lane.share.priority, 0.0))
-            lane.number = next(self._numbers)
-        self._adopt(lane, share)
-        lane.work.append(work)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._idle.pop(key) if key in self._idle else _CameraQueue(key, share)
+            self._queues[key] = queue
+            queue.turn = max(queue.turn, self._reached.get(queue.share.priority, 0.0))
+            queue.number = next(self._numbers)
+        self._adopt(queue, share)
+        queue.work.append(work)
 
-    def _adopt(self, lane: _Lane[Work], share: Share) -> None:
-        """Turns are counted in each priority for itself: a lane that changes takes along only how far ahead it was."""
-        if share.priority != lane.share.priority:
-            ahead = lane.turn - self._reached.get(lane.share.priority, 0.0)
-            lane.turn = max(0.0, ahead) + self._reached.get(share.priority, 0.0)
-        lane.share = share
+    def _adopt(self, queue: _CameraQueue[Work], share: Share) -> None:
+        """Turns are counted in each priority for itself: a queue that changes takes along only how far ahead it was."""
+        if share.priority != queue.share.priority:
+            ahead = queue.turn - self._reached.get(queue.share.priority, 0.0)
+            queue.turn = max(0.0, ahead) + self._reached.get(share.priority, 0.0)
+        queue.share = share
 
-    def _rest(self, lane: _Lane[Work]) -> None:
-        """A lane has nothing to do: it is remembered as long as it has had more than its turn."""
-        del self._lanes[lane.key]
-        self._idle[lane.key] = lane
+    def _rest(self, queue: _CameraQueue[Work]) -> None:
+        """Put an empty queue aside; it is kept while it has had more than its share."""
+        del self._queues[queue.key]
+        self._idle[queue.key] = queue
         if len(self._idle) > 2 * _REMEMBERED:
             ahead = [each for each in self._idle.values() if each.turn > self._reached.get(each.share.priority, 0.0)]
             self._idle = {each.key: each for each in ahead[-_REMEMBERED:]}
 
     def _next(
         self, now: float, late: list[Work], group: Hashable | None = None, besides: Sequence[Hashable] = ()
-    ) -> _Lane[Work] | None:
-        """The lane whose turn it is, with first work that is wanted and in time; what is too late goes to `late`.
+    ) -> _CameraQueue[Work] | None:
+        """The queue whose turn it is, with first work that is wanted and in time; what is too late goes to `late`.
 
         Of one group alone, if any is named, and of none of those `besides`.
         """
         while True:
-            lanes: Iterable[_Lane[Work]] = self._lanes.values()
+            queues: Iterable[_CameraQueue[Work]] = self._queues.values()
             if group is not None:
-                lanes = [lane for lane in lanes if lane.work[0].group == group]
+                queues = [queue for queue in queues if queue.work[0].group == group]
             elif besides:
-                lanes = [lane for lane in lanes if lane.work[0].group not in besides]
-            best = min(lanes, key=_ORDER, default=None)
+                queues = [queue for queue in queues if queue.work[0].group not in besides]
+            best = min(queues, key=_ORDER, default=None)
             if best is None or not _sift(best.work, now, late):
                 return best
             if not best.work:
                 self._rest(best)
 
-    def _take(self, lane: _Lane[Work]) -> Work:
-        share = lane.share
-        self._reached[share.priority] = max(self._reached.get(share.priority, 0.0), lane.turn)
-        lane.turn += 1 / share.weight
-        lane.number = next(self._numbers)
-        work = lane.work.popleft()
-        if not lane.work:
-            self._rest(lane)
+    def _take(self, queue: _CameraQueue[Work]) -> Work:
+        share = queue.share
+        self._reached[share.priority] = max(self._reached.get(share.priority, 0.0), queue.turn)
+        queue.turn += 1 / share.weight
+        queue.number = next(self._numbers)
+        work = queue.work.popleft()
+        if not queue.work:
+            self._rest(queue)
         return work
 
     def _together(self, group: Hashable, goal: int, now: float, late: list[Work]) -> tuple[Work, ...]:
         """Work of a group in the order of its turns, as much as the goal has room for; the first always."""
         chosen: list[Work] = []
         rows = 0
-        while rows < goal and (lane := self._next(now, late, group)) is not None:
-            rows += lane.work[0].rows
+        while rows < goal and (queue := self._next(now, late, group)) is not None:
+            rows += queue.work[0].rows
             if chosen and rows > goal:
                 break
-            chosen.append(self._take(lane))
+            chosen.append(self._take(queue))
         return tuple(chosen)
 
     def _available(self, group: Hashable, wait: float) -> tuple[int, float]:
         """The rows of a group that could go now, and until when they may wait for more: not at all where one of them
         would be too late by then."""
         rows, since, expires = 0, math.inf, math.inf
-        for lane in self._lanes.values():
-            for work in lane.work:
+        for queue in self._queues.values():
+            for work in queue.work:
                 if work.group != group:
                     break  # those behind it have to wait for it
                 if work.is_wanted:
@@ -290,3 +290,35 @@ def _sift(line: deque[Work], now: float, late: list[Work]) -> bool:
         if work.is_wanted:
             late.append(work)
     return len(line) < before
+
+
+class QueuePolicy(msgspec.Struct, frozen=True):
+    """How requests wait. size: the most that do, 0 for a sensible number. timeout: seconds after which one is too late,
+    0 for never; `allow_override` lets a request's own `timeout` say less. What is too late is refused, or, with
+    `delay`, goes when there is nothing else to do."""
+
+    size: int = 0
+    timeout: float = 0.0
+    allow_override: bool = False
+    delay: bool = False
+
+
+class TensorBatching(msgspec.Struct, frozen=True):
+    """How a model's tensor requests are put together, and how they wait.
+
+    Levels of priority go from 1, which goes first, to `levels`; 0 levels means that there is one. A request that names
+    none has `default_level`. `policies` are by level, where they differ from `policy`.
+    """
+
+    batching: Batching = Batching()
+    policy: QueuePolicy = QueuePolicy()
+    levels: int = 0
+    default_level: int = 0
+    policies: dict[int, QueuePolicy] = {}
+
+    def level(self, wanted: int) -> int:
+        """The level of a request that asks for one; one that does not exist is the default."""
+        return wanted if 1 <= wanted <= self.levels else self.default_level
+
+    def of(self, level: int) -> QueuePolicy:
+        return self.policies.get(level, self.policy)

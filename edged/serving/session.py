@@ -1,36 +1,120 @@
-"""An engine opened in a host, as the slot that it serves sees it."""
+"""An engine that is open in a host, as its slot sees it, with its health and its recent latencies."""
 
 from __future__ import annotations
 
 import asyncio
+import statistics
+import time
+from collections import deque
 
+from edged.errors import DeadlineExceeded, EdgedError, EngineUnusable
 from edged.serving.link import HostLink
-from edged.serving.pace import Pace
-from edged.serving.vitals import Vitals
 from edged.serving.work import EngineRef
+
+_KEPT = 128
+_FEWEST = 5  # answers needed for a median
+_MOMENT = 1e-9  # seconds: slow, but only just
+_OLD_SECONDS = 30.0  # older times say nothing about now
+
+
+class LatencyWindow:
+    """The newest inference times of one session, in milliseconds. Adding costs one append."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[float, float]] = deque(maxlen=_KEPT)
+        self._slow_since: float | None = None
+
+    def add(self, milliseconds: float) -> None:
+        """Record one inference."""
+        self._times.append((time.monotonic(), milliseconds))
+
+    def median(self, now: float) -> float | None:
+        """Median of the last half minute, in milliseconds; None if there were too few answers."""
+        recent = [milliseconds for moment, milliseconds in self._times if now - moment <= _OLD_SECONDS]
+        return statistics.median(recent) if len(recent) >= _FEWEST else None
+
+    def slow_for(self, now: float, limit_ms: float) -> float:
+        """Seconds for which the median has been above a limit without a break; 0 if it is not now.
+
+        Call it regularly. Without new inferences the last result stands and does not grow.
+        """
+        median = self.median(now)
+        if median is not None and median <= limit_ms:
+            self._slow_since = None
+        elif median is not None and self._slow_since is None:
+            self._slow_since = now
+        if self._slow_since is None:
+            return 0.0
+        return max(self._times[-1][0] - self._slow_since, _MOMENT)
+
+
+_SUSPECT = 3  # failed requests in a row, after which a probe is sent
+
+
+class SessionHealth:
+    """Health of one session, from the outcomes of requests and probes.
+
+    A runtime usually refuses a request for its values, so failed requests alone do not condemn an engine: several in a
+    row make it suspect, and a probe decides. `unproven` says why it has not answered yet, empty once it has.
+    `answered_at` and `probed_at` are the last answer and the last probe, of time.monotonic().
+    """
+
+    def __init__(self, unproven: str = "") -> None:
+        self.unproven = unproven
+        self.failures = 0  # of requests, in a row
+        self.misses = 0  # of probes, in a row
+        self.reason = ""  # of the last failure
+        self.answered_at = self.probed_at = time.monotonic()
+
+    def answered(self, now: float) -> None:
+        """Record an answer to a request or a probe."""
+        self.answered_at = now
+        if self.failures or self.misses or self.unproven:
+            self.failures = self.misses = 0
+            self.unproven = self.reason = ""
+
+    def failed(self, error: BaseException) -> None:
+        """Record a failed or timed out request. Errors of the request itself do not count."""
+        if isinstance(error, EngineUnusable | DeadlineExceeded) or not isinstance(error, EdgedError):
+            self.failures += 1
+            self.reason = str(error)
+
+    def missed(self, error: BaseException) -> None:
+        """Record a failed probe."""
+        self.misses += 1
+        self.reason = str(error)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether to probe now."""
+        return self.failures >= _SUSPECT or self.misses > 0
+
+    def is_failing(self, most: int) -> bool:
+        """Whether the engine no longer answers: `most` probes in a row failed, or one after failed requests."""
+        return self.misses >= most or (self.misses > 0 and self.failures >= _SUSPECT)
 
 
 class ServingSession:
-    """What its slot has to know of it from one piece of work to the next."""
+    """An open engine and its state between batches."""
 
     def __init__(self, link: HostLink, number: int, engine: EngineRef, apart: str = "") -> None:
-        """`apart`: the host for suspects that it was opened in; empty for the one that all share."""
+        """`apart`: the isolated host that it was opened in; empty for the shared host."""
         self.link, self.number, self.engine, self.apart = link, number, engine, apart
         self.in_flight = 0
-        self.is_on_trial = False  # what is in flight may be what killed a host before
+        self.is_on_trial = False  # the batch in flight may have killed a host before
         self.batching, self.rows = engine.batching, engine.rows
-        self.pace = Pace()
-        self.vitals = Vitals()
+        self.latency = LatencyWindow()
+        self.health = SessionHealth()
         self.reply_bytes = 0  # the largest answer so far, so that the next finds room in the arena
         self.idle = asyncio.Event()
         self.idle.set()
 
     @property
     def edition(self) -> str:
-        """Which build of its key it is."""
+        """Which build of its engine key it is."""
         return self.engine.edition
 
     async def retire(self) -> None:
-        """Finishes what it has, then closes the engine."""
+        """Finish the work in flight, then close the engine."""
         await self.idle.wait()
         await self.link.close_session(self.number)

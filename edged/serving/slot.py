@@ -1,8 +1,8 @@
-"""What serves a model now. Work is offered to the slot; whichever engine is installed takes it, two orders at a time:
-tensor requests or frames, some of which go together. What comes back is `delivery`'s.
+"""One model's place in the daemon: its waiting work, and the engine that serves it now.
 
-Swapping is installing another engine: new work goes to it, the old one finishes what it has and is closed. Work that
-was lost with its host is tried once more, on whatever serves by then.
+The installed engine takes work from the schedule, two batches at a time (of tensor requests or of frames); `batch`
+delivers the answers. To swap is to install another engine: new work goes to it, the old one finishes what it has and
+is closed. Work that was lost with its host is retried once, on the engine installed by then.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ import msgspec
 
 from edged.errors import EdgedError, HostLost, NotReady, Overloaded
 from edged.ipc.finite import Finiteness
-from edged.serving.delivery import Delivery
-from edged.serving.flight import Flight
+from edged.serving.batch import Delivery, InFlightBatch, StagedWork, stage
 from edged.serving.link import HostLink, Reply
-from edged.serving.parcel import Parcel, pack
-from edged.serving.queueing import TensorBatching
-from edged.serving.schedule import Batching, Schedule, Share
+from edged.serving.schedule import Batching, Schedule, Share, TensorBatching
 from edged.serving.session import ServingSession
 from edged.serving.statistics import Statistics
 from edged.serving.work import EngineRef, TensorWork, Work
 
-IN_FLIGHT = 2  # one is prepared while one is inferred; more would only wait inside the host
+IN_FLIGHT = 2  # one is prepared while one runs; more would only wait inside the host
 _WAITING = 64  # requests
 _EQUAL = Share()
-_LAST = -(1 << 31)  # the priority of what was too late and goes all the same
+_LAST = -(1 << 31)  # the priority of late work with the delay policy
 
 
 class Slot:
@@ -46,25 +43,25 @@ class Slot:
         self._schedule: Schedule[Work] = Schedule(_WAITING)
         self._refusal: EdgedError | None = None
         self._room = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None  # while frames wait for others to go with
-        self.fallback: Slot | None = None  # of an engine that takes what the one here was not built for
-        self.awaited: Callable[[], None] | None = None  # told of a request that nothing serves yet
+        self._alarm: asyncio.TimerHandle | None = None  # runs while frames wait for others to fill a batch
+        self.fallback: Slot | None = None  # serves shapes that the engine here was not built for
+        self.awaited: Callable[[], None] | None = None  # called when a request waits and no engine serves yet
 
-    def offer(self, lane: Hashable, frame: Work, share: Share = _EQUAL) -> Work | None:
-        """Puts a camera's frame in; returns the frame that it overtook. Raises when the model cannot serve at all."""
+    def offer(self, camera: Hashable, frame: Work, share: Share = _EQUAL) -> Work | None:
+        """Offer a camera's newest frame; return the frame that it replaced. Raises if the model cannot serve at all."""
         self._require_open()
-        overtaken = self._schedule.offer(lane, frame, share)
+        overtaken = self._schedule.offer(camera, frame, share)
         self._pump()
         return overtaken
 
-    def queue(self, lane: Hashable, frame: Work, share: Share = _EQUAL) -> None:
-        """Puts a camera's frame behind those of it that wait; whoever does bounds how many."""
+    def queue(self, camera: Hashable, frame: Work, share: Share = _EQUAL) -> None:
+        """Queue a frame behind the waiting ones of its camera; the caller bounds how many wait."""
         self._require_open()
-        self._schedule.queue(lane, frame, share)
+        self._schedule.queue(camera, frame, share)
         self._pump()
 
     def push(self, request: Work) -> None:
-        """Queues a request. Overloaded when too many wait; raises when the model cannot serve at all."""
+        """Queue a request. Overloaded if too many wait; raises if the model cannot serve at all."""
         if (place := self._place(request)) is not self:
             place.push(request)
             return
@@ -79,7 +76,7 @@ class Slot:
         self._pump()
 
     async def push_when_room(self, request: Work) -> None:
-        """As `push`, but waits while too many wait: for callers that can be held back."""
+        """Like `push`, but wait while the queue is full: for callers that accept back pressure."""
         while True:
             try:
                 return self.push(request)
@@ -88,12 +85,12 @@ class Slot:
                 place._room.clear()
                 await place._room.wait()
 
-    def withdraw(self, lane: Hashable, frame: Work) -> bool:
-        """Takes back a frame unless it has been chosen; whether it was not."""
-        return self._schedule.withdraw(lane, frame)
+    def withdraw(self, camera: Hashable, frame: Work) -> bool:
+        """Withdraw a frame that still waits; return whether it did."""
+        return self._schedule.withdraw(camera, frame)
 
     def install(self, session: ServingSession) -> ServingSession | None:
-        """From now on `session` serves. Returns the one that did, for the caller to retire."""
+        """Serve from `session` from now on; return the previous session, which the caller retires."""
         previous, self.current = self.current, session
         self.swaps += previous is not None
         self._refusal = None
@@ -101,14 +98,14 @@ class Slot:
         return previous
 
     def vacate(self, link: HostLink) -> bool:
-        """Takes out the session of a host that is lost; what waits, waits on. Whether there was one."""
+        """Remove the session if its host is `link`, which is lost; waiting work stays queued. Return whether it was."""
         if self.current is None or self.current.link is not link:
             return False
         self.current = None
         return True
 
     def refuse(self, error: EdgedError) -> ServingSession | None:
-        """Nothing can serve the model: what waits and what comes is answered with `error`. Returns what served."""
+        """Answer waiting and future work with `error`; return the session that served."""
         previous, self.current = self.current, None
         self._refusal = error
         for work in self._schedule.drain():
@@ -117,11 +114,11 @@ class Slot:
         return previous
 
     def shut(self, error: EdgedError) -> None:
-        """As `refuse` for what comes from now on; what waits is still answered."""
+        """Refuse future work with `error`; waiting work is still answered."""
         self._refusal = error
 
     def hold(self, refusal: EdgedError | None) -> None:
-        """Refuses with this error while nothing serves; without one, work may wait for an engine. May be said again."""
+        """Refuse with this error while no engine serves; None lets work wait for an engine. Idempotent."""
         if refusal is None:
             self._refusal = None
         elif self.current is None and (self._refusal is None or str(self._refusal) != str(refusal)):
@@ -149,12 +146,12 @@ class Slot:
         """Requests and frames that got an error."""
         return self._delivery.failed
 
-    def count_anew(self) -> None:
-        """The model is another one from now on, and so are its figures."""
+    def reset_counts(self) -> None:
+        """Start new statistics: the model has been replaced."""
         self._delivery.statistics, self._delivery.finite = Statistics(), Finiteness()
 
     def count_with(self, other: Slot) -> None:
-        """What is counted of requests is counted together with another slot's."""
+        """Count requests together with those of another slot."""
         self._delivery.statistics, self._delivery.finite = other.statistics, other.finite
 
     def _require_open(self) -> None:
@@ -162,17 +159,17 @@ class Slot:
             raise self._refused()
 
     def _refused(self) -> EdgedError:
-        """A new error each time: one that is raised again and again would keep every caller's frames alive."""
+        """A new error each time: one that is raised repeatedly would keep every caller's stack frames alive."""
         assert self._refusal is not None
         return type(self._refusal)(str(self._refusal))
 
     def _place(self, request: Work) -> Slot:
-        """Where a request is answered: an engine with a range of shapes never sees one outside it."""
+        """The slot that answers a request: the fallback if the engine does not take its shapes."""
         current = self.current
         return self if current is None or self.fallback is None or current.engine.takes(request) else self.fallback
 
     def _divert(self, engine: EngineRef, chosen: Sequence[Work]) -> list[Work]:
-        """What the engine takes of work that was accepted while another served; the rest goes to the fallback slot."""
+        """Return the work that the engine takes; the rest, accepted for an earlier engine, goes to the fallback slot."""
         taken = []
         for work in chosen:
             if engine.takes(work):
@@ -187,7 +184,7 @@ class Slot:
         return taken
 
     def _pump(self) -> None:
-        """Hands work to the session as long as it takes some."""
+        """Dispatch work to the session while it has room."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -209,14 +206,14 @@ class Slot:
                 return
 
     def _has_room(self, session: ServingSession) -> bool:
-        """Work that was lost with its host is tried again alone: if it was what killed the host, it
-        takes nobody along."""
+        """Whether the session takes another batch. Work that was lost with its host is retried alone: if it killed the
+        host and does so again, no other work is lost."""
         again = self._schedule.first_again
         most = 1 if again is not None and again.retried else IN_FLIGHT
         return session.in_flight < most and not session.is_on_trial and not session.link.lost
 
     def _dispatch(self, session: ServingSession, chosen: Sequence[Work]) -> bool:
-        """Whether there may be room for more. What finds the arena full waits until something in flight is done."""
+        """Send work; return whether there may be room for more. Work that does not fit in the arena waits for room."""
         arena = session.link.arena
         crowded: list[tuple[Work, EdgedError]] = []
 
@@ -226,7 +223,7 @@ class Slot:
             else:
                 self._delivery.fail(work, error)
 
-        self._submit(session, pack(chosen, arena, refuse))
+        self._submit(session, stage(chosen, arena, refuse))
         for work, error in crowded:
             if session.in_flight:
                 self._retry(work)
@@ -234,33 +231,33 @@ class Slot:
                 self._delivery.fail(work, error)
         return not (crowded and session.in_flight)
 
-    def _submit(self, session: ServingSession, parcels: list[Parcel]) -> None:
-        if not parcels:
+    def _submit(self, session: ServingSession, batch: list[StagedWork]) -> None:
+        if not batch:
             return
         try:
-            flight = Flight(session.link, session.number, parcels, session.reply_bytes)
-        except HostLost:  # noticed just now: it has not got the work, which waits for the next
-            for parcel in parcels:
-                parcel.release()
-                self._retry(parcel.work)
+            in_flight = InFlightBatch(session.link, session.number, batch, session.reply_bytes)
+        except HostLost:  # the host did not receive the work, which waits for the next one
+            for staged in batch:
+                staged.release()
+                self._retry(staged.work)
             return
         except EdgedError as error:
-            for parcel in parcels:
-                parcel.release()
-                self._delivery.fail(parcel.work, error)
+            for staged in batch:
+                staged.release()
+                self._delivery.fail(staged.work, error)
             return
         session.in_flight += 1
-        session.is_on_trial = parcels[0].work.retried
+        session.is_on_trial = batch[0].work.retried
         session.idle.clear()
-        flight.future.add_done_callback(partial(self._finish, session, parcels, flight))
+        in_flight.future.add_done_callback(partial(self._finish, session, batch, in_flight))
 
     def _finish(
-        self, session: ServingSession, parcels: list[Parcel], flight: Flight, future: asyncio.Future[Reply]
+        self, session: ServingSession, batch: list[StagedWork], in_flight: InFlightBatch, future: asyncio.Future[Reply]
     ) -> None:
         try:
-            self._delivery.conclude(session, parcels, flight.reply, future)
-        finally:  # whatever goes wrong, the engine serves on
-            flight.land()
+            self._delivery.conclude(session, batch, in_flight.reply, future)
+        finally:  # the engine serves on after any error
+            in_flight.release()
             session.in_flight -= 1
             session.is_on_trial = False
             if not session.in_flight:
@@ -268,7 +265,7 @@ class Slot:
             self._pump()
 
     def _be_late(self, work: Work) -> None:
-        """Its time has passed: it is refused, or waits until there is nothing else to do, if not too many do."""
+        """Refuse work whose time has passed, or, if its policy delays, queue it behind all other work."""
         if isinstance(work, TensorWork):
             policy = self.batching_policy.of(self.batching_policy.level(work.priority))
             if policy.delay:
@@ -279,7 +276,7 @@ class Slot:
         self._delivery.fail(work, work.too_late())
 
     def _rows(self, session: ServingSession) -> Batching:
-        """How many rows of tensor requests go to an engine together."""
+        """Batching of tensor requests, limited to the rows that the session takes."""
         wanted = self.batching_policy.batching
         return wanted if wanted.limit <= session.rows else msgspec.structs.replace(wanted, limit=session.rows)
 
@@ -291,8 +288,8 @@ class Slot:
 
 
 def outside(engine: EngineRef) -> str:
-    """What a request is told that the engine was not built for where no other can be had."""
+    """Message for a request that the engine was not built for if no fallback exists."""
     if not engine.profile.ranges:
-        return "the engine that serves has the defaults of optional inputs built in, and no other is there"
+        return "the engine has the defaults of optional inputs built in, and no fallback engine serves this model"
     ranges = ", ".join(f"{each.name} {list(each.minimum)} to {list(each.maximum)}" for each in engine.profile.ranges)
-    return f"the engine that serves takes {ranges}, and no other is there for other shapes"
+    return f"the engine takes {ranges}, and no fallback engine serves other shapes"

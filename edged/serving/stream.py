@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from edged.errors import EdgedError, FrameSkipped, Overloaded
-from edged.serving.camera import Cameras
-from edged.serving.options import StreamOptions
-from edged.serving.skips import FULL, OVERTAKEN, RATE, Skips
+from edged.serving.camera import Cameras, StreamOptions
 from edged.serving.slot import Slot
-from edged.serving.stream_camera import EVERY_UNDER_WAY, Entry, StreamCamera
+from edged.serving.stream_camera import EVERY_UNDER_WAY, FULL, OVERTAKEN, RATE, Entry, Skips, StreamCamera
 from edged.serving.work import Answered, FrameWork
 
 _MOST_CAMERAS = 256  # of one call; each may hold some pictures

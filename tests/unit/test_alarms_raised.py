@@ -12,7 +12,7 @@ from edged.engines.plan import PlannedEngine, PlannedModel
 from edged.engines.states import EngineState
 from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.ipc.finite import QUIET_SECONDS
-from edged.serving import pace as pace_module
+from edged.serving import session as pace_module
 from tests.unit.control_room import Clock, key_of, model, planned_model, record_of, serve
 
 SETTINGS = Engines(regression_factor=3.0, regression_seconds=30.0)
@@ -39,7 +39,7 @@ class Served:
         while self.clock.now < end:
             self.clock.now += max(0.04, milliseconds / 1000)
             assert self.planned.slot.current is not None
-            self.planned.slot.current.pace.add(milliseconds)
+            self.planned.slot.current.latency.add(milliseconds)
             if self.clock.now - look >= 1.0:
                 look = self.clock.now
                 found += [alarm.kind for alarm in self.look()]
@@ -261,12 +261,12 @@ def test_alarms_quarantined_engines_and_their_model_are_raised(served: Served) -
 
 def test_an_engine_that_does_not_answer_any_more_is_told_of_until_it_does(served: Served) -> None:
     assert served.planned.slot.current is not None
-    vitals = served.planned.slot.current.vitals
+    health = served.planned.slot.current.health
     for _ in range(3):
         assert served.look() == []
-        vitals.missed(EngineUnusable("inference failed"))
+        health.missed(EngineUnusable("inference failed"))
     (alarm,) = served.look()
     assert (alarm.kind, alarm.model, alarm.engine) == (AlarmKind.FAILING, "m", served.engine.digest)
     assert "model m is not ready: its engine no longer answers: inference failed" in alarm.message
-    vitals.answered(served.clock.now)
+    health.answered(served.clock.now)
     assert served.look() == []

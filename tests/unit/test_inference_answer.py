@@ -21,8 +21,7 @@ from edged.errors import EngineUnusable
 from edged.models.triton_config import TritonConfig
 from edged.proto import open_inference_pb2 as pb
 from edged.serving.extents import Traffic
-from edged.serving.queueing import QueuePolicy, TensorBatching
-from edged.serving.schedule import Batching
+from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.trace import Tracing

@@ -66,14 +66,14 @@ def test_a_model_is_listed_as_ready_only_while_it_answers(tmp_path: Path) -> Non
         assert (await loader.listed()) == [Listed("m", "1", "READY")]
         current = planned.slot.current
         assert current is not None
-        current.vitals.unproven = "nothing that edged can make up is answered"
-        assert (await loader.listed()) == [Listed("m", "1", "UNAVAILABLE", current.vitals.unproven)]
-        current.vitals.answered(0.0)
-        current.vitals.missed(EngineUnusable("inference failed"))
+        current.health.unproven = "nothing that edged can make up is answered"
+        assert (await loader.listed()) == [Listed("m", "1", "UNAVAILABLE", current.health.unproven)]
+        current.health.answered(0.0)
+        current.health.missed(EngineUnusable("inference failed"))
         (row,) = await loader.listed()
         assert row.state == "UNAVAILABLE"
         assert "no longer answers: inference failed" in row.reason
-        current.vitals.answered(0.0)
+        current.health.answered(0.0)
         assert (await loader.listed()) == [Listed("m", "1", "READY")]
 
     run(story())
@@ -111,7 +111,7 @@ def test_a_version_that_does_not_answer_any_more_is_listed_once(tmp_path: Path) 
         planned = await house.add("m")
         serve(planned, next(iter(planned.engines)))
         assert planned.slot.current is not None
-        planned.slot.current.vitals.missed(EngineUnusable("inference failed"))
+        planned.slot.current.health.missed(EngineUnusable("inference failed"))
         planned.entry = msgspec.structs.replace(planned.entry, version="2")
         again = planned_model("m")
         house.catalogue.versions = lambda name: [planned, again]  # type: ignore[method-assign, assignment]

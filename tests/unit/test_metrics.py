@@ -18,7 +18,7 @@ from edged.metrics import names, scrape
 from edged.metrics.scrape import Samples
 from edged.metrics.sources import EventCounts, Readings, Sensors, resident_bytes
 from edged.serving.camera import Cameras
-from edged.serving.histogram import Histogram
+from edged.serving.statistics import Histogram
 from tests.integration.asking import Samples as Scraped
 from tests.integration.asking import value
 from tests.unit.control_room import Clock, model, planned_model

@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_asked_serves_and_is_not_ready(tmp_path: Path) ->
         gate = Gate(tmp_path)
         await gate.open(gate.reference, {}, NoUsableProbe("nothing is answered"))
         assert gate.planned.slot.current is not None
-        assert gate.planned.slot.current.vitals.unproven == "nothing is answered"
+        assert gate.planned.slot.current.health.unproven == "nothing is answered"
 
     run(story())
 
@@ -199,11 +199,11 @@ def test_once_one_of_its_engines_has_answered_a_request_the_next_is_believed(tmp
         await gate.open(gate.reference, {}, NoUsableProbe("nothing is answered"))
         await gate.open(gate.engine, None, NoUsableProbe("nothing is answered"))
         assert gate.planned.slot.current is not None
-        assert gate.planned.slot.current.vitals.unproven
-        gate.planned.slot.current.vitals.answered(clock.now)
+        assert gate.planned.slot.current.health.unproven
+        gate.planned.slot.current.health.answered(clock.now)
         await gate.open(gate.other, None, NoUsableProbe("nothing is answered"))
         assert gate.planned.serving == gate.other.digest
-        assert not gate.planned.slot.current.vitals.unproven
+        assert not gate.planned.slot.current.health.unproven
 
     run(story())
 

@@ -9,8 +9,8 @@ from edged.engines import readiness as readiness_module
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import ReadyState, all_ready, next_probe, readiness
 from edged.errors import EngineUnusable, HostLost, InvalidInput, NotReady
-from edged.serving import vitals as vitals_module
-from edged.serving.vitals import Vitals
+from edged.serving import session as vitals_module
+from edged.serving.session import SessionHealth
 from tests.unit.control_room import Clock, model, planned_model, served_reference
 
 SETTINGS = Health(probe_seconds=30.0, probe_failures=3)
@@ -24,9 +24,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def vitals(planned: PlannedModel) -> Vitals:
+def health(planned: PlannedModel) -> SessionHealth:
     assert planned.slot.current is not None
-    return planned.slot.current.vitals
+    return planned.slot.current.health
 
 
 # -- ready or not ---------------------------------------------------------------------------------------------------
@@ -63,48 +63,48 @@ def test_a_model_that_cannot_be_served_is_refused_and_one_that_still_answers_is_
 
 def test_an_engine_that_answered_nothing_yet_is_unproven_until_a_request_is_answered(clock: Clock) -> None:
     planned = served_reference()
-    vitals(planned).unproven = "nothing that edged can make up is answered"
+    health(planned).unproven = "nothing that edged can make up is answered"
     found = readiness(planned, SETTINGS)
     assert (found.state, found.is_ready, found.can_serve) == (ReadyState.UNPROVEN, False, True)
-    vitals(planned).answered(clock.now)
+    health(planned).answered(clock.now)
     assert readiness(planned, SETTINGS).is_ready
 
 
 def test_probes_that_fail_in_a_row_end_readiness_and_one_answer_brings_it_back(clock: Clock) -> None:
     planned = served_reference()
     for _ in range(2):
-        vitals(planned).missed(WRONG)
+        health(planned).missed(WRONG)
         assert readiness(planned, SETTINGS).is_ready
-    vitals(planned).missed(WRONG)
+    health(planned).missed(WRONG)
     found = readiness(planned, SETTINGS)
     assert (found.state, found.can_serve) == (ReadyState.FAILING, False)
     assert "inference failed" in found.reason
-    vitals(planned).answered(clock.now)
+    health(planned).answered(clock.now)
     assert readiness(planned, SETTINGS).is_ready
 
 
 def test_requests_that_fail_make_an_engine_suspect_and_one_probe_decides(clock: Clock) -> None:
     planned = served_reference()
     for _ in range(50):
-        vitals(planned).failed(WRONG)  # by a client that sends nothing that the model takes, say
-    assert vitals(planned).is_suspect
+        health(planned).failed(WRONG)  # by a client that sends nothing that the model takes, say
+    assert health(planned).is_suspect
     assert readiness(planned, SETTINGS).is_ready
-    vitals(planned).missed(WRONG)
+    health(planned).missed(WRONG)
     assert readiness(planned, SETTINGS).state is ReadyState.FAILING
 
 
 def test_a_probe_that_is_answered_clears_an_engine_of_what_its_clients_did(clock: Clock) -> None:
     planned = served_reference()
     for _ in range(50):
-        vitals(planned).failed(WRONG)
-    vitals(planned).answered(clock.now)
-    assert not vitals(planned).is_suspect
-    vitals(planned).missed(WRONG)
+        health(planned).failed(WRONG)
+    health(planned).answered(clock.now)
+    assert not health(planned).is_suspect
+    health(planned).missed(WRONG)
     assert readiness(planned, SETTINGS).is_ready
 
 
 def test_what_is_wrong_with_a_request_says_nothing_of_the_engine() -> None:
-    found = Vitals()
+    found = SessionHealth()
     for error in (InvalidInput("no picture"), HostLost("it died"), NotReady("no room")):
         for _ in range(10):
             found.failed(error)
@@ -131,31 +131,31 @@ def test_an_engine_is_probed_after_it_had_nothing_to_do_for_long_enough(clock: C
     planned = served_reference()
     assert next_probe([planned], SETTINGS, clock.now + 29.0) is None
     assert next_probe([planned], SETTINGS, clock.now + 30.0) is planned
-    vitals(planned).answered(clock.now + 20.0)
+    health(planned).answered(clock.now + 20.0)
     assert next_probe([planned], SETTINGS, clock.now + 30.0) is None
 
 
 def test_it_is_not_asked_again_before_the_time_is_over_once_more(clock: Clock) -> None:
     planned = served_reference()
-    vitals(planned).unproven = "it answers nothing"  # as it did to the probe before
-    vitals(planned).asked = clock.now + 30.0
+    health(planned).unproven = "it answers nothing"  # as it did to the probe before
+    health(planned).probed_at = clock.now + 30.0
     assert next_probe([planned], SETTINGS, clock.now + 31.0) is None
     assert next_probe([planned], SETTINGS, clock.now + 60.0) is planned
 
 
 def test_the_one_that_was_not_heard_of_for_longest_comes_first(clock: Clock) -> None:
     one, other = served_reference("one"), served_reference("other")
-    vitals(one).heard = vitals(one).asked = clock.now + 5.0
+    health(one).answered_at = health(one).probed_at = clock.now + 5.0
     assert next_probe([one, other], SETTINGS, clock.now + 100.0) is other
 
 
 def test_a_suspect_is_asked_at_once_and_then_every_other_moment(clock: Clock) -> None:
     planned = served_reference()
-    vitals(planned).asked = clock.now - 10.0
+    health(planned).probed_at = clock.now - 10.0
     for _ in range(3):
-        vitals(planned).failed(WRONG)
+        health(planned).failed(WRONG)
     assert next_probe([planned], SETTINGS, clock.now) is planned
-    vitals(planned).asked = clock.now
+    health(planned).probed_at = clock.now
     assert next_probe([planned], SETTINGS, clock.now + 1.0) is None
     assert next_probe([planned], SETTINGS, clock.now + readiness_module._SUSPECT_SECONDS) is planned
 
@@ -164,7 +164,7 @@ def test_without_probes_only_suspects_are_asked(clock: Clock) -> None:
     planned, never = served_reference(), Health(probe_seconds=0.0)
     assert next_probe([planned], never, clock.now + 1e6) is None
     for _ in range(3):
-        vitals(planned).failed(WRONG)
+        health(planned).failed(WRONG)
     assert next_probe([planned], never, clock.now + 1e6) is planned
 
 

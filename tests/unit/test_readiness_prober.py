@@ -1,4 +1,4 @@
-"""What requests and probes leave behind of an engine: its vitals, and the model's readiness that follows from them."""
+"""What requests and probes leave behind of an engine: its health, and the model's readiness that follows from them."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_a_probe_leaves_in_the_vitals_what_it_found() -> None:
         probe, planned = SessionProbe(), served_reference()
         probing = prober(probe)
         assert planned.slot.current is not None
-        vitals = planned.slot.current.vitals
+        health = planned.slot.current.health
         probe.outcomes.append(EngineUnusable("no kernel"))
         probing.look([planned], LATER)
         await settle()
-        assert (vitals.misses, vitals.reason, probe.asked) == (1, "no kernel", [True])
+        assert (health.misses, health.reason, probe.asked) == (1, "no kernel", [True])
         probing.look([planned], LATER)
         await settle()
-        assert (vitals.misses, vitals.reason) == (0, "")
+        assert (health.misses, health.reason) == (0, "")
 
     run(story())
 
@@ -72,7 +72,7 @@ def test_a_probe_that_could_not_be_made_says_nothing(error: Exception) -> None:
         prober(probe).look([planned], LATER)
         await settle()
         assert planned.slot.current is not None
-        assert planned.slot.current.vitals.misses == 0
+        assert planned.slot.current.health.misses == 0
 
     run(story())
 
@@ -81,11 +81,11 @@ def test_an_engine_that_was_never_asked_with_success_does_not_fail_by_that() -> 
     async def story() -> None:
         probe, planned = SessionProbe(), served_reference()
         assert planned.slot.current is not None
-        planned.slot.current.vitals.unproven = "nothing is answered"
+        planned.slot.current.health.unproven = "nothing is answered"
         probe.outcomes.append(EngineUnusable("nothing is answered"))
         prober(probe).look([planned], LATER)
         await settle()
-        assert planned.slot.current.vitals.misses == 0
+        assert planned.slot.current.health.misses == 0
 
     run(story())
 
@@ -122,12 +122,12 @@ def test_what_becomes_of_requests_is_in_the_vitals_of_the_engine_that_had_them()
             link.fail(error)
             await settle()
             assert work.future.exception() is not None
-        assert (session.vitals.failures, session.vitals.reason) == (2, "no kernel")
+        assert (session.health.failures, session.health.reason) == (2, "no kernel")
         work = TensorWork((InputTensor("x", "UINT8", (1,), b"a"),), None)
         slot.push(work)
         link.answer()
         await settle()
-        assert (session.vitals.failures, session.vitals.reason) == (0, "")
+        assert (session.health.failures, session.health.reason) == (0, "")
 
     run(story())
 
@@ -145,7 +145,7 @@ def test_probe_of_a_model_that_was_planned_again_meanwhile_says_nothing() -> Non
             await settle()
             assert probe.asked == []
             assert planned.slot.current is not None
-            assert planned.slot.current.vitals.misses == 0
+            assert planned.slot.current.health.misses == 0
         assert tasks.FAILURES.total() == before
 
     run(story())

@@ -10,8 +10,7 @@ import pytest
 
 from edged.backends.profile import Profile
 from edged.errors import NotReady, Overloaded
-from edged.serving.queueing import QueuePolicy, TensorBatching
-from edged.serving.schedule import Batching
+from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.work import FrameWork, InputTensor, TensorWork

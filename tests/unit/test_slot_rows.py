@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from edged.errors import DeadlineExceeded, EngineUnusable, InvalidInput, NotFinite, Overloaded, TooLarge
 from edged.ipc import messages as m
-from edged.serving.queueing import QueuePolicy, TensorBatching
-from edged.serving.schedule import Batching
+from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork

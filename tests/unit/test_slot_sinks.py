@@ -9,8 +9,7 @@ import pytest
 from edged.errors import InvalidInput
 from edged.ipc import messages as m
 from edged.ipc.arena import Span
-from edged.serving.queueing import TensorBatching
-from edged.serving.schedule import Batching
+from edged.serving.schedule import Batching, TensorBatching
 from edged.serving.slot import Slot
 from edged.serving.work import InputTensor, OutputView, Sink, TensorWork
 from tests.fake_link import FakeLink

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edged.errors import DeadlineExceeded, EngineUnusable
-from edged.host.stopping import Runs
+from edged.host.stopping import CancellableJobs
 from edged.tensors import Array
 
 
@@ -46,7 +46,7 @@ class Endless(Plain):
 
 def test_a_job_that_runs_is_stopped_and_the_next_one_runs() -> None:
     session = Endless()
-    runs = Runs(session)
+    runs = CancellableJobs(session)
     for job in (1, 2):
         runs.take(job)
     thread = threading.Thread(target=lambda: (session.began.wait(20), runs.stop(1)))
@@ -61,7 +61,7 @@ def test_a_job_that_runs_is_stopped_and_the_next_one_runs() -> None:
 
 def test_a_job_that_waits_does_not_run_and_the_one_before_it_is_left_alone() -> None:
     session = Endless()
-    runs = Runs(session)
+    runs = CancellableJobs(session)
     runs.take(1)
     runs.take(2)
     assert runs.run(1, lambda: runs.stop(2)) is None
@@ -73,7 +73,7 @@ def test_a_job_that_waits_does_not_run_and_the_one_before_it_is_left_alone() -> 
 
 def test_a_job_that_is_answered_or_unknown_is_not_stopped() -> None:
     session = Endless()
-    runs = Runs(session)
+    runs = CancellableJobs(session)
     runs.take(1)
     runs.run(1, lambda: None)
     runs.leave(1)
@@ -85,6 +85,6 @@ def test_a_job_that_is_answered_or_unknown_is_not_stopped() -> None:
 
 
 def test_a_session_that_cannot_be_stopped_ends_what_it_does() -> None:
-    runs = Runs(Plain())
+    runs = CancellableJobs(Plain())
     runs.take(1)
     assert runs.run(1, lambda: (runs.stop(1), "done")[1]) == "done"

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from edged.errors import InvalidInput, NotReady, Overloaded, Overwritten
 from edged.serving import stream as streams
-from edged.serving.camera import Cameras
-from edged.serving.options import StreamOptions
+from edged.serving.camera import Cameras, StreamOptions
 from edged.serving.schedule import Share
 from edged.serving.slot import Slot
 from edged.serving.stream import Delivery, SkipReport, Stream

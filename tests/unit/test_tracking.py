@@ -21,7 +21,7 @@ import uvloop
 from edged import packages
 from edged.confinement import settings
 from edged.ipc import track_messages as m
-from edged.serving import tracker_process
+from edged.serving import tracking
 from edged.serving.tracking import _LARGEST, Tracking
 from edged.vision.detections import Detections
 from tests.moving import Score, drawn, watch
@@ -109,7 +109,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 
 def speaking(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Puts a program in the tracker's place."""
-    monkeypatch.setattr(tracker_process, "_command", lambda: [sys.executable, "-c", program])
+    monkeypatch.setattr(tracking, "_command", lambda: [sys.executable, "-c", program])
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from edged.models.model import Model
 from edged.models.triton_check import check, declared, is_batchable, max_batch_size
 from edged.models.triton_config import TritonConfig
 from edged.models.triton_text import read_text
-from edged.serving.queueing import QueuePolicy, TensorBatching
-from edged.serving.schedule import Batching
+from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
 from edged.tensors import ANY_SHAPE, TensorSpec
 
 BATCHED = Signature(

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from edged.api.endpoints import result_json, zmq_wire
 from edged.errors import InvalidInput, NotFound
 from edged.ipc import messages as m
-from edged.serving.options import StreamOptions
+from edged.serving.camera import StreamOptions
 from edged.serving.schedule import Share
-from edged.serving.skips import Skips
 from edged.serving.stream import Delivery, SkipReport
+from edged.serving.stream_camera import Skips
 from edged.serving.work import Answered, EngineRef, FrameWork, OutputTensor
 from edged.vision.detections import Classes, Detections
 from edged.vision.family import Recognition, Thresholds, recognise

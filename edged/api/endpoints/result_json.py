@@ -9,8 +9,8 @@ import msgspec
 
 from edged.api.grpc.status import status_of
 from edged.errors import EdgedError
-from edged.serving.skips import Skips
 from edged.serving.stream import Delivery, SkipReport
+from edged.serving.stream_camera import Skips
 from edged.serving.work import Answered
 from edged.tensors import Shape
 from edged.vision.detections import Classes, Detections, class_name

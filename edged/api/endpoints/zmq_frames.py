@@ -25,8 +25,7 @@ from edged.api.endpoints.shared_memory import Segments
 from edged.api.endpoints.zmq_socket import BoundSocket, CountedWarnings
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidInput, NotReady, Overloaded
-from edged.serving.camera import Cameras
-from edged.serving.options import StreamOptions
+from edged.serving.camera import Cameras, StreamOptions
 from edged.serving.slot import Slot
 from edged.serving.stream import Delivery, SkipReport, Stream
 from edged.serving.work import Answered, Blob, FrameWork

@@ -10,7 +10,7 @@ import msgspec
 
 from edged.decoding import explain
 from edged.errors import InvalidInput
-from edged.serving.options import Mode, StreamOptions
+from edged.serving.camera import Mode, StreamOptions
 from edged.serving.work import Blob, FrameWork
 from edged.vision.family import Thresholds
 from edged.vision.placement import Region, Roi

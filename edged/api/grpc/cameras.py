@@ -20,8 +20,7 @@ from edged.api.grpc.rpc import Context, Service
 from edged.engines.controller import Controller
 from edged.errors import EdgedError, InvalidImage, InvalidInput, Refused
 from edged.proto import cameras_pb2 as pb
-from edged.serving.camera import Cameras
-from edged.serving.options import Mode, StreamOptions
+from edged.serving.camera import Cameras, Mode, StreamOptions
 from edged.serving.slot import Slot
 from edged.serving.stream import Delivery, Follows, SkipReport, Stream
 from edged.serving.work import Blob, FrameWork

@@ -213,7 +213,7 @@ def model(name: str, planned: PlannedModel, alarms: Iterable[Alarm], asking: Hea
             message.precision, message.device = planned_engine.recipe.precision, planned_engine.recipe.device
             if planned_engine.usual_ms:
                 message.baseline_ms = planned_engine.usual_ms
-        median = slot.current.pace.median(now)
+        median = slot.current.latency.median(now)
         if median is not None:
             message.infer_ms = median
     return message

@@ -7,8 +7,8 @@ import time
 from edged.api.grpc.status import status_of
 from edged.errors import EdgedError
 from edged.proto import cameras_pb2 as pb
-from edged.serving.skips import Skips
 from edged.serving.stream import Delivery, SkipReport
+from edged.serving.stream_camera import Skips
 from edged.serving.work import Answered
 from edged.vision.detections import Classes, Detections, class_name
 

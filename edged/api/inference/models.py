@@ -18,7 +18,7 @@ from edged.models.model import Model
 from edged.models.triton_config import Control, SequenceBatching, VersionPolicy
 from edged.proto import model_config_pb2 as config_pb
 from edged.proto import open_inference_pb2 as pb
-from edged.serving.queueing import QueuePolicy, TensorBatching
+from edged.serving.schedule import QueuePolicy, TensorBatching
 from edged.tensors import TensorSpec
 from edged.version import __version__
 

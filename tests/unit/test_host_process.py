@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from edged.serving.progress import SILENT_SECONDS, STOPPED_SECONDS, Progress, Sign, read
+from edged.serving.host_process import SILENT_SECONDS, STOPPED_SECONDS, Progress, Sign, read
 from tests.waiting import wait
 
 IDLE = Sign("S", 1, (1, 1, 1, 1))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.serving.rate import Limit, Rate
+from edged.serving.camera import Limit, Rate
 
 
 @pytest.mark.parametrize(("offered", "allowed"), [(30, 20), (30, 10), (25, 24), (60, 7), (30, 29), (10, 30), (30, 30)])
