@@ -463,7 +463,7 @@ class Delivery:
 
 
 def _known(error: BaseException) -> EdgedError:
-    """Return the error if it is an EdgedError, the only kind that links fail jobs with; raise any other, which is a bug."""
+    """Return an EdgedError, the only kind that links fail jobs with; raise anything else, which is a bug."""
     if isinstance(error, EdgedError):
         return error
     raise error

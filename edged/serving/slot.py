@@ -169,7 +169,7 @@ class Slot:
         return self if current is None or self.fallback is None or current.engine.takes(request) else self.fallback
 
     def _divert(self, engine: EngineRef, chosen: Sequence[Work]) -> list[Work]:
-        """Return the work that the engine takes; the rest, accepted for an earlier engine, goes to the fallback slot."""
+        """Return the work that the engine takes; send the rest, meant for an earlier engine, to the fallback slot."""
         taken = []
         for work in chosen:
             if engine.takes(work):

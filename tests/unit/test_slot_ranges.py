@@ -136,7 +136,7 @@ def test_without_a_fallback_place_it_is_told_what_the_engine_takes() -> None:
         slot.install(ranged(link))
         outside = request(9)
         slot.push(outside)
-        with pytest.raises(NotReady, match=r"takes x \[1, 2\] to \[4, 2\], and no other is there"):
+        with pytest.raises(NotReady, match=r"takes x \[1, 2\] to \[4, 2\], and no fallback engine"):
             await outside.future
         assert not link.jobs
 
