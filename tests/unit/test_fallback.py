@@ -213,7 +213,7 @@ def test_where_no_other_engine_can_be_opened_requests_are_told_what_is_taken(clo
         place.reference.open_at = math.inf
         request = place.ask()
         await place.look()
-        assert "takes x [1, 4] to [4, 4], and no other is there" in refusal(request)
+        assert "takes x [1, 4] to [4, 4], and no fallback engine" in refusal(request)
         later = place.ask()
         assert not later.future.done(), "what comes later is looked at anew"
         place.reference.open_at = 0.0

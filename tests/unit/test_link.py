@@ -102,7 +102,7 @@ class Box:
 
 
 def with_box(work: Callable[[Box], Awaitable[Any]], limits: HostLimits = LIMITS) -> None:
-    """CancellableJobs with hosts that are stopped in the end, all of whose memory must have come back by then."""
+    """Run with hosts that are stopped in the end, all of whose memory must have come back by then."""
 
     async def boxed() -> None:
         box = Box(limits)
