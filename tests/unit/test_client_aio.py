@@ -88,7 +88,7 @@ kinds = pytest.mark.parametrize("kind", ["ordinary", "asynchronous"])
 
 @kinds
 @pytest.mark.parametrize("model", ["shapes", "slow", "flaky"])
-def test_sent_is_answered_skipped_and_failed(running: Running, kind: str, model: str) -> None:
+def test_stream_mixed_outcomes_are_all_counted(running: Running, kind: str, model: str) -> None:
     async def work() -> None:
         async with AsyncClient(running.target) as client:
             stream = client.stream(model, Frames(gap=0.002, count=100).of(kind), camera="door")
@@ -102,7 +102,7 @@ def test_sent_is_answered_skipped_and_failed(running: Running, kind: str, model:
 
 
 @kinds
-def test_lossless_skips_nothing(running: Running, kind: str) -> None:
+def test_stream_lossless_skips_nothing(running: Running, kind: str) -> None:
     async def work() -> None:
         async with AsyncClient(running.target) as client:
             stream = client.stream("slow", Frames(count=20).of(kind), lossless=True)
@@ -112,7 +112,7 @@ def test_lossless_skips_nothing(running: Running, kind: str) -> None:
 
 
 @kinds
-def test_leaving_the_block_closes_everything(running: Running, kind: str) -> None:
+def test_stream_left_block_closes_frames_and_call(running: Running, kind: str) -> None:
     async def work() -> None:
         frames = Frames(gap=0.005)
         async with AsyncClient(running.target) as client, client.stream("shapes", frames.of(kind)) as stream:
@@ -128,7 +128,7 @@ def test_leaving_the_block_closes_everything(running: Running, kind: str) -> Non
 
 
 @kinds
-def test_a_cancelled_wait_closes_everything(running: Running, kind: str) -> None:
+def test_stream_cancelled_wait_closes_frames_and_call(running: Running, kind: str) -> None:
     async def work() -> None:
         frames = Frames(gap=0.005)
         async with AsyncClient(running.target) as client:
@@ -142,7 +142,7 @@ def test_a_cancelled_wait_closes_everything(running: Running, kind: str) -> None
 
 
 @kinds
-def test_a_dropped_stream_ends(running: Running, kind: str) -> None:
+def test_stream_dropped_reference_ends_call(running: Running, kind: str) -> None:
     async def work() -> None:
         frames = Frames(gap=0.005)
         async with AsyncClient(running.target) as client:
@@ -154,7 +154,7 @@ def test_a_dropped_stream_ends(running: Running, kind: str) -> None:
 
 
 @kinds
-def test_an_exception_in_the_frames_surfaces_after_the_answers(running: Running, kind: str) -> None:
+def test_stream_failing_frames_raise_after_the_answers(running: Running, kind: str) -> None:
     async def work() -> None:
         async with AsyncClient(running.target) as client:
             stream = client.stream("shapes", Frames(count=3, failure=KeyError("lens cap")).of(kind))
@@ -172,7 +172,7 @@ def test_an_exception_in_the_frames_surfaces_after_the_answers(running: Running,
 
 
 @kinds
-def test_failures_end_the_stream(running: Running, kind: str) -> None:
+def test_stream_failed_call_raises_its_error(running: Running, kind: str) -> None:
     async def work() -> None:
         async with AsyncClient(running.target, timeout=0.4) as client:
             for model, kind_of_error in (("missing", NotFound), ("quits", NotReady), ("hung", DeadlineExceeded)):
@@ -186,7 +186,7 @@ def test_failures_end_the_stream(running: Running, kind: str) -> None:
 
 
 @kinds
-def test_the_daemons_reason_survives_a_write_that_fails_with_it(running: Running, kind: str) -> None:
+def test_stream_failed_write_keeps_the_daemons_status(running: Running, kind: str) -> None:
     """Many times, since grpc.aio loses the reason in a race."""
 
     async def work() -> None:
@@ -199,7 +199,7 @@ def test_the_daemons_reason_survives_a_write_that_fails_with_it(running: Running
 
 
 @kinds
-def test_nobody_answers(tmp_path: Path, kind: str) -> None:
+def test_client_without_daemon_raises_not_ready(tmp_path: Path, kind: str) -> None:
     async def work() -> None:
         async with AsyncClient(f"unix:{tmp_path}/none.sock") as client:
             with pytest.raises(DaemonUnavailable, match="start one with: edged serve"):
@@ -214,7 +214,7 @@ def test_nobody_answers(tmp_path: Path, kind: str) -> None:
 
 
 @kinds
-def test_the_daemon_stops_in_the_middle(tmp_path: Path, kind: str) -> None:
+def test_stream_daemon_that_stops_raises_not_ready(tmp_path: Path, kind: str) -> None:
     async def work() -> None:
         with Running(f"unix:{tmp_path}/edged.sock") as running:
             client = AsyncClient(running.target)
@@ -228,7 +228,7 @@ def test_the_daemon_stops_in_the_middle(tmp_path: Path, kind: str) -> None:
     run(work())
 
 
-def test_a_slow_camera_does_not_hold_up_the_loop(running: Running) -> None:
+def test_stream_slow_camera_does_not_block_the_loop(running: Running) -> None:
     async def work() -> None:
         async with AsyncClient(running.target) as client:
             streams = [client.stream("shapes", Frames(gap=0.2, count=3).ordinary()) for _ in range(40)]
@@ -243,7 +243,7 @@ def test_a_slow_camera_does_not_hold_up_the_loop(running: Running) -> None:
     run(work())
 
 
-def test_single_calls(running: Running) -> None:
+def test_client_unary_calls_return_values(running: Running) -> None:
     async def work() -> None:
         async with AsyncClient(running.target) as client:
             result = await client.infer("shapes", np.zeros((4, 6, 3), np.uint8), score=0.5)
@@ -269,7 +269,7 @@ def model_file(folder: Path) -> Path:
     return folder / "m.onnx"
 
 
-def test_a_model_is_uploaded_whole(running: Running, tmp_path: Path) -> None:
+def test_add_model_upload_arrives_whole(running: Running, tmp_path: Path) -> None:
     async def work() -> None:
         path = model_file(tmp_path)
         async with AsyncClient(running.target) as client:
@@ -282,7 +282,7 @@ def test_a_model_is_uploaded_whole(running: Running, tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_file_that_breaks_off_is_never_taken_for_a_model(
+def test_add_model_truncated_file_is_rejected(
     running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Upload) -> Iterator[Any]:

@@ -60,7 +60,7 @@ def picture(height: int = 6, width: int = 8) -> np.ndarray:
 # --- pictures -------------------------------------------------------------------------------------------------------
 
 
-def test_an_encoded_picture_travels_untouched(client: Client, running: Running, tmp_path: Path) -> None:
+def test_infer_encoded_picture_is_sent_unchanged(client: Client, running: Running, tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     assert cv2.imwrite(str(path), picture())
     encoded = path.read_bytes()
@@ -74,7 +74,7 @@ def test_an_encoded_picture_travels_untouched(client: Client, running: Running, 
     "image",
     [picture(), picture()[:, ::-1], picture()[::2, 1:4], picture()[..., 0], picture()[..., :1], np.zeros((1, 1), "u1")],
 )
-def test_an_array_travels_as_pixels(client: Client, running: Running, image: np.ndarray) -> None:
+def test_infer_array_is_sent_as_pixels(client: Client, running: Running, image: np.ndarray) -> None:
     result = client.infer("shapes", image, camera="door", score=0.1, iou=0.2)
     (frame,) = running.daemon.frames
     raw = frame.raw
@@ -99,7 +99,7 @@ def test_an_array_travels_as_pixels(client: Client, running: Running, image: np.
         (17, InvalidInput, "int is not a picture"),
     ],
 )
-def test_what_is_no_picture(client: Client, running: Running, image: object, kind: type, words: str) -> None:
+def test_infer_invalid_picture_raises(client: Client, running: Running, image: object, kind: type, words: str) -> None:
     with pytest.raises(kind, match=words):
         client.infer("shapes", image)
     assert running.daemon.frames == []
@@ -108,12 +108,12 @@ def test_what_is_no_picture(client: Client, running: Running, image: object, kin
 @pytest.mark.parametrize(
     "wrong", [{"score": 1.5}, {"iou": -0.1}, {"score": float("nan")}, {"max_detections": 0}, {"max_detections": 2**32}]
 )
-def test_thresholds_out_of_range(client: Client, wrong: dict[str, float]) -> None:
+def test_infer_threshold_out_of_range_raises(client: Client, wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidInput, match="out of range"):
         client.infer("shapes", picture(), **wrong)
 
 
-def test_a_picture_larger_than_grpc_usually_takes(client: Client, running: Running) -> None:
+def test_infer_picture_beyond_grpc_default_limit_is_sent(client: Client, running: Running) -> None:
     big = np.zeros((2000, 3000, 3), np.uint8)
     assert client.infer("shapes", big).width == 3000
     assert len(running.daemon.frames[0].raw.data) == big.nbytes
@@ -122,7 +122,7 @@ def test_a_picture_larger_than_grpc_usually_takes(client: Client, running: Runni
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-def test_a_result_holds_what_the_daemon_said(client: Client) -> None:
+def test_result_fields_hold_the_daemons_values(client: Client) -> None:
     result = client.infer("shapes", b"x", camera="door")
     first = result.detections[0]
     assert (first.x1, first.y1, first.x2, first.y2) == (10, 20, 30, 60)
@@ -134,7 +134,7 @@ def test_a_result_holds_what_the_daemon_said(client: Client) -> None:
         result.age_ms = 0  # type: ignore[misc]
 
 
-def test_json_is_roboflows(client: Client) -> None:
+def test_result_json_is_roboflows_format(client: Client) -> None:
     json = client.infer("shapes", b"x").json()
     assert json["image"] == {"width": 640, "height": 480}
     first, second = json["predictions"]
@@ -146,20 +146,20 @@ def test_json_is_roboflows(client: Client) -> None:
     assert client.infer("empty", b"x").json()["predictions"] == []
 
 
-def test_labels_stay_small_whatever_the_class_id(client: Client) -> None:
+def test_result_labels_large_class_id_stay_small(client: Client) -> None:
     labels = client.infer("shapes", b"x").labels()
     assert list(labels) == labels[:] == ["square", "1", "2", "a [red] dot"]
     with pytest.raises(IndexError):
         labels[4]
 
 
-def test_supervision_missing_is_one_line(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_supervision_missing_library_raises_unsupported(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "supervision", None)
     with pytest.raises(Unsupported, match="-m pip install supervision"):
         client.infer("shapes", b"x").supervision()
 
 
-def test_supervision_gets_the_detections(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_supervision_has_the_detections(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake:
         Detections = staticmethod(lambda **given: given)
 
@@ -171,7 +171,7 @@ def test_supervision_gets_the_detections(client: Client, monkeypatch: pytest.Mon
     assert (given["mask"], given["tracker_id"]) == (None, None)
 
 
-def test_tensors_of_every_datatype(client: Client) -> None:
+def test_result_tensors_of_every_datatype_become_arrays(client: Client) -> None:
     outputs = client.infer("tensors", b"x").outputs
     assert list(outputs) == list(TENSORS)
     for name, expected in TENSORS.items():
@@ -191,12 +191,12 @@ def test_tensors_of_every_datatype(client: Client) -> None:
         ("BYTES", [1], b"\1\0"),
     ],
 )
-def test_torn_tensors(datatype: str, shape: list[int], data: bytes) -> None:
+def test_result_torn_tensor_raises(datatype: str, shape: list[int], data: bytes) -> None:
     with pytest.raises(EdgedError, match="tensor 't'"):
         to_array(cam.Tensor(name="t", datatype=datatype, shape=shape, data=data))
 
 
-def test_a_datatype_of_the_future() -> None:
+def test_result_unknown_datatype_raises_unsupported() -> None:
     with pytest.raises(Unsupported, match="FP8"):
         to_array(cam.Tensor(name="t", datatype="FP8", shape=[1], data=b"1"))
 
@@ -204,7 +204,7 @@ def test_a_datatype_of_the_future() -> None:
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_daemons_refusal_becomes_the_right_error(client: Client) -> None:
+def test_infer_refused_call_raises_matching_error(client: Client) -> None:
     with pytest.raises(NotFound, match="no model 'missing'"):
         client.infer("missing", b"x")
     with pytest.raises(InvalidInput, match="damaged"):
@@ -213,7 +213,7 @@ def test_the_daemons_refusal_becomes_the_right_error(client: Client) -> None:
         client.infer("building", b"x")
 
 
-def test_a_deadline(running: Running) -> None:
+def test_infer_late_answer_raises_deadline_exceeded(running: Running) -> None:
     with Client(running.target, timeout=0.2) as client, pytest.raises(DeadlineExceeded):
         client.infer("hung", b"x")
 
@@ -238,7 +238,7 @@ def test_a_deadline(running: Running) -> None:
         ("PERMISSION_DENIED", None, Forbidden, "PERMISSION_DENIED without a reason"),
     ],
 )
-def test_one_line_for_every_status(code: str, details: str | None, kind: type, words: str) -> None:
+def test_to_edged_every_status_gives_one_line(code: str, details: str | None, kind: type, words: str) -> None:
     error = to_edged(grpc.StatusCode[code], details, "unix:/x")
     assert type(error) is kind
     assert words in str(error)
@@ -252,14 +252,14 @@ def test_to_edged_box_elsewhere_names_no_command_of_this_machine(details: str) -
         assert "start" in str(to_edged(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses", target))
 
 
-def test_code_names() -> None:
+def test_code_name_known_and_unknown_codes() -> None:
     assert (code_name(14), code_name(0), code_name(99)) == ("UNAVAILABLE", "OK", "99")
 
 
 # --- operations -----------------------------------------------------------------------------------------------------
 
 
-def test_operations(client: Client, running: Running) -> None:
+def test_client_operations_return_values(client: Client, running: Running) -> None:
     (model,) = client.models()
     assert (model.name, model.state, model.swaps, model.settings) == ("shapes", "ready", 2, {"family": "yolo"})
     assert model.inputs[0].shape == (-1, 3, 64, 64)
@@ -269,7 +269,7 @@ def test_operations(client: Client, running: Running) -> None:
     assert running.daemon.removed == ["shapes"]
 
 
-def test_engines(client: Client) -> None:
+def test_client_engines_return_values(client: Client) -> None:
     full, bare = client.engines()
     assert [engine.key for engine in client.engines("other")] == ["def"]
     assert (bare.latency_ms, bare.build_s, bare.verdict) == (None, None, None)
@@ -293,7 +293,7 @@ def model_file(folder: Path, *, external: bool) -> Path:
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_a_model_is_uploaded_whole(client: Client, running: Running, tmp_path: Path, external: bool) -> None:
+def test_add_model_upload_arrives_whole(client: Client, running: Running, tmp_path: Path, external: bool) -> None:
     path = model_file(tmp_path, external=external)
     info = client.add_model("new", path, {"threads": "1"})
     assert (info.name, info.state, info.settings) == ("new", "loading", {"threads": "1"})
@@ -302,7 +302,7 @@ def test_a_model_is_uploaded_whole(client: Client, running: Running, tmp_path: P
     assert all(data == (tmp_path / name).read_bytes() for name, data in files.items())
 
 
-def test_what_is_no_model_is_not_uploaded(client: Client, running: Running, tmp_path: Path) -> None:
+def test_add_model_invalid_model_is_not_uploaded(client: Client, running: Running, tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="there is no file"):
         client.add_model("new", tmp_path / "none.onnx")
     path = model_file(tmp_path, external=True)
@@ -312,7 +312,7 @@ def test_what_is_no_model_is_not_uploaded(client: Client, running: Running, tmp_
     assert running.daemon.uploads == []
 
 
-def test_a_file_that_breaks_off_is_never_taken_for_a_model(
+def test_add_model_truncated_file_is_rejected(
     client: Client, running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = model_file(tmp_path, external=True)
@@ -324,7 +324,7 @@ def test_a_file_that_breaks_off_is_never_taken_for_a_model(
     assert running.daemon.uploads == []
 
 
-def test_a_taken_name(client: Client, tmp_path: Path) -> None:
+def test_add_model_taken_name_raises_already_exists(client: Client, tmp_path: Path) -> None:
     with pytest.raises(AlreadyExists, match="already there"):
         client.add_model("taken", model_file(tmp_path, external=True))
 
@@ -347,22 +347,22 @@ def test_a_taken_name(client: Client, tmp_path: Path) -> None:
         ("[::1]:5", "[::1]:5"),
     ],
 )
-def test_targets(text: str, target: str) -> None:
+def test_resolve_valid_targets(text: str, target: str) -> None:
     assert resolve(text) == target
 
 
-def test_relative_sockets_are_below_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_relative_socket_is_below_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve("./x.sock") == resolve("unix:x.sock") == f"unix:{tmp_path}/x.sock"
 
 
 @pytest.mark.parametrize("text", ["http://box:1", "box:", "box:0", "box:99999", "::1:5", "unix:", "/" + "x" * 200])
-def test_what_is_no_target(text: str) -> None:
+def test_resolve_invalid_target_raises(text: str) -> None:
     with pytest.raises(InvalidInput):
         resolve(text)
 
 
-def test_the_default_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_no_target_gives_default_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/mine")
     monkeypatch.delenv("EDGED_TARGET", raising=False)
     assert resolve() == resolve("") == "unix:/run/mine/edged.sock"
@@ -370,7 +370,7 @@ def test_the_default_target(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve() == "box:1"
 
 
-def test_importing_the_library_is_cheap_and_free_of_runtimes() -> None:
+def test_import_client_loads_no_runtime_and_is_fast() -> None:
     code = (
         "import sys, edged.client; assert 'grpc' not in sys.modules; edged.client.Client; edged.client.AsyncClient;"
         "edged.client.open_source; heavy = {'onnx', 'onnxruntime', 'av', 'typer', 'zmq'} & set(sys.modules);"

@@ -54,7 +54,7 @@ def run(running: Running, work: Callable[[AsyncClient], Coroutine[Any, Any, None
 # --- progress -------------------------------------------------------------------------------------------------------
 
 
-def test_a_rebuild_is_followed_to_its_end(client: Client, running: Running) -> None:
+def test_rebuild_followed_yields_updates_to_the_end(client: Client, running: Running) -> None:
     updates = list(client.rebuild("doors", engine="aaaaaa", force=True))
     (request,) = running.daemon.commands.given
     assert request == ops.RebuildRequest(selector={"model": "doors", "engine": "aaaaaa"}, force=True, follow=True)
@@ -69,18 +69,18 @@ def test_a_rebuild_is_followed_to_its_end(client: Client, running: Running) -> N
     )
 
 
-def test_a_rebuild_that_is_not_followed_tells_what_was_selected(client: Client, running: Running) -> None:
+def test_rebuild_not_followed_yields_what_was_selected(client: Client, running: Running) -> None:
     assert [update.key for update in client.rebuild(everything=True, follow=False)] == list(KEYS)
     assert running.daemon.commands.given == [ops.RebuildRequest(selector={"everything": True})]
 
 
-def test_the_command_is_given_even_if_nobody_looks_at_the_answers(client: Client, running: Running) -> None:
+def test_rebuild_unread_answers_still_give_the_command(client: Client, running: Running) -> None:
     client.rebuild("endless")
     client.verify("endless")
     assert [type(request).__name__ for request in running.daemon.commands.given] == ["RebuildRequest", "VerifyRequest"]
 
 
-def test_nothing_to_make_is_an_end_and_no_error(client: Client) -> None:
+def test_rebuild_nothing_to_make_ends_without_error(client: Client) -> None:
     assert list(client.rebuild("nothing")) == []
     assert list(client.verify("nothing", follow=False)) == []
 
@@ -89,7 +89,7 @@ def test_nothing_to_make_is_an_end_and_no_error(client: Client) -> None:
     ("model", "kind", "words"),
     [("missing", NotFound, "no model"), ("refused", Refused, "rebuild it"), ("full", OutOfSpace, "no room")],
 )
-def test_a_refusal_is_raised_by_the_command_itself(
+def test_rebuild_refused_command_raises_at_once(
     client: Client, running: Running, model: str, kind: type, words: str
 ) -> None:
     for command in (client.rebuild, client.verify):
@@ -104,7 +104,7 @@ def test_a_refusal_is_raised_by_the_command_itself(
     run(running, work)
 
 
-def test_a_daemon_that_does_not_answer_is_not_waited_for(running: Running) -> None:
+def test_rebuild_silent_daemon_raises_deadline_exceeded(running: Running) -> None:
     with Client(running.target, timeout=0.2) as client, pytest.raises(DeadlineExceeded):
         client.rebuild("hung")
 
@@ -116,7 +116,7 @@ def test_a_daemon_that_does_not_answer_is_not_waited_for(running: Running) -> No
     assert eventually(lambda: running.daemon.commands.watching == 0)
 
 
-def test_following_has_no_deadline(running: Running) -> None:
+def test_rebuild_followed_has_no_deadline(running: Running) -> None:
     with Client(running.target, timeout=0.3) as client, client.rebuild("endless") as updates:
         for _ in range(5):
             next(updates)
@@ -127,7 +127,7 @@ def test_following_has_no_deadline(running: Running) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "with", "drop"])
-def test_whoever_stops_looking_hangs_up(client: Client, running: Running, how: str) -> None:
+def test_updates_closed_or_dropped_end_the_call(client: Client, running: Running, how: str) -> None:
     updates = client.rebuild("endless")
     next(updates)
     assert running.daemon.commands.watching == 1
@@ -143,7 +143,7 @@ def test_whoever_stops_looking_hangs_up(client: Client, running: Running, how: s
     assert eventually(lambda: running.daemon.commands.watching == 0)
 
 
-def test_the_asynchronous_client_does_the_same(running: Running) -> None:
+def test_async_client_rebuild_behaves_as_the_blocking_one(running: Running) -> None:
     async def work(client: AsyncClient) -> None:
         assert [update.key async for update in await client.rebuild("doors", follow=False)] == list(KEYS)
         updates = [update async for update in await client.verify("bad")]
@@ -169,7 +169,7 @@ async def anext_of(updates: Any) -> Any:
 
 
 @pytest.mark.parametrize("verb", ["cancel", "pin", "unpin", "evict"])
-def test_a_command_returns_the_keys_that_it_was_about(client: Client, running: Running, verb: str) -> None:
+def test_commands_return_the_selected_keys(client: Client, running: Running, verb: str) -> None:
     command = getattr(client, verb)
     assert command("doors") == list(KEYS)
     assert command(engine="aaaaaa") == list(KEYS)
@@ -191,7 +191,7 @@ def test_a_command_returns_the_keys_that_it_was_about(client: Client, running: R
     assert running.daemon.commands.given == [ops.SelectEngines(selector=selector) for selector in wanted]
 
 
-def test_the_status(client: Client, running: Running) -> None:
+def test_status_values_match_the_message(client: Client, running: Running) -> None:
     running.daemon.commands.alarms = [ops.Alarm(kind="slow", message="3 times slower", model="doors", since_unix_s=5)]
     status = client.status()
     assert (status.version, status.epoch, status.serving, status.models) == ("0.1.0", "e1", 2, 3)
@@ -209,7 +209,7 @@ def test_the_status(client: Client, running: Running) -> None:
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
-def test_events_are_resumed_by_epoch_and_number(client: Client, running: Running) -> None:
+def test_events_resume_by_epoch_and_number(client: Client, running: Running) -> None:
     assert [event.kind for event in client.events()] == ["model_read", "engine_evicted", "unknown"]
     (second, _) = client.events(1, epoch="e1")
     assert second.json() == {

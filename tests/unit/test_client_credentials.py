@@ -52,7 +52,7 @@ def tls(authority: Authority) -> Iterator[Running]:
 # --- what is read ---------------------------------------------------------------------------------------------------
 
 
-def test_the_environment_names_files_and_a_token(tmp_path: Path) -> None:
+def test_credentials_environment_gives_files_and_token(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
     token.chmod(0o600)
@@ -63,7 +63,7 @@ def test_the_environment_names_files_and_a_token(tmp_path: Path) -> None:
     assert Credentials.from_environment({}) == Credentials()
 
 
-def test_a_token_is_never_printed() -> None:
+def test_credentials_repr_hides_the_token() -> None:
     made = Credentials(ca="/ca", token=TOKEN)
     assert TOKEN not in f"{made!r} {made} {[made]}"
     assert "/ca" in repr(made)
@@ -82,14 +82,14 @@ def test_a_token_is_never_printed() -> None:
         ({"EDGED_TOKEN_FILE": "/nowhere/token"}, "cannot be read: No such file"),
     ],
 )
-def test_what_makes_no_sense_is_refused_without_telling_the_token(given: dict[str, str], told: str) -> None:
+def test_credentials_invalid_values_raise_without_the_token(given: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidInput, match=told) as raised:
         Credentials.from_environment(given)
     assert TOKEN not in str(raised.value)
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe", b"two\nlines"])
-def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_credentials_unusable_token_file_raises(tmp_path: Path, content: bytes) -> None:
     place = tmp_path / "token"
     place.write_bytes(content)
     with pytest.raises(InvalidInput, match=str(place)):
@@ -97,7 +97,7 @@ def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes) -> No
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True)])
-def test_a_token_that_everybody_may_read_is_told(
+def test_read_token_exposed_file_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
 ) -> None:
     place = tmp_path / "token"
@@ -124,14 +124,14 @@ def test_a_token_that_everybody_may_read_is_told(
         ("tls:[::1]:9", "tls:[::1]:9"),
     ],
 )
-def test_an_address_may_ask_for_tls(written: str, target: str) -> None:
+def test_is_secured_target_with_tls_prefix_is_secured(written: str, target: str) -> None:
     assert resolve(written) == target == resolve(target)
 
 
 @pytest.mark.parametrize(
     "written", ["tls:", "tls::8001", "tls:8001", "tls:/run/x", "grpcs://", "grpcs:///x", "tls:a:0"]
 )
-def test_an_address_for_tls_names_a_machine(written: str) -> None:
+def test_resolve_tls_target_without_host_raises(written: str) -> None:
     with pytest.raises(InvalidInput):
         resolve(written)
 
@@ -151,11 +151,11 @@ def test_an_address_for_tls_names_a_machine(written: str) -> None:
         ("127.0.0.1.example.com:1", False),
     ],
 )
-def test_what_stays_on_this_machine(target: str, local: bool) -> None:
+def test_is_here_sockets_and_loopback_only(target: str, local: bool) -> None:
     assert is_here(target) == local
 
 
-def test_tls_is_spoken_where_it_is_asked_for_or_a_file_needs_it() -> None:
+def test_is_secured_tls_by_prefix_or_files() -> None:
     nothing, ca, pair, token = (
         Credentials(),
         Credentials(ca="/ca"),
@@ -176,7 +176,7 @@ def test_tls_is_spoken_where_it_is_asked_for_or_a_file_needs_it() -> None:
 # --- connections ----------------------------------------------------------------------------------------------------
 
 
-def test_every_way_to_call_shows_the_token(tmp_path: Path) -> None:
+def test_client_every_kind_of_call_sends_the_token(tmp_path: Path) -> None:
     with Running(f"unix:{tmp_path}/s", guarded=True) as running:
         running.daemon.token = TOKEN
         with Client(running.target, credentials=Credentials(token=TOKEN), timeout=10) as client:
@@ -189,7 +189,7 @@ def test_every_way_to_call_shows_the_token(tmp_path: Path) -> None:
     assert {shown for _, shown in running.daemon.shown} == {f"Bearer {TOKEN}"}
 
 
-def test_every_way_to_call_of_the_asynchronous_client_shows_it(tmp_path: Path) -> None:
+def test_async_client_every_kind_of_call_sends_the_token(tmp_path: Path) -> None:
     async def calls(target: str) -> list[str]:
         async with AsyncClient(target, credentials=Credentials(token=TOKEN), timeout=10) as client:
             assert (await client.status()).version
@@ -202,7 +202,7 @@ def test_every_way_to_call_of_the_asynchronous_client_shows_it(tmp_path: Path) -
         assert asyncio.run(calls(running.target)) == ["camera"]
 
 
-def test_without_the_token_nobody_is_let_in(tmp_path: Path) -> None:
+def test_client_missing_token_raises_unauthenticated(tmp_path: Path) -> None:
     with Running(f"unix:{tmp_path}/s", guarded=True) as running:
         running.daemon.token = TOKEN
         with Client(running.target, timeout=10) as client, pytest.raises(EdgedError, match="token is not known"):
@@ -210,7 +210,7 @@ def test_without_the_token_nobody_is_let_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "tls:"])
-def test_a_daemon_is_known_by_its_authority(tls: Running, authority: Authority, prefix: str) -> None:
+def test_client_trusted_ca_connects(tls: Running, authority: Authority, prefix: str) -> None:
     trusting = Credentials(ca=str(authority.ca), token=TOKEN)
     with Client(prefix + tls.target, credentials=trusting, timeout=10) as client:
         assert client.status().version
@@ -223,7 +223,7 @@ def test_a_daemon_is_known_by_its_authority(tls: Running, authority: Authority, 
     assert asyncio.run(status())
 
 
-def test_the_environment_is_taken_where_nothing_is_given(
+def test_client_without_credentials_uses_the_environment(
     tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGED_CA", str(authority.ca))
@@ -231,7 +231,7 @@ def test_the_environment_is_taken_where_nothing_is_given(
         assert client.status().version
 
 
-def test_a_daemon_of_another_authority_is_refused(tls: Running, tmp_path: Path) -> None:
+def test_client_untrusted_ca_raises_not_ready(tls: Running, tmp_path: Path) -> None:
     other = Authority(tmp_path, "other")
     with (
         Client(tls.target, credentials=Credentials(ca=str(other.ca)), timeout=10) as client,
@@ -241,7 +241,7 @@ def test_a_daemon_of_another_authority_is_refused(tls: Running, tmp_path: Path) 
     assert tls.daemon.shown == []
 
 
-def test_a_certificate_for_another_host_needs_that_name(authority: Authority) -> None:
+def test_client_certificate_of_another_host_needs_server_name(authority: Authority) -> None:
     with Running(None, server_side(authority, "box7", "DNS:box7.example")) as running:
         ca = str(authority.ca)
         with (
@@ -253,7 +253,7 @@ def test_a_certificate_for_another_host_needs_that_name(authority: Authority) ->
             assert client.status().version
 
 
-def test_a_certificate_that_is_over_is_told(authority: Authority) -> None:
+def test_client_expired_certificate_raises_not_ready(authority: Authority) -> None:
     certificate, key = authority.sign("late", "IP:127.0.0.1", days=-1)
     secured = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
     with (
@@ -264,7 +264,7 @@ def test_a_certificate_that_is_over_is_told(authority: Authority) -> None:
         client.status()
 
 
-def test_a_daemon_that_wants_a_certificate_gets_one(authority: Authority, client_pair: tuple[Path, Path]) -> None:
+def test_client_mutual_tls_sends_certificate(authority: Authority, client_pair: tuple[Path, Path]) -> None:
     ca, (certificate, key) = str(authority.ca), client_pair
     with Running(None, server_side(authority, "mutual", "IP:127.0.0.1", mutual=True)) as running:
         with Client(running.target, credentials=Credentials.of(ca=ca, certificate=certificate, key=key)) as client:
@@ -276,7 +276,7 @@ def test_a_daemon_that_wants_a_certificate_gets_one(authority: Authority, client
             client.status()
 
 
-def test_plaintext_and_tls_do_not_understand_each_other(tls: Running, authority: Authority) -> None:
+def test_client_plaintext_to_tls_and_back_raises_not_ready(tls: Running, authority: Authority) -> None:
     with Client(tls.target, timeout=5) as client, pytest.raises(NotReady, match=r"may want TLS \(EDGED_CA\)"):
         client.status()
     with Running(None) as plain:
@@ -288,9 +288,7 @@ def test_plaintext_and_tls_do_not_understand_each_other(tls: Running, authority:
             client.status()
 
 
-def test_files_that_cannot_be_used_are_named(
-    tmp_path: Path, authority: Authority, client_pair: tuple[Path, Path]
-) -> None:
+def test_require_usable_bad_file_is_named(tmp_path: Path, authority: Authority, client_pair: tuple[Path, Path]) -> None:
     certificate, _ = client_pair
     _, another = authority.sign("another")
     garbage = tmp_path / "garbage.pem"

@@ -117,7 +117,7 @@ def run(target: str, frames: Any, **options: Any) -> list[Any]:
         return list(stream)
 
 
-def test_arrays_are_shared_and_everything_arrives_whole(peer: tuple[Peer, str]) -> None:
+def test_sharing_arrays_arrive_whole(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     results = run(target, iter(PICTURES))
     assert [result.error for result in results] == [None] * len(PICTURES)
@@ -128,7 +128,7 @@ def test_arrays_are_shared_and_everything_arrives_whole(peer: tuple[Peer, str]) 
     assert not left()
 
 
-def test_gray_and_growing_pictures_are_shared_too(peer: tuple[Peer, str]) -> None:
+def test_sharing_gray_and_growing_pictures_arrive_whole(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     pictures = [np.arange(n * n, dtype=np.uint8).reshape(n, n) for n in (4, 100, 300, 8)]
     run(target, iter(pictures))
@@ -138,7 +138,7 @@ def test_gray_and_growing_pictures_are_shared_too(peer: tuple[Peer, str]) -> Non
     assert not left()
 
 
-def test_a_daemon_that_cannot_read_gets_bytes_and_nobody_notices(peer: tuple[Peer, str]) -> None:
+def test_sharing_daemon_that_cannot_read_gets_bytes(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     daemon.reads = False
     results = run(target, iter(PICTURES))
@@ -148,21 +148,21 @@ def test_a_daemon_that_cannot_read_gets_bytes_and_nobody_notices(peer: tuple[Pee
     assert not left()
 
 
-def test_encoded_pictures_ask_for_nothing(peer: tuple[Peer, str]) -> None:
+def test_sharing_encoded_pictures_do_not_probe(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     run(target, [b"jpeg"] * 3)
     assert daemon.ways == ["encoded"] * 3
     assert daemon.asked == 0
 
 
-def test_sharing_can_be_forbidden(peer: tuple[Peer, str]) -> None:
+def test_sharing_forbidden_sends_bytes(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     run(target, iter(PICTURES), shared=False)
     assert daemon.ways == ["raw"] * len(PICTURES)
     assert daemon.asked == 0
 
 
-def test_where_every_frame_is_to_be_answered_bytes_go(peer: tuple[Peer, str]) -> None:
+def test_sharing_every_frame_sends_bytes(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     run(target, iter(PICTURES), every_frame=True)
     assert daemon.ways == ["raw"] * len(PICTURES)
@@ -170,7 +170,7 @@ def test_where_every_frame_is_to_be_answered_bytes_go(peer: tuple[Peer, str]) ->
         run(target, iter(PICTURES), every_frame=True, shared=True)
 
 
-def test_who_insists_on_sharing_is_told_that_it_cannot_be(peer: tuple[Peer, str]) -> None:
+def test_sharing_required_but_impossible_raises(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     daemon.reads = False
     with pytest.raises(SegmentUnusable):
@@ -180,13 +180,13 @@ def test_who_insists_on_sharing_is_told_that_it_cannot_be(peer: tuple[Peer, str]
     assert not left()
 
 
-def test_who_insists_on_sharing_gets_it(peer: tuple[Peer, str]) -> None:
+def test_sharing_required_and_possible_shares(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     run(target, iter(PICTURES), shared=True)
     assert set(daemon.ways) == {"shared"}
 
 
-def test_no_room_in_shared_memory_means_bytes(peer: tuple[Peer, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_no_space_sends_bytes(peer: tuple[Peer, str], monkeypatch: pytest.MonkeyPatch) -> None:
     daemon, target = peer
 
     def no_room(*_: object, **__: object) -> None:
@@ -197,7 +197,9 @@ def test_no_room_in_shared_memory_means_bytes(peer: tuple[Peer, str], monkeypatc
     assert daemon.ways == ["raw"] * len(PICTURES)
 
 
-def test_room_that_ends_later_means_bytes_from_then_on(peer: tuple[Peer, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_space_that_runs_out_sends_bytes_from_then_on(
+    peer: tuple[Peer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemon, target = peer
     from edged.client import shared
 
@@ -210,7 +212,7 @@ def test_room_that_ends_later_means_bytes_from_then_on(peer: tuple[Peer, str], m
     assert not left()
 
 
-def test_a_daemon_that_ceases_to_read_gets_bytes_from_then_on(peer: tuple[Peer, str]) -> None:
+def test_sharing_daemon_that_stops_reading_gets_bytes_from_then_on(peer: tuple[Peer, str]) -> None:
     daemon, target = peer
     daemon.refuses_later = True
     results = run(target, iter(PICTURES))
@@ -218,7 +220,7 @@ def test_a_daemon_that_ceases_to_read_gets_bytes_from_then_on(peer: tuple[Peer, 
     assert daemon.ways == ["shared"] * 3 + ["raw"] * (len(PICTURES) - 3)
 
 
-def test_a_stream_that_is_closed_early_leaves_nothing(peer: tuple[Peer, str]) -> None:
+def test_sharing_stream_closed_early_leaves_no_segment(peer: tuple[Peer, str]) -> None:
     _, target = peer
     with Client(target) as client:
         stream = client.stream("m", iter(PICTURES * 100), lossless=True)
@@ -240,7 +242,7 @@ async def _some(pictures: list[np.ndarray]) -> AsyncIterator[np.ndarray]:
 
 @pytest.mark.parametrize("ordinary", [True, False])
 @pytest.mark.parametrize("reads", [True, False])
-def test_in_an_event_loop_bytes_go_until_the_daemon_has_answered(
+def test_async_sharing_sends_bytes_until_the_daemon_confirms(
     peer: tuple[Peer, str], ordinary: bool, reads: bool
 ) -> None:
     daemon, target = peer
@@ -264,7 +266,7 @@ def test_in_an_event_loop_bytes_go_until_the_daemon_has_answered(
     assert not left()
 
 
-def test_an_event_loop_may_close_a_stream_early(peer: tuple[Peer, str]) -> None:
+def test_async_sharing_stream_closed_early_leaves_no_segment(peer: tuple[Peer, str]) -> None:
     _, target = peer
 
     async def main() -> None:

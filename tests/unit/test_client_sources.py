@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 # --- pictures -------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_in_order_and_untouched(folder: Path) -> None:
+def test_pictures_folder_is_read_in_order_and_unchanged(folder: Path) -> None:
     with open_source(folder) as source:
         assert [frame.image for frame in source] == [
             (folder / name).read_bytes() for name in ("a.jpg", "b.png", "c.JPG")
@@ -62,7 +62,7 @@ def test_a_folder_in_order_and_untouched(folder: Path) -> None:
         assert (source.paced, source.damaged) == (False, 0)
 
 
-def test_damaged_pictures_are_counted(folder: Path) -> None:
+def test_pictures_damaged_files_are_counted(folder: Path) -> None:
     (folder / "b.png").write_bytes(b"not a picture")
     (folder / "d.png").write_bytes(b"")
     (folder / "e.png").mkdir()
@@ -71,11 +71,11 @@ def test_damaged_pictures_are_counted(folder: Path) -> None:
     assert source.damaged == 3
 
 
-def test_a_single_picture(folder: Path) -> None:
+def test_pictures_single_file_gives_one_frame(folder: Path) -> None:
     assert [frame.image for frame in open_source(folder / "a.jpg")] == [(folder / "a.jpg").read_bytes()]
 
 
-def test_interrupted(folder: Path) -> None:
+def test_pictures_interrupted_end(folder: Path) -> None:
     source = open_source(folder)
     next(source)
     source.close()
@@ -92,13 +92,13 @@ def test_interrupted(folder: Path) -> None:
         ("ftp://me:secret@box/x", InvalidInput, "'ftp://box/x'"),
     ],
 )
-def test_what_is_no_source(text: str, kind: type, words: str) -> None:
+def test_open_source_invalid_address_raises(text: str, kind: type, words: str) -> None:
     with pytest.raises(kind, match=words) as caught:
         open_source(text)
     assert "secret" not in str(caught.value)
 
 
-def test_pictures_in_a_loop_wait_for_their_turn(folder: Path) -> None:
+def test_pictures_looped_wait_for_their_turn(folder: Path) -> None:
     with open_source(folder, loop=True, max_fps=50) as source:
         begun = time.monotonic()
         got = [frame.image for frame, _ in zip(source, range(7), strict=False)]
@@ -106,13 +106,13 @@ def test_pictures_in_a_loop_wait_for_their_turn(folder: Path) -> None:
     assert time.monotonic() - begun >= 6 * 0.02
 
 
-def test_a_loop_of_nothing_usable_ends(folder: Path) -> None:
+def test_pictures_loop_without_usable_file_ends(folder: Path) -> None:
     for path in folder.iterdir():
         path.write_bytes(b"?")
     assert list(open_source(folder, loop=True)) == []
 
 
-def test_an_empty_folder(tmp_path: Path) -> None:
+def test_pictures_empty_folder_raises_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         open_source(tmp_path)
 
@@ -120,7 +120,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 # --- videos ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_frame_of_a_video(tmp_path: Path) -> None:
+def test_recording_gives_every_frame(tmp_path: Path) -> None:
     source = open_source(make_video(tmp_path / "v.avi"), pace=False)
     frames = list(source)
     assert (len(frames), source.paced, source.damaged) == (10, False, 0)
@@ -132,7 +132,7 @@ def test_every_frame_of_a_video(tmp_path: Path) -> None:
     source.close()
 
 
-def test_a_video_plays_at_its_own_speed(tmp_path: Path) -> None:
+def test_recording_paced_plays_at_its_own_speed(tmp_path: Path) -> None:
     with open_source(make_video(tmp_path / "v.avi", frames=11, fps=20)) as source:
         start = time.monotonic()
         stamps = [frame.captured_mono_ns for frame in source]
@@ -142,19 +142,19 @@ def test_a_video_plays_at_its_own_speed(tmp_path: Path) -> None:
     assert (stamps[-1] - stamps[0]) / 1e9 == pytest.approx(0.5, abs=0.1)
 
 
-def test_a_video_in_a_loop(tmp_path: Path) -> None:
+def test_recording_looped_starts_again(tmp_path: Path) -> None:
     with open_source(make_video(tmp_path / "v.avi", frames=4), pace=False, loop=True) as source:
         values = [value(frame) for frame, _ in zip(source, range(9), strict=False)]
     assert np.allclose(values, [0, 20, 40, 60] * 2 + [0], atol=4)
 
 
-def test_max_fps_thins_a_video_out_by_its_own_time(tmp_path: Path) -> None:
+def test_recording_max_fps_thins_out_by_its_own_time(tmp_path: Path) -> None:
     source = open_source(make_video(tmp_path / "v.avi", frames=10, fps=20), pace=False, max_fps=10)
     assert np.allclose([value(frame) for frame in source], range(0, 200, 40), atol=4)
     assert source.skipped == 5
 
 
-def test_the_newest_frame_of_a_playing_video(tmp_path: Path) -> None:
+def test_recording_newest_frame_of_paced_video(tmp_path: Path) -> None:
     with open_source(make_video(tmp_path / "v.avi", frames=10, fps=50), latest=True) as source:
         time.sleep(0.5)
         assert value(next(source)) > 170
@@ -162,7 +162,7 @@ def test_the_newest_frame_of_a_playing_video(tmp_path: Path) -> None:
     assert source.skipped == 9
 
 
-def test_a_paced_video_can_be_interrupted(tmp_path: Path) -> None:
+def test_recording_paced_can_be_interrupted(tmp_path: Path) -> None:
     source = open_source(make_video(tmp_path / "v.avi", frames=5, fps=1))
     next(source)
     threading.Timer(0.1, source.close).start()
@@ -171,7 +171,7 @@ def test_a_paced_video_can_be_interrupted(tmp_path: Path) -> None:
     assert time.monotonic() - start < 0.9
 
 
-def test_damaged_frames_are_skipped_and_counted(tmp_path: Path) -> None:
+def test_recording_damaged_frames_are_skipped_and_counted(tmp_path: Path) -> None:
     path = make_video(tmp_path / "v.avi")
     data = bytearray(path.read_bytes())
     at = data.index(b"\xff\xd8", data.index(b"\xff\xd8") + 2)  # the second frame's JPEG
@@ -182,7 +182,7 @@ def test_damaged_frames_are_skipped_and_counted(tmp_path: Path) -> None:
     assert source.damaged >= 1
 
 
-def test_a_video_that_breaks_off(tmp_path: Path) -> None:
+def test_recording_truncated_file_ends(tmp_path: Path) -> None:
     path = make_video(tmp_path / "v.avi")
     data = path.read_bytes()
     fifth = -1
@@ -193,13 +193,15 @@ def test_a_video_that_breaks_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no video at all" * 100])
-def test_what_is_no_video(tmp_path: Path, content: bytes) -> None:
+def test_recording_file_without_video_raises(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "v.mp4").write_bytes(content)
     with pytest.raises(InvalidInput, match="cannot be opened"):
         open_source(tmp_path / "v.mp4")
 
 
-def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_open_source_without_pyav_raises_unsupported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     (tmp_path / "v.mp4").touch()
     for text in (str(tmp_path / "v.mp4"), "rtsp://camera/1"):
@@ -227,7 +229,7 @@ def live(shots: Shots, **options: Any) -> Live:
     return Live("rtsp://me:secret@box/1", lambda _: contextlib.nullcontext(shots()), **options)
 
 
-def test_only_the_newest_frame_is_kept() -> None:
+def test_newest_keeps_only_the_newest_frame() -> None:
     sent, over = threading.Event(), threading.Event()
 
     def shots() -> Iterator[Shot]:
@@ -247,14 +249,14 @@ def test_only_the_newest_frame_is_kept() -> None:
     over.set()
 
 
-def test_a_camera_in_order_gives_every_frame() -> None:
+def test_in_order_gives_every_frame() -> None:
     source = InOrder(live(lambda: (shot(number) for number in range(6))))
     assert [value(next(source)) for _ in range(6)] == [0, 20, 40, 60, 80, 100]
     assert (source.skipped, source.paced) == (0, True)
     source.close()
 
 
-def test_an_overtaken_frame_is_never_converted() -> None:
+def test_newest_overtaken_frame_is_not_converted() -> None:
     sent, over, converted = threading.Event(), threading.Event(), []
 
     def shots() -> Iterator[Shot]:
@@ -270,7 +272,7 @@ def test_an_overtaken_frame_is_never_converted() -> None:
     assert converted == [5]
 
 
-def test_no_more_frames_than_max_fps_leave_a_camera() -> None:
+def test_newest_max_fps_limits_frames() -> None:
     def shots() -> Iterator[Shot]:
         for number in range(90):  # 30 a second, with jitter
             at = int((number / 30 + 0.004 * (number % 3)) * 1e9) + 10**9
@@ -283,7 +285,7 @@ def test_no_more_frames_than_max_fps_leave_a_camera() -> None:
     source.close()
 
 
-def test_a_camera_that_goes_away_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_live_lost_camera_is_connected_again(caplog: pytest.LogCaptureFixture) -> None:
     attempts = 0
 
     def shots() -> Iterator[Shot]:
@@ -304,7 +306,7 @@ def test_a_camera_that_goes_away_is_opened_again(caplog: pytest.LogCaptureFixtur
     assert "the stream ended" in caplog.text
 
 
-def test_the_pauses_grow_and_start_over_after_a_good_stretch() -> None:
+def test_live_pauses_grow_and_reset_after_success() -> None:
     now, pauses = 0.0, []
     works = iter([0, 0, 0, 0, 0, 3, 300, 0, None])  # seconds that each connection lasts
 
@@ -327,7 +329,7 @@ def test_the_pauses_grow_and_start_over_after_a_good_stretch() -> None:
     assert pauses == [1, 5, 10, 60, 60, 60, 1, 5]
 
 
-def test_what_is_not_installed_is_told_and_not_waited_for() -> None:
+def test_live_missing_library_raises_without_retry() -> None:
     def shots() -> Iterator[Shot]:
         raise Unsupported("there is no such library")
         yield
@@ -336,7 +338,7 @@ def test_what_is_not_installed_is_told_and_not_waited_for() -> None:
         next(source)
 
 
-def test_a_frame_that_cannot_be_converted_is_counted() -> None:
+def test_source_frame_that_fails_to_convert_is_counted() -> None:
     over = threading.Event()
 
     def broken() -> np.ndarray:
@@ -355,7 +357,7 @@ def test_a_frame_that_cannot_be_converted_is_counted() -> None:
     over.set()
 
 
-def test_a_waiting_reader_is_woken() -> None:
+def test_source_interrupt_wakes_a_waiting_reader() -> None:
     over = threading.Event()
 
     def shots() -> Iterator[Shot]:
@@ -368,7 +370,7 @@ def test_a_waiting_reader_is_woken() -> None:
     over.set()
 
 
-def test_a_stream_over_a_silent_camera_closes_at_once(tmp_path: Path) -> None:
+def test_stream_over_silent_camera_closes_at_once(tmp_path: Path) -> None:
     over = threading.Event()
 
     def shots() -> Iterator[Shot]:
@@ -384,7 +386,7 @@ def test_a_stream_over_a_silent_camera_closes_at_once(tmp_path: Path) -> None:
     over.set()
 
 
-def test_a_real_rtsp_connection_that_breaks_and_comes_back() -> None:
+def test_network_camera_rtsp_connection_lost_reconnects() -> None:
     with RtspCamera(frames=12) as rtsp, open_source(rtsp.url) as source:
         source._reader._backoff = Backoff((0.1,))  # type: ignore[attr-defined]
         values = [float(got.image.mean()) for got, _ in zip(source, range(15), strict=False)]  # type: ignore[union-attr]
@@ -407,5 +409,5 @@ def test_a_real_rtsp_connection_that_breaks_and_comes_back() -> None:
         ("/dev/video0", "/dev/video0"),
     ],
 )
-def test_secrets_are_left_out_of_messages(address: str, shown: str) -> None:
+def test_redact_removes_secrets(address: str, shown: str) -> None:
     assert redact(address) == shown

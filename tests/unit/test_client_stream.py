@@ -72,7 +72,7 @@ class Frames:
 
 
 @pytest.mark.parametrize("model", ["shapes", "slow", "flaky"])
-def test_sent_is_answered_skipped_and_failed(client: Client, running: Running, model: str) -> None:
+def test_stream_mixed_outcomes_are_all_counted(client: Client, running: Running, model: str) -> None:
     stream = client.stream(model, Frames(gap=0.002, count=100), camera="door")
     results = list(stream)
     failed = [result for result in results if result.error]
@@ -89,13 +89,13 @@ def test_sent_is_answered_skipped_and_failed(client: Client, running: Running, m
         assert failed[0].error == ("UNAVAILABLE", "the engine host died; send the next frame")
 
 
-def test_lossless_skips_nothing(client: Client) -> None:
+def test_stream_lossless_skips_nothing(client: Client) -> None:
     stream = client.stream("slow", [JPEG] * 20, lossless=True)
     assert [result.sequence for result in stream] == list(range(1, 21))
     assert (stream.counts.skipped, stream.counts.answered) == (0, 20)
 
 
-def test_capture_times_and_thresholds_reach_the_daemon(client: Client, running: Running) -> None:
+def test_stream_capture_times_and_thresholds_are_sent(client: Client, running: Running) -> None:
     before = time.time_ns()
     results = list(client.stream("shapes", [Captured(JPEG, 7, 9), JPEG], score=0.25, max_detections=3, lossless=True))
     first, second = running.daemon.frames
@@ -107,7 +107,7 @@ def test_capture_times_and_thresholds_reach_the_daemon(client: Client, running: 
     assert first.thresholds.max_detections == 3
 
 
-def test_closing_early_cancels_the_call_and_closes_the_frames(client: Client, running: Running) -> None:
+def test_stream_closed_early_cancels_call_and_closes_frames(client: Client, running: Running) -> None:
     frames = Frames(gap=0.005)
     stream = client.stream("shapes", frames)
     assert next(stream).sequence >= 1
@@ -118,7 +118,7 @@ def test_closing_early_cancels_the_call_and_closes_the_frames(client: Client, ru
     assert eventually(lambda: running.daemon.ended == 1)
 
 
-def test_leaving_a_loop_ends_the_stream(client: Client, running: Running) -> None:
+def test_stream_left_loop_ends_call(client: Client, running: Running) -> None:
     frames = Frames(gap=0.005)
     for _ in client.stream("shapes", frames):
         break
@@ -127,13 +127,13 @@ def test_leaving_a_loop_ends_the_stream(client: Client, running: Running) -> Non
     assert eventually(lambda: running.daemon.ended == 1)
 
 
-def test_close_from_another_thread_wakes_the_reader(client: Client) -> None:
+def test_stream_close_from_another_thread_wakes_the_reader(client: Client) -> None:
     stream = client.stream("hung", Frames(gap=0.01))
     threading.Timer(0.3, stream.close).start()
     assert list(stream) == []
 
 
-def test_close_while_a_lossless_frame_waits_for_its_turn(client: Client) -> None:
+def test_stream_close_while_lossless_frame_waits_ends(client: Client) -> None:
     frames = Frames()
     stream = client.stream("hung", frames, lossless=True)
     assert eventually(lambda: stream.counts.sent == 1)
@@ -143,7 +143,7 @@ def test_close_while_a_lossless_frame_waits_for_its_turn(client: Client) -> None
     assert stream.counts.sent == 1
 
 
-def test_an_exception_in_the_frames_surfaces_after_the_answers(client: Client) -> None:
+def test_stream_failing_frames_raise_after_the_answers(client: Client) -> None:
     stream = client.stream("shapes", Frames(count=3, failure=KeyError("lens cap")))
     results: list[Result] = []
     with pytest.raises(KeyError, match="lens cap"):
@@ -153,12 +153,12 @@ def test_an_exception_in_the_frames_surfaces_after_the_answers(client: Client) -
     assert list(stream) == []
 
 
-def test_a_bad_picture_in_the_frames_surfaces(client: Client) -> None:
+def test_stream_bad_picture_raises(client: Client) -> None:
     with pytest.raises(InvalidInput, match="float32"):
         list(client.stream("shapes", [JPEG, np.zeros((4, 4, 3), np.float32)]))
 
 
-def test_no_frames_no_results(client: Client) -> None:
+def test_stream_without_frames_gives_no_results(client: Client) -> None:
     assert list(client.stream("shapes", [])) == []
 
 
@@ -167,31 +167,31 @@ def test_stream_path_instead_of_frames_is_refused(client: Client) -> None:
         client.stream("shapes", "hall.mp4")
 
 
-def test_a_missing_model_ends_the_stream_and_the_frames(client: Client) -> None:
+def test_stream_missing_model_ends_stream_and_frames(client: Client) -> None:
     frames = Frames(gap=0.01)
     with pytest.raises(NotFound, match="no model 'missing'"):
         list(client.stream("missing", frames))
     assert frames.over()
 
 
-def test_the_daemon_ending_the_stream_early_is_told(client: Client) -> None:
+def test_stream_ended_early_by_daemon_raises_not_ready(client: Client) -> None:
     with pytest.raises(DaemonUnavailable, match="ended the stream"):
         list(client.stream("quits", Frames(gap=0.01)))
 
 
-def test_silence_is_an_error_and_no_hang(running: Running) -> None:
+def test_stream_silent_daemon_raises_deadline_exceeded(running: Running) -> None:
     frames = Frames(gap=0.01)
     with Client(running.target, timeout=0.4) as client, pytest.raises(DeadlineExceeded, match=r"no frame for 0\.4 s"):
         list(client.stream("hung", frames))
     assert frames.over()
 
 
-def test_a_quiet_camera_is_no_silence(running: Running) -> None:
+def test_stream_quiet_camera_is_not_a_silent_daemon(running: Running) -> None:
     with Client(running.target, timeout=0.3) as client:
         assert len(list(client.stream("shapes", Frames(gap=0.5, count=2)))) == 2
 
 
-def test_many_streams_share_a_client(client: Client) -> None:
+def test_client_shared_by_threads_runs_many_streams(client: Client) -> None:
     counts: list[int] = []
 
     def run(camera: str) -> None:
@@ -207,7 +207,7 @@ def test_many_streams_share_a_client(client: Client) -> None:
     assert counts == [0] * 6
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_client_without_daemon_raises_not_ready(tmp_path: Path) -> None:
     with Client(f"unix:{tmp_path}/none.sock") as client:
         expected = rf"no edged daemon answers at unix:{tmp_path}/none.sock; start one with: edged serve"
         with pytest.raises(DaemonUnavailable, match=expected):
@@ -218,13 +218,13 @@ def test_nobody_answers(tmp_path: Path) -> None:
         assert frames.over()
 
 
-def test_nobody_listens_on_the_port() -> None:
+def test_client_closed_port_raises_not_ready() -> None:
     with Client("127.0.0.1:1") as client, pytest.raises(DaemonUnavailable, match="no edged daemon answers at 127"):
         client.device()
 
 
 @pytest.mark.parametrize("how", ["kill", "exit"])
-def test_the_daemon_dies_in_the_middle(tmp_path: Path, how: str) -> None:
+def test_stream_daemon_that_dies_raises_not_ready(tmp_path: Path, how: str) -> None:
     target = f"unix:{tmp_path}/edged.sock"
     with Spawned(target) as process, Client(target) as client:
         frames = Frames(gap=0.02)
@@ -238,7 +238,7 @@ def test_the_daemon_dies_in_the_middle(tmp_path: Path, how: str) -> None:
         assert frames.over()
 
 
-def test_a_client_outlives_a_restart(tmp_path: Path) -> None:
+def test_client_outlives_a_restart_of_the_daemon(tmp_path: Path) -> None:
     target = f"unix:{tmp_path}/edged.sock"
     with Client(target) as client:
         with Spawned(target):

@@ -64,13 +64,13 @@ def assert_asked(first: pb.Frame, second: pb.Frame) -> None:
         assert not frame.thresholds.class_agnostic
 
 
-def test_options_go_with_the_first_frame_and_the_rest_with_all(target: str) -> None:
+def test_stream_options_go_with_first_frame_thresholds_with_all(target: str) -> None:
     with ScriptedDaemon(target, echo) as daemon, Client(target) as client:
         assert len(list(client.stream("shapes", [JPEG] * 2, **ALL))) == 2
         assert_asked(*daemon.frames)
 
 
-def test_the_asynchronous_client_asks_the_same(target: str) -> None:
+def test_async_stream_sends_the_same_options(target: str) -> None:
     async def pictures() -> Any:
         for _ in range(2):
             yield JPEG
@@ -85,7 +85,7 @@ def test_the_asynchronous_client_asks_the_same(target: str) -> None:
             assert_asked(*daemon.frames)
 
 
-def test_nothing_is_asked_where_all_is_as_it_is_anyway(target: str) -> None:
+def test_stream_default_options_send_none(target: str) -> None:
     with ScriptedDaemon(target, echo) as daemon, Client(target) as client:
         list(client.stream("shapes", [JPEG]))
         (frame,) = daemon.frames
@@ -103,25 +103,25 @@ def test_nothing_is_asked_where_all_is_as_it_is_anyway(target: str) -> None:
         {"priority": 101},
     ],
 )
-def test_options_out_of_range(wrong: dict[str, Any]) -> None:
+def test_stream_options_out_of_range_raises(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(wrong))):
         stream_options(**wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"rotation": 45}, {"region": (0, 0, -1, 5)}, {"region": (1, 2, 3)}, {"iou": 2}])
-def test_views_out_of_range(wrong: dict[str, Any]) -> None:
+def test_frame_options_out_of_range_raises(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(wrong))):
         frame_options(**wrong)
 
 
-def test_a_small_staleness_is_not_rounded_to_no_limit() -> None:
+def test_stream_options_small_staleness_is_not_rounded_to_zero() -> None:
     options = stream_options(max_staleness=0.0001)
     assert options is not None
     assert options.max_staleness_ms == 1
 
 
 @pytest.mark.parametrize("ordinary", [True, False])
-def test_frames_that_are_all_to_be_answered_do_not_run_ahead(target: str, ordinary: bool) -> None:
+def test_stream_every_frame_bounds_frames_in_flight(target: str, ordinary: bool) -> None:
     """Those in a ring of shared memory would be written over."""
     sent = 0
 
@@ -171,7 +171,7 @@ def full_result() -> Result:
     return from_proto(message)
 
 
-def test_everything_a_result_tells() -> None:
+def test_result_full_message_is_read_whole() -> None:
     result = full_result()
     first, second = result.detections
     assert (first.tracker_id, second.tracker_id) == (7, None)
@@ -186,7 +186,7 @@ def test_everything_a_result_tells() -> None:
     assert from_proto(pb.Result()).received is None
 
 
-def test_masks_as_pixels_and_as_an_outline() -> None:
+def test_result_mask_and_polygon_from_runs() -> None:
     result = full_result()
     pixels, outline = result.mask(result.detections[0]), result.polygon(result.detections[0])
     assert pixels is not None
@@ -199,7 +199,7 @@ def test_masks_as_pixels_and_as_an_outline() -> None:
     assert result.polygon(result.detections[1]) is None
 
 
-def test_arrays_have_a_place_for_what_some_detections_lack() -> None:
+def test_result_boxes_partial_detections_are_padded() -> None:
     boxes = full_result().boxes()
     assert boxes.tracker_ids is not None
     assert boxes.masks is not None
@@ -211,7 +211,7 @@ def test_arrays_have_a_place_for_what_some_detections_lack() -> None:
     assert boxes.corners[1].tolist() == [[0, 0], [2, 0], [2, 2], [0, 2]]
 
 
-def test_json_has_a_tracker_id_only_where_there_is_one() -> None:
+def test_result_json_tracker_id_only_for_tracked() -> None:
     first, second = full_result().json()["predictions"]
     assert first["tracker_id"] == 7
     assert "tracker_id" not in second
@@ -219,7 +219,7 @@ def test_json_has_a_tracker_id_only_where_there_is_one() -> None:
     assert first["keypoints"][0]["confidence"] == 0.5
 
 
-def test_supervision_gets_everything() -> None:
+def test_result_supervision_full_result_is_converted() -> None:
     supervision = pytest.importorskip("supervision")
     result = full_result()
     found = result.supervision()
@@ -250,7 +250,7 @@ def in_groups(frames: Iterator[pb.Frame], _: grpc.ServicerContext) -> Iterator[p
             yield answer(frame, error=pb.Error(code=14, message="the host died"))
 
 
-def test_sent_is_answered_skipped_and_failed_with_reasons(target: str) -> None:
+def test_stream_counts_with_reasons_add_up(target: str) -> None:
     with ScriptedDaemon(target, in_groups), Client(target) as client:
         stream = client.stream("shapes", [JPEG] * 22)
         results = list(stream)
@@ -264,7 +264,7 @@ def test_sent_is_answered_skipped_and_failed_with_reasons(target: str) -> None:
     assert counts.skipped == sum(result.skipped for result in results) + sum(s.count for s in counts.unreported)
 
 
-def test_the_asynchronous_account_is_the_same(target: str) -> None:
+def test_async_stream_counts_are_the_same(target: str) -> None:
     async def run() -> None:
         async with AsyncClient(target) as client, client.stream("shapes", [JPEG] * 22) as stream:
             results = [result async for result in stream]
@@ -301,7 +301,7 @@ def quick(client: Client, frames: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("lossless", [True, False])
-def test_a_stream_goes_on_with_its_numbers_and_options(
+def test_stream_reconnected_keeps_numbers_and_options(
     target: str, lossless: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "edged.client")
@@ -329,7 +329,7 @@ def test_a_stream_goes_on_with_its_numbers_and_options(
     assert "calling again in 0.05 s" in caplog.text
 
 
-def test_the_account_is_exact_over_several_calls(target: str) -> None:
+def test_stream_reconnected_counts_are_exact(target: str) -> None:
     calls = 0
 
     def detect(frames: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Result]:
@@ -348,12 +348,12 @@ def test_the_account_is_exact_over_several_calls(target: str) -> None:
     assert [result.sequence for result in results] == [n for n in range(1, 41) if n not in (4, 8, 12)]
 
 
-def test_a_daemon_that_never_answered_is_not_waited_for(target: str) -> None:
+def test_stream_daemon_that_never_answered_is_not_called_again(target: str) -> None:
     with Client(target) as client, pytest.raises(DaemonUnavailable, match="no edged daemon answers"):
         list(client.stream("shapes", [JPEG] * 9, reconnect=True))
 
 
-def test_a_refusal_is_no_reason_to_call_again(target: str) -> None:
+def test_stream_refusal_is_not_called_again(target: str) -> None:
     def detect(frames: Iterator[pb.Frame], context: grpc.ServicerContext) -> Iterator[pb.Result]:
         yield answer(next(frames))
         context.abort(grpc.StatusCode.NOT_FOUND, "there is no model 'shapes' any more")
@@ -362,7 +362,7 @@ def test_a_refusal_is_no_reason_to_call_again(target: str) -> None:
         list(quick(client, itertools.repeat(JPEG)))
 
 
-def test_closing_ends_a_wait_for_the_daemon(target: str) -> None:
+def test_stream_close_ends_the_wait_for_the_daemon(target: str) -> None:
     with Client(target) as client:
         with ScriptedDaemon(target, Leaving(1)):
             stream = client.stream("shapes", itertools.repeat(JPEG), reconnect=True)
@@ -374,7 +374,7 @@ def test_closing_ends_a_wait_for_the_daemon(target: str) -> None:
         assert time.monotonic() - begun < 20
 
 
-def test_what_a_camera_took_while_nobody_was_there_is_not_sent_late(target: str) -> None:
+def test_stream_reconnected_sends_no_old_frames(target: str) -> None:
     calls, pulling, called_again = 0, threading.Event(), threading.Event()
 
     def frames() -> Iterator[Captured]:

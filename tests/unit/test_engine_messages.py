@@ -24,7 +24,7 @@ COMPOSITION = Composition(
 )
 
 
-def test_everything_that_is_known_of_an_engine_reaches_the_client(tmp_path: Path) -> None:
+def test_engine_report_full_record_reaches_the_client(tmp_path: Path) -> None:
     of, recipe = model(), Recipe("onnxruntime", "cuda:0", "fp16")
     key = key_of(of, recipe)
     record = record_of(key, recipe, composition=COMPOSITION, ahead="sm_86", load=0.25, adopted_from="abc", standard="s")
@@ -40,7 +40,7 @@ def test_everything_that_is_known_of_an_engine_reaches_the_client(tmp_path: Path
         assert found[name] == value, name
 
 
-def test_an_engine_that_is_not_there_has_no_composition(tmp_path: Path) -> None:
+def test_engine_report_missing_engine_has_no_composition(tmp_path: Path) -> None:
     of, recipe = model(), Recipe("openvino")
     planned = planned_model()
     key = key_of(of, recipe)

@@ -41,7 +41,7 @@ every_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.__name
 
 
 @every_type
-def test_it_comes_as_it_was_sent(kind: type[msgspec.Struct]) -> None:
+def test_event_every_type_arrives_unchanged(kind: type[msgspec.Struct]) -> None:
     what = example(kind)
     info = across(what)
     assert info.what == what
@@ -50,13 +50,13 @@ def test_it_comes_as_it_was_sent(kind: type[msgspec.Struct]) -> None:
     assert (info.epoch, info.sequence, info.unix_s, info.model, info.engine) == ("e1", 7, 1.5e9, "doors", "k" * 64)
 
 
-def test_what_is_not_known_stays_unknown() -> None:
+def test_event_unknown_values_stay_none() -> None:
     what = example(events.EngineProgress, fraction=None, estimate_s=None)
     assert across(what).what == what
 
 
 @every_type
-def test_its_json_is_flat(kind: type[msgspec.Struct]) -> None:
+def test_event_json_is_flat(kind: type[msgspec.Struct]) -> None:
     json = across(example(kind)).json()
     assert list(json)[:6] == ["epoch", "sequence", "unix_s", "kind", "model", "engine"]
     assert list(json)[6:] == list(kind.__struct_fields__)
@@ -64,7 +64,7 @@ def test_its_json_is_flat(kind: type[msgspec.Struct]) -> None:
 
 
 @every_type
-def test_it_has_words(kind: type[msgspec.Struct]) -> None:
+def test_event_every_type_has_words(kind: type[msgspec.Struct]) -> None:
     for info in (across(example(kind)), across(example(kind), model="", engine="")):
         words = told(info)
         assert words
@@ -73,12 +73,12 @@ def test_it_has_words(kind: type[msgspec.Struct]) -> None:
         assert "None" not in words
 
 
-def test_the_wire_has_no_event_that_the_log_cannot_tell() -> None:
+def test_event_message_and_types_have_the_same_kinds() -> None:
     fields = pb.Event.DESCRIPTOR.oneofs_by_name["what"].fields
     assert sorted(field.name for field in fields) == sorted(kind.__struct_config__.tag for kind in TYPES)
 
 
-def test_an_event_of_the_future_is_no_error() -> None:
+def test_event_of_unknown_kind_is_no_error() -> None:
     info = event_info(pb.Event(sequence=3, epoch="e1", model="doors", engine="k" * 64))
     assert (info.kind, info.what) == ("unknown", None)
     assert info.json()["sequence"] == 3

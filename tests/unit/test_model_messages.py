@@ -29,9 +29,7 @@ CYCLE = Finding(Stage.GRAPH, Category.CYCLE, "the graph has a cycle", "export it
         (EngineUnusable("its host was lost"), "", ""),
     ],
 )
-def test_why_a_model_is_refused_is_told_in_words_and_by_category(
-    problem: EdgedError, stage: str, category: str
-) -> None:
+def test_model_report_refused_has_words_and_category(problem: EdgedError, stage: str, category: str) -> None:
     planned = planned_model("m")
     planned.problem = problem
     told = across(report.model(planned, (), Health(), None))
@@ -39,6 +37,6 @@ def test_why_a_model_is_refused_is_told_in_words_and_by_category(
     assert (told.stage, told.category) == (stage, category)
 
 
-def test_one_that_is_not_refused_has_no_category() -> None:
+def test_model_report_not_refused_has_no_category() -> None:
     told = across(report.model(planned_model("m"), (), Health(), None))
     assert (told.state, told.stage, told.category) == ("loading", "", "")

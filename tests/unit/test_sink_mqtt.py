@@ -41,7 +41,7 @@ def connect(at: Broker, query: str = "?rate=1000", **options: Any) -> Mqtt:
     return sink
 
 
-def test_what_a_camera_sees_is_told() -> None:
+def test_mqtt_results_are_published() -> None:
     with Broker() as at:
         sink = connect(at)
         sink.on_answer(answered("person", "person", "dog", sequence=7))
@@ -57,7 +57,7 @@ def test_what_a_camera_sees_is_told() -> None:
         assert at.logins == [(None, None)]
 
 
-def test_what_has_not_changed_is_not_told_again_and_failures_are_nothing_seen() -> None:
+def test_mqtt_unchanged_counts_are_not_published_again_and_errors_ignored() -> None:
     with Broker() as at:
         sink = connect(at)
         for number in range(1, 4):
@@ -70,7 +70,7 @@ def test_what_has_not_changed_is_not_told_again_and_failures_are_nothing_seen() 
     assert topics.count("site/one/hall/counts") == topics.count("site/one/hall/detected") == 1
 
 
-def test_home_assistant_finds_the_camera_and_its_classes() -> None:
+def test_mqtt_discovery_describes_camera_and_classes() -> None:
     with Broker() as at:
         sink = connect(at)
         sink.on_answer(answered("person", "fire engine"))
@@ -88,7 +88,7 @@ def test_home_assistant_finds_the_camera_and_its_classes() -> None:
     assert len({config["unique_id"] for config in configs.values()}) == 4
 
 
-def test_discovery_can_be_left_out() -> None:
+def test_mqtt_discovery_off_publishes_no_entities() -> None:
     with Broker() as at:
         sink = connect(at, "?discovery=&rate=1000")
         sink.on_answer(answered("person"))
@@ -97,7 +97,7 @@ def test_discovery_can_be_left_out() -> None:
     assert not [message for message in at.published if "config" in message.topic]
 
 
-def test_results_come_at_the_rate_and_the_last_state_is_told_at_the_end() -> None:
+def test_mqtt_rate_limits_results_and_close_publishes_last_state() -> None:
     now = 100.0
     with Broker() as at:
         sink = connect(at, "?rate=2", clock=lambda: now)
@@ -110,7 +110,7 @@ def test_results_come_at_the_rate_and_the_last_state_is_told_at_the_end() -> Non
     assert 8 <= len([m for m in at.published if m.topic.endswith("/result")]) <= 9
 
 
-def test_the_broker_says_that_a_killed_program_is_gone() -> None:
+def test_mqtt_killed_program_is_offline_by_will() -> None:
     with Broker() as at:
         sink = connect(at)
         sink._client.socket().shutdown(2)
@@ -119,7 +119,7 @@ def test_the_broker_says_that_a_killed_program_is_gone() -> None:
         sink.close()
 
 
-def test_a_broker_that_is_started_later_or_again_gets_everything() -> None:
+def test_mqtt_broker_started_later_or_again_gets_everything() -> None:
     with Broker() as first:
         port = first.port
     sink = Mqtt(broker(f"mqtt://127.0.0.1:{port}/site/one?rate=1000", {}), "hall", "box")
@@ -137,7 +137,7 @@ def test_a_broker_that_is_started_later_or_again_gets_everything() -> None:
     sink.close()
 
 
-def test_a_broker_that_takes_nothing_costs_no_memory_and_no_time() -> None:
+def test_mqtt_stalled_broker_costs_no_memory_or_time() -> None:
     with Broker() as at:
         sink = connect(at, "?rate=1000000")
         at.stalled.set()
@@ -157,7 +157,7 @@ def test_a_broker_that_takes_nothing_costs_no_memory_and_no_time() -> None:
         sink.close()
 
 
-def test_a_login_and_a_refusal(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_mqtt_login_and_refused_connection(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("from a file\n")
     with Broker(refuse=5) as at:
@@ -181,13 +181,13 @@ def test_a_login_and_a_refusal(caplog: pytest.LogCaptureFixture, tmp_path: Path)
         ("mqtt://box?speed=1", "speed"),
     ],
 )
-def test_addresses_that_are_wrong(url: str, words: str) -> None:
+def test_broker_invalid_address_raises(url: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as caught:
         broker(url, {})
     assert "secret" not in str(caught.value)
 
 
-def test_addresses() -> None:
+def test_broker_valid_addresses() -> None:
     plain = broker("mqtt://box", {"EDGED_MQTT_PASSWORD": "x"})
     assert (plain.host, plain.port, plain.tls, plain.user, plain.password) == ("box", 1883, False, None, "x")
     assert (plain.prefix, plain.discovery) == ("edged", "homeassistant")
@@ -198,7 +198,7 @@ def test_addresses() -> None:
         Mqtt(broker("mqtts://box?ca=/nowhere", {}), "hall")
 
 
-def test_names_stay_different() -> None:
+def test_slug_different_names_stay_different() -> None:
     names = ["hall", "hall 1", "hall_1", "hall/1", "", "+", "Türe"]
     assert len({slug(name) for name in names}) == len(names)
     assert slug("hall-1") == "hall-1"
@@ -206,7 +206,7 @@ def test_names_stay_different() -> None:
     assert not set("+#") & set(Topics("p", "d", "n", "a/+#b").result)
 
 
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mqtt_missing_library_raises_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "paho.mqtt.client", None)
     with pytest.raises(Unsupported, match="-m pip install 'paho-mqtt"):
         Mqtt(broker("mqtt://box", {}), "hall")

@@ -66,7 +66,7 @@ def answered(sequence: int, image: Any, mono_ns: int = 0) -> Answered:
 # --- pictures that wait for their answers ---------------------------------------------------------------------------
 
 
-def test_a_picture_waits_for_its_answer() -> None:
+def test_pending_frames_keep_picture_until_its_answer() -> None:
     pictures = [shade(number) for number in range(5)]
     kept = PendingFrames([Captured(pictures[0]), *pictures[1:]])
     assert len(list(kept)) == 5
@@ -77,7 +77,7 @@ def test_a_picture_waits_for_its_answer() -> None:
     assert kept.take(6) is None
 
 
-def test_what_is_kept_is_bounded_and_the_newest_stay() -> None:
+def test_pending_frames_are_bounded_and_keep_the_newest() -> None:
     size = shade(0).nbytes
     for kept in (
         PendingFrames([shade(n) for n in range(9)], most=3),
@@ -92,7 +92,7 @@ def test_what_is_kept_is_bounded_and_the_newest_stay() -> None:
     assert large.take(1) is not None
 
 
-def test_closing_reaches_the_source() -> None:
+def test_pending_frames_close_reaches_the_source() -> None:
     said: list[str] = []
 
     class Frames:
@@ -134,7 +134,7 @@ class Noted(Sink):
         self.closed += 1
 
 
-def test_every_sink_gets_every_result_with_its_picture() -> None:
+def test_sinks_all_get_every_result_with_its_picture() -> None:
     first, second = Noted(), Noted(wants=True)
     with Sinks([first, second]) as sinks:
         frames = sinks.tap([shade(1), shade(2), shade(3)])
@@ -146,12 +146,12 @@ def test_every_sink_gets_every_result_with_its_picture() -> None:
     assert (first.closed, second.closed) == (1, 1)
 
 
-def test_nothing_is_kept_where_nobody_wants_pictures() -> None:
+def test_sinks_without_need_for_pictures_keep_none() -> None:
     frames = [shade(1)]
     assert Sinks([Noted()]).tap(frames) is frames
 
 
-def test_a_sink_that_fails_is_left_out_and_the_last_ends_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+def test_sinks_failing_one_is_removed_and_the_last_raises(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "edged.client")
     first, second = Noted(fails=1), Noted(fails=2)
     sinks = Sinks([first, second])
@@ -162,7 +162,7 @@ def test_a_sink_that_fails_is_left_out_and_the_last_ends_the_stream(caplog: pyte
     assert (len(first.seen), first.closed, second.closed) == (1, 1, 1)
 
 
-def test_work_in_the_background_drops_the_oldest_or_waits() -> None:
+def test_background_full_queue_drops_oldest_or_waits() -> None:
     begun, gate, done = threading.Event(), threading.Event(), []
 
     def work(each: Answered) -> None:
@@ -187,7 +187,7 @@ def test_work_in_the_background_drops_the_oldest_or_waits() -> None:
     assert (done, patient.dropped) == (list(range(50)), 0)
 
 
-def test_a_failure_in_the_background_is_raised_where_it_is_seen() -> None:
+def test_background_failure_is_raised_by_put_or_close() -> None:
     def work(_: Answered) -> None:
         raise InvalidInput("no such codec")
 
@@ -202,7 +202,7 @@ def test_a_failure_in_the_background_is_raised_where_it_is_seen() -> None:
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def test_lines_are_appended_and_out_at_once(tmp_path: Path) -> None:
+def test_json_lines_are_appended_and_flushed(tmp_path: Path) -> None:
     path = tmp_path / "found.jsonl"
     path.write_text("{}\n")
     sink = JsonLines(path)
@@ -221,7 +221,7 @@ def test_lines_are_appended_and_out_at_once(tmp_path: Path) -> None:
         JsonLines(tmp_path / "none" / "found.jsonl")
 
 
-def test_the_others_go_on_when_nobody_reads_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sinks_closed_standard_output_leaves_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Closed(io.StringIO):
         def flush(self) -> None:
             raise BrokenPipeError(32, "Broken pipe")
@@ -243,7 +243,7 @@ def read_back(path: Path) -> tuple[list[np.ndarray], list[float]]:
     return [frame.to_ndarray(format="bgr24") for frame in frames], [float(frame.time) for frame in frames]
 
 
-def test_a_video_shows_what_was_found_at_the_times_it_was_taken(tmp_path: Path) -> None:
+def test_mp4_shows_annotations_at_capture_times(tmp_path: Path) -> None:
     path = tmp_path / "found.mp4"
     sink = Mp4(path, lossless=True)
     at = [5.0, 5.04, 5.5, 7.0, 7.001]
@@ -260,7 +260,7 @@ def test_a_video_shows_what_was_found_at_the_times_it_was_taken(tmp_path: Path) 
     assert int(np.ptp(images[0][28:46, 38:62])) > 60  # the box
 
 
-def test_pictures_of_other_sizes_are_fitted_in(tmp_path: Path) -> None:
+def test_mp4_other_sizes_are_fitted(tmp_path: Path) -> None:
     path = tmp_path / "found.mp4"
     sink = Mp4(path, lossless=True)
     for number, size in enumerate([(65, 49), (130, 98), (20, 48), (64, 48)]):
@@ -274,7 +274,7 @@ def test_pictures_of_other_sizes_are_fitted_in(tmp_path: Path) -> None:
     assert images[2][4, 32].max() > 100
 
 
-def test_a_video_of_a_program_that_was_killed_can_be_played(tmp_path: Path) -> None:
+def test_mp4_killed_program_leaves_playable_file(tmp_path: Path) -> None:
     path = tmp_path / "found.mp4"
     program = """
 import os, sys, time, numpy as np
@@ -289,7 +289,7 @@ os.kill(os.getpid(), 9)
     assert len(read_back(path)[0]) > 200
 
 
-def test_a_video_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mp4_unwritable_file_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match="cannot be written"):
         Mp4(tmp_path / "none" / "found.mp4")
     empty = Mp4(tmp_path / "empty.mp4")
@@ -304,7 +304,7 @@ def test_a_video_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         Mp4(tmp_path / "found.mp4")
 
 
-def test_the_times_of_a_video_only_rise() -> None:
+def test_timeline_times_only_rise() -> None:
     clock = Timeline()
     taken = [10**9, 3 * 10**9, 3 * 10**9, 2 * 10**9, 4 * 10**9]
     assert [clock.at(result(1, mono_ns)) for mono_ns in taken] == [0, 2000, 2001, 2002, 3000]
@@ -357,7 +357,7 @@ class Viewer:
         self._connection.close()
 
 
-def test_a_page_a_picture_and_a_stream(preview: Preview) -> None:
+def test_preview_serves_page_picture_and_stream(preview: Preview) -> None:
     status, kind, page = get(preview, "/")
     assert (status, kind) == (200, "text/html; charset=utf-8")
     assert b"&lt;hall&gt;" in page
@@ -374,7 +374,7 @@ def test_a_page_a_picture_and_a_stream(preview: Preview) -> None:
     assert get(preview, "/etc/passwd")[0] == 404
 
 
-def test_slow_viewers_skip_and_nobody_waits_for_them(preview: Preview) -> None:
+def test_preview_slow_viewer_skips_and_blocks_nobody(preview: Preview) -> None:
     viewer = Viewer(preview)
     preview.on_answer(answered(1, shade(0)))
     viewer.next()
@@ -391,7 +391,7 @@ def test_slow_viewers_skip_and_nobody_waits_for_them(preview: Preview) -> None:
     viewer.close()
 
 
-def test_nothing_is_painted_while_nobody_looks(preview: Preview) -> None:
+def test_preview_without_viewers_paints_nothing(preview: Preview) -> None:
     each = answered(1, shade(0))
     preview.on_answer(each)
     time.sleep(0.1)
@@ -400,7 +400,7 @@ def test_nothing_is_painted_while_nobody_looks(preview: Preview) -> None:
     assert "painted" in vars(each)
 
 
-def test_a_damaged_picture_is_left_out(preview: Preview) -> None:
+def test_preview_damaged_picture_is_left_out(preview: Preview) -> None:
     viewer = Viewer(preview)
     preview.on_answer(answered(1, b"no picture"))
     preview.on_answer(answered(2, None))
@@ -410,20 +410,20 @@ def test_a_damaged_picture_is_left_out(preview: Preview) -> None:
     viewer.close()
 
 
-def test_other_names_of_this_machine_are_refused(preview: Preview) -> None:
+def test_preview_foreign_host_header_is_refused(preview: Preview) -> None:
     assert get(preview, "/", host="evil.example:80")[0] == 403
     assert get(preview, "/", host="localhost:80")[0] == 200
     assert get(preview, "/", host="[::1]:80")[0] == 200
 
 
-def test_too_many_viewers(preview: Preview) -> None:
+def test_preview_too_many_viewers_are_refused(preview: Preview) -> None:
     viewers = [Viewer(preview) for _ in range(16)]
     assert get(preview, "/stream.mjpg")[0] == 503
     for viewer in viewers:
         viewer.close()
 
 
-def test_closing_ends_the_viewers() -> None:
+def test_preview_close_ends_viewers() -> None:
     made = Preview(0)
     viewer = Viewer(made)
     made.close()
@@ -431,7 +431,7 @@ def test_closing_ends_the_viewers() -> None:
     viewer.close()
 
 
-def test_a_port_that_is_taken(preview: Preview) -> None:
+def test_preview_taken_port_raises(preview: Preview) -> None:
     with pytest.raises(InvalidInput, match="choose another port"):
         Preview(int(preview.url.rsplit(":", 1)[1].strip("/")))
     with pytest.raises(InvalidInput, match="choose another port"):

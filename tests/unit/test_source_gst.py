@@ -41,7 +41,7 @@ def take(text: str, count: int = 1, **options: object) -> list[Captured]:
         return [next(source) for _ in range(count)]
 
 
-def test_a_pipeline_gets_edged_at_its_end(gst: Gst) -> None:
+def test_pipeline_camera_appends_edgeds_sink(gst: Gst) -> None:
     gst.scripts = [[], [bgr(7), None, bgr(9)]]
     first, second = take("gst:videotestsrc ! videoconvert !", 2)
     assert isinstance(first.image, np.ndarray)
@@ -53,7 +53,7 @@ def test_a_pipeline_gets_edged_at_its_end(gst: Gst) -> None:
     assert played.states == ["playing", "null"]
 
 
-def test_jpeg_of_a_pipeline_is_passed_on(gst: Gst) -> None:
+def test_pipeline_camera_jpeg_is_passed_on(gst: Gst) -> None:
     picture = cv2.imencode(".jpg", np.zeros((16, 16, 3), np.uint8))[1].tobytes()
     gst.scripts = [[], [Sample(picture[:20], kind="image/jpeg"), Sample(picture + b"\0\0", kind="image/jpeg")]]
     with open_source("gst:v4l2src", latest=False) as source:
@@ -61,14 +61,14 @@ def test_jpeg_of_a_pipeline_is_passed_on(gst: Gst) -> None:
         assert source.damaged == 1
 
 
-def test_buffers_are_given_back(gst: Gst) -> None:
+def test_pipeline_camera_buffers_are_unmapped(gst: Gst) -> None:
     whole, torn = bgr(1), Sample(b"\1" * 23)
     gst.scripts = [[], [torn, whole]]
     take("gst:x")
     assert (whole.buffer.mapped, torn.buffer.mapped) == (0, 0)
 
 
-def test_the_time_is_that_of_the_element_where_it_can_be_believed(gst: Gst) -> None:
+def test_pipeline_camera_believable_time_of_element_is_used(gst: Gst) -> None:
     now = time.monotonic_ns()
     gst.base_time = now - 3 * SECOND
     stamps = (2 * SECOND, fake_gst.NONE, 900 * SECOND)
@@ -80,7 +80,7 @@ def test_the_time_is_that_of_the_element_where_it_can_be_believed(gst: Gst) -> N
     assert nonsense.captured_mono_ns >= now
 
 
-def test_a_pipeline_that_fails_is_started_again(gst: Gst, caplog: pytest.LogCaptureFixture) -> None:
+def test_pipeline_camera_failed_pipeline_is_restarted(gst: Gst, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "edged.client")
     gst.scripts = [[], [bgr(1), RuntimeError("rtsp://me:secret@box: not authorised")], [bgr(2)]]
     with open_source("gst:x", latest=False) as source:
@@ -91,7 +91,7 @@ def test_a_pipeline_that_fails_is_started_again(gst: Gst, caplog: pytest.LogCapt
     assert [pipeline.states for pipeline in gst.pipelines[1:]] == [["playing", "null"]] * 2
 
 
-def test_a_pipeline_that_gives_nothing_is_not_waited_for_forever(gst: Gst, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_camera_silent_pipeline_times_out(gst: Gst, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gstreamer, "_PATIENCE_S", 0.02)
     gst.scripts = [[], [None] * 10_000_000, [bgr(4)]]
     with open_source("gst:x", latest=False) as source:
@@ -100,12 +100,12 @@ def test_a_pipeline_that_gives_nothing_is_not_waited_for_forever(gst: Gst, monke
 
 
 @pytest.mark.parametrize(("text", "words"), [("gst:nosuch", 'no element "nosuch"'), ("gst: ", "no pipeline")])
-def test_a_pipeline_that_gstreamer_does_not_take(gst: Gst, text: str, words: str) -> None:
+def test_pipeline_camera_rejected_pipeline_raises(gst: Gst, text: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         open_source(text)
 
 
-def test_a_camera_of_a_jetson(gst: Gst) -> None:
+def test_csi_camera_on_jetson_opens(gst: Gst) -> None:
     gst.elements = JETSON
     gst.scripts = [[bgr(5)]]
     take("csi://1?width=1280&height=720&fps=29.97")
@@ -117,7 +117,7 @@ def test_a_camera_of_a_jetson(gst: Gst) -> None:
     assert pipeline.source.properties == {"sensor-id": 1}
 
 
-def test_a_jetson_decodes_rtsp_in_hardware_and_its_address_is_no_part_of_the_text(gst: Gst) -> None:
+def test_rtsp_camera_on_jetson_decodes_in_hardware_with_address_as_property(gst: Gst) -> None:
     gst.elements = JETSON
     gst.scripts = [[bgr(5)]]
     url = 'rtsp://me:secret@box/1" ! filesink location="/tmp/x'
@@ -130,7 +130,7 @@ def test_a_jetson_decodes_rtsp_in_hardware_and_its_address_is_no_part_of_the_tex
     assert "secret" not in pipeline.text
 
 
-def test_a_jetson_decodes_files_in_hardware(gst: Gst, tmp_path: Path) -> None:
+def test_open_source_file_on_jetson_decodes_in_hardware(gst: Gst, tmp_path: Path) -> None:
     path = tmp_path / "v.mp4"
     path.touch()
     gst.elements = JETSON
@@ -141,7 +141,7 @@ def test_a_jetson_decodes_files_in_hardware(gst: Gst, tmp_path: Path) -> None:
     assert gst.pipelines[0].states == ["paused", "playing", "null"]
 
 
-def test_a_file_that_it_does_not_know_is_read_by_pyav(gst: Gst, tmp_path: Path) -> None:
+def test_open_source_file_unknown_to_gstreamer_uses_pyav(gst: Gst, tmp_path: Path) -> None:
     path = tmp_path / "v.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 20, (64, 48))
     for _ in range(3):
@@ -153,14 +153,14 @@ def test_a_file_that_it_does_not_know_is_read_by_pyav(gst: Gst, tmp_path: Path) 
     assert gst.pipelines[0].states == ["paused", "null"]
 
 
-def test_without_that_decoder_pyav_reads_files(gst: Gst, tmp_path: Path) -> None:
+def test_open_source_file_without_hardware_decoder_uses_pyav(gst: Gst, tmp_path: Path) -> None:
     (tmp_path / "v.mp4").touch()
     with pytest.raises(InvalidInput, match="cannot be opened"):
         open_source(tmp_path / "v.mp4")
     assert gst.pipelines == []
 
 
-def test_what_to_install(monkeypatch: pytest.MonkeyPatch, gst: Gst) -> None:
+def test_require_gst_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch, gst: Gst) -> None:
     with pytest.raises(Unsupported, match="nvarguscamerasrc"):
         open_source("csi://0")
     monkeypatch.setitem(sys.modules, "gi", None)
@@ -171,7 +171,7 @@ def test_what_to_install(monkeypatch: pytest.MonkeyPatch, gst: Gst) -> None:
 
 @pytest.mark.parametrize("size", [(8, 4), (7, 5)])
 @pytest.mark.parametrize("layout", ["BGR", "BGRx", "NV12", "GRAY8"])
-def test_pixels_of_every_layout_with_padded_rows(layout: str, size: tuple[int, int]) -> None:
+def test_pixels_every_layout_with_padded_rows(layout: str, size: tuple[int, int]) -> None:
     width, height = size
     blue = (255, 0, 0)
 

@@ -33,7 +33,7 @@ def ring(tmp_path: Path) -> Iterator[SharedRing]:
 RAW = "?slots=4&width=64&height=48"
 
 
-def test_the_newest_picture_of_a_ring(ring: SharedRing, tmp_path: Path) -> None:
+def test_shared_camera_gives_the_newest_picture(ring: SharedRing, tmp_path: Path) -> None:
     for value in range(1, 10):
         ring.put(shade(value))
     with InOrder(shared_camera(f"edged-{os.getpid()}{RAW}", tmp_path)) as source:
@@ -46,7 +46,7 @@ def test_the_newest_picture_of_a_ring(ring: SharedRing, tmp_path: Path) -> None:
         assert source.skipped == 2
 
 
-def test_jpegs_of_a_ring_end_where_they_end(tmp_path: Path) -> None:
+def test_shared_camera_jpeg_ends_at_its_end(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     large, small = (cv2.imencode(".jpg", image)[1].tobytes() for image in (noise, shade(3)))
     with SharedRing(2, len(large), folder=tmp_path) as ring:
@@ -59,7 +59,7 @@ def test_jpegs_of_a_ring_end_where_they_end(tmp_path: Path) -> None:
             assert source.damaged == 0  # it was overtaken before anybody looked
 
 
-def test_a_ring_that_is_removed_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_shared_camera_removed_ring_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reader = shared_camera(f"edged-{os.getpid()}{RAW}", tmp_path)
     reader._backoff = Backoff((0.02,))
     with Newest(reader) as source:
@@ -71,7 +71,7 @@ def test_a_ring_that_is_removed_is_waited_for(tmp_path: Path, caplog: pytest.Log
     assert "no process has a ring named" in caplog.text
 
 
-def test_a_ring_of_other_pictures_is_refused(
+def test_shared_camera_ring_of_other_pictures_is_refused(
     ring: SharedRing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = shared_camera(f"edged-{os.getpid()}?slots=4&width=640&height=480", tmp_path)
@@ -94,6 +94,6 @@ def test_a_ring_of_other_pictures_is_refused(
         ("edged-1?size=3", "slots, width, height, format"),
     ],
 )
-def test_what_is_no_ring(address: str, words: str) -> None:
+def test_shared_camera_invalid_address_raises(address: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         shared_camera(address)

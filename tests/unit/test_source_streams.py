@@ -67,7 +67,7 @@ def without_tables(picture: bytes) -> bytes:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_changes_its_resolution_goes_on(tmp_path: Path) -> None:
+def test_shots_changed_resolution_continues(tmp_path: Path) -> None:
     path = tmp_path / "v.ts"
     path.write_bytes(h264(12, (256, 192)) + h264(12, (320, 240)))
     with open_source(path, pace=False) as source:
@@ -77,7 +77,7 @@ def test_a_stream_that_changes_its_resolution_goes_on(tmp_path: Path) -> None:
     assert sizes == sorted(sizes)
 
 
-def test_a_file_with_flipped_bytes_is_read_to_its_end(tmp_path: Path) -> None:
+def test_shots_flipped_bytes_are_read_to_the_end(tmp_path: Path) -> None:
     data = bytearray(h264(60))
     rng = np.random.default_rng(1)
     for at in rng.integers(len(data) // 3, len(data) // 2, 300).tolist():
@@ -91,14 +91,14 @@ def test_a_file_with_flipped_bytes_is_read_to_its_end(tmp_path: Path) -> None:
     assert values[-1] > 200  # the last ones are whole
 
 
-def test_an_mp4_that_was_cut_off(tmp_path: Path) -> None:
+def test_recording_truncated_mp4_raises(tmp_path: Path) -> None:
     path = tmp_path / "v.mp4"
     path.write_bytes(h264(30, container="mp4")[:2000])
     with pytest.raises(InvalidInput, match="cannot be opened"):
         open_source(path)
 
 
-def test_a_sound_file_has_no_video(tmp_path: Path) -> None:
+def test_recording_sound_file_raises(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     with wave.open(str(path), "wb") as made:
         made.setparams((1, 2, 8000, 0, "NONE", ""))
@@ -107,7 +107,7 @@ def test_a_sound_file_has_no_video(tmp_path: Path) -> None:
         open_source(path)
 
 
-def test_reading_goes_on_behind_what_cannot_be_read() -> None:
+def test_shots_unreadable_packets_are_skipped() -> None:
     class Container:
         """Fails between two packets, then for good."""
 
@@ -142,7 +142,7 @@ def test_reading_goes_on_behind_what_cannot_be_read() -> None:
         next(taken)
 
 
-def test_a_decoder_that_cannot_be_had_in_hardware_costs_nothing(tmp_path: Path) -> None:
+def test_accelerator_unavailable_decodes_in_software(tmp_path: Path) -> None:
     path = tmp_path / "v.ts"
     path.write_bytes(h264(5))
     pyav._usable.cache_clear()
@@ -206,7 +206,7 @@ class HttpCamera:
         self._server.server_close()
 
 
-def test_motion_jpeg_over_http_stays_jpeg_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_network_camera_motion_jpeg_stays_jpeg_and_reconnects(caplog: pytest.LogCaptureFixture) -> None:
     with HttpCamera() as camera, open_source(camera.url) as source:
         source._reader._backoff = Backoff((0.1,))  # type: ignore[attr-defined]
         first = next(source)
@@ -224,7 +224,7 @@ def test_motion_jpeg_over_http_stays_jpeg_and_comes_back(caplog: pytest.LogCaptu
     assert "trying again in 0.1 s" in caplog.text
 
 
-def test_a_camera_that_is_not_there_yet(caplog: pytest.LogCaptureFixture) -> None:
+def test_network_camera_missing_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     with open_source(f"http://me:secret@127.0.0.1:{port}/video") as source:
@@ -235,7 +235,7 @@ def test_a_camera_that_is_not_there_yet(caplog: pytest.LogCaptureFixture) -> Non
     assert "secret" not in caplog.text
 
 
-def test_hls_plays_at_its_own_speed_and_not_segment_by_segment(tmp_path: Path) -> None:
+def test_network_camera_hls_plays_at_its_own_speed(tmp_path: Path) -> None:
     with av.open(str(tmp_path / "live.m3u8"), "w", format="hls", options={"hls_time": "1"}) as made:
         stream = made.add_stream("libx264", rate=25, options={"g": "25", "tune": "zerolatency"})
         stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
@@ -262,7 +262,7 @@ def test_hls_plays_at_its_own_speed_and_not_segment_by_segment(tmp_path: Path) -
 # --- JPEG -----------------------------------------------------------------------------------------------------------
 
 
-def test_tables_that_a_camera_leaves_out_are_put_back() -> None:
+def test_jpeg_complete_adds_missing_tables() -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     whole = cv2.imencode(".jpg", noise)[1].tobytes()
     bare = without_tables(whole)
@@ -275,12 +275,12 @@ def test_tables_that_a_camera_leaves_out_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda d: b"", lambda d: b"\0" * 9, lambda d: d[: len(d) // 2], lambda d: d[:9]])
-def test_a_jpeg_that_is_none(damage: Callable[[bytes], bytes]) -> None:
+def test_jpeg_complete_invalid_data_gives_none(damage: Callable[[bytes], bytes]) -> None:
     assert complete(damage(jpeg(3))) is None
     assert length(damage(jpeg(3))) is None
 
 
-def test_what_follows_a_jpeg_is_cut_off() -> None:
+def test_jpeg_length_cuts_what_follows() -> None:
     assert complete(jpeg(9) + b"\0\0\0") == jpeg(9)
     assert length(jpeg(9) + jpeg(200)) == len(jpeg(9))
 
@@ -316,7 +316,7 @@ def taken(source: object, count: int) -> list[Any]:
     return [next(source).image for _ in range(count)]
 
 
-def test_a_usb_camera_is_asked_for_jpeg_which_is_passed_on(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v4l2_camera_asks_for_jpeg_and_passes_it_on(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Devices(monkeypatch, device)
     with open_source(f"v4l2://{device}?width=64&height=48&fps=15") as source:
         (picture,) = taken(source, 1)
@@ -324,14 +324,14 @@ def test_a_usb_camera_is_asked_for_jpeg_which_is_passed_on(device: Path, monkeyp
     assert devices.asked[0] == {"video_size": "64x48", "framerate": "15", "input_format": "mjpeg"}
 
 
-def test_a_usb_camera_without_jpeg_gives_what_it_has(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v4l2_camera_without_jpeg_uses_its_format(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Devices(monkeypatch, device, refuses=22)
     with open_source(f"v4l2://{device}") as source:
         taken(source, 1)
     assert devices.asked[:2] == [{"input_format": "mjpeg"}, {}]
 
 
-def test_a_usb_camera_that_is_busy_is_tried_again(
+def test_v4l2_camera_busy_is_tried_again(
     device: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     devices = Devices(monkeypatch, device, refuses=16)
@@ -352,12 +352,12 @@ def test_a_usb_camera_that_is_busy_is_tried_again(
         ("shm://other", InvalidInput, "edged-"),
     ],
 )
-def test_addresses_that_are_wrong(text: str, kind: type, words: str) -> None:
+def test_camera_address_invalid_raises(text: str, kind: type, words: str) -> None:
     with pytest.raises(kind, match=words):
         open_source(text)
 
 
-def test_an_address_has_a_place_and_settings() -> None:
+def test_camera_address_has_place_and_settings() -> None:
     place, settings = camera_address("v4l2:///dev/video1?width=1280&height=720&fps=29.97&format=yuyv422")
     assert (place, settings) == ("/dev/video1", CameraSettings(1280, 720, 29.97, "yuyv422"))
     assert camera_address("csi://1") == ("1", CameraSettings())
