@@ -144,7 +144,7 @@ class Stoppable(Session, Protocol):
 @runtime_checkable
 class Staging(Session, Protocol):
     """A session that takes the next inputs to its device while it still works on the current ones: two owners, one
-    thread that stages and one that infers. `infer` stays, for whoever does one thing after the other.
+    thread that stages and one that infers. `infer` stays, for callers that do one thing after the other.
     """
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:

@@ -1,6 +1,6 @@
-"""The files beside a model that hold some of its weights: whether they are there, whole, and inside the model's folder.
+"""Checks a model's external data: whether the files exist, are complete, and lie inside the model's folder.
 
-Everything is looked at before a runtime sees the model: some follow an absolute path or a link to wherever it leads.
+They are checked before a runtime sees the model: some runtimes follow an absolute path or a link to anywhere.
 Format: onnx/docs/ExternalData.md.
 """
 
@@ -36,8 +36,7 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[ExternalFile, ...], Finding | None]:
-    """Every external file that tensors name, once, by its path, with what is wrong with it; and the first thing that is
-    wrong."""
+    """Return every external file that tensors name, once, with what is wrong with it; and the first finding."""
     first: Finding | None = None
     needed: dict[str, _Reference] = {}
     damaged: dict[str, Finding] = {}
@@ -64,8 +63,9 @@ def files(tensors: Iterable[onnx.TensorProto], folder: Path) -> tuple[tuple[Exte
 def altered(
     tensors: Iterable[onnx.TensorProto], folder: Path, found: Sequence[ExternalFile]
 ) -> tuple[tuple[ExternalFile, ...], Finding | None]:
-    """`found`, which are whole, with those that are not what a model says of them by their checksum; and the first that
-    is not. Reads those that have one; such as vanish meanwhile are for whoever reads them next."""
+    """Compare complete files with the checksums that the model gives for them; return them and the first finding.
+
+    Only files with a checksum are read. One that vanishes meanwhile is left to the next reader."""
     said: dict[str, dict[str, str]] = {}  # tensors by checksum by file
     for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL and (entries := _entries(tensor)).get("checksum"):
@@ -112,7 +112,7 @@ def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
 
 
 def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
-    """Where a tensor says that its values are; or why they cannot be there."""
+    """Where the values of a tensor are said to be; or why they cannot be there."""
     name, entries = onnx_walk.text(tensor.name), _entries(tensor)
     location = entries.get("location", "")
     if not location:
@@ -133,13 +133,13 @@ def _reference(tensor: onnx.TensorProto) -> _Reference | Finding:
     return _Reference(name, location, offset, offset + (takes if takes is not None else length))
 
 
-def _number(told: str) -> int | None:
-    """A number of bytes; nothing is 0, None is what cannot be one."""
-    if not told:
+def _number(text: str) -> int | None:
+    """Parse a number of bytes, 0 if it is empty; None if it is invalid."""
+    if not text:
         return 0
-    if not (told.isascii() and told.isdecimal() and len(told) <= 20):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 20):
         return None
-    number = int(told)
+    number = int(text)
     return number if number <= _LARGEST else None
 
 
@@ -174,7 +174,7 @@ def _look(folder: Path, reference: _Reference) -> tuple[int, Finding | None]:
 
 
 def _linked(folder: Path, path: PurePosixPath) -> str:
-    """The first part of a path below the folder that is a symbolic link; empty where none is."""
+    """The first part of a path below the folder that is a symbolic link; empty if there is none."""
     return next((str(part) for part in _parts(path) if (folder / part).is_symlink()), "")
 
 

@@ -1,7 +1,7 @@
-"""Whether a graph can be computed at all: every name made once, by somebody, before it is read. Pure.
+"""Checks whether a graph can be computed at all: every name is produced once, before it is read. Pure.
 
-Checked here and not left to a runtime, because some crash on such graphs, some never end, and none says it in a way
-that tells an exporter's fault from its own.
+Runtimes are not left to find out: some crash on such graphs, some never end, and none distinguishes an exporter's
+fault from its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _model(walk: onnx_walk.Walk) -> Iterator[Finding]:
 
 
 def _opsets(what: str, imports: Iterable[onnx.OperatorSetIdProto]) -> Iterator[Finding]:
-    """Runtimes take one of two unequal entries without a word. An equal one, as onnx.compose writes, does no harm."""
+    """Two unequal entries for one domain, of which runtimes silently take one. onnx.compose writes equal ones."""
     named = {(onnx_walk.domain(entry.domain), entry.version) for entry in imports}
     for domain in _twice([domain for domain, _ in sorted(named)]):
         versions = " and ".join(str(version) for own, version in sorted(named) if own == domain)
@@ -142,7 +142,7 @@ def _twice(names: Sequence[str]) -> list[str]:
 
 
 def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[Finding]:
-    """Files may list nodes in any order; what none can have is one that waits for itself."""
+    """Find a node that depends on itself. Files may list nodes in any order."""
     needs = [{makers[name] for name in _read(node) if name in makers} for node in nodes]
     if all(max(needed, default=-1) < index for index, needed in enumerate(needs)):
         return  # in the order of the file, as exporters write it, every node comes after what it reads
@@ -168,7 +168,7 @@ def _cycle(nodes: Sequence[onnx.NodeProto], makers: dict[str, int]) -> Iterator[
 
 
 def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
-    """Nodes that wait for each other, each for the one before: whoever waits for one that waits ends up with them."""
+    """The nodes of a cycle, each after the one that it waits for: following what waits leads into it."""
     at = next(index for index, count in enumerate(missing) if count)
     place: dict[int, int] = {}
     way: list[int] = []
@@ -180,7 +180,7 @@ def _ring(needs: Sequence[_Indices], missing: Sequence[int]) -> list[int]:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    """What a node reads of the graph that it is in, itself and in its bodies."""
+    """The values of its own graph that a node reads, itself and in its bodies."""
     found = set(node.input)
     if not node.attribute:
         return found
@@ -217,7 +217,7 @@ def _functions(proto: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _recursion(proto: onnx.ModelProto, known: dict[_Function, onnx.FunctionProto]) -> Iterator[Finding]:
-    """Functions that call themselves, or each other so often that nobody could put them in place of their calls."""
+    """Functions that call themselves, or each other so often that they cannot be inlined."""
     calls = {key: Counter(_calls(function.node, known)) for key, function in known.items()}
     sizes: dict[_Function, int] = {}
     waiting = list(known)

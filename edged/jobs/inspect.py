@@ -47,24 +47,24 @@ _HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 # An input or output as far as it can be expressed, and why it cannot be served, if so.
 _Value: TypeAlias = tuple[TensorSpec, Finding | None]
-Told: TypeAlias = Callable[[Stage], None]
+Report: TypeAlias = Callable[[Stage], None]
 
 
-def _untold(stage: Stage) -> None:
-    """Nobody watches."""
+def _no_report(stage: Stage) -> None:
+    """Report nothing."""
 
 
-def inspect(path: Path, told: Told = _untold) -> Inspection:
+def inspect(path: Path, report: Report = _no_report) -> Inspection:
     """Parses a model without its weights' values and checks whether it could be served by anything.
 
-    What parses is told in full; why it cannot be served all the same is then in `finding`. ModelRefused, with the
-    finding, when it is no model at all. `told` hears of every stage as it begins: a crash then has a place.
+    A file that parses is described in full; `finding` says why it cannot be served. ModelRefused, with the finding, if
+    it is not a model at all. `report` is called when a stage begins, so that the place of a crash is known.
     """
-    told(Stage.FILE)
+    report(Stage.FILE)
     size = model_file.require(path)
-    told(Stage.PARSE)
+    report(Stage.PARSE)
     proto, graph_digest = model_file.parse(path)
-    told(Stage.GRAPH)
+    report(Stage.GRAPH)
     walk = onnx_walk.Walk.of(proto)
     finding = graph_check.check(walk)
     parameters = sum(_elements(tensor) for graph in walk.graphs for tensor in graph.initializer)
@@ -77,7 +77,7 @@ def inspect(path: Path, told: Told = _untold) -> Inspection:
     inputs, outputs = _values(proto.graph, inferred.graph)
     finding = finding or next((found for _, found in (*inputs, *outputs) if found is not None), None)
     needs = footprint(walk.tensors, inferred)
-    told(Stage.EXTERNAL_DATA)
+    report(Stage.EXTERNAL_DATA)
     if missing is None:
         external, missing = external_data.altered(walk.tensors, path.parent, external)
     digest, damage = _digest(path, external, graph_digest, missing)
@@ -152,7 +152,7 @@ def _optional(proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
 
 
 def _is_open(value: onnx.ValueInfoProto) -> bool:
-    """Whether the file leaves its type, the type of its elements or its shape to whoever reads it."""
+    """Whether the file does not declare a value's type, element type or shape."""
     kind, tensor = value.type.WhichOneof("value"), value.type.tensor_type
     return kind is None or (kind == "tensor_type" and not (tensor.elem_type and tensor.HasField("shape")))
 
@@ -178,9 +178,9 @@ def _datatype(name: str, element: int) -> tuple[str, Finding | None]:
     if datatype is not None:
         return datatype, None
     names = {number: name for name, number in onnx.TensorProto.DataType.items()}
-    told = names.get(element, f"number {element}")
-    message = f"{name!r} has elements of type {told}, which the inference protocol cannot carry"
-    return told, _unservable(message, "cast it inside the model", name)
+    name_of_type = names.get(element, f"number {element}")
+    message = f"{name!r} has elements of type {name_of_type}, which the inference protocol cannot carry"
+    return name_of_type, _unservable(message, "cast it inside the model", name)
 
 
 def _unservable(message: str, remedy: str, name: str) -> Finding:

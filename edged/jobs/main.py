@@ -46,8 +46,8 @@ def main() -> int:
 def run() -> NoReturn:
     """Runtimes may crash or hang while their libraries unload; all is said, so nothing is lost by leaving at once.
 
-    Or almost: whoever has heard the last word ends this process with all that it started, and finds these by their
-    parent, which is why it is still there.
+    It lingers for a while after its answer: the parent then ends this process and its children, which it finds by their
+    parent.
     """
     status = 1
     try:

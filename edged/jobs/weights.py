@@ -1,6 +1,6 @@
 """Whether a tensor in a file is whole: a type that exists, sizes that can be, and as many bytes as these take.
 
-A runtime that trusts what a tensor says of itself reads beyond its end, or allocates what nobody has.
+A runtime that trusts a tensor's declared size reads beyond its end, or allocates more memory than there is.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def check(tensor: TensorProto) -> Finding | None:
     """What is wrong with one tensor; values beside the model are looked at elsewhere."""
     name = onnx_walk.text(tensor.name)
     if tensor.data_type not in BITS and tensor.data_type != TensorProto.STRING:
-        told = "no type" if not tensor.data_type else f"type {tensor.data_type}, which ONNX does not have"
-        return _finding(Category.UNSERVABLE_TYPE, f"the values of tensor {name!r} have {told}", name)
+        kind = "no type" if not tensor.data_type else f"type {tensor.data_type}, which ONNX does not have"
+        return _finding(Category.UNSERVABLE_TYPE, f"the values of tensor {name!r} have {kind}", name)
     negative = next((size for size in tensor.dims if size < 0), None)
     if negative is not None:
         return _finding(Category.SHAPE_MISMATCH, f"tensor {name!r} has a dimension of {negative}", name)

@@ -229,7 +229,7 @@ def save(path: Path, samples: Sequence[Sample], skipped: Sequence[str] = ()) -> 
 
 
 def load(path: Path) -> Golden:
-    """Reads what `save` wrote. BuildFailed when it is missing or damaged, and it is removed so as to be made anew."""
+    """Reads what `save` wrote. BuildFailed if it is missing or damaged; a damaged file is removed, to be made again."""
     try:
         packed = msgspec.msgpack.decode(_proven(path), type=ready(_File))
         return Golden([sample.unpack() for sample in packed.samples], packed.skipped)

@@ -44,10 +44,10 @@ def options(index: int, precision: str) -> dict[str, str]:
         "device_id": str(index),
         # The default doubles the arena each time it grows, in memory that cameras and other engines share.
         "arena_extend_strategy": "kSameAsRequested",
-        # TensorFloat-32 rounds float32 factors to 10 bits of mantissa, in silence and by default. Whoever wants that
-        # asks for the precision of that name.
+        # TensorFloat-32 rounds float32 factors to 10 bits of mantissa, silently and by default. The precision
+        # tf32 asks for it.
         "use_tf32": "1" if precision == "tf32" else "0",
-        # The default, exhaustive, times algorithms anew in every session: slow to open, takes the largest workspaces,
+        # The default, exhaustive, times algorithms again in every session: slow to open, takes the largest workspaces,
         # and what was verified need not be what serves. The heuristic picks the same algorithms each time.
         "cudnn_conv_algo_search": "HEURISTIC",
     }

@@ -74,7 +74,7 @@ def version() -> str:
 
 
 def provider(recipe: Recipe) -> Provider:
-    """The provider for the recipe's device and precision; Unsuitable where there is none."""
+    """The provider for the recipe's device and precision; Unsuitable if there is none."""
     kind, _, index = recipe.device.partition(":")
     if kind == "cpu":
         return CPU

@@ -71,7 +71,7 @@ def deserialise(trt: Trt, data: bytes | memoryview, kind: str, dla_core: int | N
 
     `dla_core` is the accelerator that an engine for one runs on: a plan says what for, and not where.
 
-    Code in a plan is never run, so neither are plugins that somebody put there.
+    Code in a plan is never run, so neither are plugins inside it.
     """
     log = Log()
     logger = listen(trt, log)
@@ -135,7 +135,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 def read_header(data: bytes) -> Header:
-    """The header of a plan; EngineUnusable when it is none, or has fewer bytes than it should."""
+    """The header of a plan; EngineUnusable if the data is not a plan, or is not complete."""
     offset = _after_json(data)
     kind = _KINDS.get(data[offset : offset + _MAGIC])
     if kind is None:

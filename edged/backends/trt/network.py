@@ -12,7 +12,7 @@ from edged.backends.trt.api import DATATYPES, Builder, Network, ParserError, Ten
 from edged.backends.trt.log import Log, listen
 from edged.errors import EdgedError, EngineUnusable, Unsuitable
 
-# How parsers put it that there is nothing to try again. Older ones have no code for an operator that nobody knows.
+# How parsers put it that there is nothing to try again. Older ones have no code for an unknown operator.
 _UNSUPPORTED = ("Plugin not found", "No importer registered", "convertDtype")
 _MOST_OPERATORS = 8
 _MOST_NODES = 3

@@ -80,7 +80,7 @@ class Progress:
         self._reported = share
         try:
             self._tell(share)
-        except Exception:  # nobody hears it any more, which is no reason to lose an engine
+        except Exception:  # the parent's pipe is closed, which is no reason to lose an engine
             self._tell = None
 
 

@@ -45,7 +45,7 @@ class Tensors(msgspec.Struct, frozen=True):
         return all(low == high for low, high in (i.bounds[profile] for i in self.inputs))
 
     def profile_of(self, inputs: Mapping[str, Array]) -> int:
-        """The first profile that takes these inputs; InvalidInput when there is none, or a dtype is another."""
+        """The first profile that takes these inputs; InvalidInput if no profile does, or a dtype differs."""
         for tensor in self.inputs:
             found = inputs[tensor.name].dtype
             if found != tensor.dtype:

@@ -25,7 +25,7 @@ _MOST_FILES = 8  # of all devices, drivers and runtimes that this box has had
 
 
 class Timings:
-    """The timing cache of one build. `path` is empty where none is kept."""
+    """The timing cache of one build. `path` is empty if no cache is kept."""
 
     def __init__(self, trt: Trt, path: str, version: str) -> None:
         # Where kernels are made on the device when an engine is opened, a builder has nothing to measure.

@@ -139,7 +139,7 @@ class Likeness(enum.Enum):
 
 
 def schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
-    """An operator of ONNX's own domain in a version; None where there is none."""
+    """An operator of ONNX's own domain in a version; None if it does not exist there."""
     try:
         return onnx.defs.get_schema(operator, opset, "")
     except onnx.defs.SchemaError:
