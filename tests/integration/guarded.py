@@ -136,7 +136,7 @@ class Guarded(Daemon):
         return secret
 
     def _looks(self) -> int:
-        return self.log.read_text().count("tokens now") if self.log.exists() else 0
+        return self.log.read_text().count("tokens changed") if self.log.exists() else 0
 
     def audited(self) -> list[dict[str, Any]]:
         """What was written down so far."""
