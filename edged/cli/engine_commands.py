@@ -11,10 +11,10 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from edged.api_types import EngineProgress
-from edged.cli import answers, common, words
-from edged.cli.answers import Question
+from edged.cli import common, formatting, remote
 from edged.cli.inventory import Box
-from edged.cli.targets import UNSAID, Reach, reaching
+from edged.cli.remote import RemoteCommand
+from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
 from edged.errors import EdgedError, InvalidInput
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def rebuild(
     everything: All = False,
     force: Annotated[bool, typer.Option("--force", help="Also engines that are fine, or were rejected.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until all is done.")] = False,
-    reach: Reach = UNSAID,
+    targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Build missing engines again, or all selected ones with --force.
@@ -67,7 +67,7 @@ def rebuild(
     def order(client: Client) -> Updates[EngineProgress]:
         return client.rebuild(model, engine=engine, everything=everything, force=force, follow=follow)
 
-    _order(order, "rebuild", "rebuilt", reach, follow, json)
+    _order(order, "rebuild", "rebuilt", targets, follow, json)
 
 
 def verify(
@@ -75,7 +75,7 @@ def verify(
     engine: Key = None,
     everything: All = False,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Show progress until all is done.")] = True,
-    reach: Reach = UNSAID,
+    targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Compare engines with the reference again, and time them again.
@@ -90,14 +90,14 @@ def verify(
     def order(client: Client) -> Updates[EngineProgress]:
         return client.verify(model, engine=engine, everything=everything, follow=follow)
 
-    _order(order, "verify", "verified", reach, follow, json)
+    _order(order, "verify", "verified", targets, follow, json)
 
 
 def cancel(
     model: Model = None,
     engine: Key = None,
     everything: All = False,
-    reach: Reach = UNSAID,
+    targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Cancel builds that run or wait.
@@ -107,38 +107,38 @@ def cancel(
     An engine that was there before stays as it was.
     """
     _require_selection("cancel", model, engine, everything)
-    _select("cancel", lambda client: client.cancel(model, engine=engine, everything=everything), reach, json)
+    _select("cancel", lambda client: client.cancel(model, engine=engine, everything=everything), targets, json)
 
 
 def pin(
     model: Model = None,
     engine: Key = None,
     everything: All = False,
-    reach: Reach = UNSAID,
+    targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Keep engines from being evicted until they are unpinned."""
     _require_selection("pin", model, engine, everything)
-    _select("pin", lambda client: client.pin(model, engine=engine, everything=everything), reach, json)
+    _select("pin", lambda client: client.pin(model, engine=engine, everything=everything), targets, json)
 
 
 def unpin(
     model: Model = None,
     engine: Key = None,
     everything: All = False,
-    reach: Reach = UNSAID,
+    targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Let engines be evicted again."""
     _require_selection("unpin", model, engine, everything)
-    _select("unpin", lambda client: client.unpin(model, engine=engine, everything=everything), reach, json)
+    _select("unpin", lambda client: client.unpin(model, engine=engine, everything=everything), targets, json)
 
 
 def evict(
     model: Model = None,
     engine: Key = None,
     everything: Annotated[bool, typer.Option("--all", help="All engines that are not needed.")] = False,
-    reach: Reach = UNSAID,
+    targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Remove engines that are not in use, to free disk space.
@@ -149,13 +149,13 @@ def evict(
     and is made again when it is wanted: `edged engines rebuild`.
     """
     _require_selection("evict", model, engine, everything)
-    _select("evict", lambda client: client.evict(model, engine=engine, everything=everything), reach, json)
+    _select("evict", lambda client: client.evict(model, engine=engine, everything=everything), targets, json)
 
 
 def register(engines: typer.Typer) -> None:
     """Adds the commands to the group."""
     for each in (rebuild, verify, cancel, pin, unpin, evict):
-        engines.command(each.__name__)(common.command(reaching(each)))
+        engines.command(each.__name__)(common.command(with_target_options(each)))
 
 
 def _require_selection(verb: str, model: str | None, engine: str | None, everything: bool) -> None:
@@ -169,32 +169,32 @@ def _require_selection(verb: str, model: str | None, engine: str | None, everyth
 
 
 def _order(
-    order: Callable[[Client], Updates[EngineProgress]], verb: str, done: str, reach: Reach, follow: bool, json: bool
+    order: Callable[[Client], Updates[EngineProgress]], verb: str, done: str, targets: Targets, follow: bool, json: bool
 ) -> None:
     """What was ordered, and if it is followed, how it ends."""
     if follow:
-        follow_progress(order, reach, json, done, _NOTHING[verb])
-    elif reach.is_fleet or not json:
-        question = Question(
-            ask=lambda client: list(order(client)),
-            tell=lambda engines: [words.line(engine) for engine in engines] or [_NOTHING[verb]],
-            plain=lambda engines: [engine.json() for engine in engines],
-            lasting=GOES_ON,
+        follow_progress(order, targets, json, done, _NOTHING[verb])
+    elif targets.is_fleet or not json:
+        command = RemoteCommand(
+            call=lambda client: list(order(client)),
+            render=lambda engines: [formatting.line(engine) for engine in engines] or [_NOTHING[verb]],
+            to_json=lambda engines: [engine.json() for engine in engines],
+            if_interrupted=GOES_ON,
         )
-        answers.put(question, reach, json)
+        remote.run(command, targets, json)
     else:
-        with reach.client() as client:
+        with targets.client() as client:
             for engine in order(client):
                 common.print_json(msgspec.json.encode(engine.json()))
 
 
-def _select(verb: str, select: Callable[[Client], list[str]], reach: Reach, json: bool) -> None:
-    question = Question(
-        ask=select,
-        tell=lambda keys: [f"{_DONE[verb]} {key[:12]}" for key in keys] or [_NOTHING[verb]],
-        plain=lambda keys: {"engines": keys},
+def _select(verb: str, select: Callable[[Client], list[str]], targets: Targets, json: bool) -> None:
+    command = RemoteCommand(
+        call=select,
+        render=lambda keys: [f"{_DONE[verb]} {key[:12]}" for key in keys] or [_NOTHING[verb]],
+        to_json=lambda keys: {"engines": keys},
     )
-    answers.put(question, reach, json)
+    remote.run(command, targets, json)
 
 
 Order: TypeAlias = "Callable[[Client], Iterable[EngineProgress]]"
@@ -206,15 +206,15 @@ Show: TypeAlias = Callable[[str, EngineProgress], None]  # of which box; "" wher
 GOES_ON = "the work goes on; see: edged status; end it: edged engines cancel"
 
 
-def follow_progress(order: Order, reach: Reach, json: bool, done: str, nothing: str) -> None:
+def follow_progress(order: Order, targets: Targets, json: bool, done: str, nothing: str) -> None:
     """Gives an order and shows engines until all have their outcome. Ctrl-C ends only the watching. EdgedError, or of
     several boxes a summary and status 1, where any engine was not `done`, such as "rebuilt"; `nothing` is said where
     none was selected."""
-    if reach.is_fleet:
-        _follow_fleet(order, reach.boxes(), json, done, nothing)
+    if targets.is_fleet:
+        _follow_fleet(order, targets.boxes(), json, done, nothing)
         return
     last: dict[_Which, EngineProgress] = {}
-    with reach.client() as client:
+    with targets.client() as client:
         updates = order(client)
         with _watching(lambda: typer.echo(GOES_ON, err=True)), _display(json) as show:
             for update in updates:
@@ -233,7 +233,7 @@ def trouble(engines: Collection[EngineProgress], done: str) -> str:
     wrong = [engine for engine in engines if not engine.succeeded]
     if not wrong:
         return ""
-    told = "; ".join(words.line(engine) for engine in wrong)
+    told = "; ".join(formatting.line(engine) for engine in wrong)
     return f"{len(wrong)} of {len(engines)} engines could not be {done}: {told}"
 
 
@@ -248,10 +248,10 @@ def _follow_fleet(order: Order, boxes: Sequence[Box], json: bool, done: str, not
     ended: dict[str, str] = {}
     ends: dict[str, list[EngineProgress]] = {}
     # All of them at once: they work, not we, and one that waits for others would not even begin.
-    heard = answers.ask(boxes, work, len(boxes))
-    with _watching(lambda: answers.left(ended, boxes, GOES_ON)), _display(json) as show:
+    heard = remote.call_all(boxes, work, len(boxes))
+    with _watching(lambda: remote.print_interrupted(ended, boxes, GOES_ON)), _display(json) as show:
         for each in heard:
-            if isinstance(each, answers.Said):
+            if isinstance(each, remote.BoxUpdate):
                 show(each.box, each.update)
                 continue
             wrong = trouble(each.answer or (), done)
@@ -259,14 +259,14 @@ def _follow_fleet(order: Order, boxes: Sequence[Box], json: bool, done: str, not
             if each.answer is not None:
                 ends[each.box] = each.answer
             if json:
-                answers.json_line(each, wrong, lambda engines: [engine.json() for engine in engines])
+                remote.print_json_line(each, wrong, lambda engines: [engine.json() for engine in engines])
     for box in boxes:
         engines = ends.get(box.name)
         if engines is not None:
             _tell_ends(box.name, engines, json)
             if not engines and not json:
                 common.show(f"{box.name}: {nothing}")
-    answers.finish(ended, boxes, json)
+    remote.print_summary(ended, boxes, json)
 
 
 @contextlib.contextmanager
@@ -291,7 +291,7 @@ def _tell_ends(box: str, engines: Sequence[EngineProgress], json: bool) -> None:
     """What bars have shown is gone by now."""
     if _draws() and not json:
         for engine in engines:
-            common.show(_of(box, words.line(engine)))
+            common.show(_of(box, formatting.line(engine)))
 
 
 def _of(box: str, line: str) -> str:
@@ -316,7 +316,7 @@ def _lines() -> Iterator[Show]:
         step, whose = (update.state, update.phase, update.reason, update.done), (box, (update.model, update.key))
         if steps.get(whose) != step:
             steps[whose] = step
-            common.show(_of(box, words.line(update)))
+            common.show(_of(box, formatting.line(update)))
 
     yield show
 
@@ -336,7 +336,7 @@ def _bars() -> Iterator[Show]:
         def show(box: str, update: EngineProgress) -> None:
             whose = (box, (update.model, update.key))
             if whose not in tasks:
-                tasks[whose] = progress.add_task(_of(box, words.name(update)), told="", total=None)
+                tasks[whose] = progress.add_task(_of(box, formatting.name(update)), told="", total=None)
             share = 1.0 if update.done else 0.0 if update.phase == "waiting" else update.fraction
             progress.update(
                 tasks[whose],
@@ -351,4 +351,6 @@ def _bars() -> Iterator[Show]:
 def _told(update: EngineProgress) -> str:
     if update.done:
         return update.state
-    return "  ".join(filter(None, (update.phase or update.state, words.times(update.elapsed_s, update.estimate_s))))
+    return "  ".join(
+        filter(None, (update.phase or update.state, formatting.times(update.elapsed_s, update.estimate_s)))
+    )

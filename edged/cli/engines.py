@@ -14,9 +14,17 @@ from rich.table import Table
 
 from edged import packages
 from edged.api_types import Composition, EngineInfo, Explanation
-from edged.cli import answers, common, engine_commands, targets, words
-from edged.cli.answers import Question
-from edged.cli.targets import UNSAID, Reach, reaching
+from edged.cli import common, engine_commands, formatting, remote
+from edged.cli.remote import RemoteCommand
+from edged.cli.targets import (
+    DEFAULT_TARGETS,
+    CacheOption,
+    StateOption,
+    Targets,
+    is_daemon_addressed,
+    local_box,
+    with_target_options,
+)
 from edged.decoding import explain, ready
 from edged.errors import EdgedError, InvalidInput, NotFound
 from edged.files import NOT_JSON
@@ -26,9 +34,9 @@ _SHORTEST = 6  # characters of a key that are taken for it
 
 def list_(
     model: Annotated[str, typer.Argument(help="Only this model's.", show_default=False)] = "",
-    reach: Reach = UNSAID,
-    state: targets.State = None,
-    cache: targets.Cache = None,
+    targets: Targets = DEFAULT_TARGETS,
+    state: StateOption = None,
+    cache: CacheOption = None,
     json: common.Json = False,
 ) -> None:
     """List the engines of every model: state, speed, size.
@@ -40,63 +48,63 @@ def list_(
     unsuitable (the backend cannot do it), quarantined (no longer tried by itself), evicted (gave way to others), stale
     (nothing wants it on this device as it is now).
     """
-    question = Question(
-        ask=lambda client: list(client.engines(model or None)),
-        tell=lambda engines: [_list([("", engine) for engine in engines])],
-        plain=lambda engines: {"engines": [engine.json() for engine in engines]},
-        table=lambda boxes: _list(answers.flat(boxes)),
+    command = RemoteCommand(
+        call=lambda client: list(client.engines(model or None)),
+        render=lambda engines: [_list([("", engine) for engine in engines])],
+        to_json=lambda engines: {"engines": [engine.json() for engine in engines]},
+        table=lambda boxes: _list(remote.flattened(boxes)),
     )
-    if targets.daemon_is_meant(reach.named, state, cache):
-        answers.put(question, reach, json)
+    if is_daemon_addressed(targets.named, state, cache):
+        remote.run(command, targets, json)
     else:
-        answers.show(question.tell, question.plain, targets.box(state, cache).engines(model), json)
+        command.show(local_box(state, cache).engines(model), json)
 
 
 def why(
     model: Annotated[str, typer.Argument(help="The model's name.")],
-    reach: Reach = UNSAID,
-    state: targets.State = None,
-    cache: targets.Cache = None,
+    targets: Targets = DEFAULT_TARGETS,
+    state: StateOption = None,
+    cache: CacheOption = None,
     json: common.Json = False,
 ) -> None:
     """Explain why each engine of a model is used, rebuilt or missing.
 
     It compares the engine's key with the nearest one in the store and names the parts that differ."""
-    question = Question(
-        ask=lambda client: list(client.explain(model)),
-        tell=lambda explanations: [_reasons(explanations)],
-        plain=lambda explanations: {"explanations": [item.json() for item in explanations]},
+    command = RemoteCommand(
+        call=lambda client: list(client.explain(model)),
+        render=lambda explanations: [_reasons(explanations)],
+        to_json=lambda explanations: {"explanations": [item.json() for item in explanations]},
     )
-    if targets.daemon_is_meant(reach.named, state, cache):
-        answers.put(question, reach, json)
+    if is_daemon_addressed(targets.named, state, cache):
+        remote.run(command, targets, json)
     else:
-        answers.show(question.tell, question.plain, targets.box(state, cache).explain(model), json)
+        command.show(local_box(state, cache).explain(model), json)
 
 
 def show(
     key: Annotated[str, typer.Argument(help="The engine's key, or its beginning: 6 characters at least.")],
-    reach: Reach = UNSAID,
-    state: targets.State = None,
-    cache: targets.Cache = None,
+    targets: Targets = DEFAULT_TARGETS,
+    state: StateOption = None,
+    cache: CacheOption = None,
     json: common.Json = False,
 ) -> None:
     """Show one engine: key, verification figures, build, timing."""
     if len(key) < _SHORTEST:
         raise InvalidInput(f"{key!r} is too short for the beginning of a key; give {_SHORTEST} characters at least")
-    question = Question(
-        ask=lambda client: _keyed(client.engines(), key), tell=lambda engines: [_sheet(engines)], plain=_plain
+    command = RemoteCommand(
+        call=lambda client: _keyed(client.engines(), key), render=lambda engines: [_sheet(engines)], to_json=_plain
     )
-    if targets.daemon_is_meant(reach.named, state, cache):
-        answers.put(question, reach, json)
+    if is_daemon_addressed(targets.named, state, cache):
+        remote.run(command, targets, json)
     else:
-        answers.show(question.tell, question.plain, _keyed(targets.box(state, cache).engines(""), key), json)
+        command.show(_keyed(local_box(state, cache).engines(""), key), json)
 
 
 def register(app: typer.Typer) -> None:
     engines = typer.Typer(no_args_is_help=True, help="List, explain, build, verify and evict engines.")
-    engines.command("list")(common.command(reaching(list_)))
-    engines.command("why")(common.command(reaching(why)))
-    engines.command("show")(common.command(reaching(show)))
+    engines.command("list")(common.command(with_target_options(list_)))
+    engines.command("why")(common.command(with_target_options(why)))
+    engines.command("show")(common.command(with_target_options(show)))
     register_build(engines)
     engine_commands.register(engines)
     app.add_typer(engines, name="engines")
@@ -127,7 +135,7 @@ def _sheet(engines: list[EngineInfo]) -> Table:
         "size": f"{engine.bytes} bytes",
         "speed": _timed(engine),
         "built": _built(engine),
-        "used": words.moment(engine.used_unix_s) if engine.used_unix_s else "not known",
+        "used": formatting.moment(engine.used_unix_s) if engine.used_unix_s else "not known",
         "pinned": "yes: it is never evicted" if engine.pinned else "no",
     }
     if engine.load is not None:
@@ -173,7 +181,7 @@ def _built(engine: EngineInfo) -> str:
     if engine.build_s is None:
         return "not yet"
     effort = f" with {engine.effort} effort" if engine.effort not in ("", "full") else ""
-    return f"{words.moment(engine.created_unix_s)} in {engine.build_s:.1f} s{effort}"
+    return f"{formatting.moment(engine.created_unix_s)} in {engine.build_s:.1f} s{effort}"
 
 
 def _list(engines: Sequence[tuple[str, EngineInfo]]) -> RenderableType:
@@ -183,7 +191,7 @@ def _list(engines: Sequence[tuple[str, EngineInfo]]) -> RenderableType:
 def _table(engines: Sequence[tuple[str, EngineInfo]]) -> Table:
     """Each with the name of its box, empty where there is only one."""
     titles = ("model", "engine", "backend", "precision", "state", "speed", "size", "")
-    table = Table(*answers.boxed(engines), *titles, box=None, pad_edge=False)
+    table = Table(*remote.box_column(engines), *titles, box=None, pad_edge=False)
     for box, engine in engines:
         size = f"{engine.bytes / 1e6:.1f} MB" if engine.bytes else ""
         backend = _how(engine)
@@ -238,8 +246,8 @@ def build(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the model, as for a file.", show_default=False),
     ] = None,
-    state: targets.State = None,
-    cache: targets.Cache = None,
+    state: StateOption = None,
+    cache: CacheOption = None,
     json: common.Json = False,
 ) -> None:
     """Build engines for another box's GPU, with TensorRT for RTX.
@@ -253,7 +261,7 @@ def build(
     """
     from edged.engines import offline
 
-    box = targets.box(state, cache)
+    box = local_box(state, cache)
     if offline.BACKEND not in box.present():
         raise InvalidInput(f"TensorRT for RTX is not installed here: {packages.install_extra('tensorrt-rtx')}")
     on = _target(target, box)

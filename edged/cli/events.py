@@ -11,9 +11,9 @@ from rich.filesize import decimal
 
 from edged import events as happened
 from edged.api_types import EventInfo
-from edged.cli import answers, common, words
+from edged.cli import common, formatting, remote
 from edged.cli.inventory import Box
-from edged.cli.targets import UNSAID, Reach, reaching
+from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
 from edged.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _LONGEST = 19  # digits of a number that fits into 64 bits
 
 
 def events(
-    reach: Reach = UNSAID,
+    targets: Targets = DEFAULT_TARGETS,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")] = False,
     after: Annotated[
         str,
@@ -39,12 +39,12 @@ def events(
     it ended. If the daemon was restarted since, numbers begin again, and all its events are shown.
     """
     epoch, number = position(after)
-    if reach.is_fleet:
+    if targets.is_fleet:
         if number or epoch:
             raise InvalidInput("each box numbers its own events; give --after with one box only")
-        _watch_fleet(reach.boxes(), follow, json)
+        _watch_fleet(targets.boxes(), follow, json)
         return
-    with reach.client() as client:
+    with targets.client() as client:
         for event in client.events(number, epoch=epoch, follow=follow):
             if json:
                 common.print_json(msgspec.json.encode(event.json()))
@@ -53,7 +53,7 @@ def events(
 
 
 def register(app: typer.Typer) -> None:
-    app.command("events")(common.command(reaching(events)))
+    app.command("events")(common.command(with_target_options(events)))
 
 
 def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
@@ -66,11 +66,11 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
     ended: dict[str, str] = {}
     width = max(len(box.name) for box in boxes)
     try:
-        for each in answers.ask(boxes, work, len(boxes)):
-            if isinstance(each, answers.Ended):
+        for each in remote.call_all(boxes, work, len(boxes)):
+            if isinstance(each, remote.BoxOutcome):
                 ended[each.box] = each.error
                 if json:
-                    answers.json_line(each, "", lambda _: None)
+                    remote.print_json_line(each, "", lambda _: None)
                 elif follow and each.error:  # others go on, and somebody waits for this one
                     common.say(f"{each.box}: {each.error}")
             elif json:
@@ -79,13 +79,13 @@ def _watch_fleet(boxes: Sequence[Box], follow: bool, json: bool) -> None:
                 common.out.print(f"{each.box:{width}}  {_line(each.update)}", soft_wrap=True)
     except KeyboardInterrupt:
         if not follow:
-            answers.left(ended, boxes, "")
+            remote.print_interrupted(ended, boxes, "")
         raise
-    answers.finish(ended, boxes, json)
+    remote.print_summary(ended, boxes, json)
 
 
 def _line(event: EventInfo) -> str:
-    return f"{event.sequence}  {words.clock(event.unix_s)}  {told(event)}"
+    return f"{event.sequence}  {formatting.clock(event.unix_s)}  {told(event)}"
 
 
 def position(text: str) -> tuple[str, int]:
@@ -111,7 +111,7 @@ def told(event: EventInfo) -> str:
         case happened.EngineMoved():
             return _because(f"{engine} ({what.backend}) is {what.state}", what.reason)
         case happened.EngineProgress():
-            return f"{engine}: {words.far(what.phase, what.fraction, what.elapsed_s, what.estimate_s)}"
+            return f"{engine}: {formatting.far(what.phase, what.fraction, what.elapsed_s, what.estimate_s)}"
         case happened.EngineServes():
             return f"{engine} ({what.backend}) serves"
         case happened.EngineEvicted():

@@ -10,8 +10,8 @@ import msgspec
 import typer
 from rich.table import Table
 
-from edged.cli import common, model_options, targets, words
-from edged.cli import look as looking
+from edged.cli import common, formatting, model_options, sample_run
+from edged.cli.targets import local_box
 from edged.errors import EdgedError, InvalidInput
 from edged.models.finding import Category, Finding, Stage
 from edged.models.inspection import ExternalFile
@@ -80,9 +80,9 @@ def inspect(
     settings, wish = parse_assignments(setting or []), Wish.parse(convert, convert_steps or [])
     if wish.is_any and draw is not None:
         raise InvalidInput("--draw runs the file as it is; leave out --convert, or add the model and use edged infer")
-    place = None if draw is None else looking.place_for(draw, file, out)
+    place = None if draw is None else sample_run.place_for(draw, file, out)
     try:
-        box = targets.box(seconds=seconds, memory_mb=memory_mb)
+        box = local_box(seconds=seconds, memory_mb=memory_mb)
         admission, record = _examined(box, file, settings, wish, samples or ())
     except InvalidInput as error:
         _refuse(file, error, json)
@@ -90,7 +90,7 @@ def inspect(
     seen = None
     if draw is not None and place is not None and admission.model is not None and not admission.refusal:
         with common.working(f"running {file.name} on {draw.name}"):
-            seen = looking.look(file, settings, draw, place, admission.model.recognition.family)
+            seen = sample_run.look(file, settings, draw, place, admission.model.recognition.family)
     _show(file, admission, record, seen, json)
     if admission.refusal:
         raise typer.Exit(common.USAGE)
@@ -106,7 +106,7 @@ def _examined(
         return box.examine(file, settings, samples), None
 
 
-def _show(file: Path, admission: Admission, record: Record | None, seen: looking.Look | None, json: bool) -> None:
+def _show(file: Path, admission: Admission, record: Record | None, seen: sample_run.Look | None, json: bool) -> None:
     if not json:
         common.show(_table(file, admission, seen))
         for line in model_options.told(record):
@@ -219,7 +219,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape, "dims": spec.dims}
 
 
-def _table(file: Path, admission: Admission, seen: looking.Look | None) -> Table:
+def _table(file: Path, admission: Admission, seen: sample_run.Look | None) -> Table:
     inspection, model = admission.inspection, admission.model
     table = Table(show_header=False, box=None, pad_edge=False)
     opsets = ", ".join(f"{domain} {version}" for domain, version in inspection.opsets.items())
@@ -246,7 +246,7 @@ def _table(file: Path, admission: Admission, seen: looking.Look | None) -> Table
         **({} if seen is None else _seen(seen)),
     }
     for name, value in rows.items():
-        table.add_row(name, words.shown(value))
+        table.add_row(name, formatting.shown(value))
     return table
 
 
@@ -257,12 +257,12 @@ def _outcome(admission: Admission) -> dict[str, str]:
         return {**warnings, "verdict": "can be served here"}
     rows = {
         "verdict": f"cannot be served here: {finding.message}",
-        "stage": words.stage(finding.stage.value, finding.category.value),
+        "stage": formatting.stage(finding.stage.value, finding.category.value),
     }
     return {**warnings, **rows, "remedy": finding.remedy}
 
 
-def _seen(seen: looking.Look) -> dict[str, str]:
+def _seen(seen: sample_run.Look) -> dict[str, str]:
     how = f"in {seen.total_ms:.1f} ms by {seen.backend}"
     if not seen.drawn:
         return {f"output {output.name}": _range(output) for output in seen.outputs} | {"ran": how}
@@ -274,7 +274,7 @@ def _seen(seen: looking.Look) -> dict[str, str]:
     return {"found": f"{found or nothing} ({how})", "drawn": seen.drawn}
 
 
-def _range(output: looking.RawOutput) -> str:
+def _range(output: sample_run.RawOutput) -> str:
     what = f"{output.dtype}[{', '.join(map(str, output.shape))}]"
     if output.low is not None:
         what += f", {output.low:.4g} to {output.high:.4g}, mean {output.mean:.4g}"

@@ -12,9 +12,17 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from edged.api_types import ModelInfo, ShapeRange, Shapes, TensorInfo
-from edged.cli import answers, common, model_options, targets, words
-from edged.cli.answers import Question
-from edged.cli.targets import UNSAID, Reach, reaching
+from edged.cli import common, formatting, model_options, remote
+from edged.cli.remote import RemoteCommand
+from edged.cli.targets import (
+    DEFAULT_TARGETS,
+    CacheOption,
+    StateOption,
+    Targets,
+    is_daemon_addressed,
+    local_box,
+    with_target_options,
+)
 from edged.errors import ModelNotFound
 from edged.models.repair import Record, Wish
 
@@ -36,9 +44,9 @@ def add(
     samples: model_options.Samples = None,
     convert: model_options.Convert = False,
     convert_steps: model_options.Steps = None,
-    reach: Reach = UNSAID,
-    state: targets.State = None,
-    cache: targets.Cache = None,
+    targets: Targets = DEFAULT_TARGETS,
+    state: StateOption = None,
+    cache: CacheOption = None,
     seconds: model_options.Seconds = None,
     memory_mb: model_options.MemoryMb = None,
     json: common.Json = False,
@@ -75,7 +83,7 @@ def add(
         digest, record = added
         return {"name": name, "digest": digest, "settings": settings, "repair": record}
 
-    if targets.daemon_is_meant(reach.named, state, cache):
+    if is_daemon_addressed(targets.named, state, cache):
         model_options.require_no_limits(context)
         from edged.client.upload import Package
 
@@ -83,58 +91,59 @@ def add(
             package = Package.of(name, file, settings, samples or (), wish)
 
         def upload(client: Client) -> tuple[str, Record | None]:
-            added = client.upload(package, timeout=reach.timeout or _UPLOAD_S)
-            return added.digest, added.repair
+            uploaded = client.upload(package, timeout=targets.timeout or _UPLOAD_S)
+            return uploaded.digest, uploaded.repair
 
         lasting = "an upload that was cut off leaves nothing behind; see: edged models list"
-        question = Question(upload, told, plain, lasting=lasting)
-        answers.put(question, reach, json, doing)
+        command = RemoteCommand(upload, told, plain, if_interrupted=lasting)
+        remote.run(command, targets, json, doing)
     else:
         with common.working(doing):
-            box = targets.box(state, cache, seconds, memory_mb)
+            box = local_box(state, cache, seconds, memory_mb)
             inspection, record = box.add(name, file, settings, samples or (), wish)
-        answers.show(told, plain, (inspection.digest, record), json)
+        added = inspection.digest, record
+        RemoteCommand(lambda _: added, told, plain).show(added, json)
 
 
-def list_(reach: Reach = UNSAID, state: targets.State = None, json: common.Json = False) -> None:
+def list_(targets: Targets = DEFAULT_TARGETS, state: StateOption = None, json: common.Json = False) -> None:
     """Show the models, what serves them, and what is wrong with them."""
-    question = Question(
-        ask=lambda client: list(client.models()),
-        tell=lambda models: [_list([("", model) for model in models])],
-        plain=lambda models: {"models": [model.json() for model in models]},
-        table=lambda boxes: _list(answers.flat(boxes)),
+    command = RemoteCommand(
+        call=lambda client: list(client.models()),
+        render=lambda models: [_list([("", model) for model in models])],
+        to_json=lambda models: {"models": [model.json() for model in models]},
+        table=lambda boxes: _list(remote.flattened(boxes)),
     )
-    if targets.daemon_is_meant(reach.named, state):
-        answers.put(question, reach, json)
+    if is_daemon_addressed(targets.named, state):
+        remote.run(command, targets, json)
     else:
-        answers.show(question.tell, question.plain, _stored(state), json)
+        command.show(_stored(state), json)
 
 
 def show(
     name: Annotated[str, typer.Argument(help="The model's name, or NAME:VERSION.")],
-    reach: Reach = UNSAID,
-    state: targets.State = None,
+    targets: Targets = DEFAULT_TARGETS,
+    state: StateOption = None,
     json: common.Json = False,
 ) -> None:
     """Show one model: tensors, settings, and the engine that serves it.
 
     Also the sizes that requests had in open dimensions, and what of its config.pbtxt is not used."""
-    question = Question(
-        ask=lambda client: _named(client.models(), name),
-        tell=lambda model: [_facts(model)],
-        plain=ModelInfo.json,
+    command = RemoteCommand(
+        call=lambda client: _named(client.models(), name),
+        render=lambda model: [_facts(model)],
+        to_json=ModelInfo.json,
     )
-    if targets.daemon_is_meant(reach.named, state):
-        answers.put(question, reach, json)
+    if is_daemon_addressed(targets.named, state):
+        remote.run(command, targets, json)
     else:
-        answers.show(question.tell, question.plain, _named(_stored(state), name), json)
+        command.show(_named(_stored(state), name), json)
 
 
 def remove(
     name: Annotated[str, typer.Argument(help="The model's name.")],
     delete: Annotated[bool, typer.Option("--delete", help="Delete its files for good.")] = False,
-    reach: Reach = UNSAID,
-    state: targets.State = None,
+    targets: Targets = DEFAULT_TARGETS,
+    state: StateOption = None,
     json: common.Json = False,
 ) -> None:
     """Remove a model; it can be moved back.
@@ -146,19 +155,21 @@ def remove(
     def ask(client: Client) -> str:
         return client.remove_model(name, delete=delete)
 
-    question = Question(ask, tell=lambda kept: _removed(name, kept), plain=lambda kept: {"name": name, "kept": kept})
-    if targets.daemon_is_meant(reach.named, state):
-        answers.put(question, reach, json)
+    command = RemoteCommand(
+        ask, render=lambda kept: _removed(name, kept), to_json=lambda kept: {"name": name, "kept": kept}
+    )
+    if is_daemon_addressed(targets.named, state):
+        remote.run(command, targets, json)
     else:
-        answers.show(question.tell, question.plain, targets.box(state).remove(name, delete=delete), json)
+        command.show(local_box(state).remove(name, delete=delete), json)
 
 
 def register(app: typer.Typer) -> None:
     models = typer.Typer(no_args_is_help=True, help="List, show, add and remove models.")
-    models.command("add")(common.command(reaching(add)))
-    models.command("list")(common.command(reaching(list_)))
-    models.command("show")(common.command(reaching(show)))
-    models.command("remove")(common.command(reaching(remove)))
+    models.command("add")(common.command(with_target_options(add)))
+    models.command("list")(common.command(with_target_options(list_)))
+    models.command("show")(common.command(with_target_options(show)))
+    models.command("remove")(common.command(with_target_options(remove)))
     app.add_typer(models, name="models")
 
 
@@ -178,7 +189,7 @@ def _named(models: Sequence[ModelInfo], name: str) -> ModelInfo:
 
 def _stored(state: Path | None) -> list[ModelInfo]:
     """Those of the folder of models."""
-    return targets.box(state).models()
+    return local_box(state).models()
 
 
 def _list(models: Sequence[tuple[str, ModelInfo]]) -> RenderableType:
@@ -191,9 +202,9 @@ def _table(models: Sequence[tuple[str, ModelInfo]]) -> Table:
     noting = any(model.notes for _, model in models)
     alarming = any(_alarms(model) for _, model in models)
     more = [*(["alarms"] if alarming else []), *(["notes"] if noting else [])]
-    table = Table(*answers.boxed(models), *titles, *more, box=None, pad_edge=False)
+    table = Table(*remote.box_column(models), *titles, *more, box=None, pad_edge=False)
     for box, model in models:
-        inputs = ", ".join(f"{words.shown(t.name)} {t.datatype}{list(t.shape)}" for t in model.inputs)
+        inputs = ", ".join(f"{formatting.shown(t.name)} {t.datatype}{list(t.shape)}" for t in model.inputs)
         family = model.family or ("raw tensors" if model.digest else "")
         alarms = [_alarms(model)] if alarming else []
         told = model.reason or inputs
@@ -215,7 +226,7 @@ def _facts(model: ModelInfo) -> Table:
         "model": model.name,
         "version": model.version,
         "state": f"{_state(model)}: {model.reason}" if model.reason else _state(model),
-        **({"stage": words.stage(model.stage, model.category)} if model.category else {}),
+        **({"stage": formatting.stage(model.stage, model.category)} if model.category else {}),
         "digest": model.digest or "none",
         "family": model.family or "raw tensors",
         "engine": f"{model.engine[:12]} ({model.backend}), {model.swaps} {'swap' if model.swaps == 1 else 'swaps'}"
@@ -233,7 +244,7 @@ def _facts(model: ModelInfo) -> Table:
     if model.notes:
         rows["notes"] = "\n".join(model.notes)
     for name, value in rows.items():
-        table.add_row(name, "\n".join(map(words.shown, value.split("\n"))))
+        table.add_row(name, "\n".join(map(formatting.shown, value.split("\n"))))
     return table
 
 
@@ -247,15 +258,19 @@ def _state(model: ModelInfo) -> str:
 
 
 def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
-    return "\n".join(f"{words.shown(t.name)} {t.datatype}{list(t.shape)}" for t in tensors) or "none"
+    return "\n".join(f"{formatting.shown(t.name)} {t.datatype}{list(t.shape)}" for t in tensors) or "none"
 
 
 def _open_dimensions(shapes: Shapes) -> dict[str, str]:
-    lines = [f"{words.shown(each.name)}[{', '.join(each.dims)}]" for each in shapes.inputs]
+    lines = [f"{formatting.shown(each.name)}[{', '.join(each.dims)}]" for each in shapes.inputs]
     lines += [f"one dimension: {tie}" for tie in shapes.ties]
-    wanted = [f"{words.shown(each.name)} {_range(each.wanted)}" for each in shapes.inputs if each.wanted is not None]
-    serving = [f"{words.shown(each.name)} {_range(each.serving)}" for each in shapes.inputs if each.serving is not None]
-    seen = [f"{words.shown(each.name)} {_range(each.seen)}" for each in shapes.inputs if each.seen is not None]
+    wanted = [
+        f"{formatting.shown(each.name)} {_range(each.wanted)}" for each in shapes.inputs if each.wanted is not None
+    ]
+    serving = [
+        f"{formatting.shown(each.name)} {_range(each.serving)}" for each in shapes.inputs if each.serving is not None
+    ]
+    seen = [f"{formatting.shown(each.name)} {_range(each.seen)}" for each in shapes.inputs if each.seen is not None]
     return {
         "open": "\n".join(lines),
         "  engines for": "\n".join(wanted) or _UNKNOWN.get(shapes.policy, _UNKNOWN["any"]),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edged.api_types import ReloadedKey
-from edged.cli import answers, common
-from edged.cli.answers import Question
-from edged.cli.targets import UNSAID, Reach, reaching
+from edged.cli import common, remote
+from edged.cli.remote import RemoteCommand
+from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
 from edged.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _models(words: list[str]) -> dict[str, str]:
     return models
 
 
-def reload(reach: Reach = UNSAID, json: common.Json = False) -> None:
+def reload(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Have the daemon read its configuration file again.
 
     It applies only what changed, and prints one line for each change.
@@ -123,18 +123,18 @@ def reload(reach: Reach = UNSAID, json: common.Json = False) -> None:
     A file that is wrong is refused, and the daemon goes on as it was. For scripts: the exit status is 0 when everything
     that changed is in force, 1 when something is not, 2 when the file is refused.
     """
-    question = Question(
-        ask=lambda client: client.reload(),
-        tell=_lines,
-        plain=lambda keys: {"keys": [key.json() for key in keys]},
-        wrong=lambda keys: "; ".join(f"{key.key} is not in force: {key.problem}" for key in keys if key.problem),
-        lasting="a reload that has begun goes on",
+    command = RemoteCommand(
+        call=lambda client: client.reload(),
+        render=_lines,
+        to_json=lambda keys: {"keys": [key.json() for key in keys]},
+        failure=lambda keys: "; ".join(f"{key.key} is not in force: {key.problem}" for key in keys if key.problem),
+        if_interrupted="a reload that has begun goes on",
     )
-    answers.put(question, reach, json)
+    remote.run(command, targets, json)
 
 
 def register_reload(app: typer.Typer) -> None:
-    app.command("reload")(common.command(reaching(reload)))
+    app.command("reload")(common.command(with_target_options(reload)))
 
 
 def _lines(keys: Sequence[ReloadedKey]) -> list[str]:

@@ -14,29 +14,29 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from edged.api_types import AlarmInfo, CameraInfo, StatusInfo
-from edged.cli import answers, common, words
-from edged.cli.answers import Question
-from edged.cli.targets import UNSAID, Reach, reaching
+from edged.cli import common, formatting, remote
+from edged.cli.remote import RemoteCommand
+from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
 from edged.errors import InvalidInput, NotFound
 
 
-def status(reach: Reach = UNSAID, json: common.Json = False) -> None:
+def status(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Show the daemon at a glance: models, engines, builds, alarms.
 
     For scripts: the exit status is 0 when all is well, and 1 when an alarm is raised or no daemon answers.
     """
-    question = Question(
-        ask=lambda client: client.status(),
-        tell=lambda found: [_sheet(found)],
-        plain=StatusInfo.json,
-        wrong=_trouble,
+    command = RemoteCommand(
+        call=lambda client: client.status(),
+        render=lambda found: [_sheet(found)],
+        to_json=StatusInfo.json,
+        failure=_trouble,
         table=_table,
     )
-    answers.put(question, reach, json)
+    remote.run(command, targets, json)
 
 
 def register(app: typer.Typer) -> None:
-    app.command("status")(common.command(reaching(status)))
+    app.command("status")(common.command(with_target_options(status)))
 
 
 def _trouble(found: StatusInfo) -> str:
@@ -55,10 +55,10 @@ def _table(boxes: Mapping[str, StatusInfo]) -> Table:
         table.add_row(
             name,
             found.version,
-            words.span(found.uptime_s),
+            formatting.span(found.uptime_s),
             f"{found.serving} of {found.models}",
             f"{found.engines}, {decimal(found.engine_bytes)}",
-            "\n".join(words.line(engine) for engine in found.building) or found.paused,
+            "\n".join(formatting.line(engine) for engine in found.building) or found.paused,
             "\n".join(_alarm(alarm) for alarm in found.alarms),
         )
     return table
@@ -66,12 +66,12 @@ def _table(boxes: Mapping[str, StatusInfo]) -> Table:
 
 def _sheet(found: StatusInfo) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("edged", f"{found.version}, up {words.span(found.uptime_s)}")
+    table.add_row("edged", f"{found.version}, up {formatting.span(found.uptime_s)}")
     table.add_row("models", f"{found.serving} of {found.models} serve")
     table.add_row("engines", _engines(found))
     if found.paused:
         table.add_row("paused", found.paused)
-    _add(table, "making", [words.line(engine) for engine in found.building])
+    _add(table, "making", [formatting.line(engine) for engine in found.building])
     _add(table, "alarms", [_alarm(alarm) for alarm in found.alarms])
     return table
 
@@ -90,10 +90,10 @@ def _engines(found: StatusInfo) -> str:
 def _alarm(alarm: AlarmInfo) -> str:
     about = " ".join(filter(None, (alarm.model, alarm.engine[:12])))
     told = f"{about}: {alarm.message}" if about else alarm.message
-    return f"{alarm.kind} since {words.moment(alarm.since_unix_s)}: {told}"
+    return f"{alarm.kind} since {formatting.moment(alarm.since_unix_s)}: {told}"
 
 
-def cameras(reach: Reach = UNSAID, json: common.Json = False) -> None:
+def cameras(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Show each camera: rates, latency, skipped frames and why.
 
     A camera that stopped sending is shown for a while.
@@ -101,17 +101,17 @@ def cameras(reach: Reach = UNSAID, json: common.Json = False) -> None:
     AGE is from capture to answer: of half of the latest answers at most the first figure, of 99 in 100 the second.
     A camera that reconnects goes on under its id.
     """
-    question = Question(
-        ask=lambda client: client.cameras(),
-        tell=lambda found: [_shown([("", each) for each in found])],
-        plain=lambda found: [each.json() for each in found],
-        table=lambda boxes: _shown(answers.flat(boxes)),
+    command = RemoteCommand(
+        call=lambda client: client.cameras(),
+        render=lambda found: [_shown([("", each) for each in found])],
+        to_json=lambda found: [each.json() for each in found],
+        table=lambda boxes: _shown(remote.flattened(boxes)),
     )
-    answers.put(question, reach, json)
+    remote.run(command, targets, json)
 
 
 def register_cameras(app: typer.Typer) -> None:
-    app.command("cameras")(common.command(reaching(cameras)))
+    app.command("cameras")(common.command(with_target_options(cameras)))
 
 
 def _shown(found: Sequence[tuple[str, CameraInfo]]) -> RenderableType:
@@ -120,7 +120,7 @@ def _shown(found: Sequence[tuple[str, CameraInfo]]) -> RenderableType:
 
 def _camera_table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
     """Each with the name of its box, empty where there is only one."""
-    table = Table(*answers.boxed(found), box=None, pad_edge=False)
+    table = Table(*remote.box_column(found), box=None, pad_edge=False)
     for heading in ("CAMERA", "MODEL", "STATE", "FPS IN", "ANSWERED", "AGE", "SKIPPED", "FAILED", "LAST ERROR"):
         table.add_column(heading, no_wrap=heading in ("CAMERA", "MODEL"))
     for box, each in found:
@@ -132,9 +132,11 @@ def _camera_table(found: Sequence[tuple[str, CameraInfo]], now: float) -> Table:
             f"{each.fps_in:.1f}",
             f"{each.fps_answered:.1f}",
             _ages(each),
-            words.skipped(each.skipped, each.received),
+            formatting.skipped(each.skipped, each.received),
             str(each.failed) if each.failed else "",
-            f"{each.last_error} ({words.span(max(0.0, now - each.last_error_unix_s))} ago)" if each.last_error else "",
+            f"{each.last_error} ({formatting.span(max(0.0, now - each.last_error_unix_s))} ago)"
+            if each.last_error
+            else "",
         )
     return table
 
@@ -143,7 +145,7 @@ def _camera_state(each: CameraInfo, now: float) -> str:
     mode = "" if each.mode == "freshest" else ", every frame"
     tracked = ", tracked" if each.tracked else ""
     if not each.connections:
-        return f"gone {words.span(max(0.0, now - each.last_frame_unix_s))} ago"
+        return f"gone {formatting.span(max(0.0, now - each.last_frame_unix_s))} ago"
     several = f" x{each.connections}" if each.connections > 1 else ""
     return f"{each.lane}{several}{mode}{tracked}"
 
@@ -158,22 +160,22 @@ if TYPE_CHECKING:
     from edged.client.client import Client
 
 
-def refresh(reach: Reach = UNSAID, json: common.Json = False) -> None:
+def refresh(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> None:
     """Have the daemon read its facts again; print what changed.
 
     For use after a driver or library was changed.
 
     The daemon notices by itself too; a package's trigger calls this so as not to wait.
     """
-    question = Question(
-        ask=lambda client: client.refresh_device(),
-        tell=lambda changes: (
+    command = RemoteCommand(
+        call=lambda client: client.refresh_device(),
+        render=lambda changes: (
             [f"{change.part}: {change.old or 'absent'} → {change.new or 'absent'}" for change in changes]
             or ["nothing changed"]
         ),
-        plain=lambda changes: {"changes": [change.json() for change in changes]},
+        to_json=lambda changes: {"changes": [change.json() for change in changes]},
     )
-    answers.put(question, reach, json)
+    remote.run(command, targets, json)
 
 
 def device(
@@ -182,7 +184,7 @@ def device(
         Path | None,
         typer.Option("--root", help="Read the facts of a recorded device below this directory.", show_default=False),
     ] = None,
-    reach: Reach = UNSAID,
+    targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Show facts about hardware, drivers and runtimes.
@@ -190,19 +192,19 @@ def device(
     Of this box, or of the daemon's with --target. A change of one of them can make an engine invalid."""
     if context.invoked_subcommand is not None:
         return
-    question = Question(ask=_remote, tell=lambda facts: [_fact_table(facts)], plain=lambda facts: facts)
-    if reach.named is None:
-        answers.show(question.tell, question.plain, _local(root or Path("/")), json)
+    command = RemoteCommand(call=_remote, render=lambda facts: [_fact_table(facts)], to_json=lambda facts: facts)
+    if targets.named is None:
+        command.show(_local(root or Path("/")), json)
     elif root is not None:
         raise InvalidInput("a recorded device needs no daemon; give --root or a daemon, not both")
     else:
-        answers.put(question, reach, json)
+        remote.run(command, targets, json)
 
 
 def register_device(app: typer.Typer) -> None:
     group = typer.Typer(invoke_without_command=True)
-    group.callback()(common.command(reaching(device)))
-    group.command("refresh")(common.command(reaching(refresh)))
+    group.callback()(common.command(with_target_options(device)))
+    group.command("refresh")(common.command(with_target_options(refresh)))
     app.add_typer(group, name="device")
 
 

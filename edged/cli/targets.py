@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 30.0
 
-Targets = Annotated[
+TargetsOption = Annotated[
     list[str] | None,
     typer.Option("--target", "-t", metavar="ADDRESS", help=common.TARGET_HELP, show_default=False),
 ]
-Inventory = Annotated[
+InventoryOption = Annotated[
     Path | None,
     typer.Option(
         "--inventory",
@@ -37,11 +37,11 @@ Inventory = Annotated[
         show_default=False,
     ),
 ]
-Groups = Annotated[
+GroupsOption = Annotated[
     list[str] | None,
     typer.Option("--group", metavar="NAME", help="Only boxes of this group; repeatable.", show_default=False),
 ]
-Timeout = Annotated[
+TimeoutOption = Annotated[
     float | None,
     typer.Option(
         "--timeout",
@@ -53,7 +53,7 @@ Timeout = Annotated[
 ]
 
 
-class Reach(msgspec.Struct, frozen=True):
+class Targets(msgspec.Struct, frozen=True):
     """What the options say. `targets` are addresses, or names of boxes where there is an `inventory`."""
 
     targets: tuple[str, ...] = ()
@@ -80,9 +80,9 @@ class Reach(msgspec.Struct, frozen=True):
         """Of a fleet. ConfigError for an inventory that cannot be read, InvalidInput for what is not in it."""
         if self.inventory is not None:
             chosen = load(self.inventory).select(self.groups, self.targets)
-            return tuple(self.hurried(box) for box in chosen)
+            return tuple(self.with_timeout(box) for box in chosen)
         unlike = {address.resolve(target): target for target in reversed(self.targets)}
-        return tuple(self.hurried(Box(target, target)) for target in reversed(unlike.values()))
+        return tuple(self.with_timeout(Box(target, target)) for target in reversed(unlike.values()))
 
     def client(self) -> Client:
         """To the one daemon."""
@@ -90,14 +90,14 @@ class Reach(msgspec.Struct, frozen=True):
 
         return Client(self.target, timeout=self.timeout or _TIMEOUT_S)
 
-    def hurried(self, box: Box) -> Box:
+    def with_timeout(self, box: Box) -> Box:
         """The box with the time that the options give it, where they do."""
         if self.timeout is None:
             return box
         return msgspec.structs.replace(box, settings=msgspec.structs.replace(box.settings, timeout_s=self.timeout))
 
 
-UNSAID = Reach()
+DEFAULT_TARGETS = Targets()
 
 
 def client_of(box: Box) -> Client:
@@ -107,12 +107,17 @@ def client_of(box: Box) -> Client:
     return Client(box.target, timeout=box.settings.timeout_s or _TIMEOUT_S, credentials=box.credentials())
 
 
-def reaching(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose argument `reach` is made of the options above. InvalidInput where they do not go together."""
+def with_target_options(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose argument `targets` is made of the options above. InvalidInput where they do not go together."""
     known = inspect.signature(function, eval_str=True)
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in (("target", Targets), ("inventory", Inventory), ("group", Groups), ("timeout", Timeout))
+        for name, kind in (
+            ("target", TargetsOption),
+            ("inventory", InventoryOption),
+            ("group", GroupsOption),
+            ("timeout", TimeoutOption),
+        )
     ]
 
     @functools.wraps(function)
@@ -126,12 +131,12 @@ def reaching(function: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if group and inventory is None:
             raise InvalidInput("--group chooses from an inventory; give --inventory FILE")
-        function(*args, reach=Reach(tuple(target or ()), inventory, tuple(group or ()), timeout), **kwargs)
+        function(*args, targets=Targets(tuple(target or ()), inventory, tuple(group or ()), timeout), **kwargs)
 
     parameters: list[inspect.Parameter] = []
     for parameter in known.parameters.values():
         as_option = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        parameters += options if parameter.name == "reach" else [as_option]
+        parameters += options if parameter.name == "targets" else [as_option]
     # typer reads both: the signature for what there is, the annotations for its types.
     wrapped.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -141,13 +146,13 @@ def reaching(function: Callable[..., None]) -> Callable[..., None]:
 if TYPE_CHECKING:
     from edged.cli.local import LocalBox
 
-State = Annotated[
+StateOption = Annotated[
     Path | None,
     typer.Option(
         "--state", help="Directory for models; no daemon is asked then, whatever EDGED_TARGET says.", show_default=False
     ),
 ]
-Cache = Annotated[
+CacheOption = Annotated[
     Path | None,
     typer.Option(
         "--cache",
@@ -157,7 +162,7 @@ Cache = Annotated[
 ]
 
 
-def daemon_is_meant(target: str | None, *folders: Path | None) -> bool:
+def is_daemon_addressed(target: str | None, *folders: Path | None) -> bool:
     """Whether a command goes to a daemon: one is named, or no folder is and one answers on the default socket.
 
     A folder that is named comes before EDGED_TARGET. InvalidInput when a daemon and a folder are both named.
@@ -177,7 +182,7 @@ def daemon_is_meant(target: str | None, *folders: Path | None) -> bool:
     return True
 
 
-def box(
+def local_box(
     state: Path | None = None, cache: Path | None = None, seconds: float | None = None, memory_mb: int | None = None
 ) -> LocalBox:
     """The box as its folders are; `seconds` and `memory_mb` limit the examination of models, where the environment

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from edged.api_types import AlarmInfo, ModelInfo
-from edged.cli import words
+from edged.cli import formatting
 from edged.cli.app import app
 from edged.cli.events import position
 from edged.client.client import Client
@@ -196,8 +196,8 @@ def test_the_status_is_1_when_something_is_wrong(running: Running) -> None:
     result = call(running, "status")
     assert (result.exit_code, result.stderr) == (1, "")
     first, second = result.stdout.splitlines()[-2:]
-    assert first.startswith(f"alarms   slow since {words.moment(1.6e9)}: doors {KEYS[0]}: takes 4 times as long")
-    assert second.strip() == f"builds_paused since {words.moment(1.6e9)}: the disk is full"
+    assert first.startswith(f"alarms   slow since {formatting.moment(1.6e9)}: doors {KEYS[0]}: takes 4 times as long")
+    assert second.strip() == f"builds_paused since {formatting.moment(1.6e9)}: the disk is full"
     plain = call(running, "status", "--json")
     assert plain.exit_code == 1
     assert [alarm["kind"] for alarm in json.loads(plain.stdout)["alarms"]] == ["slow", "builds_paused"]
@@ -269,9 +269,9 @@ def test_events_are_lines_that_one_can_read(running: Running) -> None:
     result = call(running, "events")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        f"1  {words.clock(1.6e9)}  model doors was read, digest dddddddddddd",
-        f"2  {words.clock(1.6e9)}  engine kkkkkkkkkkkk was evicted to make room, 5 bytes",
-        f"3  {words.clock(1.6e9)}  something that this edged is too old to know",
+        f"1  {formatting.clock(1.6e9)}  model doors was read, digest dddddddddddd",
+        f"2  {formatting.clock(1.6e9)}  engine kkkkkkkkkkkk was evicted to make room, 5 bytes",
+        f"3  {formatting.clock(1.6e9)}  something that this edged is too old to know",
     ]
 
 
@@ -309,7 +309,7 @@ def test_what_is_no_place_among_events(text: str) -> None:
     ],
 )
 def test_spans(seconds: float, told: str) -> None:
-    assert words.span(seconds) == told
+    assert formatting.span(seconds) == told
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_spans(seconds: float, told: str) -> None:
     [(0, None, ""), (0, 30, "0.0 s of about 30 s"), (12, None, "12 s"), (40, 30, "40 s"), (0.5, 0.9, "0.5 s")],
 )
 def test_how_long_it_took_and_may_take(elapsed: float, estimate: float | None, told: str) -> None:
-    assert words.times(elapsed, estimate) == told
+    assert formatting.times(elapsed, estimate) == told
 
 
 def test_whoever_asks_for_help_does_not_wait_for_what_builds_and_connects() -> None:
@@ -328,4 +328,4 @@ def test_whoever_asks_for_help_does_not_wait_for_what_builds_and_connects() -> N
 
 
 def test_names_out_of_a_file_cannot_steer_a_terminal() -> None:
-    assert words.shown("größe a\nb\x1b[31m\u202e") == "größe a\\nb\\x1b[31m\\u202e"
+    assert formatting.shown("größe a\nb\x1b[31m\u202e") == "größe a\\nb\\x1b[31m\\u202e"

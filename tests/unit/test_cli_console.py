@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.table import Table
 
-from edged.cli import common, words
+from edged.cli import common, formatting
 from edged.cli.common import DataConsole
 
 _EVIL = "door\x1b[2J\x07\x9b1m\u2028\udcff"
@@ -46,8 +46,8 @@ def test_brackets_and_colons_are_what_they_are_and_lines_stay_lines(capsys: pyte
 
 
 def test_skipped_frames_are_shares_of_what_came_whatever_a_box_says_came() -> None:
-    assert words.skipped({"stale": 1, "newer": 3, "gone": 0}, 10) == "newer 30%, stale 10%"
-    assert words.skipped({"newer": 3}, 0) == "newer 100%"
+    assert formatting.skipped({"stale": 1, "newer": 3, "gone": 0}, 10) == "newer 30%, stale 10%"
+    assert formatting.skipped({"newer": 3}, 0) == "newer 100%"
 
 
 def test_print_closed_pipe_raises_broken_pipe() -> None:

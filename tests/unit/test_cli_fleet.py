@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from edged.cli import answers
+from edged.cli import remote
 from edged.cli.app import app
 from edged.cli.inventory import Box, Defaults
 from edged.client.client import Client
@@ -255,7 +255,7 @@ def test_boxes_are_asked_side_by_side_within_bounds(tmp_path: Path) -> None:
 
     many = [Box(f"box{number}", f"unix:{tmp_path}/{number}", (), Defaults()) for number in range(7)]
     found: list[Any] = []
-    asking = threading.Thread(target=lambda: found.extend(answers.ask(many, work, 3)))
+    asking = threading.Thread(target=lambda: found.extend(remote.call_all(many, work, 3)))
     asking.start()
     for _ in range(3):
         assert there.acquire(timeout=20)
@@ -272,10 +272,10 @@ def test_a_fault_of_ours_costs_one_box() -> None:
             raise ZeroDivisionError("division by zero")
         return "fine"
 
-    ends = {each.box: each for each in answers.ask([Box("one", "unix:/x1"), Box("two", "unix:/x2")], work)}
-    assert isinstance(ends["one"], answers.Ended)
+    ends = {each.box: each for each in remote.call_all([Box("one", "unix:/x1"), Box("two", "unix:/x2")], work)}
+    assert isinstance(ends["one"], remote.BoxOutcome)
     assert ends["one"].error == "ZeroDivisionError: division by zero"
-    assert isinstance(ends["two"], answers.Ended)
+    assert isinstance(ends["two"], remote.BoxOutcome)
     assert ends["two"].answer == "fine"
 
 

@@ -13,8 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from edged.cli import inspect
-from edged.cli import look as looking
+from edged.cli import inspect, sample_run
 from edged.errors import InvalidInput
 from edged.shapes import CLASSES, MODEL_PATH, Scene
 from edged.tensors import TensorSpec
@@ -180,30 +179,30 @@ def vanish(*_: object) -> None:
 def test_a_runtime_that_crashes_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, work: object, words: str
 ) -> None:
-    monkeypatch.setattr(looking, "_look", work)
+    monkeypatch.setattr(sample_run, "_look", work)
     result = call(MODEL_PATH, "--draw", "street.png")
     assert result.exit_code == 1
     assert result.stderr == f"edged: running shapes.onnx {words}; its runtime may need an update\n"
 
 
 def test_ranges_leave_out_what_is_no_number() -> None:
-    told = looking.output_range("scores", np.array([[1.0, np.nan], [3.0, np.inf]], np.float32))
-    assert told == looking.RawOutput("scores", "float32", (2, 2), 1.0, 3.0, 2.0, 2)
-    assert looking.output_range("x", np.full(3, np.nan)) == looking.RawOutput("x", "float64", (3,), not_finite=3)
-    assert looking.output_range("x", np.array([b"a"], object)) == looking.RawOutput("x", "object", (1,))
-    assert looking.output_range("x", np.empty((0, 6), np.int64)) == looking.RawOutput("x", "int64", (0, 6))
+    told = sample_run.output_range("scores", np.array([[1.0, np.nan], [3.0, np.inf]], np.float32))
+    assert told == sample_run.RawOutput("scores", "float32", (2, 2), 1.0, 3.0, 2.0, 2)
+    assert sample_run.output_range("x", np.full(3, np.nan)) == sample_run.RawOutput("x", "float64", (3,), not_finite=3)
+    assert sample_run.output_range("x", np.array([b"a"], object)) == sample_run.RawOutput("x", "object", (1,))
+    assert sample_run.output_range("x", np.empty((0, 6), np.int64)) == sample_run.RawOutput("x", "int64", (0, 6))
 
 
 def test_names_are_listed_as_far_as_there_are_any() -> None:
-    assert looking._names({2: "bus", 0: "0", 2**31 - 1: str(2**31 - 1)}) == ["0", "1", "bus"]
-    assert looking._names({2**31 - 1: str(2**31 - 1)}) == []
+    assert sample_run._names({2: "bus", 0: "0", 2**31 - 1: str(2**31 - 1)}) == ["0", "1", "bus"]
+    assert sample_run._names({2**31 - 1: str(2**31 - 1)}) == []
 
 
 def test_the_place_of_the_painted_picture() -> None:
-    assert looking.place_for(Path("a/street.png"), Path("b/yolo.onnx"), None) == Path("street.yolo.jpg")
-    assert looking.place_for(Path("street.png"), Path("yolo.onnx"), Path("x/y.PNG")) == Path("x/y.PNG")
+    assert sample_run.place_for(Path("a/street.png"), Path("b/yolo.onnx"), None) == Path("street.yolo.jpg")
+    assert sample_run.place_for(Path("street.png"), Path("yolo.onnx"), Path("x/y.PNG")) == Path("x/y.PNG")
     with pytest.raises(InvalidInput, match="suffix"):
-        looking.place_for(Path("street.png"), Path("yolo.onnx"), Path("y"))
+        sample_run.place_for(Path("street.png"), Path("yolo.onnx"), Path("y"))
 
 
 def test_a_model_is_tried_with_the_samples_that_are_given(folder: Path) -> None:

@@ -22,8 +22,9 @@ from rich.table import Table
 from typer.testing import CliRunner, Result
 
 from edged.api_types import Composition, EngineInfo, Verdict
-from edged.cli import common, engines, infer, local, stream, targets
+from edged.cli import common, engines, infer, local, stream
 from edged.cli.stream import Meter
+from edged.cli.targets import is_daemon_addressed
 from edged.client.client import Client
 from edged.errors import EdgedError, InvalidInput
 from tests.unit.client_daemon import Running
@@ -493,13 +494,13 @@ def test_a_folder_that_is_named_comes_before_the_daemon_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("EDGED_TARGET", "box:1")
-    assert targets.daemon_is_meant(None)
-    assert targets.daemon_is_meant(None, None)
-    assert targets.daemon_is_meant("box:2", None)
-    assert not targets.daemon_is_meant(None, tmp_path)
-    assert not targets.daemon_is_meant(None, None, tmp_path)
+    assert is_daemon_addressed(None)
+    assert is_daemon_addressed(None, None)
+    assert is_daemon_addressed("box:2", None)
+    assert not is_daemon_addressed(None, tmp_path)
+    assert not is_daemon_addressed(None, None, tmp_path)
     with pytest.raises(InvalidInput, match="not both"):
-        targets.daemon_is_meant("box:2", tmp_path)
+        is_daemon_addressed("box:2", tmp_path)
 
 
 def test_no_daemon_is_meant_where_none_is_named_and_none_answers(
@@ -507,7 +508,7 @@ def test_no_daemon_is_meant_where_none_is_named_and_none_answers(
 ) -> None:
     monkeypatch.setenv("EDGED_TARGET", " ")
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
-    assert not targets.daemon_is_meant(None, None)
+    assert not is_daemon_addressed(None, None)
 
 
 def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:

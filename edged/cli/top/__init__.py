@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from edged.cli import common
-from edged.cli.targets import UNSAID, Reach, reaching
+from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
 from edged.errors import NotReady
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def top(
         float, typer.Option("--interval", "-i", min=0.2, max=3600, help="Seconds from one look to the next.")
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one picture and leave, as without a terminal.")] = False,
-    reach: Reach = UNSAID,
+    targets: Targets = DEFAULT_TARGETS,
     json: common.Json = False,
 ) -> None:
     """Show live what a box does; several boxes together.
@@ -42,11 +42,11 @@ def top(
     from edged.cli.top.watch import Watch
     from edged.client.address import resolve
 
-    if reach.is_fleet:
-        boxes = reach.boxes()
+    if targets.is_fleet:
+        boxes = targets.boxes()
     else:
-        place = resolve(reach.target)
-        boxes = (reach.hurried(Box(place, place)),)
+        place = resolve(targets.target)
+        boxes = (targets.with_timeout(Box(place, place)),)
     is_drawn = common.out.is_terminal and not common.out.is_dumb_terminal and not json
     single = once or not (json or is_drawn)
     with contextlib.closing(Watch(boxes, _APART_S if single else interval)) as watch:
@@ -61,7 +61,7 @@ def top(
 
 
 def register(app: typer.Typer) -> None:
-    app.command("top")(common.command(reaching(top)))
+    app.command("top")(common.command(with_target_options(top)))
 
 
 def _print_once(watch: Watch, json: bool) -> None:

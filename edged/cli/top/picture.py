@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from edged.api_types import DeviceLoad, HostLoad, LoadInfo, ModelLoad
-from edged.cli import words
+from edged.cli import formatting
 from edged.cli.top.layout import Cell, Column, Row, cut, plain, table
 from edged.cli.top.watch import Seen
 
@@ -115,7 +115,7 @@ def _one(box: Seen, width: int, now: float) -> list[Text]:
         return [_line(f"edged at {box.name}", "bold", width), *_silence(box, width, now)]
     status = load.status
     ready = f"{status.serving} of {status.models} models ready"
-    title = f"edged {status.version} at {box.name}, up {words.span(status.uptime_s)}, {ready}"
+    title = f"edged {status.version} at {box.name}, up {formatting.span(status.uptime_s)}, {ready}"
     lines = [_line(title, "bold", width), *_silence(box, width, now), _line(_device(load.device), "", width)]
     lines += [_line(text, style, width) for text, style in _news(load)]
     return lines
@@ -139,7 +139,7 @@ def _box(box: Seen) -> Row:
     status, device = box.load.status, box.load.device
     is_whole = status.serving == status.models
     row = [
-        Cell(words.span(status.uptime_s)),
+        Cell(formatting.span(status.uptime_s)),
         Cell(f"{status.serving}/{status.models}", "" if is_whole else _DOUBTFUL),
         Cell(f"{device.cpu_busy:.0%}"),
         Cell(_share(device)),
@@ -158,18 +158,18 @@ def _silence(box: Seen, width: int, now: float) -> list[Text]:
 def _silent(box: Seen, now: float) -> str:
     if not box.tried:
         return "no answer yet"
-    since = f"since {words.clock(box.heard)}, {words.span(now - box.heard)} ago" if box.heard else "so far"
+    since = f"since {formatting.clock(box.heard)}, {formatting.span(now - box.heard)} ago" if box.heard else "so far"
     return f"no answer {since}: {box.error}"
 
 
 def _news(load: LoadInfo) -> Iterator[tuple[str, str]]:
     """What is wrong, then what is being made, a line each with its style."""
     for alarm in load.status.alarms:
-        yield f"alarm {alarm.kind} since {words.clock(alarm.since_unix_s)}: {alarm.message}", _BAD
+        yield f"alarm {alarm.kind} since {formatting.clock(alarm.since_unix_s)}: {alarm.message}", _BAD
     if load.status.paused:
         yield f"nothing is built: {load.status.paused}", _DOUBTFUL
     for engine in load.status.building:
-        yield f"making {words.line(engine)}", ""
+        yield f"making {formatting.line(engine)}", ""
 
 
 def _device(device: DeviceLoad) -> str:
@@ -232,7 +232,7 @@ def _cameras(known: Sequence[tuple[Seen, LoadInfo]]) -> Iterator[_Ranked]:
                 Cell(f"{camera.fps_answered:.1f}"),
                 Cell(_whole_ms(camera.age_p50_ms)),
                 Cell(_whole_ms(camera.age_p99_ms)),
-                Cell(words.skipped(camera.skipped, camera.received)),
+                Cell(formatting.skipped(camera.skipped, camera.received)),
                 Cell(str(camera.failed), _DOUBTFUL if camera.failed else ""),
             )
             name = (box.name, camera.camera, camera.model)

@@ -61,7 +61,7 @@ _PATIENCE_S = 5.0  # with one answer; what comes later than that is no picture o
 
 
 class Watch:
-    """Begins at once. `changed` is set whenever something new was seen; clear it before looking."""
+    """Begins at once. `changed` is set whenever something new was seen; clear it before sample_run."""
 
     def __init__(self, boxes: Sequence[Box], interval: float) -> None:
         self.changed = threading.Event()

@@ -1,0 +1,243 @@
+"""Calls one daemon or several at once, and shows their answers: several under their names, or in one table, with a
+summary at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+import typer
+from rich.console import RenderableType
+from rich.padding import Padding
+
+from edged.cli import common
+from edged.cli.inventory import Box
+from edged.cli.targets import Targets, client_of
+from edged.errors import EdgedError, ErrorCode
+
+if TYPE_CHECKING:
+    from edged.client.client import Client
+
+AT_ONCE = 8
+_MAX_QUEUED = 1000  # updates that wait for the terminal; then their boxes wait
+
+Update = TypeVar("Update")
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class BoxUpdate(Generic[Update]):
+    """Progress of one box."""
+
+    box: str
+    update: Update
+
+
+@dataclass(frozen=True)
+class BoxOutcome(Generic[Answer]):
+    """The end of one box's call: its answer, or `error` in a line and `code` for programs."""
+
+    box: str
+    answer: Answer | None = None
+    error: str = ""
+    code: ErrorCode = ErrorCode.INTERNAL
+
+
+Work: TypeAlias = "Callable[[Client, Callable[[Update], None]], Answer]"
+
+
+def call_all(
+    boxes: Sequence[Box], work: Work[Update, Answer], at_once: int = AT_ONCE
+) -> Iterator[BoxUpdate[Update] | BoxOutcome[Answer]]:
+    """Run `work` at every box, `at_once` at a time, and yield one `BoxOutcome` for each.
+
+    `work` gets a function that reports its progress. Closing the iterator closes all connections.
+    """
+    workers = _Workers(boxes, work)
+    with contextlib.closing(workers):
+        for _ in range(min(at_once, len(boxes))):
+            threading.Thread(target=workers.run, daemon=True).start()  # daemonic: an interrupted command does not wait
+        missing = len(boxes)
+        while missing:
+            received = workers.received.get()
+            missing -= isinstance(received, BoxOutcome)
+            yield received
+
+
+class _Workers(Generic[Update, Answer]):
+    def __init__(self, boxes: Sequence[Box], work: Work[Update, Answer]) -> None:
+        self.received: queue.Queue[BoxUpdate[Update] | BoxOutcome[Answer]] = queue.Queue(_MAX_QUEUED)
+        self._waiting: queue.SimpleQueue[Box] = queue.SimpleQueue()
+        for box in boxes:
+            self._waiting.put(box)
+        self._work = work
+        self._lock = threading.Lock()
+        self._clients: set[Client] = set()
+        self._is_over = False
+
+    def run(self) -> None:
+        """Call one box after the other."""
+        with contextlib.suppress(queue.Empty):
+            while not self._is_over:
+                self.received.put(self._call_box(self._waiting.get_nowait()))
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._is_over = True
+            clients = tuple(self._clients)
+        for client in clients:
+            client.close()
+
+    def _call_box(self, box: Box) -> BoxOutcome[Answer]:
+        try:
+            with client_of(box) as client, self._known(client):
+                return BoxOutcome(
+                    box.name, self._work(client, lambda update: self.received.put(BoxUpdate(box.name, update)))
+                )
+        except EdgedError as error:
+            return BoxOutcome(box.name, error=error.message, code=error.code)
+        except OSError as error:
+            return BoxOutcome(box.name, error=common.refused_by_system(error))
+        except Exception as error:  # a bug fails this box only
+            return BoxOutcome(box.name, error=f"{type(error).__name__}: {error}")
+
+    @contextlib.contextmanager
+    def _known(self, client: Client) -> Iterator[None]:
+        with self._lock:
+            if self._is_over:
+                client.close()
+            self._clients.add(client)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._clients.discard(client)
+
+
+@dataclass(frozen=True)
+class RemoteCommand(Generic[Answer]):
+    """A call to a daemon and how to show its answer, which is never None.
+
+    `failure` says why an answer counts as a failure, empty if it does not. `table` shows the answers of several boxes,
+    by name, as one. `if_interrupted` tells the user what goes on, or does not, after Ctrl-C.
+    """
+
+    call: Callable[[Client], Answer]
+    render: Callable[[Answer], Iterable[RenderableType]]
+    to_json: Callable[[Answer], Any]
+    failure: Callable[[Answer], str] = lambda _: ""
+    table: Callable[[Mapping[str, Answer]], RenderableType] | None = None
+    if_interrupted: str = ""
+
+    def show(self, answer: Answer, json: bool) -> None:
+        """Print an answer; it may come from this box's folders instead of a daemon."""
+        if json:
+            common.print_json(msgspec.json.encode(self.to_json(answer)))
+            return
+        for part in self.render(answer):
+            common.show(part)
+
+
+def run(command: RemoteCommand[Answer], targets: Targets, json: bool, doing: str = "") -> None:
+    """Call the daemon, or each of several, and show the answers. A terminal shows `doing` meanwhile.
+
+    Exits with status 1 if an answer counts as a failure or any of several boxes failed. EdgedError if the only one
+    failed.
+    """
+    if targets.is_fleet:
+        _run_on_fleet(command, targets.boxes(), json, doing)
+        return
+    with targets.client() as client, common.working(doing) if doing else contextlib.nullcontext():
+        answer = command.call(client)
+    command.show(answer, json)
+    if command.failure(answer):
+        raise typer.Exit(common.FAILED)
+
+
+def flattened(answers: Mapping[str, Iterable[Item]]) -> list[tuple[str, Item]]:
+    """Pair each item with its box."""
+    return [(box, item) for box, items in answers.items() for item in items]
+
+
+def box_column(items: Sequence[tuple[str, Item]]) -> tuple[str, ...]:
+    """Return the heading of a column for boxes, empty if no item has a box."""
+    return ("BOX",) if any(box for box, _ in items) else ()
+
+
+def print_summary(ended: Mapping[str, str], boxes: Sequence[Box], json: bool) -> None:
+    """Print the summary; exit with status 1 if any box failed. `ended`: by box, why it failed, or empty."""
+    failed = {name: why for name, why in ended.items() if why}
+    if not json:
+        common.say(f"{len(ended) - len(failed)} of {len(boxes)} boxes done")
+        for box in boxes:
+            if box.name in failed:
+                common.say(f"  {box.name}: {failed[box.name]}")
+    if failed:
+        raise typer.Exit(common.FAILED)
+
+
+def print_interrupted(ended: Iterable[str], boxes: Sequence[Box], if_interrupted: str) -> None:
+    """Print which boxes have not answered, after Ctrl-C."""
+    silent = [box.name for box in boxes if box.name not in set(ended)]
+    told = f"no answer yet from {', '.join(silent)}" if silent else "all boxes have answered"
+    common.say("; ".join(filter(None, (told, if_interrupted))))
+
+
+def print_json_line(ended: BoxOutcome[Answer], failure: str, to_json: Callable[[Answer], Any]) -> None:
+    """Print one box's outcome for programs."""
+    result = None if ended.answer is None else to_json(ended.answer)
+    line = {"box": ended.box, "ok": not (ended.error or failure), "error": ended.error or failure, "result": result}
+    if ended.error:
+        line["code"] = ended.code.value
+    common.print_json(msgspec.json.encode(line))
+
+
+def _run_on_fleet(command: RemoteCommand[Answer], boxes: Sequence[Box], json: bool, doing: str) -> None:
+    ended: dict[str, str] = {}
+    answers: dict[str, Answer] = {}
+    try:
+        for end in _waited_for(call_all(boxes, lambda client, _: command.call(client)), boxes, ended, doing):
+            wrong = "" if end.answer is None else command.failure(end.answer)
+            ended[end.box] = end.error or wrong
+            if end.answer is not None:
+                answers[end.box] = end.answer
+            if json:
+                print_json_line(end, wrong, command.to_json)
+            elif end.answer is not None and command.table is None:
+                _print(end.box, list(command.render(end.answer)))
+    except KeyboardInterrupt:
+        print_interrupted(ended, boxes, command.if_interrupted)
+        raise
+    if command.table is not None and answers and not json:
+        common.show(command.table({box.name: answers[box.name] for box in boxes if box.name in answers}))
+    print_summary(ended, boxes, json)
+
+
+def _waited_for(
+    heard: Iterator[BoxUpdate[None] | BoxOutcome[Answer]], boxes: Sequence[Box], ended: Mapping[str, str], doing: str
+) -> Iterator[BoxOutcome[Answer]]:
+    """Yield outcomes as they come; a terminal shows which boxes are missing."""
+    while len(ended) < len(boxes):
+        silent = [box.name for box in boxes if box.name not in ended]
+        more = f" and {len(silent) - 3} more" if len(silent) > 3 else ""
+        with common.working(f"{doing or 'waiting'} for {', '.join(silent[:3])}{more}"):
+            end = next(heard)
+        if isinstance(end, BoxOutcome):
+            yield end
+
+
+def _print(box: str, parts: Sequence[RenderableType]) -> None:
+    """Print an answer of one line after its box's name, a longer one below it."""
+    if len(parts) == 1 and isinstance(parts[0], str):
+        common.show(f"{box}: {parts[0]}")
+        return
+    common.show(f"{box}:")
+    for part in parts:
+        common.show(f"  {part}" if isinstance(part, str) else Padding(part, (0, 0, 0, 2), expand=False))
