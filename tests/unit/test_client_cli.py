@@ -198,7 +198,9 @@ def test_stream_that_only_fails(running: Running, picture: str, model: str, word
 def test_stream_of_nothing(running: Running) -> None:
     result = call("stream", "shapes", "/nowhere", "-t", running.target)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "edged: there is no picture, folder, video or camera '/nowhere'\n"
+    assert result.stderr.startswith("edged: ")
+    assert "'/nowhere'" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_ctrl_c_prints_the_summary(running: Running, video: str) -> None:
