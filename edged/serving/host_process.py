@@ -120,9 +120,6 @@ class HostProcess:
             os.kill(self.pid, number)
 
 
-STOPPED_SECONDS = 1.0  # as long as this, a debugger may hold it
-SILENT_SECONDS = 5.0
-PING_SECONDS = 1.0  # of silence, after which it is asked
 _LONGEST_STEP = 0.5  # a longer pause was the daemon's own, and says nothing about the host
 
 
@@ -163,10 +160,22 @@ def _fields(path: str) -> list[bytes]:
         return file.read().rpartition(b")")[2].split()
 
 
-class Progress:
-    """Of one host. Times are any clock's, in seconds."""
+class ProgressTimes(msgspec.Struct, frozen=True):
+    """Seconds without progress, after which a busy host is judged."""
 
-    def __init__(self) -> None:
+    ping: float = 1.0  # of silence, after which it is pinged
+    silent: float = 5.0  # of silence, after which it is stuck
+    stopped: float = 1.0  # in the stopped state, after which it is not just a debugger's short pause
+
+
+_PROGRESS_TIMES = ProgressTimes()
+
+
+class Progress:
+    """Whether one host makes progress. Times are seconds of any clock."""
+
+    def __init__(self, limits: ProgressTimes = _PROGRESS_TIMES) -> None:
+        self._limits = limits
         self.stopped = self.silent = 0.0  # seconds
         self._seen: Sign | None = None
         self._at: float | None = None
@@ -191,14 +200,14 @@ class Progress:
     @property
     def should_ping(self) -> bool:
         """Whether to ask it for a sign of life."""
-        return self.silent >= PING_SECONDS
+        return self.silent >= self._limits.ping
 
     @property
     def is_stopped(self) -> bool:
         """Whether it was stopped by a signal, and not for a moment only."""
-        return self.stopped >= STOPPED_SECONDS
+        return self.stopped >= self._limits.stopped
 
     @property
     def is_stuck(self) -> bool:
         """Whether it neither works nor answers."""
-        return self.silent >= SILENT_SECONDS
+        return self.silent >= self._limits.silent

@@ -24,10 +24,22 @@ from edged.ipc.sockets import HostSocket
 from edged.models.limits import SECONDS, Bounds
 from edged.serving import memory
 from edged.serving.crash_attribution import EngineId
-from edged.serving.host_process import End, HostProcess, Progress, read
+from edged.serving.host_process import End, HostProcess, Progress, ProgressTimes, read
 from edged.vision.family import Recognition
 
-GRACE_SECONDS = 2.0  # a runtime checks between two operators, and a large one may take a second
+
+class LinkTimes(msgspec.Struct, frozen=True):
+    """Limits of a link, in seconds; tests give shorter ones."""
+
+    start: float = 60.0
+    look: float = 0.2  # memory can be used up in a few seconds
+    grace: float = 2.0  # for a job to stop: a runtime checks between two operators, and a large one may take a second
+    ending: float = 1.0  # from when the connection is gone until the process must have ended
+    unread: float = 1.0  # until the arena is closed: answers that were just delivered may still be read from it
+    progress: ProgressTimes = ProgressTimes()
+
+
+_TIMES = LinkTimes()
 
 
 class OverdueJob(msgspec.Struct, frozen=True):
@@ -55,7 +67,8 @@ class JobDeadlines:
     it is stopped. If it still runs after a grace period its runtime cannot stop, and the host is replaced.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float = _TIMES.grace) -> None:
+        self._grace = grace
         self._deadlines: dict[int, _SessionJobs] = {}
 
     def open(self, session: int, limit: float) -> None:
@@ -94,7 +107,7 @@ class JobDeadlines:
             if turn.stopped is None:
                 turn.stopped = now
                 found.append(OverdueJob(session, job))
-            elif now - turn.stopped > GRACE_SECONDS:
+            elif now - turn.stopped > self._grace:
                 found.append(OverdueJob(session, job, is_hopeless=True))
         return found
 
@@ -114,11 +127,8 @@ class JobDeadlines:
         return min((turn.limit for turn in self._deadlines.values()), default=float("inf"))
 
 
-_START_SECONDS = 60.0
-_LOOK_SECONDS = 0.2  # memory can be used up in a few seconds
 _LONG = 16 << 20  # bytes of what was found in pictures, which is no output
 _UNASKED = 8  # things that a host may say that answer nothing, such as that it is ready
-_ENDING_SECONDS = 1.0  # from when its connection is gone until the process must have ended
 
 
 Reply = m.Answer | m.Detected
@@ -148,10 +158,15 @@ class HostLink:
     """One living host. When it is lost, every waiting future fails with HostLost and `on_lost` is called once."""
 
     def __init__(
-        self, backend: str, limits: HostLimits, on_lost: Callable[[HostLink, str], None], reads: tuple[str, ...] = ()
+        self,
+        backend: str,
+        limits: HostLimits,
+        on_lost: Callable[[HostLink, str], None],
+        reads: tuple[str, ...] = (),
+        times: LinkTimes = _TIMES,
     ) -> None:
         """`reads` are the folders and files of models and engines that the host may open."""
-        self.backend, self._reads = backend, reads
+        self.backend, self._reads, self._times = backend, reads, times
         self.pid = 0
         self.version = ""  # of the runtime that it loaded
         self.sessions: set[int] = set()
@@ -161,8 +176,8 @@ class HostLink:
         self.memory_mb = limits.memory_mb or memory.derived_mb(memory.box_mb())
         self._tenants: dict[int, Tenant] = {}  # of the sessions, also of those that are opening
         self._answered: set[int] = set()  # sessions that have answered something
-        self._deadlines = JobDeadlines()
-        self._progress = Progress()
+        self._deadlines = JobDeadlines(times.grace)
+        self._progress = Progress(times.progress)
         self._sent = self._said = 0  # messages to it and from it
         self._is_garbled = False  # nothing that it says is listened to any more
         self._is_over = False  # everybody who waited was told of the loss
@@ -193,9 +208,9 @@ class HostLink:
             )
             self.pid = host.pid
             self._watch = tasks.keep("watcher of a host", lambda: self._watch_process(host))
-            await asyncio.wait_for(asyncio.shield(self._ready), _START_SECONDS)
+            await asyncio.wait_for(asyncio.shield(self._ready), self._times.start)
         except asyncio.TimeoutError:
-            self.kill(f"did not start within {_START_SECONDS:g} s")
+            self.kill(f"did not start within {self._times.start:g} s")
             raise HostLost(f"engine host {self.backend} {self.lost}") from None
         except OSError as error:
             self._lose(f"could not be started: {error.strerror or error}")
@@ -296,7 +311,7 @@ class HostLink:
             self.kill(why)
         elif not self.lost:  # noticed here before the end of the process is; how that came is known then
             self.lost = "no longer answers"
-            self._loop.call_later(_ENDING_SECONDS, self._end)
+            self._loop.call_later(self._times.ending, self._end)
 
     def _most_bulk(self) -> int:
         """The most bytes of outputs that may come with an answer now."""
@@ -413,7 +428,7 @@ class HostLink:
     async def _watch_process(self, host: HostProcess) -> None:
         """Notices the end of the process, and what goes beyond its limits."""
         while not host.ended.done():
-            period = min(_LOOK_SECONDS, self._deadlines.shortest / 8, self._limits.open_seconds / 4)
+            period = min(self._times.look, self._deadlines.shortest / 8, self._limits.open_seconds / 4)
             await asyncio.wait([host.ended], timeout=period)
             if not host.ended.done() and not self.lost:
                 host.look()
@@ -452,14 +467,13 @@ class HostLink:
             self._socket.close()
         if self._process is not None:
             self._process.hear_out()
-        # Answers that were just settled may still be read from the arena by tasks that are due to run.
-        self._loop.call_later(1.0, self._close_arena)
+        self._loop.call_later(self._times.unread, self._close_arena)
 
     def _close_arena(self) -> None:
         try:
             self.arena.close()
         except BufferError:
-            self._loop.call_later(1.0, self._close_arena)
+            self._loop.call_later(self._times.unread, self._close_arena)
 
 
 def _settle(future: asyncio.Future[m.Answer | m.Detected] | asyncio.Future[None] | None, value: Reply | None) -> None:

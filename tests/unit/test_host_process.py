@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from edged.serving.host_process import SILENT_SECONDS, STOPPED_SECONDS, Progress, Sign, read
+from edged.serving.host_process import Progress, ProgressTimes, Sign, read
 from tests.waiting import wait
 
 IDLE = Sign("S", 1, (1, 1, 1, 1))
@@ -29,7 +29,7 @@ def looks(seconds: float, step: float = 0.2) -> int:
 def test_stopped_process_is_noticed_after_a_moment() -> None:
     stopped = Sign("T", 1, IDLE.work)
     assert not looked([stopped] * 3).is_stopped
-    assert looked([stopped] * looks(STOPPED_SECONDS)).is_stopped
+    assert looked([stopped] * looks(ProgressTimes().stopped)).is_stopped
     assert not looked([*[stopped] * 4, IDLE, *[stopped] * 3]).is_stopped
 
 
@@ -40,7 +40,7 @@ def test_process_that_is_stopped_and_continued_again_and_again_is_only_slow() ->
 def test_silent_process_that_does_nothing_is_asked_and_then_stuck() -> None:
     assert looked([IDLE] * looks(1)).should_ping
     assert not looked([IDLE] * looks(1)).is_stuck
-    assert looked([IDLE] * looks(SILENT_SECONDS)).is_stuck
+    assert looked([IDLE] * looks(ProgressTimes().silent)).is_stuck
 
 
 @pytest.mark.parametrize("field", range(4))
@@ -66,7 +66,7 @@ def test_pause_of_the_daemon_itself_counts_little() -> None:
 
 
 def test_answer_ends_the_silence() -> None:
-    progress = looked([IDLE] * looks(SILENT_SECONDS))
+    progress = looked([IDLE] * looks(ProgressTimes().silent))
     progress.heard()
     assert not progress.is_stuck
 

@@ -38,9 +38,9 @@ from edged.ipc.sockets import HostSocket
 from edged.models.limits import Bounds
 from edged.raw_contents import to_bytes
 from edged.serving.crash_attribution import EngineId
-from edged.serving.host_process import End, end_of
+from edged.serving.host_process import End, ProgressTimes, end_of
 from edged.serving.hosts import HostKind, Hosts, pause
-from edged.serving.link import HostLink, Tenant
+from edged.serving.link import HostLink, LinkTimes, Tenant
 from edged.serving.session import ServingSession
 from edged.serving.slot import Slot
 from edged.serving.work import Answered, FrameWork, InputTensor, TensorWork
@@ -53,6 +53,7 @@ from tests.waiting import children, descriptors, is_running, run, until, wait
 VECTOR = Signature((TensorSpec("x", "UINT8", ("n",)),), (TensorSpec("y", "FP32", (1, 2)),))
 PICTURE = Signature((TensorSpec("image", "FP32", (1, 3, 8, 8)),), (TensorSpec("scores", "FP32", (1, 4)),))
 LIMITS = HostLimits(arena_mb=4, job_seconds=30)
+TIMES = LinkTimes(look=0.05, grace=0.3, ending=0.5, unread=0.02, progress=ProgressTimes(0.2, 1.2, 0.4))
 BYTE = m.TensorRef("x", "UINT8", (1,), None, b"1")
 
 
@@ -78,7 +79,7 @@ class Box:
         self.lost: list[str] = []
 
     async def host(self, backend: str = "null") -> HostLink:
-        link = HostLink(backend, self.limits, self._on_lost, (tempfile.gettempdir(),))
+        link = HostLink(backend, self.limits, self._on_lost, (tempfile.gettempdir(),), TIMES)
         self.links.append(link)
         await link.start()
         return link
@@ -273,7 +274,7 @@ def test_a_host_that_hangs_is_killed_and_what_waited_behind_is_done_by_the_next_
         await box.serve(order())
         assert mean(await asyncio.wait_for(behind.future, 20)) == 4
 
-    with_box(work, HostLimits(arena_mb=4, job_seconds=1))
+    with_box(work, HostLimits(arena_mb=4, job_seconds=0.5))
 
 
 def test_host_crash_leaves_traceback_in_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -344,11 +345,11 @@ def test_a_host_without_work_is_not_taken_for_a_hanging_one() -> None:
     async def work(box: Box) -> None:
         link = await box.serve(order())
         assert mean(await box.ask(request(4))) == 4
-        await asyncio.sleep(1.4)  # longer than a job may take
+        await asyncio.sleep(0.7)  # longer than a job may take
         assert not link.lost
         assert mean(await box.ask(request(5))) == 5
 
-    with_box(work, HostLimits(arena_mb=4, job_seconds=1))
+    with_box(work, HostLimits(arena_mb=4, job_seconds=0.5))
 
 
 def test_an_engine_that_never_opens_is_a_hanging_host(tmp_path: Path) -> None:
@@ -820,7 +821,7 @@ def test_stopped_host_is_replaced_and_blames_no_engine(tmp_path: Path, state: st
 
 def test_host_that_waits_for_long_without_using_the_processor_answers_pings_and_lives() -> None:
     async def work(box: Box) -> None:
-        link = await box.serve(order(milliseconds=7000))  # as an inference on a device: the host only waits
+        link = await box.serve(order(milliseconds=1800))  # as an inference on a device: the host only waits
         assert mean(await box.ask(request(5))) == 5
         assert not link.lost
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edged.serving.link import GRACE_SECONDS, JobDeadlines, OverdueJob
+from edged.serving.link import JobDeadlines, LinkTimes, OverdueJob
 
 
 def test_a_jobs_time_begins_when_the_one_before_it_is_answered() -> None:
@@ -23,8 +23,8 @@ def test_a_job_is_stopped_once_and_its_host_is_given_up_after_the_grace() -> Non
     deadlines.open(1, 10)
     deadlines.give(1, 5, now=0)
     assert deadlines.overdue(10.5) == [OverdueJob(1, 5)]
-    assert deadlines.overdue(10.5 + GRACE_SECONDS) == []
-    beyond = 10.6 + GRACE_SECONDS
+    assert deadlines.overdue(10.5 + LinkTimes().grace) == []
+    beyond = 10.6 + LinkTimes().grace
     assert deadlines.overdue(beyond) == [OverdueJob(1, 5, is_hopeless=True)]
     assert deadlines.overdue(beyond) == [OverdueJob(1, 5, is_hopeless=True)]  # until somebody sees to it
 
