@@ -158,7 +158,7 @@ def test_tokens_by_command(daemon: Guarded) -> None:
         listed = tokens("list")
         assert "yard" in listed
         assert secret not in listed
-        assert "there is a token yard already" in tokens("new", "yard", "--role", "read", status=1)
+        assert "token yard already exists" in tokens("new", "yard", "--role", "read", status=1)
         assert "role 'root'" in tokens("new", "gate", "--role", "root", status=2)
         tokens("revoke", "yard")
         wait_for("it is refused", lambda: code(channel, _MODELS, secret) == "UNAUTHENTICATED", 20)
