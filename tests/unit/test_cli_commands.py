@@ -329,3 +329,15 @@ def test_whoever_asks_for_help_does_not_wait_for_what_builds_and_connects() -> N
 
 def test_names_out_of_a_file_cannot_steer_a_terminal() -> None:
     assert formatting.shown("größe a\nb\x1b[31m\u202e") == "größe a\\nb\\x1b[31m\\u202e"
+
+
+def test_json_of_a_failed_command_is_an_error_with_its_code(running: Running) -> None:
+    for target, line, code in (
+        ("unix:/no/daemon", ["status"], "DAEMON_UNAVAILABLE"),
+        (running, ["engines", "rebuild", "missing", "--follow"], "NOT_FOUND"),
+        (running, ["engines", "rebuild", "full", "--follow"], "DISK_FULL"),
+    ):
+        result = call(target, *line, "--json")
+        told = json.loads(result.stdout)
+        assert (told["code"], result.exit_code) == (code, 1)
+        assert told["error"] in result.stderr

@@ -136,6 +136,7 @@ def test_json_is_one_object_for_each_box(boxes: Boxes) -> None:
     }
     assert found["a"]["result"]["models"] == 3
     assert "no edged daemon answers" in found["away"]["error"]
+    assert found["away"]["code"] == "DAEMON_UNAVAILABLE"
 
 
 @pytest.mark.parametrize(
