@@ -94,9 +94,9 @@ def test_an_unknown_model_is_not_found(channel: grpc.Channel) -> None:
 
 
 def test_an_unknown_model_ends_a_camera_stream_as_not_found(daemon: Daemon) -> None:
-    from edged.errors import NotFound
+    from edged.errors import ModelNotFound
 
-    with daemon.client() as client, pytest.raises(NotFound, match="nobody"):
+    with daemon.client() as client, pytest.raises(ModelNotFound, match="nobody"):
         list(client.stream("nobody", [Scene(3).frame(0)[0]]))
 
 

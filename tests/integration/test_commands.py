@@ -13,7 +13,7 @@ import pytest
 import edged
 from edged import events
 from edged.api_types import EngineInfo
-from edged.errors import InvalidInput, NotFound, Refused
+from edged.errors import InvalidInput, ModelNotFound, NotFound, Refused
 from tests.integration import onnx_files
 from tests.integration.daemon import Daemon, wait_for
 from tests.integration.test_engine_life import Cameras
@@ -226,7 +226,7 @@ def test_a_pin_outlives_the_daemon(daemon: Daemon) -> None:
 @pytest.mark.parametrize("verb", ["rebuild", "verify", "cancel", "pin", "unpin", "evict"])
 def test_a_selection_that_fits_nothing_is_refused(client: edged.Client, verb: str) -> None:
     act = getattr(client, verb)
-    with pytest.raises(NotFound, match="no model 'nobody'"):
+    with pytest.raises(ModelNotFound, match="'nobody'"):
         act("nobody")
     with pytest.raises(NotFound):
         act(engine="0123456789" * 3)

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from edged import raw_contents
+from edged.errors import ErrorCode
 from edged.shapes import MODEL_PATH, Scene
 from edged.tensors import numpy_dtype
 from tests import models
@@ -201,6 +202,7 @@ def test_errors_have_the_status_and_the_words_of_grpc(
     assert got == status, body
     assert words in json.loads(body)["error"]
     assert "\n" not in json.loads(body)["error"]
+    assert json.loads(body)["code"] in ErrorCode.__members__
 
 
 def test_a_picture_gets_what_it_gets_over_grpc(daemon: HttpDaemon) -> None:
