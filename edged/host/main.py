@@ -18,29 +18,81 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from edged import errors, process
 from edged.backends import registry
-from edged.backends.contract import Backend, Placed, one_line
+from edged.backends.contract import Backend, Placed, Session, Stoppable, one_line
 from edged.confinement import confine
 from edged.confinement.rules import Reach
 from edged.decoding import ready
-from edged.errors import EdgedError, NotFinite, TooLarge
+from edged.errors import DeadlineExceeded, EdgedError, NotFinite, TooLarge
 from edged.files import disk_fault, disk_fault_behind, read_through
 from edged.host.pipeline import Inputs, Outcome, Pipeline, Prepared, Shot
-from edged.host.stopping import CancellableJobs
 from edged.ipc import messages as m
 from edged.ipc.arena import SharedView, Span
 from edged.ipc.frames import Bulk, HostEnd
 from edged.models.limits import OUTPUT_MB
 from edged.raw_contents import to_array, to_bytes
 from edged.tensors import Array
+
+T = TypeVar("T")
+
+
+class CancellableJobs:
+    """The jobs of one session from receipt to end. Used by the thread that infers and the one that reads messages."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session if isinstance(session, Stoppable) else None
+        self._lock = threading.Lock()
+        self._held: set[int] = set()
+        self._unwanted: set[int] = set()
+        self._running: int | None = None
+
+    def take(self, job: int) -> None:
+        """Add a job that the session received."""
+        with self._lock:
+            self._held.add(job)
+
+    def stop(self, job: int) -> None:
+        """Stop a job that waits, or runs if its runtime can stop; no effect on an answered job."""
+        with self._lock:
+            if job in self._held:
+                self._unwanted.add(job)
+                if job == self._running and self._session is not None:
+                    self._session.stop()
+
+    def run(self, job: int, infer: Callable[[], T]) -> T:
+        """Run a job and forget it; DeadlineExceeded if it was stopped before. A job that is stopped while it runs
+        raises as its runtime does."""
+        with self._lock:
+            if job in self._unwanted:
+                self._forget(job)
+                raise DeadlineExceeded("it was stopped before it ran")
+            self._running = job
+        try:
+            return infer()
+        finally:
+            with self._lock:
+                self._running = None
+                if job in self._unwanted and self._session is not None:
+                    self._session.go_on()
+                self._forget(job)
+
+    def leave(self, job: int) -> None:
+        """Forget a job that will not run."""
+        with self._lock:
+            self._forget(job)
+
+    def _forget(self, job: int) -> None:
+        self._held.discard(job)
+        self._unwanted.discard(job)
+
 
 _LONGEST_REASON = 4000  # characters: errors are one line, and a runtime's may be anything
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edged.serving.trace_file import TraceFiles, TraceRecord
+from edged.serving.trace import TraceFiles, TraceRecord
 from edged.serving.trace_settings import TraceSettings
 
 _ONE = TraceSettings(file="t.json")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edged.errors import DeadlineExceeded, EngineUnusable
-from edged.host.stopping import CancellableJobs
+from edged.host.main import CancellableJobs
 from edged.tensors import Array
 
 
