@@ -1,1 +1,1 @@
-"""Models: what an ONNX file holds, what identifies it, its settings, and the repository on disk."""
+"""Models: the content of an ONNX file, its digest, its settings, and the repository on disk."""

@@ -1,7 +1,6 @@
-"""What may be wrong with a model: the stages it goes through before it is taken in, and the closed set of reasons why
-it goes no further. Plain data; who finds what is in `edged.jobs`.
+"""Findings of admission: the stages of checks that a model passes, and the closed set of categories why it is refused.
 
-The names are for programs: they stay as they are once published (docs/admission.md explains each).
+Plain data; the checks are in `edged.jobs`. The names are part of the API: they do not change (docs/admission.md).
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from edged.errors import ConfigError, EdgedError, ModelRefused
 
 
 class Stage(str, enum.Enum):
-    """In their order."""
+    """The stages of admission, in order."""
 
-    FILE = "file"  # is it a regular file of a bearable size
-    PARSE = "parse"  # is it ONNX
+    FILE = "file"  # a regular file of an acceptable size
+    PARSE = "parse"  # valid ONNX
     GRAPH = "graph"  # cycles, dangling inputs, duplicates, types and shapes
     OPSET = "opset"  # opset and IR version, against each installed runtime
     OPERATORS = "operators"  # operators and domains, against each installed runtime
     EXTERNAL_DATA = "external_data"  # present, inside the model's folder, long enough
-    MEMORY = "memory"  # what it takes at least, against the box
+    MEMORY = "memory"  # the least that it needs, against the box
     SESSION = "session"  # opened in a child
     INFERENCE = "inference"  # run in a child with the golden inputs
 
 
 class Category(str, enum.Enum):
-    """Why a model goes no further."""
+    """Why a model is refused."""
 
     # file
     MISSING = "missing"
@@ -41,12 +40,12 @@ class Category(str, enum.Enum):
     # parse
     NOT_ONNX = "not_onnx"  # an archive, a web page, a text, an LFS pointer
     DAMAGED = "damaged"  # truncated, bit rot
-    TOO_DEEP = "too_deep"  # nested beyond reason
+    TOO_DEEP = "too_deep"  # nested too deeply
     # graph
     NO_GRAPH = "no_graph"  # no nodes, no outputs, no opsets
     CYCLE = "cycle"
-    DANGLING = "dangling"  # a node reads what nothing makes
-    DUPLICATE = "duplicate"  # two things of one name
+    DANGLING = "dangling"  # a node reads a tensor that no node writes
+    DUPLICATE = "duplicate"  # two items of one name
     BAD_NAME = "bad_name"  # empty or not UTF-8
     TYPE_MISMATCH = "type_mismatch"
     SHAPE_MISMATCH = "shape_mismatch"
@@ -65,15 +64,17 @@ class Category(str, enum.Enum):
     EXTERNAL_OUTSIDE = "external_outside"  # absolute, upwards, or through a link
     EXTERNAL_NOT_A_FILE = "external_not_a_file"
     EXTERNAL_TRUNCATED = "external_truncated"
-    EXTERNAL_DAMAGED = "external_damaged"  # an offset or length that cannot be; another file than the checksum is of
+    EXTERNAL_DAMAGED = "external_damaged"  # an invalid offset or length, or a wrong checksum
     # memory, session, inference
     TOO_MUCH_MEMORY = "too_much_memory"
-    REFUSED = "refused"  # by the runtime, in its own words
+    REFUSED = "refused"  # by the runtime
     CRASHED = "crashed"
     TIMED_OUT = "timed_out"
-    FAILED = "failed"  # every golden input
-    NOT_FINITE = "not_finite"  # NaN or infinity for ordinary inputs: told, and the model is served
-    IMPLAUSIBLE = "implausible"  # what the family that is set reads from it is no detections: told, and it is served
+    FAILED = "failed"  # for every golden input
+    NOT_FINITE = "not_finite"  # NaN or infinity for ordinary inputs: reported, and the model is served
+    IMPLAUSIBLE = (
+        "implausible"  # not detections, as decoded by the family that is set: reported, and the model is served
+    )
     # not the model's fault
     NO_RUNTIME = "no_runtime"
     SETTINGS = "settings"
@@ -81,7 +82,7 @@ class Category(str, enum.Enum):
 
 _EXPORT = "export the model again"
 _ELSEWHERE = "export it with operators of ONNX's own"
-# What to do where whoever found it knows nothing better.
+# The default remedy of each category.
 REMEDIES: Mapping[Category, str] = {
     Category.MISSING: "name the .onnx file itself",
     Category.UNREADABLE: "let edged's user read it",
@@ -90,7 +91,7 @@ REMEDIES: Mapping[Category, str] = {
     Category.TOO_LARGE: "export it with its weights as external data, and without functions inside functions",
     Category.NOT_ONNX: "name the .onnx file itself, or export the model to ONNX",
     Category.DAMAGED: "copy it again",
-    Category.TOO_DEEP: "export it with fewer loops and branches inside one another",
+    Category.TOO_DEEP: "export it with fewer nested loops and branches",
     Category.NO_GRAPH: "name the .onnx file itself, or export the model again",
     Category.CYCLE: _EXPORT,
     Category.DANGLING: _EXPORT,
@@ -106,26 +107,26 @@ REMEDIES: Mapping[Category, str] = {
     Category.UNKNOWN_DOMAIN: _ELSEWHERE,
     Category.UNKNOWN_OPERATOR: _ELSEWHERE,
     Category.NOT_IMPLEMENTED: "cast to FP32 around it, or export it with another opset",
-    Category.EXTERNAL_MISSING: "put it beside the model",
-    Category.EXTERNAL_OUTSIDE: "export it beside the model",
-    Category.EXTERNAL_NOT_A_FILE: "copy the file itself beside the model",
+    Category.EXTERNAL_MISSING: "copy it into the model's folder",
+    Category.EXTERNAL_OUTSIDE: "export it into the model's folder",
+    Category.EXTERNAL_NOT_A_FILE: "copy the file itself into the model's folder",
     Category.EXTERNAL_TRUNCATED: "copy it again",
     Category.EXTERNAL_DAMAGED: _EXPORT,
     Category.TOO_MUCH_MEMORY: "export it with smaller dimensions, or serve it on a box with more memory",
     Category.REFUSED: "export it with another opset or a newer exporter, or see whether a newer runtime takes it",
     Category.CRASHED: "export it with another opset, or see whether a newer runtime takes it",
-    Category.TIMED_OUT: "try it again when the box has less to do",
+    Category.TIMED_OUT: "try again when the box is less busy",
     Category.FAILED: "give it inputs that it answers: --samples INPUTS.npz",
-    Category.NOT_FINITE: "see whether it is meant to: divisions by zero, logarithms, overflow in FP16",
+    Category.NOT_FINITE: "check for divisions by zero, logarithms and overflow in FP16",
     Category.IMPLAUSIBLE: "set another family, or family=raw",
     Category.NO_RUNTIME: "install onnxruntime",
-    Category.SETTINGS: "give other settings: --set, edged.toml or config.pbtxt",
+    Category.SETTINGS: "change the settings: --set, edged.toml or config.pbtxt",
 }
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing found wrong. `message` says in one line what, `remedy` what to do about it, which where none is given
-    is the category's; `node` names the node or tensor concerned, empty where it is none's."""
+    """One problem: `message` describes it in one line, `remedy` how to fix it (default: the category's), `node` names
+    the node or tensor, if any."""
 
     stage: Stage
     category: Category
@@ -139,21 +140,21 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def has_own_remedy(self) -> bool:
-        """Whether its remedy is about more than its category."""
+        """Whether the remedy is not the default of its category."""
         return self.remedy != REMEDIES[self.category]
 
     def line(self) -> str:
-        """For people: what, and what to do."""
+        """Message and remedy in one line."""
         return f"{self.message}; {self.remedy}"
 
     def refusal(self, prefix: str = "") -> ModelRefused:
-        """As an error, which carries it."""
+        """The finding as an error that carries it."""
         fields = {name: str(value) for name, value in msgspec.to_builtins(self).items()}
         return ModelRefused(prefix + self.line(), fields)
 
     @classmethod
     def of(cls, error: EdgedError) -> Finding | None:
-        """The finding that an error carries, or amounts to; None where it says nothing about a model."""
+        """Return the finding that an error carries or implies; None if it is not about a model."""
         if isinstance(error, ConfigError):
             return cls(Stage.FILE, Category.SETTINGS, str(error))
         if not isinstance(error, ModelRefused) or not error.finding:
@@ -162,13 +163,13 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """A finding as programs sort by it; both are empty where there is none."""
+    """Category and stage of a finding; empty without one."""
 
     category: str = ""
     stage: str = ""
 
     @classmethod
     def of(cls, error: EdgedError | None) -> Reason:
-        """Of what a model is refused with."""
+        """Return the reason of a refusal."""
         finding = Finding.of(error) if error is not None else None
         return cls(finding.category.value, finding.stage.value) if finding is not None else cls()

@@ -1,4 +1,4 @@
-"""A model's identity: sha256 over the ONNX file and its external data, so that equal digests mean equal answers."""
+"""A model's digest: sha256 over the ONNX file and its external data, so that equal digests mean equal answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _CHUNK = 1 << 20
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of one file, hexadecimal."""
+    """Return the sha256 of one file, hexadecimal."""
     digest = hashlib.sha256()
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=_non_blocking) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     except OSError as error:
@@ -25,29 +25,29 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _without_waiting(name: str, flags: int) -> int:
-    """A FIFO in the place of a file would keep its reader for ever."""
+def _non_blocking(name: str, flags: int) -> int:
+    """Open without blocking: a FIFO in place of a file would block its reader for ever."""
     return os.open(name, flags | os.O_NONBLOCK)
 
 
 def require_same(order: Order) -> None:
-    """Superseded when what an order's model is on disk now is not what the order is about, or is not there."""
+    """Superseded if the model of an order was replaced or removed on disk."""
     if not order.digest:
         return
     try:
         digest = model_digest(Path(order.model), order.external)
     except ModelRefused as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            raise Superseded(f"{Path(order.model).name} was taken away while it was used") from error
+            raise Superseded(f"{Path(order.model).name} was removed while it was used") from error
         raise
     if digest != order.digest:
         raise Superseded(f"{Path(order.model).name} was replaced on disk while it was used")
 
 
 def model_digest(model: Path, external: Iterable[str], *, graph_digest: str | None = None) -> str:
-    """sha256 over the model file and each external file by its relative path; hexadecimal.
+    """Return the sha256 over the model file and each external file by its relative path; hexadecimal.
 
-    A model without external data has the digest of its file, which `sha256sum` shows as well.
+    Without external data it is the digest of the file, as from `sha256sum`.
     """
     graph = graph_digest or file_digest(model)
     names = sorted(set(external))

@@ -1,4 +1,4 @@
-"""What reading an ONNX file yields, as plain data: it crosses from the child that parses to the daemon that decides."""
+"""The result of parsing an ONNX file, as plain data: the child that parses sends it to the daemon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edged.tensors import TensorSpec
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """Bytes: of all weights, and of the largest tensor of a size that is known, which `tensor` names."""
+    """Memory in bytes: all weights, and the largest tensor of known size, which `tensor` names."""
 
     weights: int = 0
     largest: int = 0
@@ -20,23 +20,23 @@ class Footprint(msgspec.Struct, frozen=True):
 
     @property
     def least(self) -> int:
-        """What running it takes, at the very least."""
+        """The least memory that an inference needs."""
         return self.weights + self.largest
 
 
-_LARGEST = (1 << 31) - 1  # bytes of a message of protobuf
+_LARGEST = (1 << 31) - 1  # bytes; the limit of a protobuf message
 _QUANTISED = frozenset(("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"))
 
 
 def arithmetic(operators: Iterable[str], halves: bool) -> str:
-    """What a graph with such operators, and with weights of 16 bits or without, computes in."""
+    """Return the precision of a graph with these operators, with or without 16-bit weights (`halves`)."""
     return "int8" if not _QUANTISED.isdisjoint(operators) else "fp16" if halves else "fp32"
 
 
 class ExternalFile(msgspec.Struct, frozen=True):
-    """A file beside the model that holds some of its weights; the path is relative to the model's folder.
+    """A file with weights of the model; the path is relative to the model's folder.
 
-    `problem` says why it cannot be used, and `size` is 0 where it cannot be known then.
+    `problem` says why it cannot be used; `size` is then 0 if unknown.
     """
 
     path: str
@@ -45,13 +45,13 @@ class ExternalFile(msgspec.Struct, frozen=True):
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What an ONNX file holds. Sizes in bytes; operator names carry their domain when it is not ONNX's own.
+    """The content of an ONNX file. Sizes in bytes; operator names have their domain unless it is ONNX's own.
 
-    `finding` says why no runtime could be asked to serve it, None where one can. With one the rest is for people to
-    read: `digest` is empty where external data is not whole, datatypes may be ONNX's own names. `suspicion` is what
-    seems wrong with operators, types or shapes; a runtime has the last word. `nodes` names for each operator the first
-    node that has it, without local functions. `footprint` is what it takes at least. `optional` are inputs with a
-    default, an initializer of the same name, which a request may give; they are not in the signature.
+    `finding` says why no runtime can serve it, if so; then `digest` is empty if external data is incomplete, and
+    datatypes may be ONNX's own names. `suspicion` is a possible problem of operators, types or shapes, which a runtime
+    decides. `nodes` has the first node of each operator, without local functions. `footprint` is the least memory that
+    it needs. `optional` are inputs with a default, an initializer of the same name, which a request may set; they are
+    not in the signature.
     """
 
     digest: str
@@ -77,18 +77,18 @@ class Inspection(msgspec.Struct, frozen=True):
 
     @property
     def arithmetic(self) -> str:
-        """The precision that the graph itself computes in, as it was written."""
+        """The precision of the graph as exported."""
         return arithmetic(self.operators, self.halves)
 
     @property
     def refusal(self) -> str:
-        """The finding in one line; empty where there is none."""
+        """The finding in one line; empty without one."""
         return self.finding.line() if self.finding is not None else ""
 
 
 def too_large(name: str, size: int) -> Finding | None:
-    """Why a model file of that size, in bytes, is refused before any of it is read."""
+    """Refuse a model file by its size in bytes, before it is read; None if it is acceptable."""
     if size <= _LARGEST:
         return None
-    message = f"{name} has {size} bytes, and no message of protobuf has more than {_LARGEST}"
+    message = f"{name} has {size} bytes, over protobuf's limit of {_LARGEST}"
     return Finding(Stage.FILE, Category.TOO_LARGE, message, "export it with its weights as external data")

@@ -1,4 +1,4 @@
-"""What one request of a model may take, and whether its answers must be finite: the settings `limits.seconds`,
+"""Limits of one request of a model, and whether its outputs must be finite: the settings `limits.seconds`,
 `limits.output_mb` and `outputs.finite`."""
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ SECONDS: Final = "limits.seconds"
 OUTPUT_MB: Final = "limits.output_mb"
 FINITE: Final = "outputs.finite"
 NAMES: Final = (SECONDS, OUTPUT_MB, FINITE)
-_SHORTEST, _LONGEST = 0.05, 86400.0  # seconds; a shorter limit would be met by the noise of a busy box
+_SHORTEST, _LONGEST = 0.05, 86400.0  # seconds; shorter limits would be exceeded by jitter alone
 _LARGEST_MB = 1 << 20
 
-# What is done about NaN and infinity in outputs: counted, and an alarm raised; the answer refused besides; nothing.
+# What happens on NaN and infinity in outputs: count them and raise an alarm; also refuse the answer; nothing.
 Finite: TypeAlias = Literal["count", "refuse", "ignore"]
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What a request of `model` may take: seconds of an engine's time, mebibytes of outputs; 0 for the box's own limit
+    """Limits of a request of `model`: seconds of engine time, MiB of outputs; 0 for the box's own limit
     (`hosts.job_seconds`, `hosts.output_mb`)."""
 
     model: str = ""
@@ -32,8 +32,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 def bounds(model: str, settings: Mapping[str, str]) -> Bounds:
-    """As a model's settings say."""
-    said = choice(settings, FINITE, ("count", "refuse", "ignore"))
-    finite: Finite = "refuse" if said == "refuse" else "ignore" if said == "ignore" else "count"
+    """Read the limits from a model's settings."""
+    value = choice(settings, FINITE, ("count", "refuse", "ignore"))
+    finite: Finite = "refuse" if value == "refuse" else "ignore" if value == "ignore" else "count"
     seconds = number(settings, SECONDS, _SHORTEST, _LONGEST) or 0.0
     return Bounds(model, seconds, integer(settings, OUTPUT_MB, 1, _LARGEST_MB) or 0, finite)

@@ -1,4 +1,4 @@
-"""A model that was read and can be served: what the disk has, what the file holds, what its pictures mean."""
+"""A model that can be served: its files, its inspection, and its recognition."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from edged.vision.family import Recognition, recognise
 
 
 class Model(msgspec.Struct, frozen=True):
-    """An inspected model with its settings applied. `learnt` is the range of shapes that its traffic calls for, wider
-    than what settings and pictures tell; empty where none was learnt. `contents` are digests of its samples by path,
-    for planning without the disk; without it they are read when they are needed."""
+    """An inspected model with its settings applied. `learnt` is the range of shapes learnt from its traffic, wider than
+    that of settings and pictures; empty if none was learnt. `contents` are digests of its samples by path, for planning
+    without the disk; None reads them when needed."""
 
     entry: ModelEntry
     inspection: Inspection
@@ -30,8 +30,8 @@ class Model(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: ModelEntry, inspection: Inspection) -> Model:
-        """ConfigError when the settings or config.pbtxt do not fit the model, ModelRefused when nothing could be asked
-        of it."""
+        """Combine entry and inspection; ConfigError if settings or config.pbtxt do not match the model, ModelRefused if
+        it cannot be served."""
         if entry.problem:
             raise ConfigError(entry.problem)
         if inspection.finding is not None:
@@ -50,12 +50,12 @@ class Model(msgspec.Struct, frozen=True):
             inspection.heads,
         )
         model = cls(entry, inspection, recognition)
-        _ = model.sequencing  # which raises where its tensors do not fit
+        _ = model.sequencing  # raises if its tensors do not match
         try:
             Profile.of(signature, entry.settings, model.picture)
-        except Unsuitable as error:  # only some engines need a range of shapes; it is for them to say
+        except Unsuitable as error:  # only some engines need a range of shapes, and report it
             if model.shape_policy.kind == "refuse":
-                raise ConfigError(f"{shapes.POLICY} = refuse needs a range to go by: {error}") from error
+                raise ConfigError(f"{shapes.POLICY} = refuse needs a range of shapes: {error}") from error
         return model
 
     @property
@@ -68,12 +68,12 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def triton(self) -> TritonConfig:
-        """What its config.pbtxt says; nothing where there is none."""
+        """Its config.pbtxt; empty without one."""
         return self.entry.triton or TritonConfig()
 
     @property
     def declared(self) -> Signature:
-        """Inputs and outputs as clients are told of them: config.pbtxt may fix what the file leaves open."""
+        """Inputs and outputs as reported to clients: config.pbtxt may fix dimensions that the file leaves open."""
         return triton_check.declared(self.triton, self.inspection.signature)
 
     @property
@@ -83,12 +83,12 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def max_batch_size(self) -> int:
-        """The most rows of a tensor request, where the first dimension of every tensor is a batch's; otherwise 0."""
+        """The most rows of a tensor request; 0 without a batch dimension."""
         return triton_check.max_batch_size(self.inspection.signature, self.entry.settings, self.triton)
 
     @property
     def sequencing(self) -> sequencing.Sequencing | None:
-        """What it keeps between the requests of a sequence; None where it keeps nothing."""
+        """Its state between the requests of a sequence; None if it is stateless."""
         return sequencing.sequencing(self.declared, self.entry.settings, self.triton.sequence)
 
     @property
@@ -98,66 +98,66 @@ class Model(msgspec.Struct, frozen=True):
 
     @property
     def repair(self) -> Record | None:
-        """What was done to it before it was taken in; None where it is as it was given, or was replaced since."""
+        """Record of the repair when it was added; None if it was not repaired, or was replaced since."""
         record = self.entry.repair
         return record if record is not None and record.digest == self.digest else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its user said to no effect, a line each: in config.pbtxt, or in files that are not read."""
+        """Configuration without effect, a line each: in config.pbtxt, or in files that are not read."""
         return (*(f"{triton_config.FILE}: {line}" for line in self.triton.unused), *self.entry.unread)
 
     @property
     def picture(self) -> tuple[int, int] | None:
-        """Width and height of the pictures it takes, in pixels; None when it takes none."""
+        """Width and height of its pictures, in pixels; None if it takes none."""
         preprocess = self.recognition.preprocess
         return (preprocess.width, preprocess.height) if preprocess else None
 
     @property
     def shape_policy(self) -> shapes.ShapePolicy:
-        """What becomes of requests outside the range that engines are built for."""
+        """What happens to requests outside the range that engines are built for."""
         return shapes.policy(self.entry.settings)
 
     @property
     def told_profile(self) -> Profile:
-        """The range of shapes that settings and pictures tell; Unsuitable where they tell none."""
+        """The range of shapes from settings and pictures; Unsuitable without one."""
         return Profile.of(self.inspection.signature, self.entry.settings, self.picture)
 
     @property
     def profile(self) -> Profile:
-        """The range of shapes that engines are built for; Unsuitable where nothing tells it."""
+        """The range of shapes that engines are built for; Unsuitable without one."""
         return self.learnt if self.learnt.ranges else self.told_profile
 
     @property
     def bounds(self) -> Profile:
-        """The range that requests must keep to, whatever engine serves; empty where the model alone decides."""
+        """The range that requests must be within, whatever engine serves; empty if only the model decides."""
         return self.profile if self.shape_policy.kind == "refuse" else Profile()
 
     @property
     def limits(self) -> limits.Bounds:
-        """What a request of it may take."""
+        """Limits of a request."""
         return limits.bounds(self.name, self.entry.settings)
 
     @property
     def is_static(self) -> bool:
-        """Whether every input has one size only."""
+        """Whether all inputs have fixed shapes."""
         return all(spec.is_static for spec in self.inspection.signature.inputs)
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """Paths of what its user gave for verifying engines with: tensors, and pictures where it takes them."""
+        """Paths of the user's samples for verification: tensors, and pictures if it takes them."""
         given = self.entry.samples
         return given if self.recognition.preprocess else tuple(path for path in given if is_tensors(path))
 
     def content(self, sample: str) -> str:
-        """The digest of a sample's content. Reads the disk if `contents` does not have it."""
+        """Return the digest of a sample's content. Reads the disk if `contents` does not have it."""
         return (self.contents or {}).get(sample) or content(sample)
 
     def with_contents(self) -> Model:
-        """This model with the contents of its samples as they are now. Reads the disk."""
+        """Return this model with the current contents of its samples. Reads the disk."""
         return msgspec.structs.replace(self, contents={path: content(path) for path in self.samples})
 
     def order(self, recipe: Recipe, artefact: Artefact | None = None, effort: Effort = "full") -> Order:
-        """An order for one of its engines; without an artefact it is not built yet, or a reference."""
+        """Return an order for one of its engines; without an artefact it is not built yet, or a reference."""
         external = tuple(file.path for file in self.inspection.external)
         return Order(self.entry.path, self.inspection.signature, recipe, artefact, external, self.digest, effort)

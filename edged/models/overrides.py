@@ -1,4 +1,4 @@
-"""Models as clients send them with a command to load: files below the state directory, gone when the daemon ends."""
+"""Model files that clients send with a load command: kept below the state directory while the daemon runs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _DEEPEST = 8
 
 
 class Overrides:
-    """A folder with one folder for each model that was loaded with files of its own."""
+    """A folder with one subfolder for each model that was loaded with files."""
 
     def __init__(self, root: Path, repository: Repository) -> None:
         self.root, self._repository = root.absolute(), repository
 
     def sweep(self) -> None:
-        """Removes what a daemon before left. For the daemon's start, not beside another one."""
+        """Remove the files of an earlier daemon; call at start only."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def entries(self, name: str, config: str | None, files: Mapping[str, bytes]) -> dict[str, ModelEntry]:
-        """What there would be of a model: as the repository has it, with another configuration (JSON), or, with `files`
-        by path inside the model's folder, of these alone. Empty where the repository does not have it.
+        """Return the versions of a model by name: from the repository, with another configuration (JSON) if given, or
+        only from `files` (by path inside the model's folder). Empty if the repository does not have the model.
 
-        InvalidInput for what cannot be; then nothing is left behind.
+        InvalidInput for an invalid configuration or files; no file is left behind then.
         """
         if files and config is None:
-            raise InvalidInput("files to load a model from come with its `config`, which may be {}")
+            raise InvalidInput("files to load a model from require its `config`, which may be {}")
         if config is None:
             return {e.name: e for e in self._repository.versions(name)}
         from edged.models.triton_text import read_json  # protobuf, which few models need
@@ -50,14 +50,14 @@ class Overrides:
         try:
             found = folder_entries(folder, name, triton)
             if not found:
-                raise InvalidInput(f"of the files to load model {name!r} from none is like file:1/model.onnx")
+                raise InvalidInput(f"model {name!r}: none of the files is named like file:1/model.onnx")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return {e.name: e for e in found}
 
     def discard(self, entries: Mapping[str, ModelEntry]) -> None:
-        """Removes the files of a model that is no longer loaded, where they are here."""
+        """Remove the files of a model that was loaded from files."""
         for folder in {Path(entry.folder) for entry in entries.values()}:
             if folder.parent == self.root:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -85,11 +85,11 @@ class Overrides:
 
 
 def _inside(path: str) -> PurePosixPath:
-    """A path inside a model's folder, or InvalidInput."""
+    """Check that a path is inside a model's folder; InvalidInput."""
     pure = PurePosixPath(path)
     outside = pure.is_absolute() or ".." in pure.parts or not pure.parts or len(pure.parts) > _DEEPEST
     if outside or not path.isprintable() or any(len(part.encode()) > 255 for part in pure.parts):
         raise InvalidInput(f"{path[:80]!r} is not a file inside a model's folder; name it like file:1/model.onnx")
     if str(pure) == triton_config.FILE:
-        raise InvalidInput(f"{triton_config.FILE} does not come as a file; give it as `config`, in JSON")
+        raise InvalidInput(f"{triton_config.FILE} is not accepted as a file; send it as `config`, in JSON")
     return pure

@@ -1,7 +1,7 @@
-"""Repairs of a model that is taken in: which are wished for, and the record of what was done, kept beside the model.
+"""Repairs of a model that is added: which are requested, and the record of what was done, kept in the model's folder.
 
-A model that was repaired is another file: it has a digest of its own, by which engines are made. The record says which
-file it comes from and how it is known to answer alike; the original is not kept, because edge boxes have small disks.
+A repaired model is another file with its own digest. The record says which file it comes from and how its answers were
+compared; the original is not kept, because edge boxes have small disks.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from edged.decoding import ready
 from edged.errors import ConfigError
 from edged.files import read_inside, status_inside
 
-FILE = "repair.json"  # in the folder of the version that it is about
+FILE = "repair.json"  # in the folder of its version
 _FORMAT = 1
-_LARGEST = 1 << 20  # bytes of a record; a larger file is none
+_LARGEST = 1 << 20  # bytes of a record
 
 
 class Step(str, enum.Enum):
-    """What can be done, in this order."""
+    """Steps of a repair, in this order."""
 
-    OPSET = "opset"  # written in an older version of ONNX's operators
-    IR = "ir"  # stamped with an older version of the file format
-    DIMS = "dims"  # inputs declared as what they take: a batch of any size, or of one size only
-    SIZES = "sizes"  # pictures of any size, where the declared one is just the exporter's example
-    SIMPLIFY = "simplify"  # constants folded, nodes that do nothing left out
+    OPSET = "opset"  # convert to an older opset
+    IR = "ir"  # set an older version of the file format
+    DIMS = "dims"  # declare the batch dimension as what the graph supports: open, or fixed
+    SIZES = "sizes"  # open the picture size, if the declared one is only the exporter's example
+    SIMPLIFY = "simplify"  # fold constants, remove nodes without effect
 
 
 _NUMBERED = {Step.OPSET: (7, 1000), Step.IR: (4, 1000)}
@@ -36,8 +36,8 @@ _NEEDED = (Step.OPSET, Step.IR, Step.DIMS)
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """Which repairs are to be made. `needed`: those without which the model cannot be served as it is meant; `chosen`:
-    these in any case; `opset` and `ir`: the versions to write, 0 for the highest that the runtimes here take."""
+    """The requested repairs. `needed`: those without which the model cannot be served; `chosen`: these in any case;
+    `opset` and `ir`: the versions to write, 0 for the highest that the installed runtimes support."""
 
     needed: bool = False
     chosen: tuple[Step, ...] = ()
@@ -55,9 +55,9 @@ class Wish(msgspec.Struct, frozen=True):
                 step = Step(name)
             except ValueError:
                 known = ", ".join(each.value for each in Step)
-                raise ConfigError(f"there is no repair {name[:40]!r}; choose from {known}") from None
+                raise ConfigError(f"unknown repair {name[:40]!r}; choose from {known}") from None
             if step in chosen:
-                raise ConfigError(f"repair {step.value} is named twice; name it once")
+                raise ConfigError(f"repair {step.value} is given twice; give it once")
             chosen.append(step)
             if equals:
                 versions[step] = _version(step, value)
@@ -74,15 +74,15 @@ class Wish(msgspec.Struct, frozen=True):
         return tuple(f"{s.value}={version}" if (version := self.version(s)) else s.value for s in self.chosen)
 
     def wants(self, step: Step) -> bool:
-        """Whether a step is to be made where it applies."""
+        """Whether to make a step if it applies."""
         return step in self.chosen or (self.needed and step in _NEEDED)
 
     def version(self, step: Step) -> int:
-        """The version that was named with a step; 0 where none was."""
+        """The version given with a step; 0 without one."""
         return {Step.OPSET: self.opset, Step.IR: self.ir}.get(step, 0)
 
     def insists(self, step: Step) -> bool:
-        """Whether it was named: one that cannot be made is then an error, not left out."""
+        """Whether a step was chosen: then it is an error if it cannot be made, else it is left out."""
         return step in self.chosen
 
 
@@ -96,11 +96,11 @@ def _version(step: Step, text: str) -> int:
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """How it is known that a repaired model answers as its original does.
+    """The evidence that a repaired model answers as its original does.
 
-    `by` is what answered for the original ("onnxruntime 1.31.1", "onnx.reference 1.23.2"), or "definitions" where
-    nothing here can run it and every operator it uses is defined alike in both versions. `questions` is how many were
-    asked, `figures` how far the answers were apart at most, as an engine's verdict has them. `detail` is one line.
+    `by` is what ran the original ("onnxruntime 1.31.1", "onnx.reference 1.23.2"), or "definitions" if nothing can run
+    it here and all its operators are defined alike in both versions. `questions` is the number of inputs compared,
+    `figures` the largest differences, as in an engine's verdict. `detail` is one line.
     """
 
     by: str
@@ -110,8 +110,7 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """One step that was made: `before` and `after` are what it changed, in a word each, `details` a line for each thing
-    that is not plain from them."""
+    """One step that was made: `before` and `after` are what it changed, in a word each, `details` has further lines."""
 
     step: str  # one of `Step`, or of a later edged
     before: str
@@ -120,30 +119,30 @@ class Done(msgspec.Struct, frozen=True):
     details: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """For people."""
+        """One line for people."""
         return f"{self.step}: {self.before} -> {self.after} ({self.proof.detail})"
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What was done to a model before it was taken in; nothing, where only `left_out` says something. Digests
-    are sha256 with external data, hexadecimal."""
+    """The repair of a model when it was added; `steps` is empty if all were left out. Digests are sha256 with external
+    data, hexadecimal."""
 
-    digest: str  # of the model that came out
-    original: str  # of the model that was given
-    source: str  # where that one was, as the user named it
+    digest: str  # of the repaired model
+    original: str  # of the original
+    source: str  # path of the original, as the user gave it
     made: str  # when, ISO 8601, UTC
     steps: tuple[Done, ...]
-    left_out: tuple[str, ...] = ()  # a line each: steps that were wished for and not made, and what else could be done
-    edged: str = ""  # version that did it
+    left_out: tuple[str, ...] = ()  # a line each: requested steps that were not made, and why
+    edged: str = ""  # version of edged
     format: int = _FORMAT
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether it says anything."""
+        """Whether the record is not empty."""
         return bool(self.steps or self.left_out)
 
     def lines(self) -> tuple[str, ...]:
-        """For people: where it comes from, and each step."""
+        """Lines for people: the origin, and each step."""
         origin = f"from {self.source}, digest {self.original[:12]}, on {self.made[:10]}"
         left_out = (f"left out: {line}" for line in self.left_out)
         return (origin, *(done.line() for done in self.steps), *left_out)
@@ -160,7 +159,7 @@ def write(record: Record) -> bytes:
 
 
 def read(path: Path) -> Record | None:
-    """The record in a file; None where there is none or it is not one: it is for people, and no model depends on it."""
+    """Read a record; None if the file is missing or invalid: it is for people, and no model depends on it."""
     try:
         if status_inside(path.parent, path.name).st_size > _LARGEST:
             return None

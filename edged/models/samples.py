@@ -1,8 +1,8 @@
-"""What a user gives with a model to verify its engines with: which files count, and which may be added.
+"""A user's samples to verify a model's engines with: which files count, and which may be added.
 
-They lie in `models/NAME/samples/`: pictures as JPEG or PNG files, tensors as *.npz files. What lies there may be
-changed at any time by anybody, so a file that cannot be read then is left out when engines are verified, and said so; a
-model is only *added* with samples that can be read.
+They are in `models/NAME/samples/`: pictures as JPEG or PNG files, tensors as *.npz files. These files may change at any
+time, so a file that cannot be read is left out when engines are verified, with a message; a model is only *added* with
+samples that can be read.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ SHA_256 = re.compile(r"[0-9a-f]{64}")
 _TENSORS = ".npz"
 _SUFFIXES = (".jpg", ".jpeg", ".png", _TENSORS)
 _WANTED = "*.jpg, *.jpeg, *.png or *.npz files"
-MOST = 32  # more would make verifying take long and tell little
+MOST = 32  # more would take long and verify little more
 MOST_BYTES = 16 << 20  # of one file
 
 
 def is_tensors(name: str) -> bool:
-    """Whether a sample of that name or path holds tensors, by the names of the model's inputs, instead of a picture."""
+    """Whether a sample of this name or path holds tensors, by input name, instead of a picture."""
     return name.lower().endswith(_TENSORS)
 
 
 def listed(folder: Path) -> tuple[Path, ...]:
-    """The samples in a folder, the first `MOST` by name; none if the folder is missing or cannot be read. Links are not
-    followed: a stranger's package could make a sample of any picture that the daemon can read."""
+    """Return the samples in a folder, the first `MOST` by name; none if the folder is missing or cannot be read. Links
+    are not followed: a foreign package could make a sample of any picture that the daemon can read."""
     try:
         if folder.is_symlink():
             return ()
@@ -46,12 +46,12 @@ def listed(folder: Path) -> tuple[Path, ...]:
 
 
 def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
-    """The samples by name that files and folders stand for. InvalidInput for what is neither, or for too many."""
+    """Return the samples by name in files and folders; InvalidInput for other paths, or too many samples."""
     found: dict[str, Path] = {}
     for path in [Path(given)] if isinstance(given, (str, os.PathLike)) else map(Path, given):
         for sample in _expanded(path):
             if sample.name in found:
-                raise InvalidInput(f"two samples are called {sample.name}; rename one of them")
+                raise InvalidInput(f"two samples are named {sample.name}; rename one of them")
             found[sample.name] = sample
     if len(found) > MOST:
         raise InvalidInput(f"{len(found)} samples are too many; choose at most {MOST} that show what the cameras see")
@@ -59,20 +59,20 @@ def find(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> di
 
 
 def check_name(name: str) -> None:
-    """Refuses what cannot be the name of a sample, so that none lands where it does not belong or is not seen there."""
+    """Refuse a name outside the samples folder, or that would not be listed there."""
     if not _is_sample(name) or "/" in name or "\0" in name:
-        raise InvalidInput(f"sample {name[:80]!r} is not named like a picture or tensors; give {_WANTED}")
+        raise InvalidInput(f"sample {name[:80]!r} is not named as a picture or tensors; give {_WANTED}")
 
 
 def check_size(name: str, size: int) -> None:
-    """Refuses a sample of more than `MOST_BYTES`."""
+    """Refuse a sample of more than `MOST_BYTES`."""
     if size > MOST_BYTES:
         raise InvalidInput(f"sample {name} has {size >> 20} MiB; give files of at most {MOST_BYTES >> 20} MiB")
 
 
 def content(path: str) -> str:
-    """The digest of a sample's content, read once for every change of the file; of its size where it is not read at
-    all; and of the error where it cannot be."""
+    """Return the digest of a sample's content, read once for every change of the file; for a file that is too large its
+    size, and for one that cannot be read its error."""
     try:
         status = os.stat(path)
         if status.st_size > MOST_BYTES:
@@ -83,8 +83,7 @@ def content(path: str) -> str:
 
 
 def by_content(samples: Iterable[str], digest_of: Callable[[str], str] = content) -> dict[str, str]:
-    """Those of a model's samples that can be read: a path by the SHA-256 of its content. `digest_of` reads the file
-    unless it knows the digest."""
+    """Return the samples that can be read: path by SHA-256 of the content, from `digest_of`."""
     found = {digest_of(path): path for path in sorted(samples, reverse=True)}
     return {digest: found[digest] for digest in sorted(found) if SHA_256.fullmatch(digest)}
 
@@ -97,10 +96,10 @@ def _digest(path: str, *stamp: int) -> str:
 def _expanded(path: Path) -> list[Path]:
     try:
         if not path.exists():
-            raise InvalidInput(f"there is no file or folder {path}; give {_WANTED}, or a folder of them")
+            raise InvalidInput(f"file or folder {path} does not exist; give {_WANTED}, or a folder of them")
         found = sorted(p for p in path.iterdir() if _is_sample(p.name)) if path.is_dir() else [path]
         if not found:
-            raise InvalidInput(f"there is no picture or tensors in {path}; put {_WANTED} there")
+            raise InvalidInput(f"{path} contains no pictures or tensors; put {_WANTED} there")
         for sample in found:
             check_name(sample.name)
             check_size(sample.name, sample.stat().st_size)

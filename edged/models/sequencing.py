@@ -1,13 +1,13 @@
-"""What a model keeps between the requests of a sequence, and which of its inputs edged fills in. Pure.
+"""A model's state between the requests of a sequence, and the inputs that edged fills in. Pure.
 
-A model's configuration says so, or its settings:
+From config.pbtxt, or from settings:
 
-    sequence.state.h = "hn"          the input `h` is what the output `hn` was in the request before
+    sequence.state.h = "hn"          the input `h` is the output `hn` of the previous request
     sequence.control.BEGIN = "start" the input BEGIN is 1 in the first request of a sequence, else 0
-    sequence.idle_ms = "5000"        how long a sequence may say nothing
+    sequence.idle_ms = "5000"        how long a sequence may be idle
 
-What nobody says is seen where inputs and outputs are named as recurrent models have them: `state` and `stateN`, `h` and
-`hn`, of one datatype and with shapes that agree.
+Without either, states are recognised by names of inputs and outputs as recurrent models have them: `state` and
+`stateN`, `h` and `hn`, of the same datatype and compatible shapes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DECOUPLED = "decoupled"
 _STATE, _CONTROL, _IDLE = "sequence.state.", "sequence.control.", "sequence.idle_ms"
 _KINDS = get_args(ControlKind)
 _LONGEST_IDLE_MS = 86_400_000
-# How an output is named that is the next request's input.
+# Names of outputs that are the next request's input.
 _NEXT = ("{}N", "{}n", "{}_n", "{}_out", "{}_next", "next_{}", "new_{}")
 
 
 class Sequencing(msgspec.Struct, frozen=True):
-    """States and controls by their inputs. `idle` in seconds. `declared`: somebody said so, and it was not guessed."""
+    """States and controls. `idle` in seconds. `declared`: configured, not recognised by names."""
 
     states: tuple[State, ...] = ()
     controls: tuple[Control, ...] = ()
@@ -46,12 +46,12 @@ class Sequencing(msgspec.Struct, frozen=True):
 
     @property
     def outputs(self) -> frozenset[str]:
-        """The outputs that go back into an input."""
+        """The outputs that become an input of the next request."""
         return frozenset(state.output for state in self.states)
 
 
 def check(settings: Mapping[str, str]) -> None:
-    """ConfigError for settings of sequences that no model could have."""
+    """ConfigError for invalid settings of sequences."""
     for key, value in settings.items():
         if key.startswith(PREFIX):
             _check(key, value)
@@ -61,7 +61,7 @@ def check(settings: Mapping[str, str]) -> None:
 def sequencing(
     signature: Signature, settings: Mapping[str, str], configured: SequenceBatching | None = None
 ) -> Sequencing | None:
-    """None for a model whose requests have nothing to do with each other. ConfigError where its tensors do not fit."""
+    """Return the states and controls of a model, None if it is stateless; ConfigError if its tensors do not match."""
     inputs = {spec.name: spec for spec in signature.inputs}
     outputs = {spec.name: spec for spec in signature.outputs}
     declared = configured or SequenceBatching()
@@ -124,7 +124,7 @@ def _controls(settings: Mapping[str, str], inputs: Mapping[str, TensorSpec]) -> 
 
 def _known(name: str, inputs: Mapping[str, TensorSpec], what: str) -> TensorSpec:
     if name not in inputs:
-        raise ConfigError(f"{what[:80]} is about no input of the model; it has {', '.join(list(inputs)[:8]) or 'none'}")
+        raise ConfigError(f"{what[:80]} names no input of the model; it has {', '.join(list(inputs)[:8]) or 'none'}")
     return inputs[name]
 
 
@@ -134,17 +134,17 @@ def _fit_state(state: State, inputs: Mapping[str, TensorSpec], outputs: Mapping[
     kept = outputs.get(state.output)
     if kept is None:
         raise ConfigError(
-            f"{what} is to be kept from {state.output[:60]!r}, which is no output of the model; it has"
+            f"{what} is kept from {state.output[:60]!r}, which is not an output of the model; it has"
             f" {', '.join(list(outputs)[:8])}"
         )
     if kept.datatype != given.datatype or (state.datatype and state.datatype != given.datatype):
         raise ConfigError(
             f"{what} is {given.datatype} in the model, {state.output[:60]!r} is {kept.datatype}"
-            f" and the configuration says {state.datatype or 'nothing'}; they have to be one"
+            f" and the configuration says {state.datatype or 'nothing'}; they must be equal"
         )
     if not _agree(given, kept):
         raise ConfigError(
-            f"{what} is {list(given.dims)}, {state.output[:60]!r} is {list(kept.dims)}; it cannot go back in"
+            f"{what} is {list(given.dims)}, {state.output[:60]!r} is {list(kept.dims)}; the shapes must match"
         )
 
 
@@ -154,7 +154,7 @@ def _fit_control(control: Control, inputs: Mapping[str, TensorSpec]) -> None:
     if control.datatype and control.datatype != spec.datatype:
         raise ConfigError(f"{what} is {spec.datatype} in the model, the configuration says {control.datatype}")
     if spec.datatype == "BF16" or (spec.datatype == "BYTES" and control.kind != "corrid"):
-        raise ConfigError(f"{what} is {spec.datatype} in the model, which cannot tell {control.kind}; choose another")
+        raise ConfigError(f"{what} is {spec.datatype} in the model, which cannot hold {control.kind}; choose another")
 
 
 def _recognised(signature: Signature, controls: Mapping[str, Control]) -> Iterator[State]:
@@ -168,7 +168,7 @@ def _recognised(signature: Signature, controls: Mapping[str, Control]) -> Iterat
 
 
 def _agree(one: TensorSpec, other: TensorSpec) -> bool:
-    """Whether a tensor can be of both shapes."""
+    """Whether a tensor can have both shapes."""
     if ANY_SHAPE in (one.shape, other.shape):
         return True
     pairs = list(zip(one.dims, other.dims, strict=False))

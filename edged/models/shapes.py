@@ -1,11 +1,11 @@
-"""Open dimensions: the settings `shapes.*`, which say what becomes of a request whose shapes lie outside the range that
-engines are built for, and the dimensions of several inputs that are one in the model. Pure.
+"""Open dimensions: the settings `shapes.*` for requests outside the range that engines are built for, and dimensions
+that several inputs share. Pure.
 
-    shapes.policy      any: an engine that takes any shape answers it (the default); refuse: it is an error of the
-                       client's; learn: as any, and engines of a range that takes it are built
-    shapes.quiet_s     learn: how many seconds no request has called for a still wider range before one is built
-    shapes.most_mb     learn: what the inputs of one request may take in the largest shapes, in MiB
-    shapes.per_hour    learn: how many wider ranges may be begun in an hour
+    shapes.policy      any: an engine that takes any shape answers (the default); refuse: return an error;
+                       learn: as any, and build engines for a wider range
+    shapes.quiet_s     learn: seconds without a request for a wider range before one is built
+    shapes.most_mb     learn: the most MiB that the inputs of one request take in the largest shapes
+    shapes.per_hour    learn: the most wider ranges that are begun in an hour
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PolicyKind: TypeAlias = Literal["any", "refuse", "learn"]
 
 
 class ShapePolicy(msgspec.Struct, frozen=True):
-    """What `shapes.*` says: `most_bytes` is of all inputs of one request together, `quiet_s` in seconds."""
+    """The settings `shapes.*`: `most_bytes` of all inputs of one request together, `quiet_s` in seconds."""
 
     kind: PolicyKind = "any"
     quiet_s: float = _QUIET_S
@@ -39,7 +39,7 @@ class ShapePolicy(msgspec.Struct, frozen=True):
 
 
 class Tie(msgspec.Struct, frozen=True):
-    """One open dimension of the model by its name, and every place of the inputs that has it: input and axis."""
+    """A named open dimension of the model, and the inputs and axes that have it."""
 
     name: str
     places: tuple[tuple[str, int], ...]
@@ -49,7 +49,7 @@ class Tie(msgspec.Struct, frozen=True):
 
 
 def policy(settings: Mapping[str, str]) -> ShapePolicy:
-    """What a model's settings say."""
+    """Read the policy from a model's settings."""
     said = settings.get(POLICY, _KINDS[0])
     kind = next((each for each in _KINDS if each == said), None)
     if kind is None:
@@ -65,7 +65,7 @@ def policy(settings: Mapping[str, str]) -> ShapePolicy:
 
 
 def ties(signature: Signature) -> tuple[Tie, ...]:
-    """The dimensions that several places of the inputs have in common, by the names that the model's writer gave."""
+    """Return the dimensions that several inputs or axes share, by their names in the model."""
     places: dict[str, list[tuple[str, int]]] = {}
     for spec in signature.inputs:
         for axis, dim in enumerate(spec.shape if spec.shape != ANY_SHAPE else ()):
@@ -75,9 +75,9 @@ def ties(signature: Signature) -> tuple[Tie, ...]:
 
 
 def unequal(tied: tuple[Tie, ...], shapes: Mapping[str, Shape]) -> str:
-    """Which inputs differ in a dimension that is one in the model, and what they may be; empty where none do.
+    """Describe inputs that differ in a shared dimension; empty if none do.
 
-    `shapes` have the ranks of the model's inputs; those that are missing are somebody else's.
+    `shapes` have the ranks of the model's inputs; missing inputs are not checked.
     """
     for tie in tied:
         given = [(name, axis) for name, axis in tie.places if name in shapes]
@@ -86,14 +86,14 @@ def unequal(tied: tuple[Tie, ...], shapes: Mapping[str, Shape]) -> str:
             wanted = list(shapes[name])
             wanted[axis] = shapes[first][at]
             return (
-                f"input {name!r} is {list(shapes[name])}, and its dimension {axis} ({tie.name[:60]!r}) is the one of"
-                f" input {first!r}, {list(shapes[first])}; with that it is {wanted}"
+                f"input {name!r} is {list(shapes[name])}, and its dimension {axis} ({tie.name[:60]!r}) must equal"
+                f" that of input {first!r}, {list(shapes[first])}: send {wanted}"
             )
     return ""
 
 
 def _differing(places: list[tuple[str, int]], shapes: Mapping[str, Shape]) -> tuple[tuple[str, int], tuple[str, int]]:
-    """The first place, and the first that differs from it."""
+    """The first input and axis, and the first that differs from it."""
     first = places[0]
     size = shapes[first[0]][first[1]]
     return first, next((name, axis) for name, axis in places if shapes[name][axis] != size)

@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Callable[[pb.ModelInferRequest], Any], grpc.StatusCode, s
     "unequal rows": (
         lambda r: (r.inputs[0].shape.__setitem__(0, 2), r.raw_input_contents.__setitem__(0, bytes(128))),
         BAD,
-        "input 'INPUT1' is [1, 16], and its dimension 0 ('n') is the one of input 'INPUT0', [2, 16]",
+        "input 'INPUT1' is [1, 16], and its dimension 0 ('n') must equal that of input 'INPUT0', [2, 16]",
     ),
     "too many rows": (
         lambda r: [

@@ -142,7 +142,7 @@ def test_what_cannot_be_repaired_leaves_nothing_behind(daemon: Daemon) -> None:
 def test_a_repair_that_does_not_exist_is_refused_before_anything_is_sent(daemon: Daemon) -> None:
     refused = _edged(daemon, "models", "add", "odd", str(daemon.home / "missing.onnx"), "--convert-step", "magic")
     assert refused.returncode != 0
-    assert "there is no repair 'magic'; choose from" in refused.stderr
+    assert "unknown repair 'magic'; choose from" in refused.stderr
 
 
 @pytest.mark.long

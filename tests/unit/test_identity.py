@@ -87,7 +87,7 @@ def test_different_contents_never_have_one_digest(
 def test_require_same_of_a_file_that_is_gone_is_superseded(tmp_path: Path) -> None:
     """The error of a file that cannot be read would be held against the model."""
     order = Order(str(tmp_path / "model.onnx"), Signature((), ()), REFERENCE, digest="0" * 64)
-    with pytest.raises(Superseded, match="taken away"):
+    with pytest.raises(Superseded, match="removed"):
         require_same(order)
 
 

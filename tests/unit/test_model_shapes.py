@@ -68,5 +68,5 @@ def test_what_differs_is_named_with_the_shape_that_would_do() -> None:
     assert unequal(tied, {"ids": (2, 7), "mask": (2, 7)}) == ""
     assert unequal(tied, {"ids": (2, 7)}) == ""  # the other is filled in by somebody else
     assert unequal(tied, {"ids": (2, 7), "mask": (2, 8)}) == (
-        "input 'mask' is [2, 8], and its dimension 1 ('seq') is the one of input 'ids', [2, 7]; with that it is [2, 7]"
+        "input 'mask' is [2, 8], and its dimension 1 ('seq') must equal that of input 'ids', [2, 7]: send [2, 7]"
     )

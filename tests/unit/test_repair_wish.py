@@ -38,15 +38,15 @@ def test_words_are_read_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["opzet"], "there is no repair 'opzet'; choose from opset, ir, dims, sizes, simplify"),
+        (["opzet"], "unknown repair 'opzet'; choose from opset, ir, dims, sizes, simplify"),
         (["opset="], "give a version"),
         (["opset=x"], "give a version"),
         (["opset=-1"], "give a version"),
         (["opset=3"], "give a version from 7 on"),
         (["ir=99999"], "give a version"),
         (["dims=4"], "repair dims takes no value"),
-        (["opset=17", "opset=18"], "repair opset is named twice"),
-        ([""], "there is no repair ''"),
+        (["opset=17", "opset=18"], "repair opset is given twice"),
+        ([""], "unknown repair ''"),
     ],
 )
 def test_a_word_that_is_no_repair_is_refused(words: list[str], message: str) -> None:

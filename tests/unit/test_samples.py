@@ -77,9 +77,9 @@ def test_what_cannot_be_samples_is_refused_in_one_line(folder: Path, tmp_path: P
         (many / f"{number}.jpg").touch()
     os.mkfifo(tmp_path / "pipe.jpg")
     for given, words in (
-        ([tmp_path / "gone.jpg"], r"there is no file or folder .*gone\.jpg"),
+        ([tmp_path / "gone.jpg"], r"gone\.jpg"),
         ([tmp_path / "empty"], "no picture or tensors in"),
-        ([tmp_path / "film.mp4"], "not named like a picture"),
+        ([tmp_path / "film.mp4"], "not named as a picture"),
         ([tmp_path / "huge.jpg"], "at most 16 MiB"),
         ([tmp_path / "pipe.jpg"], "not a file"),
         ([many], "33 samples are too many"),
@@ -142,7 +142,7 @@ def test_a_model_is_added_with_its_samples(tmp_path: Path, move: bool) -> None:
 def test_a_sample_with_a_hostile_name_is_refused_and_nothing_is_left(tmp_path: Path, name: str) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x")
-    with pytest.raises(InvalidInput, match="not named like a picture"):
+    with pytest.raises(InvalidInput, match="not named as a picture"):
         Repository(tmp_path / "models").add("yolo", {"m": source}, {}, samples={name: source})
     assert not (tmp_path / "models").exists()
 

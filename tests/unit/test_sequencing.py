@@ -93,10 +93,10 @@ def test_settings_go_before_a_configuration() -> None:
     ("said", "words"),
     [
         ({"sequence.state.nobody": "sum"}, "no input of the model"),
-        ({"sequence.state.total": "nobody"}, "'nobody', which is no output"),
+        ({"sequence.state.total": "nobody"}, "'nobody', which is not an output"),
         ({"sequence.state.first": "sum"}, "FP32 in the model, 'sum' is INT32"),
         ({"sequence.control.nobody": "start"}, "no input of the model"),
-        ({"sequence.state.who": "sum"}, "they have to be one"),
+        ({"sequence.state.who": "sum"}, "must be equal"),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused_by_name(said: dict[str, str], words: str) -> None:
@@ -250,5 +250,5 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("datatype", "kind"), [("BYTES", "start"), ("BYTES", "ready"), ("BF16", "corrid")])
 def test_a_control_that_its_input_cannot_be_told_is_refused(datatype: str, kind: str) -> None:
     signature = Signature((TensorSpec("c", datatype, (1,)),), (TensorSpec("y", "FP32", (1,)),))
-    with pytest.raises(ConfigError, match=f"'c' is {datatype} in the model, which cannot tell {kind}"):
+    with pytest.raises(ConfigError, match=f"'c' is {datatype} in the model, which cannot hold {kind}"):
         sequencing(signature, {"sequence.control.c": kind})

@@ -152,11 +152,11 @@ def test_many_large_masks_are_coarser_and_small_ones_are_not(monkeypatch):
     weights = [(1, 0.5, -95), (-1, 1, 12), (0.25, -1, 33), (0, 0, 1), (1, 0, -15)]
     outputs = tables(ROWS, boxes, weights)
     fine = family(ROWS).decode(outputs, 0, placement, Thresholds())
-    monkeypatch.setattr(ultralytics_segment, "MOST_PIXELS", 640 * 512 // 16)
+    monkeypatch.setattr(ultralytics_segment, "MAX_PIXELS", 640 * 512 // 16)
     made = []
     monkeypatch.setattr(cv2, "warpAffine", lambda *a, warp=cv2.warpAffine, **k: made.append(a[2]) or warp(*a, **k))
     coarse = family(ROWS).decode(outputs, 0, placement, Thresholds())
-    assert sum(rows * columns for rows, columns in made) < 2 * ultralytics_segment.MOST_PIXELS
+    assert sum(rows * columns for rows, columns in made) < 2 * ultralytics_segment.MAX_PIXELS
     assert np.array_equal(coarse.boxes, fine.boxes)
     for one, other in list(zip(coarse.masks, fine.masks, strict=True))[:4]:
         one, other = (masks.decode(mask, 640, 512) for mask in (one, other))
@@ -167,7 +167,7 @@ def test_many_large_masks_are_coarser_and_small_ones_are_not(monkeypatch):
 def test_masks_of_too_many_runs_are_refused(monkeypatch):
     placement = placed(None, (160, 128), SHAPE, Fit.STRETCH)
     outputs = tables(ROWS, [(0, 0, 160, 128)] * 3, [(1, 1, -140)] * 3)
-    monkeypatch.setattr(ultralytics_segment, "MOST_RUNS", 400)
+    monkeypatch.setattr(ultralytics_segment, "MAX_RUNS", 400)
     assert len(family(ROWS).decode(outputs, 0, placement, Thresholds(max_detections=1))) == 1
     with pytest.raises(TooLarge, match="max_detections"):
         family(ROWS).decode(outputs, 0, placement, Thresholds())

@@ -34,8 +34,6 @@ _FINAL = frozenset(("HardSigmoid", "Sigmoid", "Softmax"))  # whose results are p
 
 
 class Classification(Decoder, frozen=True):
-    """The decoder."""
-
     name: ClassVar[str] = NAME
 
     def classify(self, outputs: Mapping[str, Array], index: int, thresholds: Thresholds) -> Classes:
@@ -59,20 +57,20 @@ class UltralyticsClassification(Classification, frozen=True):
 
 
 def _are_probabilities(row: Floats) -> bool:
-    """For a model whose graph was not looked at."""
+    """Whether values are probabilities already; for models whose graph is unknown."""
     finite = row[np.isfinite(row)]
     return bool(finite.min() >= 0 and finite.max() <= 1)
 
 
 def _softmax(row: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # so far below the best that nothing is left
+    with np.errstate(over="ignore"):  # underflow to zero, far below the best
         powers: Floats = np.exp(row - row.max())
     scores: Floats = powers / powers.sum()
     return scores
 
 
 def _sigmoid(row: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # so far below zero that nothing is left
+    with np.errstate(over="ignore"):  # underflow to zero
         return np.asarray(1 / (1 + np.exp(-row)), np.float32)
 
 
@@ -81,7 +79,7 @@ def _as_is(row: Floats) -> Floats:
 
 
 def feed(plain: Preprocess) -> Preprocess:
-    """The middle of the picture, RGB, normalised as ImageNet is."""
+    """Center crop, RGB, normalised as ImageNet."""
     cropped = msgspec.structs.replace(plain, fit=Fit.CENTER_CROP, zoom=256 / 224, antialias=True)
     return msgspec.structs.replace(cropped, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
@@ -91,7 +89,7 @@ _ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {_NONE: _as_is, _SOFTMA
 
 
 def feed_ultralytics(plain: Preprocess) -> Preprocess:
-    """The largest square from the middle of the picture, RGB in 0..1."""
+    """Center crop of the largest square, RGB in 0..1."""
     return msgspec.structs.replace(plain, fit=Fit.CENTER_CROP, antialias=True)
 
 
@@ -118,7 +116,7 @@ def by_names(evidence: Evidence) -> Claim | None:
 
 
 def by_shape(evidence: Evidence) -> Claim | None:
-    """One row of scores, where anything says that they are of classes."""
+    """One row of scores, if something shows that they are of classes."""
     output = _row(evidence)
     if output is None or evidence.picture is None:
         return None
@@ -127,8 +125,8 @@ def by_shape(evidence: Evidence) -> Claim | None:
         return _claim(evidence, NAME, f"one 2-D output, and as many names as columns ({classes})", output)
     if classes in _IMAGENET:
         return _claim(evidence, NAME, f"one 2-D output of ImageNet's {classes} classes", output)
-    told = ",".join(map(str, output.shape))
-    return undecided(f"one 2-D output, {output.name} [{told}]: classes or an embedding", NAME)
+    shape = ",".join(map(str, output.shape))
+    return undecided(f"one 2-D output, {output.name} [{shape}]: classes or an embedding", NAME)
 
 
 def _set(evidence: Evidence, family: str) -> Claim:
@@ -161,7 +159,7 @@ def _classes(output: TensorSpec) -> int | None:
     return columns if isinstance(columns, int) else None
 
 
-# Scores are told as they are, the best five; whoever wants a threshold sets one.
+# The best five are returned, without a threshold unless one is set.
 _BEST = Thresholds(score=0.0, max_detections=5)
 SPEC = FamilySpec(by_setting, feed, Classification, _BEST)
 SPEC_ULTRALYTICS = FamilySpec(by_setting_ultralytics, feed_ultralytics, UltralyticsClassification, _BEST)

@@ -1,8 +1,7 @@
-"""What the export scripts of DeepStream-Yolo make of YOLO models: `input` -> `output` [N, rows, 6].
+"""YOLO models exported by the scripts of DeepStream-Yolo: `input` -> `output` [N, rows, 6].
 
-Rows are xyxy in input pixels, score and label, one for each of the model's predictions and in no order: NMS is left
-to the reader, which tells them from end-to-end exports of the same six columns. How the input is fed is in a file
-beside the model; as for most of these models it is letterboxed RGB in 0..1 unless settings say otherwise.
+Rows are xyxy in input pixels, score and label, one per prediction, unordered and without NMS, unlike end-to-end exports
+with the same six columns. The preprocessing is in a separate file; by default pictures are letterboxed RGB in 0..1.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ from edged.vision.families.outputs import AT_LEAST_ONE, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "deepstream-yolo"
-_QUERIES = 1000  # up to so many rows it could be an end-to-end export
+_QUERIES = 1000  # with at most so many rows it could be an end-to-end export
 
 
 class DeepStreamYolo(Decoder, frozen=True):
-    """The decoder."""
-
     name: ClassVar[str] = NAME
 
     def decode(
@@ -41,7 +38,7 @@ def by_setting(evidence: Evidence) -> Claim:
 
 
 def by_names(evidence: Evidence) -> Claim | None:
-    """The names its scripts give, and as many rows as the model has cells (or three times as many)."""
+    """The names that its scripts use, and as many rows as grid cells, or three times as many."""
     if evidence.picture is None or evidence.picture.name != "input" or not _is_six(evidence):
         return None
     if evidence.output_names != ("output",) or not _is_all(evidence, evidence.outputs[0].shape[1]):
@@ -60,7 +57,7 @@ def _is_all(evidence: Evidence, rows: Dim) -> bool:
 
 
 def _claim(evidence: Evidence, reason: str) -> Claim:
-    # Which label a cell without an object has hangs on the last bit.
+    # The label of a cell without an object depends on the last bit.
     return Claim(NAME, reason, reading=Reading(evidence.output_names, is_list=True))
 
 

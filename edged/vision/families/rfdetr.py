@@ -1,8 +1,8 @@
 """RF-DETR exports.
 
-`dets` [N, Q, 4], cx, cy, w, h in 0..1 of the input, and `labels` [N, Q, C], one logit a class: each through its own
-sigmoid (never a softmax), and the best of all Q x C stay, so that one query can name two things. No doubles. The
-last slot stands for no class in models of custom classes; those of COCO use all 91. Source: `PostProcess` and
+`dets` [N, Q, 4], cx, cy, w, h in 0..1 of the input, and `labels` [N, Q, C], one logit per class: each has its own
+sigmoid (never a softmax), and the best of all Q x C are kept, so that a query can return two classes. No NMS is needed.
+In models of custom classes the last slot is the background; those of COCO use all 91. Source: `PostProcess` and
 `export` of its repository.
 """
 
@@ -25,13 +25,11 @@ from edged.vision.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 
 NAME = "rfdetr"
 _BOXES, _LOGITS = "dets", "labels"
-_LAST, _NONE = "last", "none"  # which slot is for no class
+_LAST, _NONE = "last", "none"  # the background slot
 _COCO = 91
 
 
 class RfDetr(Decoder, frozen=True):
-    """The decoder."""
-
     name: ClassVar[str] = NAME
 
     def decode(
@@ -45,7 +43,7 @@ class RfDetr(Decoder, frozen=True):
             logits = logits[:, :-1]
         queries, class_ids = np.nonzero(np.greater(logits, logit(thresholds.score)))
         chosen = logits[queries, class_ids].astype(np.float32)
-        # The sigmoid of infinity would pass for a score.
+        # The sigmoid of infinity would be a valid score.
         scores = np.where(np.isfinite(chosen), sigmoid(chosen), np.float32(np.nan))
         size = np.array((self.preprocess.width, self.preprocess.height) * 2, np.float32)
         found = corners(boxes[queries].astype(np.float32) * size)
@@ -53,7 +51,7 @@ class RfDetr(Decoder, frozen=True):
 
 
 def feed(plain: Preprocess) -> Preprocess:
-    """Stretched, RGB, normalised as ImageNet is."""
+    """Stretched, RGB, normalised as ImageNet."""
     return msgspec.structs.replace(plain, fit=Fit.STRETCH, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
@@ -80,12 +78,12 @@ def _claim(evidence: Evidence, reason: str) -> Claim:
     slots = logits.shape[2] if logits is not None else "?"
     background = keys.choice(evidence.settings, "decode.background", (_LAST, _NONE)) or _background(evidence, slots)
     classes = slots - (background == _LAST) if isinstance(slots, int) else None
-    told = "the last slot is no class" if background == _LAST else "all slots are classes"
-    return Claim(NAME, f"{reason}; {told}", "", classes, Reading((_BOXES, _LOGITS), background, is_list=True))
+    slot_use = "the last slot is the background" if background == _LAST else "all slots are classes"
+    return Claim(NAME, f"{reason}; {slot_use}", "", classes, Reading((_BOXES, _LOGITS), background, is_list=True))
 
 
 def _background(evidence: Evidence, slots: int | str) -> str:
-    """The number of names decides, where there are any; otherwise COCO's number of slots is known."""
+    """Decided by the number of names, if there are any; else COCO's models are known by their number of slots."""
     names = keys.words(evidence.settings, "names") or evidence.metadata.names
     if names and slots in (len(names), len(names) + 1):
         return _NONE if slots == len(names) else _LAST

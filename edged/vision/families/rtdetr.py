@@ -1,10 +1,9 @@
-"""RT-DETR, RT-DETRv2, D-FINE and their kin, as their own repositories export them.
+"""RT-DETR, RT-DETRv2, D-FINE and relatives, as exported by their own repositories.
 
 Inputs `images` and `orig_target_sizes` INT64 [N, 2]; outputs `labels` [N, Q], `boxes` [N, Q, 4] and `scores` [N, Q],
-best first and without doubles. The graph multiplies the boxes, xyxy in 0..1, by the sizes, element 0 scaling x: they
-are width, height. Told the input's own size it answers in input pixels, as every other family does, and what lies
-between input and picture (a stretch by default, whatever a setting says) is undone in the same one place. Source:
-`RTDETRPostProcessor` and `tools/export_onnx.py` of these repositories.
+best first and without duplicates. The graph multiplies the boxes, xyxy in 0..1, by the sizes, which are width, height.
+Given the input's own size it returns input pixels, as all other families do, and the placement of the picture is undone
+in one place. Source: `RTDETRPostProcessor` and `tools/export_onnx.py` of these repositories.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ _OUTPUTS = ("labels", "boxes", "scores")
 
 
 class RtDetr(Decoder, frozen=True):
-    """The decoder."""
-
     name: ClassVar[str] = NAME
 
     def extra_inputs(self, placements: Sequence[Placement]) -> Mapping[str, Array]:
@@ -44,12 +41,12 @@ class RtDetr(Decoder, frozen=True):
         """See `Family.decode`."""
         labels, boxes, scores = self.reading.outputs
         found = picture_tensor(outputs, boxes, index, ANY, 4)
-        told, ids = (picture_vector(outputs, name, index, len(found)) for name in (scores, labels))
-        return to_detections(found, told, ids, placement, thresholds, needs_nms=False)
+        found_scores, ids = (picture_vector(outputs, name, index, len(found)) for name in (scores, labels))
+        return to_detections(found, found_scores, ids, placement, thresholds, needs_nms=False)
 
 
 def feed(plain: Preprocess) -> Preprocess:
-    """Stretched, RGB in 0..1: the plain default."""
+    """Stretched, RGB in 0..1: the default."""
     return plain
 
 
@@ -60,7 +57,7 @@ def by_setting(evidence: Evidence) -> Claim:
 
 
 def by_names(evidence: Evidence) -> Claim | None:
-    """The second input's name, which nothing else has."""
+    """The name of the second input, which is unique to this family."""
     inputs = {spec.name for spec in evidence.inputs}
     if SIZES not in inputs:
         if set(evidence.output_names) == set(_OUTPUTS):

@@ -1,9 +1,9 @@
-"""RT-DETR as the ultralytics package exports it.
+"""RT-DETR as exported by the ultralytics package.
 
-One output of Q queries, no doubles, boxes as cx, cy, w, h in 0..1 of the input. From 8.4.47 on [N, Q, 6]: box, score,
-class. Before, [N, Q, 4 + classes]: box, and a score for each class, through the sigmoid. With two classes both have
-six columns, and only the version (or the setting `decode.scores`) says which it is. The metadata names the head from
-8.4.85 on; before, six columns with both flags for suppression in the graph written and false are no other's.
+One output of Q queries, no NMS needed, boxes as cx, cy, w, h in 0..1 of the input. Since 8.4.47 [N, Q, 6]: box, score,
+class. Before, [N, Q, 4 + classes]: box, and a score for each class, after the sigmoid. With two classes both have six
+columns; only the version (or the setting `decode.scores`) distinguishes them. The metadata names the head since 8.4.85;
+before, six columns with both flags for NMS in the graph present and false are unique to RT-DETR.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ _SIX_COLUMNS = (8, 4, 47)
 
 
 class UltralyticsRtDetr(Decoder, frozen=True):
-    """The decoder of both forms."""
-
     name: ClassVar[str] = NAME
 
     def decode(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """See `Family.decode`. A query counts once, with its best class."""
+        """See `Family.decode`. Each query counts once, with its best class."""
         best_only = self.reading.form == _BEST
         width = 6 if best_only else self.reading.width(4)
         rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, width).astype(np.float32)
@@ -63,8 +61,8 @@ def by_setting(evidence: Evidence) -> Claim:
     form = _form(evidence, output)
     if form is None:
         raise ConfigError(
-            f"family={NAME} cannot tell the six columns of {output.name}: set decode.scores=best (score and class) or"
-            " decode.scores=each (a score for each of two classes)"
+            f"family={NAME} cannot distinguish two formats of {output.name}: set decode.scores=best (score and class)"
+            " or decode.scores=each (a score for each of two classes)"
         )
     return _claim(evidence, f"the setting family={NAME}", output, form)
 
@@ -87,11 +85,11 @@ def by_metadata(evidence: Evidence) -> Claim | None:
 
 
 def _why(evidence: Evidence, output: TensorSpec) -> str | None:
-    """What shows that it is one; None where nothing does."""
+    """The reason to take it for an RT-DETR, or None."""
     meta, (_, rows, columns) = evidence.metadata, output.shape
     if meta.head is not None:
         return f"metadata head={meta.head}"
-    if isinstance(columns, str):  # as `dynamic=True` leaves it; of the other heads it is the rows that are 4+classes
+    if isinstance(columns, str):  # exported with dynamic=True; in other heads the rows are 4+classes
         is_other = not meta.names or not isinstance(rows, int) or rows == 4 + len(meta.names)
         return None if is_other or meta.version is None else f"metadata task=detect: {output.name} has {rows} queries"
     if columns == 6 and meta.end2end is False and meta.nms is False and meta.version is not None:
@@ -102,7 +100,7 @@ def _why(evidence: Evidence, output: TensorSpec) -> str | None:
 
 
 def _form(evidence: Evidence, output: TensorSpec) -> str | None:
-    """How scores are written; None where six columns leave it open."""
+    """The layout of scores; None if six columns are ambiguous."""
     chosen = keys.choice(evidence.settings, "decode.scores", (_BEST, _EACH))
     if chosen is not None:
         return chosen

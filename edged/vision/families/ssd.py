@@ -1,12 +1,12 @@
 """Single-shot detectors (SSD), in three forms:
 
-- `scores` [N, P, C] after the softmax and `boxes` [N, P, 4], xyxy in 0..1: a row for each prior box. Class 0 is the
-  background, every other above the threshold counts; NMS is left to the reader.
-- OpenVINO's DetectionOutput, [1, 1, M, 7]: a row a detection: picture, class, score, xyxy in 0..1. A negative
-  picture ends them.
-- TFLite's four: boxes [N, K, 4] *yxyx* in 0..1, classes and scores [N, K], count [N].
+- `scores` [N, P, C] after the softmax and `boxes` [N, P, 4], xyxy in 0..1: a row per prior box. Class 0 is the
+  background, each other class above the threshold counts; without NMS.
+- OpenVINO's DetectionOutput, [1, 1, M, 7], a row per detection: picture, class, score, xyxy in 0..1. A negative picture
+  ends the list.
+- TFLite's four tensors: boxes [N, K, 4] *yxyx* in 0..1, classes and scores [N, K], count [N].
 
-In the last two NMS is in the graph, and class ids are the model's own.
+The last two include the NMS in the graph, and class ids are the model's own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from edged.vision.preprocess import Preprocess
 NAME = "ssd"
 
 _PRIORS, _ROWS, _COUNTED = "priors", "rows", "counted"
-# What makes the scores of an SSD with prior boxes, or puts those of its scales together; empty if that is not known.
+# Operators that produce the scores of an SSD with prior boxes, or join those of its scales; empty if unknown.
 _MADE_BY = ("Softmax", "Concat", "")
 # In the order of `counted`: count, boxes, scores, class ids.
 _KNOWN = (
@@ -48,8 +48,6 @@ _KNOWN = (
 
 
 class Ssd(Decoder, frozen=True):
-    """The decoder of all forms."""
-
     name: ClassVar[str] = NAME
 
     def decode(
@@ -68,7 +66,7 @@ class Ssd(Decoder, frozen=True):
             return to_detections(found, scores, class_ids, placement, thresholds, needs_nms=False)
         scores = picture_tensor(outputs, self.reading.outputs[0], index, ANY, self.reading.classes or at_least(2))
         boxes = picture_tensor(outputs, self.reading.outputs[1], index, len(scores), 4)
-        # One flat search takes a third of the time of one by rows and columns.
+        # A flat search takes a third of the time of one by rows and columns.
         found_at = np.flatnonzero(np.greater(scores[:, 1:], thresholds.score))
         priors, classes = np.divmod(found_at, scores.shape[1] - 1)
         found = self._in_pixels(boxes[priors])
@@ -79,7 +77,7 @@ class Ssd(Decoder, frozen=True):
 
 
 def _until_end(rows: Array) -> Array:
-    """What comes before the first negative picture; behind it may lie whatever an earlier answer left there."""
+    """The rows before the first negative picture; behind it may be remains of an earlier answer."""
     ends = np.flatnonzero(np.less(rows[:, 0], 0))
     before: Array = rows[: ends[0]] if len(ends) else rows
     return before
@@ -118,15 +116,15 @@ def by_shape(evidence: Evidence) -> Claim | None:
     if _in_order(evidence, "") is not None:
         return Claim(
             None,
-            f"four outputs as SSD exports have, in an order that only names tell: set family={NAME}, where"
-            " it is boxes, classes, scores, count, or family=raw",
+            f"four outputs as SSD exports have, but their order is unknown: set family={NAME} if it is boxes, classes,"
+            " scores, count, or family=raw",
         )
     priors = _priors(evidence, "")
     if priors is None:
         return None
     made_by = (evidence.heads or {}).get(priors.read.outputs[0], "")
     if made_by not in _MADE_BY:
-        return not_decoded(f"a table of boxes and one of scores that come of {made_by}, as no SSD's do")
+        return not_decoded(f"a table of boxes and one of scores that come from {made_by}, unlike those of an SSD")
     return Claim(None, f"a table of boxes and one of classes: set family={NAME} or family=raw")
 
 
@@ -178,7 +176,7 @@ def _priors(evidence: Evidence, reason: str) -> Claim | None:
 
 
 def _differ(one: TensorSpec, other: TensorSpec) -> bool:
-    """Whether they surely have different numbers of rows."""
+    """Whether their numbers of rows are known and different."""
     rows = one.shape[1], other.shape[1]
     return all(isinstance(count, int) for count in rows) and rows[0] != rows[1]
 

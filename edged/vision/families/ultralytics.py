@@ -1,10 +1,14 @@
 """Ultralytics detectors with one-to-many heads: v5u, v8, 9, 11, 12, and v10 and 26 with `nms=None`.
 
-One output, [N, 4 + classes, A]: a column for each of the A grid cells at strides 8, 16, 32, with cx, cy, w,
-h in input pixels and one score a class, already through the sigmoid; no objectness; NMS is left to the
-reader. Source: `Detect.forward` of the ultralytics package and the metadata of its `Exporter`. YOLOv9's own
-repository exports the same tensor; from models with an auxiliary head it exports two, of which the second is the
-main head's (`DualDDetect.forward`).
+One output, [N, 4 + classes, A]: a column for each of the A grid cells at strides 8, 16, 32, with cx, cy, w, h in input
+pixels and one score per class, after the sigmoid; no objectness; without NMS. Source: `Detect.forward` of the
+ultralytics package and the metadata of its `Exporter`. YOLOv9's own repository exports the same tensor, or two of them
+for models with an auxiliary head; the second is the main head's (`DualDDetect.forward`).
+
+The tables of segment, pose and obb models have `more` values per detection (mask coefficients, keypoints, an angle) in
+one of two forms: "cells", [N, 4 + classes + more, A], without NMS; and "rows", [N, R, 6 + more], of an NMS-free head or
+with NMS in the graph: box, score, class and the rest, padded with zeros. Source: `Detect.postprocess`, its subclasses
+and `NMSModel` of the ultralytics package.
 """
 
 from __future__ import annotations
@@ -34,13 +38,11 @@ from edged.vision.preprocess import Preprocess
 
 NAME = "ultralytics"
 
-# Three scales are the rule; -p6, -p2 and the tiny v3 heads differ.
+# Three scales are usual; -p6, -p2 and the tiny v3 heads differ.
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 
 
 class Ultralytics(Decoder, frozen=True):
-    """The decoder."""
-
     name: ClassVar[str] = NAME
 
     def decode(
@@ -58,14 +60,14 @@ def feed(plain: Preprocess) -> Preprocess:
 
 
 def by_setting(evidence: Evidence) -> Claim:
-    """The user says so: only what decoding needs is checked. ConfigError where it is not there."""
+    """Check only what decoding needs; ConfigError if it is missing."""
     tensors = [o for o in evidence.outputs if len(o.shape) == 3]
     if evidence.picture is None or len({spec.shape for spec in tensors}) != 1:
         raise ConfigError(
             f"family={NAME} needs one picture input and one output [N, 4+classes, cells], the model has"
             f" {len(tensors)} such outputs; set family=raw"
         )
-    table = tensors[-1]  # of two the main head's
+    table = tensors[-1]  # the main head's of two
     rows = table.shape[1]
     if isinstance(rows, int) and rows < 5:
         raise ConfigError(f"family={NAME} needs 4+classes rows, {table.name} has {rows}; set family=raw")
@@ -73,21 +75,21 @@ def by_setting(evidence: Evidence) -> Claim:
 
 
 def by_metadata(evidence: Evidence) -> Claim | None:
-    """The exporter's own words. The keys came over the years, so each counts only where it is there."""
+    """The exporter's metadata. Its keys were added over the years, so each is optional."""
     meta = evidence.metadata
     if meta.task is None and not (meta.names and meta.stride):
         return None
     if meta.task not in (None, "detect"):
         return not_decoded(f"an Ultralytics {meta.task} export")
     if meta.head == "RTDETRDecoder" or meta.end2end or meta.nms:
-        # Their own rules have seen it before and did not find what belongs to them.
+        # Their own rules ran before and did not match.
         what = "metadata of an end-to-end or RT-DETR export, but not its tensor"
         return undecided(what, NAME, "ultralytics-end2end", "rtdetr-ultralytics")
     return _by_rows(evidence)
 
 
 def _by_rows(evidence: Evidence) -> Claim | None:
-    """Metadata of a detector: the names say how many rows there must be, the input size how many columns."""
+    """Match a detector: the names give the number of rows, the input size the number of columns."""
     output, names = _table(evidence), evidence.metadata.names
     if output is None or len(output.shape) != 3 or not names or evidence.picture is None:
         return None
@@ -102,7 +104,7 @@ def _by_rows(evidence: Evidence) -> Claim | None:
 
 
 def _table(evidence: Evidence) -> TensorSpec | None:
-    """The only output; or the main head's, where YOLOv9's repository exported an auxiliary one as well."""
+    """The only output; or the main head's, if YOLOv9's repository exported an auxiliary one, too."""
     outputs = evidence.outputs
     if len(outputs) == 2 and outputs[0].shape == outputs[1].shape and evidence.metadata.task is None:
         return outputs[1]
@@ -110,7 +112,7 @@ def _table(evidence: Evidence) -> TensorSpec | None:
 
 
 def by_shape(evidence: Evidence) -> Claim | None:
-    """No word from the exporter: only columns exactly as many as the input's grid cells convince."""
+    """Without metadata, exactly as many columns as the input has grid cells."""
     output, cells = evidence.only_output, evidence.cells()
     if output is None or len(output.shape) != 3 or evidence.picture is None or cells is None:
         return None
@@ -132,7 +134,7 @@ def by_shape(evidence: Evidence) -> Claim | None:
 
 
 def _is_cells(evidence: Evidence, columns: Dim) -> bool:
-    """A column count left open is believed, since the metadata vouches for the rest."""
+    """Whether columns may be grid cells; an open dimension is accepted, since the metadata confirms the rest."""
     return isinstance(columns, str) or any(columns == evidence.cells(strides) for strides in _STRIDES)
 
 
@@ -147,7 +149,7 @@ CELLS, ROWS = "cells", "rows"
 
 
 class Table(msgspec.Struct, frozen=True):
-    """An output's name and form, how many classes it has where anything says, and whether the graph suppressed."""
+    """An output's name and form, its number of classes if known, and whether the graph includes the NMS."""
 
     name: str
     form: str
@@ -155,7 +157,7 @@ class Table(msgspec.Struct, frozen=True):
     is_suppressed: bool = False
 
     def reading(self, *dense: str, keypoints: tuple[int, int] = (0, 0)) -> Reading:
-        """The plain data of it, with outputs besides that are no lists."""
+        """The reading of this table, with further outputs that are not lists."""
         return Reading(
             (self.name, *dense),
             self.form,
@@ -167,10 +169,10 @@ class Table(msgspec.Struct, frozen=True):
 
 
 def table_of(evidence: Evidence, more: int) -> Table | None:
-    """The one 3-D output, or None where it is not that of a model with `more` values a detection.
+    """Return the only 3-D output, or None if it does not have `more` values per detection.
 
-    Metadata counts where it says which form it is; otherwise rows of exactly 6 + more values are believed to be such.
-    Where the shape leaves the number of classes open, the names say it.
+    The form is taken from metadata; without it, rows of exactly 6 + more values are taken as rows. If the shape leaves
+    the number of classes open, the names give it.
     """
     tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
     if evidence.picture is None or len(tables) != 1:
@@ -197,13 +199,14 @@ def _cells(evidence: Evidence, spec: TensorSpec, more: int) -> Table | None:
 
 
 def table_in(outputs: Mapping[str, Array], reading: Reading, index: int, more: int) -> Array:
-    """One picture's table, from a `Table.reading`. EngineUnusable where it is not one of `more` values a detection."""
+    """Return one picture's table; EngineUnusable if it does not have `more` values per detection."""
     sizes = (ANY, 6 + more) if reading.form == ROWS else (reading.width(4 + more), ANY)
     return picture_tensor(outputs, reading.outputs[0], index, *sizes)
 
 
 def select_from_table(table: Array, form: str, more: int, score: float) -> tuple[Candidates, Array]:
-    """What one picture's table holds above a score, boxes xyxy, and the `more` values of each, as written [n, more]."""
+    """Return the detections of a table above a score, boxes xyxy, and the `more` values of each, unchanged [n,
+    more]."""
     if form == ROWS:
         offered = select_candidates(table[:, :4], table[:, 4], table[:, 5], score)
         return offered, table[offered.rows, 6 : 6 + more]

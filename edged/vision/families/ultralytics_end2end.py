@@ -1,9 +1,9 @@
-"""Ultralytics detectors that suppress in the graph: NMS-free heads (v10, 26) and exports with `nms=True`.
+"""Ultralytics detectors that need no NMS: NMS-free heads (v10, 26) and exports with `nms=True`.
 
 One output, [N, K, 6]: xyxy in input pixels, score, class; best first, padded with zeros. Two other formats have the
-same shape, so the metadata has to say which it is: `end2end` (always written from 8.4.8 on) or `nms` among `args`.
-Before, no other detector of the package had six columns but RT-DETR with two classes. With `dynamic=True` the number
-of columns is left open.
+same shape, so metadata must decide: `end2end` (always present since 8.4.8) or `nms` in `args`. Before, the only other
+detector of the package with six columns was RT-DETR with two classes. With `dynamic=True` the number of columns is
+open.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from edged.vision.families.outputs import ANY, picture_tensor
 from edged.vision.placement import Placement
 
 NAME = "ultralytics-end2end"
-_SAYS_END2END = (8, 4, 8)
+_WRITES_END2END = (8, 4, 8)
 
 
 class UltralyticsEnd2End(Decoder, frozen=True):
-    """The decoder."""
-
     name: ClassVar[str] = NAME
 
     def decode(
@@ -45,31 +43,31 @@ def by_metadata(evidence: Evidence) -> Claim | None:
     meta = evidence.metadata
     if meta.task != "detect" or meta.head == "RTDETRDecoder" or evidence.picture is None:
         return None
-    if meta.end2end and _is_six(evidence, is_said=True):
+    if meta.end2end and _is_six(evidence, is_declared=True):
         return _claim(evidence, "metadata task=detect and end2end=True: an NMS-free export")
-    if meta.nms and _is_six(evidence, is_said=True):
+    if meta.nms and _is_six(evidence, is_declared=True):
         return _claim(evidence, "metadata task=detect and args.nms=True: an export with NMS in the graph")
     if meta.end2end or meta.nms or not _is_six(evidence):
         return None
     is_silent = meta.end2end is None and "args" not in meta.unreadable
-    if is_silent and meta.version and meta.version < _SAYS_END2END and meta.names and len(meta.names) != 2:
+    if is_silent and meta.version and meta.version < _WRITES_END2END and meta.names and len(meta.names) != 2:
         version = ".".join(map(str, meta.version))
         return _claim(evidence, f"metadata task=detect and version={version}: its only exports with six columns")
     return None
 
 
-def _is_six(evidence: Evidence, *, is_said: bool = False) -> bool:
-    """Whether there is one table of six columns; where metadata says so (`is_said`) their number may be left open."""
+def _is_six(evidence: Evidence, *, is_declared: bool = False) -> bool:
+    """Whether the output is one table of six columns; their number may be open if `is_declared` by metadata."""
     output = evidence.only_output
     if output is None or len(output.shape) != 3:
         return False
     columns = output.shape[2]
-    return columns == 6 or (is_said and isinstance(columns, str))
+    return columns == 6 or (is_declared and isinstance(columns, str))
 
 
 def _claim(evidence: Evidence, reason: str) -> Claim:
     classes = len(evidence.metadata.names) or None
-    # An NMS-free head ranks its predictions and leaves none out.
+    # An NMS-free head sorts its predictions and drops none.
     is_suppressed = not evidence.metadata.end2end
     return Claim(NAME, reason, "", classes, Reading(evidence.output_names, is_list=True, is_suppressed=is_suppressed))
 

@@ -1,8 +1,8 @@
-"""Ultralytics models that tell oriented boxes: task obb.
+"""Ultralytics models with oriented boxes: task obb.
 
-One table (see `ultralytics_forms`) with an angle in radians for each detection, clockwise. Unlike in the other tables,
-boxes are cx, cy, w, h in its rows too. Source: `OBB.decode_bboxes` and `NMSModel` of the ultralytics package. As there,
-doubles are told by the probabilistic IoU, and what is itself suppressed suppresses too.
+One table (see `ultralytics`) with an angle in radians for each detection, clockwise. Unlike in the other tables, boxes
+are cx, cy, w, h in the form "rows", too. Source: `OBB.decode_bboxes` and `NMSModel` of the ultralytics package. As
+there, the NMS compares boxes by their probabilistic IoU, and suppressed boxes suppress others too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ _NEEDS = "one output [N, 4+classes+1, cells] or [N, rows, 7]"
 
 
 class UltralyticsObb(Decoder, frozen=True):
-    """The decoder."""
-
     name: ClassVar[str] = NAME
 
     def decode(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """See `Family.decode`; with corners, and boxes that are their hulls cut to the picture."""
+        """See `Family.decode`; with corners, and boxes that are their hulls, cut to the picture."""
         table, form = table_in(outputs, self.reading, index, 1), self.reading.form
         offered, angles = select_from_table(table, form, 1, thresholds.score)
         sizes = table[offered.rows, :4] if form == ROWS else table[:4, offered.rows].T
@@ -60,7 +58,7 @@ def by_metadata(evidence: Evidence) -> Claim | None:
     if evidence.metadata.task != "obb":
         return None
     claim = _claim(evidence, "metadata task=obb")
-    return claim or Claim(None, "metadata task=obb, but no output has an angle beside its classes")
+    return claim or Claim(None, "metadata task=obb, but no output has an angle besides its classes")
 
 
 def by_setting(evidence: Evidence) -> Claim:

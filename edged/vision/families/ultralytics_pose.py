@@ -1,8 +1,8 @@
-"""Ultralytics models that tell keypoints of each detection: task pose.
+"""Ultralytics models with keypoints for each detection: task pose.
 
-One table (see `ultralytics_forms`) with k keypoints of x, y in input pixels and, where `kpt_shape` is [k, 3], a score
-that went through the sigmoid. Source: `Pose.kpts_decode` of the ultralytics package. As there, keypoints outside of the
-picture are moved to its edge.
+One table (see `ultralytics`) with k keypoints of x, y in input pixels and, if `kpt_shape` is [k, 3], a score after the
+sigmoid. Source: `Pose.kpts_decode` of the ultralytics package. As there, keypoints outside the picture are moved to its
+edge.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class UltralyticsPose(Decoder, frozen=True):
     def decode(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """See `Family.decode`; with keypoints. Where the model tells no scores of keypoints they are 1."""
+        """See `Family.decode`; with keypoints. Their scores are 1 if the model has none."""
         form, (k, values) = self.reading.form, self.reading.keypoints
         offered, told = select_from_table(
             table_in(outputs, self.reading, index, k * values), form, k * values, thresholds.score
@@ -48,7 +48,7 @@ class UltralyticsPose(Decoder, frozen=True):
 
 
 def _keypoints(told: npt.NDArray[np.float32], placement: Placement) -> npt.NDArray[np.float32]:
-    """x, y in pixels of the original picture and score, [n, k, 3], of x, y (and score) in input pixels."""
+    """Convert x, y (and score) in input pixels to x, y in pixels of the original picture and score, [n, k, 3]."""
     x1, y1, x2, y2 = placement.edges
     points = placement.points_to_original(told[..., :2])
     found = np.ones((*told.shape[:2], 3), np.float32)
@@ -70,8 +70,7 @@ def by_metadata(evidence: Evidence) -> Claim | None:
 
 
 def by_setting(evidence: Evidence) -> Claim:
-    """Where the metadata does not tell how many keypoints there are, they are all that is left beside the classes: as
-    many as are named, otherwise one."""
+    """Without `kpt_shape` the keypoints are all values besides the classes: as many as are named, else one."""
     shape = evidence.metadata.kpt_shape or _left(evidence)
     claim = None if shape is None else _claim(evidence, shape, f"the setting family={NAME}")
     require(evidence, NAME, _NEEDS, claim is not None)
@@ -80,13 +79,13 @@ def by_setting(evidence: Evidence) -> Claim:
 
 
 def _left(evidence: Evidence) -> tuple[int, int] | None:
-    """How many keypoints, and of how many values, fill the one table; three rather than two."""
+    """The number of keypoints, and of values per keypoint, that fill the table; three values rather than two."""
     tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
     if len(tables) != 1:
         return None
     _, lines, columns = tables[0].shape
     names = keys.words(evidence.settings, "names") or evidence.metadata.names
-    # There are always more cells than values in one, and more rows than values in a row.
+    # There are always more cells than values per cell, and more rows than values per row.
     is_rows = isinstance(lines, int) and isinstance(columns, int) and columns < lines
     whole, besides = (columns, 6) if is_rows else (lines, 4 + max(1, len(names)))
     rest = whole - besides if isinstance(whole, int) else 0

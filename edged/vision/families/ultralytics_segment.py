@@ -1,9 +1,9 @@
-"""Ultralytics models that tell a mask of each detection: task segment.
+"""Ultralytics models with a mask for each detection: task segment.
 
-Two outputs: a table (see `ultralytics_forms`) with 32 coefficients for each detection, and 32 prototypes,
+Two outputs: a table (see `ultralytics`) with 32 coefficients for each detection, and 32 prototypes,
 [N, 32, H/4, W/4], whose sum weighted by the coefficients is the mask, where it is above zero. Source: `Segment.forward`
 and `process_mask` of the ultralytics package. As there, a mask is cut to its box, and a detection whose mask is empty
-is none. Unlike there, masks are always as fine as the original picture.
+is dropped. Unlike there, masks always have the resolution of the original picture.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UltralyticsSegment(Decoder, frozen=True):
     def boxes(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """See `HasCheapBoxes.boxes`; also those whose mask is empty."""
+        """See `HasCheapBoxes.boxes`; includes detections with an empty mask."""
         return self._weighted(outputs, index, placement, thresholds)[0]
 
     def _prototypes(self, outputs: Mapping[str, Array], index: int) -> Array:
@@ -94,7 +94,7 @@ def by_setting(evidence: Evidence) -> Claim:
 
 
 def _tensors(evidence: Evidence) -> tuple[Table | None, TensorSpec | None]:
-    """The table, where there are prototypes for it, and these."""
+    """The table and its prototypes."""
     prototypes = [spec for spec in evidence.outputs if len(spec.shape) == 4]
     if len(prototypes) != 1 or not isinstance(prototypes[0].shape[1], int):
         return None, None
@@ -110,23 +110,22 @@ SPEC = FamilySpec(by_setting, ultralytics.feed, UltralyticsSegment)
 
 Floats = npt.NDArray[np.float32]
 
-MOST_PIXELS = 1 << 25  # of the boxes of all masks of a picture: four times 4K, some 50 ms on one core
-MOST_RUNS = 1 << 24  # 64 MiB; masks as ragged as that are noise
+MAX_PIXELS = 1 << 25  # of the boxes of all masks of a picture: four times 4K, some 50 ms on one core
+MAX_RUNS = 1 << 24  # 64 MiB; only noise has so many
 
 
 class Prototypes:
     """Prototypes [m, h, w] that lie over a whole input of `size` (width, height) pixels.
 
-    A mask is where their weighted sum, interpolated between their pixels, is above zero. Only what lies below a
-    detection's box is computed, straight in the pixels of the picture, whichever way that was placed. Where boxes
-    cover more than `MOST_PIXELS` in all, those with more than their share are computed with fewer pixels, each of which
-    stands for a square of the picture's.
+    A mask is where their weighted sum, interpolated between their pixels, is above zero. Only the part within a
+    detection's box is computed, directly in pixels of the picture, whatever its placement. If boxes cover more than
+    `MAX_PIXELS` in total, those above the average share are computed at a lower resolution.
     """
 
     def __init__(self, prototypes: Array, size: tuple[int, int], placement: Placement) -> None:
         self._prototypes = prototypes.astype(np.float32, copy=False)
         self._width, self._height = placement.width, placement.height
-        # From the middle of a pixel of the picture to an index of the prototypes, whose middles lie at .5 as well.
+        # From the centre of a picture's pixel to an index of the prototypes, whose centres are at .5 as well.
         fine = np.array(((prototypes.shape[2] / size[0],), (prototypes.shape[1] / size[1],)))
         way = placement.to_input() * fine
         way[:, 2] += way[:, :2].sum(axis=1) / 2 - 0.5
@@ -135,19 +134,19 @@ class Prototypes:
     def masks(self, weights: Array, boxes: Floats) -> list[Counts | None]:
         """The masks of n detections with weights [n, m] and boxes, xyxy [n, 4] in pixels of the picture and inside it.
 
-        None where nothing in the box is above zero. TooLarge for masks of more than `MOST_RUNS` runs.
+        None for an empty mask. TooLarge for masks of more than `MAX_RUNS` runs.
         """
-        pixels = np.ceil(boxes - 0.5).astype(int)  # those whose middle is in the box
+        pixels = np.ceil(boxes - 0.5).astype(int)  # pixels whose centre is in the box
         areas = (pixels[:, 2:] - pixels[:, :2]).clip(0).prod(axis=1)
-        steps = np.where(areas * len(areas) > MOST_PIXELS, math.ceil(math.sqrt(areas.sum() / MOST_PIXELS)), 1)
+        steps = np.where(areas * len(areas) > MAX_PIXELS, math.ceil(math.sqrt(areas.sum() / MAX_PIXELS)), 1)
         found: list[Counts | None] = []
         runs = 0
         for row, box, step in zip(weights.astype(np.float32), pixels.tolist(), steps.tolist(), strict=True):
             found.append(self._mask(row, box, max(step, 1)))
             runs += 0 if found[-1] is None else len(found[-1])
-            if runs > MOST_RUNS:
+            if runs > MAX_RUNS:
                 raise TooLarge(
-                    f"the masks of {len(areas)} detections are over the limit of {MOST_RUNS} runs; raise the score"
+                    f"the masks of {len(areas)} detections are over the limit of {MAX_RUNS} runs; raise the score"
                     " threshold, or lower max_detections"
                 )
         return found
@@ -157,7 +156,7 @@ class Prototypes:
         if x2 <= x1 or y2 <= y1:
             return None
         columns, rows = -(-(x2 - x1) // step), -(-(y2 - y1) // step)
-        aside = (step - 1) / 2  # from the first of `step` pixels to the middle of them all
+        aside = (step - 1) / 2  # from the first of `step` pixels to their centre
         last = (columns - 1) * step + aside, (rows - 1) * step + aside
         corners = np.array(((x1 + aside, y1 + aside, 1), (x1 + last[0], y1 + last[1], 1))) @ self._way.T
         left, right = self._reach(corners[:, 0], self._prototypes.shape[2])
@@ -166,7 +165,7 @@ class Prototypes:
         way = self._way.copy()
         way[:, 2] += way[:, :2] @ (x1 + aside, y1 + aside) - (left, top)
         way[:, :2] *= step
-        # Columns and rows change places, so that runs down the columns lie one after the other in memory.
+        # Transposed, so that runs down the columns are contiguous in memory.
         fine = cv2.warpAffine(
             logits,
             way[:, (1, 0, 2)],
@@ -182,8 +181,8 @@ class Prototypes:
         return masks.encode(inside, x1, y1, self._width, self._height)
 
     def _logits(self, weights: Floats, rows: slice, columns: slice) -> Floats:
-        """The weighted sum of a part of the prototypes. A small part is copied together; of a large one that would cost
-        more than the sum of them all."""
+        """The weighted sum of a part of the prototypes. Only a small part is copied first: for a large one that costs
+        more than the sum of all."""
         part = self._prototypes[:, rows, columns]
         if part.size * 8 < self._prototypes.size:
             return np.tensordot(weights, part, axes=1)
@@ -191,6 +190,6 @@ class Prototypes:
 
     @staticmethod
     def _reach(ends: npt.NDArray[np.float64], size: int) -> tuple[int, int]:
-        """The first and the one after the last index that are interpolated between."""
+        """The range of indices that are interpolated between."""
         low = min(max(math.floor(ends.min()), 0), size - 1)
         return low, max(low + 1, min(math.ceil(ends.max()) + 1, size))

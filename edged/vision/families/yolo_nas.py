@@ -1,6 +1,6 @@
 """YOLO-NAS as super-gradients exports it, with its NMS in the graph.
 
-Flat: one output [M, 7], a row a detection: picture, xyxy in input pixels, *score, class*. Batch: `num_predictions`
+Flat: one output [M, 7], a row per detection: picture, xyxy in input pixels, *score, class*. Batch: `num_predictions`
 [N, 1], `pred_boxes` [N, K, 4], `pred_scores` and `pred_classes` [N, K], padded with -1. Its input is UINT8, the
 division by 255 is in the graph; a picture's long side is 636 of 640 pixels. Source: `ExportableObjectDetectionModel`
 and the processing of its pretrained models.
@@ -38,14 +38,12 @@ _FLAT_NAME = "flat_predictions"  # the end of what the exporter calls it
 
 
 class YoloNas(Decoder, frozen=True):
-    """The decoder of both forms."""
-
     name: ClassVar[str] = NAME
 
     def decode(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """See `Family.decode`. The graph has thresholds of its own, below which nothing comes out."""
+        """See `Family.decode`. The graph has thresholds of its own."""
         if self.reading.form == _BATCH:
             boxes, scores, class_ids = counted(outputs, self.reading.outputs, index)
         else:
@@ -68,7 +66,7 @@ def by_setting(evidence: Evidence) -> Claim:
 
 
 def by_names(evidence: Evidence) -> Claim | None:
-    """Outputs named as its exporter names them; a flat one also where the input takes bytes."""
+    """Outputs named as by its exporter; a flat one also if the input is UINT8."""
     if evidence.picture is None:
         return None
     if set(evidence.output_names) == set(COUNTED):

@@ -1,9 +1,9 @@
 """The YOLOv5 repository's exports, and those of the YOLOv7 repository with `--grid`, which are the same tensor.
 
 One output, [N, 3A, 5 + classes]: three anchors for each of the A grid cells, with cx, cy, w, h in input pixels,
-objectness and one score a class, all through the sigmoid; NMS is left to the reader. Source: `Detect.forward` of
+objectness and one score per class, all after the sigmoid; without NMS. Source: `Detect.forward` of
 both repositories. Exports of the Meituan YOLOv6 repository are [N, A, 5 + classes] of the same columns and are
-read by the setting family=yolov5. Old exports carry their three raw heads as further outputs.
+read by the setting family=yolov5. Old exports have their three raw heads as further outputs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ _FEWEST = 6  # columns: a box, objectness, a class
 
 
 class YoloV5(Decoder, frozen=True):
-    """The decoder."""
-
     name: ClassVar[str] = NAME
 
     def decode(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """See `Family.decode`. A row counts once, with its best class."""
+        """See `Family.decode`. Each row counts once, with its best class."""
         rows = picture_tensor(outputs, self.reading.outputs[0], index, AT_LEAST_ONE, self.reading.width(5))
         table = certain(rows, thresholds)[1]
         scores, class_ids = rated(table)
@@ -94,7 +92,7 @@ def _claim(reason: str, table: TensorSpec) -> Claim:
 
 
 def _table(evidence: Evidence) -> TensorSpec | None:
-    """The output to decode; raw heads may be beside it."""
+    """The output to decode, possibly among raw heads."""
     tables = [spec for spec in evidence.outputs if len(spec.shape) == 3]
     others = [spec for spec in evidence.outputs if len(spec.shape) != 3]
     if len(tables) != 1 or not all(len(spec.shape) == 5 for spec in others):

@@ -2,9 +2,9 @@
 
 - `--grid --end2end`: `num_dets` [N, 1], `det_boxes` [N, K, 4] xyxy in input pixels, `det_scores` and `det_classes`
   [N, K]; NMS is in the graph.
-- the same with `--max-wh`: one `output` [M, 7], a row a detection: picture, xyxy, *class, score*.
-- without `--grid`: three raw heads [N, 3, rows, columns, 5 + classes], before the sigmoid, whose anchors the file
-  does not tell: the setting `decode.anchors`. YOLOv5's raw heads are the same.
+- the same with `--max-wh`: one `output` [M, 7], a row per detection: picture, xyxy, *class, score*.
+- without `--grid`: three raw heads [N, 3, rows, columns, 5 + classes], before the sigmoid, whose anchors are not in the
+  file but in the setting `decode.anchors`. YOLOv5's raw heads are the same.
 
 Source: `IDetect` and `End2End` of its `models`.
 """
@@ -42,8 +42,6 @@ _GRID, _END2END, _FLAT, _HEADS = "grid", "end2end", "max-wh", "heads"
 
 
 class YoloV7(Decoder, frozen=True):
-    """The decoder of the forms above and of `--grid`."""
-
     name: ClassVar[str] = NAME
 
     def decode(
@@ -59,7 +57,7 @@ class YoloV7(Decoder, frozen=True):
         if self.reading.form == _HEADS:
             sizes = AT_LEAST_ONE, AT_LEAST_ONE, AT_LEAST_ONE, self.reading.width(5)
             heads = [picture_tensor(outputs, name, index, *sizes) for name in self.reading.outputs]
-            heads.sort(key=lambda head: -head.shape[1])  # the file may have left the sizes of their grids open
+            heads.sort(key=lambda head: -head.shape[1])  # the file may leave the grid sizes open
             parts = [self._head(*each, thresholds.score) for each in zip(heads, self.reading.anchors, strict=True)]
             table = np.concatenate(parts)
         else:
@@ -69,9 +67,9 @@ class YoloV7(Decoder, frozen=True):
         return to_detections(corners(table[:, :4]), scores, class_ids, placement, thresholds, needs_nms=True)
 
     def _head(self, head: Array, anchors: tuple[float, ...], score: float) -> Floats:
-        """Rows as with `--grid` of what one raw head [anchors, rows, columns, 5 + classes] may have found."""
+        """Decode candidates of one raw head [anchors, rows, columns, 5 + classes] to rows as with `--grid`."""
         anchor, row, column = np.nonzero(np.greater(head[..., 4], logit(score)))
-        raw = sigmoid(_sound(head[anchor, row, column].astype(np.float32)))
+        raw = sigmoid(_finite(head[anchor, row, column].astype(np.float32)))
         down, across = self.preprocess.height / head.shape[1], self.preprocess.width / head.shape[2]
         cells = np.stack((column, row), axis=1, dtype=np.float32)
         sizes = np.array(anchors, np.float32).reshape(-1, 2)[anchor]
@@ -80,8 +78,8 @@ class YoloV7(Decoder, frozen=True):
         return raw
 
 
-def _sound(logits: Floats) -> Floats:
-    """Infinity is no number here either, though its sigmoid would be one."""
+def _finite(logits: Floats) -> Floats:
+    """Replace infinity by NaN, since its sigmoid would be a valid score."""
     return np.where(np.isfinite(logits), logits, np.float32(np.nan))
 
 
@@ -102,7 +100,7 @@ def by_setting(evidence: Evidence) -> Claim:
 
 
 def by_names(evidence: Evidence) -> Claim | None:
-    """Outputs named as its exporter names them; a flat one only where nothing says YOLO-NAS."""
+    """Outputs named as by its exporter; a flat one only if nothing suggests YOLO-NAS."""
     if evidence.picture is None:
         return None
     if set(evidence.output_names) == set(COUNTED):
@@ -121,7 +119,7 @@ def by_shape(evidence: Evidence) -> Claim | None:
     if not heads or evidence.picture is None:
         return None
     if "decode.anchors" not in evidence.settings:
-        what = "three raw heads of a YOLOv5 or YOLOv7 export, whose anchors the file does not tell"
+        what = "three raw heads of a YOLOv5 or YOLOv7 export, whose anchors are not in the file"
         return Claim(None, f"{what}: set decode.anchors or family=raw")
     return _raw(evidence, "three raw heads and the setting decode.anchors", heads)
 
@@ -135,7 +133,7 @@ def _flat(reason: str, output: TensorSpec) -> Claim:
 
 
 def _heads(evidence: Evidence) -> list[TensorSpec]:
-    """The raw heads, the largest grid first; none where the outputs are something else."""
+    """The raw heads, the largest grid first; empty if the outputs are something else."""
     heads = [spec for spec in evidence.outputs if len(spec.shape) == 5]
     if len(heads) < 2 or len(heads) != len(evidence.outputs):
         return []

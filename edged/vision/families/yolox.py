@@ -1,10 +1,10 @@
 """YOLOX exports.
 
-One output, [N, A, 5 + classes]: one row for each of the A grid cells at strides 8, 16, 32, with a box, objectness
-and one score a class, both through the sigmoid; NMS is left to the reader. As exported by default the box is still
-in units of its cell: centre = (xy + cell) * stride, size = exp(wh) * stride. With `--decode_in_inference` it is cx,
-cy, w, h in input pixels, which an Exp in the graph gives away; the setting `decode.boxes` (`grid` or `pixels`) says
-it outright. Source: `YOLOXHead` and `tools/export_onnx.py` of its repository.
+One output, [N, A, 5 + classes]: one row for each of the A grid cells at strides 8, 16, 32, with a box, objectness and
+one score per class, both after the sigmoid; without NMS. By default the box is in units of its cell: centre = (xy +
+cell) * stride, size = exp(wh) * stride. With `--decode_in_inference` it is cx, cy, w, h in input pixels, recognised by
+an Exp in the graph; the setting `decode.boxes` (`grid` or `pixels`) overrides this. Source: `YOLOXHead` and
+`tools/export_onnx.py` of its repository.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ _GRID, _PIXELS = "grid", "pixels"
 
 
 class YoloX(Decoder, frozen=True):
-    """The decoder."""
-
     name: ClassVar[str] = NAME
 
     def decode(
         self, outputs: Mapping[str, Array], index: int, placement: Placement, thresholds: Thresholds
     ) -> Detections:
-        """See `Family.decode`. A row counts once, with its best class."""
+        """See `Family.decode`. Each row counts once, with its best class."""
         is_grid = self.reading.form == _GRID
         cells = sum(across * down for across, down, _ in self._grids()) if is_grid else AT_LEAST_ONE
         answer = picture_tensor(outputs, self.reading.outputs[0], index, cells, self.reading.width(5))
@@ -51,12 +49,12 @@ class YoloX(Decoder, frozen=True):
         return to_detections(corners(boxes), scores, class_ids, placement, thresholds, needs_nms=True)
 
     def _grids(self) -> list[tuple[int, int, int]]:
-        """Columns, rows and pixels a cell of each grid; an input that ends within a cell has all of that cell."""
+        """Columns, rows and cell size in pixels of each grid; partial cells at the edge count."""
         width, height = self.preprocess.width, self.preprocess.height
         return [(-(-width // stride), -(-height // stride), stride) for stride in _STRIDES]
 
     def _in_pixels(self, rows: npt.NDArray[np.intp], boxes: Floats) -> Floats:
-        """cx, cy, w, h in input pixels of rows whose boxes are in units of their cells."""
+        """Convert boxes in units of their cells to cx, cy, w, h in input pixels."""
         cells, strides = np.empty((len(rows), 2), np.float32), np.empty((len(rows), 1), np.float32)
         first = 0
         for across, down, stride in self._grids():
@@ -64,13 +62,13 @@ class YoloX(Decoder, frozen=True):
             place = rows[here] - first
             cells[here, 0], cells[here, 1], strides[here] = place % across, place // across, stride
             first += across * down
-        with np.errstate(over="ignore", invalid="ignore"):  # infinite sizes are left out later
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite sizes are dropped later
             sizes = np.exp(boxes[:, 2:]) * strides
         return np.concatenate(((boxes[:, :2] + cells) * strides, sizes), axis=1, dtype=np.float32)
 
 
 def feed(plain: Preprocess) -> Preprocess:
-    """BGR in 0..255 as OpenCV reads it, in the top left corner, padded with 114."""
+    """BGR in 0..255, in the top left corner, padded with 114."""
     color = plain.color if plain.channels == 1 else "bgr"
     return msgspec.structs.replace(plain, fit=Fit.TOP_LEFT, pad=114, scale=1.0, color=color)
 
@@ -82,7 +80,9 @@ def by_setting(evidence: Evidence) -> Claim:
     cells = evidence.cells(_STRIDES)
     form = _form(evidence)
     if form is None:
-        raise ConfigError(f"family={NAME} cannot tell how {output.name} holds boxes; set decode.boxes=grid or =pixels")
+        raise ConfigError(
+            f"family={NAME} cannot determine the box format of {output.name}; set decode.boxes=grid or =pixels"
+        )
     if form == _GRID and cells is not None and isinstance(output.shape[1], int) and output.shape[1] != cells:
         raise ConfigError(
             f"family={NAME} needs {cells} rows for this input, {output.name} has {output.shape[1]};"
@@ -92,14 +92,14 @@ def by_setting(evidence: Evidence) -> Claim:
 
 
 def by_shape(evidence: Evidence) -> Claim | None:
-    """One row a grid cell. YOLOv6 has those as well, and DeepStream-Yolo with six columns: names tell them apart."""
+    """One row per grid cell, as YOLOv6 and, with six columns, DeepStream-Yolo have, too: names distinguish them."""
     output, cells = _table(evidence), evidence.cells(_STRIDES)
     if output is None or evidence.picture is None or cells is None or output.shape[1] != cells:
         return None
     columns = output.shape[2]
     if not isinstance(columns, int) or columns == cells:
         return None
-    what = f"{output.name} has one row a grid cell"
+    what = f"{output.name} has one row per grid cell"
     if output.name != "output" or (columns == 6 and evidence.picture.name != "images"):
         six = ("deepstream-yolo",) if columns == 6 else ()
         return undecided(f"{what}, as YOLOX and others have", NAME, "yolov5", *six)
