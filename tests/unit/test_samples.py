@@ -78,12 +78,12 @@ def test_what_cannot_be_samples_is_refused_in_one_line(folder: Path, tmp_path: P
     os.mkfifo(tmp_path / "pipe.jpg")
     for given, words in (
         ([tmp_path / "gone.jpg"], r"gone\.jpg"),
-        ([tmp_path / "empty"], "no picture or tensors in"),
+        ([tmp_path / "empty"], "empty"),
         ([tmp_path / "film.mp4"], "not named as a picture"),
         ([tmp_path / "huge.jpg"], "at most 16 MiB"),
         ([tmp_path / "pipe.jpg"], "not a file"),
         ([many], "33 samples are too many"),
-        ([folder, tmp_path / "a.PNG"], "two samples are called"),
+        ([folder, tmp_path / "a.PNG"], "two samples are named"),
     ):
         with pytest.raises(InvalidInput, match=words) as raised:
             samples.find(given)
