@@ -421,7 +421,7 @@ def test_external_data_outside_the_models_folder_is_refused(tmp_path: Path, loca
 
 def test_missing_external_data_is_refused_by_name(tmp_path: Path) -> None:
     found = refused(models.external(tmp_path, write=False))
-    assert found.refusal == "external data 'weights.bin' is missing; copy it into the model's folder"
+    assert found.refusal == "external data 'weights.bin' is missing; put it beside the model"
     assert found.external == (ExternalFile("weights.bin", 0, found.refusal),)
     assert found.digest == ""
     assert found.parameters == 12
