@@ -287,7 +287,7 @@ def test_no_more_peers_than_there_is_room_for(folder: Path, monkeypatch: pytest.
                 await link.send_multipart([frame(1), PICTURE])
                 assert "error" not in await result(link)
             await three.send_multipart([frame(1), PICTURE])
-            assert "no more are taken" in (await result(three))["error"]["message"]
+            assert "the maximum" in (await result(three))["error"]["message"]
 
     run(main())
 

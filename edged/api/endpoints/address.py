@@ -1,4 +1,4 @@
-"""Where a lane listens: addresses as people write them, and why one cannot be used."""
+"""Addresses of listeners: parsing, why one cannot be used, and who may open a socket file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAKEN = "the port is taken; choose another"
 
 
 def unix_path(address: str) -> Path:
-    """The path of `unix:PATH`. ConfigError where it is too long for a socket."""
+    """The path of `unix:PATH`. ConfigError if it is too long for a socket."""
     path = Path(address.removeprefix("unix:").removeprefix("//"))
     if len(os.fsencode(path)) > 107:
         raise ConfigError(f"socket path {path} is longer than the 107 bytes that Linux allows; choose a shorter one")
@@ -26,8 +26,8 @@ def unix_path(address: str) -> Path:
 
 
 def tcp_address(address: str, allow_remote: bool = False) -> tuple[str, int]:
-    """Host, an IPv6 address without brackets, and port of `HOST:PORT`. ConfigError where it is not on this machine, if
-    it has to be."""
+    """Host, an IPv6 address without brackets, and port of `HOST:PORT`. ConfigError, also for a host that is not
+    loopback unless `allow_remote`."""
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()):
         raise ConfigError(f"listen address {address!r} is neither unix:PATH nor HOST:PORT")
@@ -42,7 +42,7 @@ def tcp_address(address: str, allow_remote: bool = False) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `HOST:PORT` can be reached from this machine alone. ConfigError where it is no address."""
+    """Whether `HOST:PORT` can be reached only from this machine. ConfigError for an invalid address."""
     return _is_loopback(tcp_address(address, allow_remote=True)[0])
 
 
@@ -56,7 +56,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def make_way(path: Path) -> None:
-    """Removes a socket that a killed daemon left. ConfigError when something else is there, or a living daemon."""
+    """Remove a socket that a killed daemon left. ConfigError if the path is something else, or a daemon listens."""
     require_socket(path)
     if _is_answered(path):
         raise ConfigError(f"another daemon listens on {path}; stop it or listen elsewhere")
@@ -64,13 +64,13 @@ def make_way(path: Path) -> None:
 
 
 def require_socket(path: Path) -> None:
-    """ConfigError where there is something else."""
+    """ConfigError if the path exists and is not a socket."""
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(f"{path} exists and is not a socket; remove it or listen elsewhere")
 
 
 def _is_answered(path: Path) -> bool:
-    """Whether a living process listens on the socket."""
+    """Whether a process listens on the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -81,7 +81,7 @@ def _is_answered(path: Path) -> bool:
 
 
 def why_not_tcp(host: str, port: int) -> str:
-    """Why gRPC could not listen there."""
+    """Why gRPC could not listen on an address."""
     try:
         reasons = [why_not(family, place) for family, place in _places(host, port)]
     except socket.gaierror as error:
@@ -90,8 +90,8 @@ def why_not_tcp(host: str, port: int) -> str:
 
 
 def require_untaken(host: str, port: int) -> None:
-    """ConfigError where somebody listens at one of the addresses that a name has: gRPC is content with the others, and
-    clients would show their tokens to whoever that is."""
+    """ConfigError if one of a name's addresses is in use: gRPC would accept the others, and clients could send their
+    tokens to another process."""
     with contextlib.suppress(socket.gaierror):
         if port and any(why_not(family, place) == _TAKEN for family, place in _places(host, port)):
             raise ConfigError(f"cannot listen on {host}:{port}: {_TAKEN}")
@@ -103,7 +103,7 @@ def _places(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
 
 
 def why_not(family: int, place: tuple[Any, ...] | str) -> str:
-    """What the system says when it is asked to bind; empty where it does not mind."""
+    """Why the system refuses to bind; empty if it does not."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,10 +119,9 @@ _GROUP, _OWNER = 0o660, 0o600
 
 
 def settle(path: Path, group: str = "") -> None:
-    """Lets the owner and a group open a socket: the one that is named, otherwise the daemon's own.
+    """Let the owner and a group open a socket: the named group, otherwise the daemon's own.
 
-    A group that does not exist here, or that the daemon is not in, opens nothing: then it is the owner's alone. OSError
-    where the file cannot be changed.
+    If the group does not exist, or the daemon is not in it, only the owner may open the socket. OSError.
     """
     mode = _GROUP
     if group and not _give(path, group):

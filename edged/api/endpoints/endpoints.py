@@ -1,6 +1,6 @@
-"""The ways in and out beside gRPC: HTTP, Frigate's, frames over ZeroMQ, what is published, and metrics.
+"""The endpoints besides gRPC: HTTP, Frigate, frames over ZeroMQ, published results, and metrics.
 
-Each listens with settings of its own, and listens anew when these change.
+Each has its own settings, and is opened again when these change while everything else goes on.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from edged.serving.camera import Cameras
 
 Setting = TypeVar("Setting")
 
-# ZeroMQ closes sockets, and removes their files, in a thread of its own: what is opened too early loses its file.
+# ZeroMQ closes sockets and removes their files in its own thread: a socket opened too early loses its file.
 _PAUSE_SECONDS = 0.3
 _TRIES = 5  # a port may be taken for a moment longer
 
 
 @dataclass(frozen=True)
 class Opened:
-    """What listens. `close` takes nothing more, and lets what came end within so many seconds."""
+    """An open endpoint. `close` accepts nothing more, and lets running work end within so many seconds."""
 
     addresses: tuple[str, ...]
     close: Callable[[float], Awaitable[None]]
 
 
 class Endpoint(Generic[Setting]):
-    """Closed until `start`. `open` makes what listens with a setting, None where that says to listen nowhere; it raises
-    ConfigError, and leaves nothing open, where it cannot listen."""
+    """One endpoint, closed until `start`. `open` opens it with a setting, and returns None if that disables it; on
+    ConfigError it leaves nothing open."""
 
     def __init__(self, setting: Setting, open: Callable[[Setting], Awaitable[Opened | None]]) -> None:
         self._setting, self._open = setting, open
@@ -46,21 +46,21 @@ class Endpoint(Generic[Setting]):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens."""
+        """The addresses that it listens on."""
         return self._opened.addresses if self._opened is not None else ()
 
     async def start(self) -> None:
-        """Listens, where it is to. ConfigError where that is impossible."""
+        """Open the endpoint if it is enabled. ConfigError."""
         self._opened = await self._open(self._setting)
 
     async def stop(self, grace: float) -> None:
-        """Takes nothing more, and lets what came end within `grace` seconds."""
+        """Accept nothing more, and let running work end within `grace` seconds."""
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.close(grace)
 
     async def change(self, setting: Setting, grace: float) -> None:
-        """Listens with another setting. ConfigError where that is impossible: then it listens as before."""
+        """Open the endpoint again with another setting. On ConfigError the previous one is used."""
         was_open = self._opened is not None
         await self.stop(grace)
         if was_open:
@@ -82,7 +82,7 @@ class Endpoint(Generic[Setting]):
 
 
 class Endpoints:
-    """Those that are configured. `publisher` is what every endpoint that has results tells them to."""
+    """The configured endpoints. All results go to `publisher`."""
 
     def __init__(
         self, controller: Controller, cameras: Cameras, config: Config, publisher: Publisher, ingress: Ingress
@@ -96,12 +96,12 @@ class Endpoints:
 
     @property
     def addresses(self) -> list[str]:
-        """Where they listen."""
+        """The addresses of all endpoints."""
         endpoints = (self.publish, self.frames, self.frigate, self.http, self.metrics)
         return [address for endpoint in endpoints for address in endpoint.addresses]
 
     async def start(self) -> None:
-        """Listens. ConfigError where that is impossible; `stop` then closes what listens already."""
+        """Open all. After a ConfigError `stop` closes those that are open."""
         await self.publish.start()
         await self.frames.start()
         await self.frigate.start()
@@ -109,8 +109,8 @@ class Endpoints:
         await self.metrics.start()
 
     async def stop(self, grace: float) -> None:
-        """Takes nothing more, and answers what came if that is within `grace` seconds. The publisher goes on: others
-        may have results yet."""
+        """Accept nothing more, and let running work end within `grace` seconds. The publisher goes on: others may still
+        have results."""
         endpoints = (self.frames, self.frigate, self.http, self.metrics)
         await asyncio.gather(*(endpoint.stop(grace) for endpoint in endpoints))
 
@@ -153,7 +153,7 @@ class Endpoints:
     async def _open_metrics(self, metrics: Metrics) -> Opened | None:
         if not metrics.listen:
             return None
-        from edged.metrics.scrape import Scraper  # brings Prometheus' client library
+        from edged.metrics.scrape import Scraper  # imports Prometheus' client library
 
         scraper = Scraper(self._controller, self._cameras, self._ingress.event_counts, self._ingress.guard)
         endpoint = MetricsEndpoint(metrics.listen, scraper.scrape)

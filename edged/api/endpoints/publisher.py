@@ -1,6 +1,6 @@
-"""Results and events for whoever listens: a PUB socket over which `results/MODEL/CAMERA` and `events/KIND` are told.
+"""Publishes results and events on a PUB socket, with topics `results/MODEL/CAMERA` and `events/KIND`.
 
-What nobody asked for is not even put together. Whoever reads too slowly misses some; nobody waits for it.
+A message without subscribers is not built. A slow subscriber misses messages and delays no one.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ _MOST_TOPICS = 4096
 
 
 class Publisher:
-    """Publishes from `start` until `stop`; before and after, nobody listens."""
+    """Publishes from `start` until `stop`; otherwise it drops messages."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._socket: BoundSocket | None = None
         self._topics: set[bytes] = set()
-        self._teller: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def start(self, address: str) -> str:
-        """Listens; where. ConfigError where that is impossible."""
+        """Listen, and return the address. ConfigError."""
         self._socket = BoundSocket(
             zmq.XPUB, address, "[zmq] publish", self._received, hwm=_WAITING, max_message=_LONGEST_TOPIC
         )
-        self._teller = tasks.keep("publisher of events", self._tell)
+        self._task = tasks.keep("publisher of events", self._tell)
         return self._socket.address
 
     async def stop(self) -> None:
-        if self._teller is not None:
-            self._teller.cancel()
-            await asyncio.gather(self._teller, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         if self._socket is not None:
             self._socket.close()
             self._socket = None
         self._topics.clear()
 
     def wants(self, topic: str) -> bool:
-        """Whether anybody listens to it."""
+        """Whether the topic has a subscriber."""
         if not self._topics:
             return False
         name = topic.encode()
         return len(self._topics) >= _MOST_TOPICS or any(name.startswith(each) for each in self._topics)
 
     def send(self, topic: str, payload: bytes) -> None:
-        """Tells all who listen to the topic."""
+        """Send to all subscribers of the topic."""
         if self._socket is not None:
             self._socket.send((topic.encode(), payload))
 
     def result(self, model: str, camera: str, fields: Callable[[], Fields]) -> None:
-        """Tells what became of a camera's frame, if anybody listens; only then `fields` is called."""
+        """Publish the result of a frame if it has a subscriber; only then `fields` is called."""
         if self._topics and self.wants(topic := f"results/{model}/{camera}"):
             self.send(topic, encode(fields()))
 
     def _received(self, frames: list[zmq.Frame]) -> None:
-        """A subscription that somebody made first, or whose last subscriber has left. Anything else is passed over."""
+        """A first subscription to a topic, or the end of the last. Anything else is ignored."""
         word = frames[0].bytes
         if word[:1] == b"\x01" and len(self._topics) < _MOST_TOPICS:
             self._topics.add(word[1:])
@@ -75,7 +75,7 @@ class Publisher:
             self._topics.discard(word[1:])
 
     async def _tell(self) -> None:
-        """Events as they happen; those from before the start are not news."""
+        """Publish events as they happen, none from before the start."""
         epoch = self._events.epoch
         async with aclosing(self._events.follow(self._events.last)) as events:
             async for event in events:
@@ -88,7 +88,7 @@ def _kind(event: Event) -> str:
 
 
 def _event(event: Event, epoch: str) -> dict[str, Any]:
-    """The fields of `edged.v1.Event`, with those of the kind beside them."""
+    """The fields of `edged.v1.Event`, and those of its kind."""
     told: dict[str, Any] = msgspec.to_builtins(event)
     what = told.pop("what")
     kind = what.pop("type")

@@ -1,8 +1,8 @@
-"""Frames over ZeroMQ, for programs that have no gRPC: a ROUTER socket, one stream for each peer.
+"""Frames over ZeroMQ, for programs without gRPC: a ROUTER socket, one stream for each peer.
 
-ZeroMQ does not tell when a peer goes. A peer's stream ends when an answer cannot be handed over because the peer is
-gone, when it has not read its answers for a while, or when nothing has come from it for longer. Until then a peer that
-does not read costs a few answers and one waiting frame, as with gRPC: newer frames overtake older ones in its stream.
+ZeroMQ does not report when a peer disconnects. A peer's stream ends when a result cannot be sent because the peer is
+gone, when it has not read its results for a while, or when it was idle for longer. Until then a peer that does not read
+costs a few results and one waiting frame, as with gRPC: newer frames replace older ones in its stream.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FrameEndpoint:
         self.warnings = CountedWarnings(_LOG, "zmq frames")
 
     def start(self) -> str:
-        """Listens; the address. ConfigError where that is impossible."""
+        """Listen, and return the address. ConfigError."""
         self._socket = BoundSocket(
             zmq.ROUTER, self._address, "[zmq] frames", self._received, hwm=_WAITING, max_message=_LARGEST
         )
@@ -71,7 +71,7 @@ class FrameEndpoint:
         return self._socket.address
 
     async def stop(self, grace: float) -> None:
-        """Takes no more frames; those that came are answered if that is within `grace` seconds."""
+        """Take no more frames; let those under way finish within `grace` seconds."""
         self._stopping = True
         if self._sweeper is None:
             return
@@ -87,12 +87,12 @@ class FrameEndpoint:
 
     @property
     def peers(self) -> int:
-        """How many have a stream now."""
+        """The number of peers with a stream."""
         return len(self._peers)
 
     def _received(self, frames: list[zmq.Frame]) -> None:
         identity = frames[0].bytes
-        # A REQ socket puts an empty part before its message, and wants it back.
+        # A REQ socket sends an empty part before its message, and expects it back.
         is_enveloped = len(frames) > 1 and not len(frames[1])
         parts = [frame.buffer for frame in frames[2 if is_enveloped else 1 :]]
         try:
@@ -101,7 +101,7 @@ class FrameEndpoint:
             message = zmq_wire.parse(parts)
             self._peer(identity, is_enveloped).put(message)
         except EdgedError as error:
-            error.with_traceback(None)  # which would keep the picture
+            error.with_traceback(None)  # it would keep the image
             self.warnings.warn("refused", str(error))
             envelope = (identity, b"") if is_enveloped else (identity,)
             self._socket.send((*envelope, result_json.encode({"error": result_json.failure(error)})))
@@ -110,7 +110,7 @@ class FrameEndpoint:
         peer = self._peers.get(identity)
         if peer is None:
             if len(self._peers) >= _MOST_PEERS:
-                raise Overloaded(f"{len(self._peers)} peers are connected; no more are taken")
+                raise Overloaded(f"{len(self._peers)} peers are connected, the maximum")
             envelope = (identity, b"") if is_enveloped else (identity,)
             stream: Stream[Echo] = Stream(self._cameras, self._controller.tracking, lane="zeromq")
             peer = self._peers[identity] = _Peer(self._controller, stream, partial(_client, self._address))
@@ -120,7 +120,7 @@ class FrameEndpoint:
         return peer
 
     async def _serve(self, identity: bytes, envelope: tuple[bytes, ...], peer: _Peer) -> None:
-        """Hands a peer its answers until its stream ends or it is gone."""
+        """Send a peer its results until its stream ends or it is gone."""
         try:
             async with aclosing(peer.stream.results()) as results:
                 async for each in results:
@@ -135,7 +135,7 @@ class FrameEndpoint:
             peer.close()
 
     def _result(self, each: Delivery[Echo] | SkipReport) -> tuple[Fields, list[bytes]]:
-        """The JSON of a result, and the bytes of raw outputs, which follow it."""
+        """A result as JSON, and the bytes of its raw outputs, which follow it."""
         if isinstance(each, SkipReport):
             return result_json.only_skips(each), []
         fields = result_json.delivered(each.tag, each)
@@ -146,7 +146,8 @@ class FrameEndpoint:
         return fields, []
 
     async def _hand_over(self, frames: tuple[bytes, ...]) -> bool:
-        """Whether the peer took it. One that is slow is waited for a while, during which its stream skips frames."""
+        """Send a result, and return whether the peer took it. A slow peer is given some time, while its stream
+        skips."""
         give_up = time.monotonic() + self._unread_seconds
         while True:
             sent = self._socket.send(frames)
@@ -156,23 +157,23 @@ class FrameEndpoint:
                 return sent
             if time.monotonic() > give_up:
                 seconds = f"{self._unread_seconds:g} s"
-                self.warnings.warn("unread", f"a peer has not read its results for {seconds}; its stream is ended")
+                self.warnings.warn("unread", f"a peer has not read its results for {seconds}; ending its stream")
                 return False
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def _sweep(self) -> None:
-        """Ends the streams of peers from which nothing has come for long."""
+        """End the streams of idle peers."""
         while True:
             await asyncio.sleep(self._idle_seconds / 4)
             oldest = time.monotonic() - self._idle_seconds
             for identity, peer in list(self._peers.items()):
                 if peer.heard < oldest:
-                    del self._peers[identity]  # what it sends later is another stream's
+                    del self._peers[identity]  # what it sends later begins another stream
                     peer.stream.end()
 
 
 class _Peer:
-    """One peer's stream, and the shared memory that it announced."""
+    """The stream of one peer, and its shared memory."""
 
     def __init__(self, controller: Controller, stream: Stream[Echo], client: Identify) -> None:
         self.stream, self._controller = stream, controller
@@ -180,7 +181,7 @@ class _Peer:
         self._segments = Segments(client=client)
 
     def put(self, message: zmq_wire.Message) -> None:
-        """Takes a frame; what is wrong with it becomes its answer."""
+        """Take a frame; an error in it becomes its result."""
         header = message.header
         self.heard = time.monotonic()
         options: StreamOptions | None = None
@@ -193,7 +194,7 @@ class _Peer:
             thresholds = self._thresholds(name)
             work, place = header.work(self._picture(message), thresholds), slot
         except EdgedError as error:
-            # Its traceback would keep this message until the garbage collector comes.
+            # Its traceback would keep this message until the garbage collector runs.
             work, place = FrameWork(b""), error.with_traceback(None)
         echo = Echo(header.camera, header.sequence, name, header.captured_unix_ns)
         self.stream.put(
@@ -215,7 +216,7 @@ class _Peer:
         if shared is not None:
             return self._segments.picture(shared.segment, shared.offset, shared.stamp, shared.size)
         if not message.data:
-            raise InvalidInput("the frame holds no picture; send its bytes behind the header")
+            raise InvalidInput("the frame holds no picture; send its bytes after the header")
         return message.data
 
     def _thresholds(self, name: str) -> Thresholds:
@@ -224,6 +225,6 @@ class _Peer:
 
 
 def _client(address: str) -> Identity:
-    """Who sends frames to an address."""
+    """The identity of clients at an address."""
     kind, _, path = address.partition("://")
     return of_socket(Path(path)) if kind == "ipc" else ANYONE
