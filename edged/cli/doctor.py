@@ -1,4 +1,4 @@
-"""`edged doctor`: everything about this box and its models that makes deployments go wrong, and what to do about it."""
+"""`edged doctor`: checks of the box and its models, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from edged.errors import InvalidInput
 if TYPE_CHECKING:
     from edged.doctor.check import Report
     from edged.doctor.examination import Step
-    from edged.doctor.run import Wanted
+    from edged.doctor.run import CheckOptions
 
 _STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.WRONG: "bold red", Result.UNKNOWN: "dim"}
 
 
 def doctor(
     model: Annotated[
-        str | None, typer.Argument(help="One model, by its name or file; otherwise every one.", show_default=False)
+        str | None, typer.Argument(help="Check only this model, by name or file.", show_default=False)
     ] = None,
     config: Annotated[
         Path | None,
@@ -39,10 +39,10 @@ def doctor(
     cache: Annotated[Path | None, typer.Option("--cache", help="Directory for engines.", show_default=False)] = None,
     root: Annotated[
         Path | None,
-        typer.Option("--root", help="Look at a recorded device below this directory.", show_default=False),
+        typer.Option("--root", help="Check a recorded device below this directory.", show_default=False),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Longest that all of it may take.")] = 300.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as something wrong.")] = False,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Time limit for all checks.")] = 300.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
     target: common.Target = None,
     json: common.Json = False,
 ) -> None:
@@ -51,16 +51,16 @@ def doctor(
     It looks at what makes deployments fail: runtimes that do not load, drivers that do not fit, folders,
     memory, clock, heat; models that are refused, engines that are stale or drift. Each finding has a remedy.
 
-    It changes nothing, and works with a daemon and without. For one MODEL every level of optimisation is compared with
-    the unoptimised model, too.
+    It changes nothing, and works with or without a daemon. With MODEL it also compares every optimisation level with
+    the unoptimised model.
 
-    Exit status: 0 nothing is wrong, 1 something is, 2 the arguments are.
+    Exit status: 0 no problems, 1 problems, 2 bad arguments.
     """
     from edged.doctor.run import run_checks
 
     wanted = _wanted(model, config, state, cache, root, seconds, target)
-    with _telling() as tell:
-        report = asyncio.run(run_checks(wanted, tell))
+    with _progress() as on_step:
+        report = asyncio.run(run_checks(wanted, on_step))
     is_ok = report.is_ok(strict=strict)
     if json:
         common.print_json(msgspec.json.encode({"ok": is_ok, "checks": report.checks, "left_out": report.left_out}))
@@ -85,22 +85,22 @@ def _wanted(
     root: Path | None,
     seconds: float,
     target: str | None,
-) -> Wanted:
-    """What the options mean. InvalidInput where they cannot be, ConfigError for a configuration that cannot be read."""
+) -> CheckOptions:
+    """Combine options and configuration. InvalidInput for bad options, ConfigError for a bad configuration."""
     from edged import config as configuration
     from edged.doctor import daemon
-    from edged.doctor.run import Wanted
+    from edged.doctor.run import CheckOptions
 
     if root is not None and not root.is_dir():
-        raise InvalidInput(f"there is no directory {root}")
+        raise InvalidInput(f"directory {root} does not exist")
     if root is not None and model is not None:
-        raise InvalidInput("a recorded device has no models; give MODEL or --root, not both")
+        raise InvalidInput("MODEL and --root exclude each other; a recorded device has no models")
     settings = configuration.load(config, os.environ)
     is_named = bool(target or os.environ.get("EDGED_TARGET", "").strip())
     # Folders without a daemon mean those folders, as for every other command.
     asks = bool(target) or not (state or cache)
     listened = next((each for each in settings.listen if each.startswith("unix:")), None)
-    return Wanted(
+    return CheckOptions(
         state=state or _folder(settings.state, paths.default_state_dir()),
         cache=cache or _folder(settings.cache, paths.default_cache_dir()),
         target=daemon.resolve(target or (None if is_named else listened)) if asks else "",
@@ -119,11 +119,11 @@ def _folder(named: str, default: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _telling() -> Iterator[Callable[[Step], None]]:
-    """Tells a terminal what is being looked at; a log or a pipe is told nothing."""
+def _progress() -> Iterator[Callable[[Step], None]]:
+    """Show the current check on a terminal; nothing in a log or pipe."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=common.err, transient=True, disable=not common.err.is_terminal) as progress:
-        shown = progress.add_task("looking at this box")
+        shown = progress.add_task("checking this box")
         yield lambda step: progress.update(shown, description=f"{step.name.value} {step.subject}".strip())
 
 

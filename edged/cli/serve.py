@@ -1,4 +1,4 @@
-"""`edged serve`: the daemon in the foreground, as systemd runs it."""
+"""`edged serve`, the daemon in the foreground as systemd runs it, and `edged reload`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def serve(
 ) -> None:
     """Run the daemon, in the foreground.
 
-    It serves every model of its folder, and builds, verifies and swaps in faster engines meanwhile.
+    It serves every model of its folder, and meanwhile builds, verifies and swaps in faster engines.
 
     Everything can be configured in a TOML file: edged config init prints one. Options override the environment
     (EDGED_STATE, EDGED_ENGINES_BUDGET_MB), which overrides the file. SIGHUP, or edged reload, reads the file again, but
@@ -67,18 +67,18 @@ def serve(
     options = _options(listen or [], state, cache, model or [])
 
     def reading() -> configuration.Reading:
-        # A file that nobody named need not be there, and may come later.
+        # The default file need not exist, and may be created later.
         is_there = file is not None and (config is not None or file.exists())
         return configuration.read(file if is_there else None, environment, options)
 
     first = reading()
     settings = first.required()
-    logs.heed(settings.log)
+    logs.reconfigure(settings.log)
 
     def ready(addresses: list[str]) -> None:
         for warning in first.warnings:
             _LOG.warning("%s", warning)
-        _LOG.info("configuration: %s", first.told())
+        _LOG.info("configuration: %s", first.summary())
         _announce(addresses)
 
     uvloop.run(daemon.serve(settings, ready, (lambda: reading().required()) if file else None, activation))
@@ -89,13 +89,13 @@ def register(app: typer.Typer) -> None:
 
 
 def _announce(addresses: list[str]) -> None:
-    """Tells whoever started the daemon, on standard output, where it answers."""
+    """Print the addresses on standard output."""
     for address in addresses:
         print(f"listening on {address}", flush=True)
 
 
 def _options(listen: list[str], state: Path | None, cache: Path | None, model: list[str]) -> Options:
-    """What the command line says, by key."""
+    """Return the options' values by configuration key."""
     given: dict[str, tuple[str, object]] = {
         "listen": ("--listen", listen),
         "state": ("--state", str(state) if state else ""),
@@ -120,15 +120,15 @@ def reload(targets: Targets = DEFAULT_TARGETS, json: common.Json = False) -> Non
 
     It applies only what changed, and prints one line for each change.
 
-    A file that is wrong is refused, and the daemon goes on as it was. For scripts: the exit status is 0 when everything
-    that changed is in force, 1 when something is not, 2 when the file is refused.
+    An invalid file is refused, and the daemon keeps its configuration. Exit status: 0 every change is in force, 1 some
+    are not, 2 the file was refused.
     """
     command = RemoteCommand(
         call=lambda client: client.reload(),
         render=_lines,
         to_json=lambda keys: {"keys": [key.json() for key in keys]},
         failure=lambda keys: "; ".join(f"{key.key} is not in force: {key.problem}" for key in keys if key.problem),
-        if_interrupted="a reload that has begun goes on",
+        if_interrupted="the daemon finishes a reload that has begun",
     )
     remote.run(command, targets, json)
 

@@ -1,4 +1,4 @@
-"""What a changed configuration means for a running daemon: what is touched, and what has to wait. Pure."""
+"""What a changed configuration means for a running daemon: which parts change now, and which wait. Pure."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from edged.config import Config
 
 
 class Part(enum.Enum):
-    """What of a running daemon a key is about. Only the parts whose keys changed are touched."""
+    """The part of a running daemon that a key belongs to. Only parts whose keys changed are touched."""
 
-    TLS = "tls"  # files are read by the next handshake; the rest is heeded when the daemon starts
-    ACCESS = "access"  # heeded from the next call on; streams by tokens that are gone end
+    TLS = "tls"  # files are read by the next handshake; the rest is applied when the daemon starts
+    ACCESS = "access"  # applied from the next call on; streams by tokens that are gone end
     LISTENERS = "listeners"  # addresses for gRPC: those that are new open, those that are gone close, others go on
     MODELS = "models"  # models that the configuration names: they come and go
-    ENGINES = "engines"  # room, patience and alarms: heeded from the next look on
-    BUILDS = "builds"  # limits of children: heeded from the next one on
-    HOSTS = "hosts"  # limits of hosts: heeded by those that start from now on
-    HEALTH = "health"  # probes and readiness: heeded from the next look on
-    FRIGATE = "frigate"  # its endpoint is opened anew
-    FRAMES = "frames"  # the lane for frames is opened anew
-    PUBLISH = "publish"  # the publisher is opened anew
-    HTTP = "http"  # the listener is opened anew
-    METRICS = "metrics"  # the listener is opened anew
-    LOG = "log"  # heeded from the next line on
-    STOPPING = "stopping"  # heeded when the daemon stops
-    SHARED_MEMORY = "shared_memory"  # heeded from the next registration on
-    START = "start"  # heeded when the daemon starts
+    ENGINES = "engines"  # room, patience and alarms: applied from the next look on
+    BUILDS = "builds"  # limits of children: applied from the next one on
+    HOSTS = "hosts"  # limits of hosts: applied to those that start from now on
+    HEALTH = "health"  # probes and readiness: applied from the next look on
+    FRIGATE = "frigate"  # its endpoint is opened again
+    FRAMES = "frames"  # the lane for frames is opened again
+    PUBLISH = "publish"  # the publisher is opened again
+    HTTP = "http"  # the listener is opened again
+    METRICS = "metrics"  # the listener is opened again
+    LOG = "log"  # applied from the next line on
+    STOPPING = "stopping"  # applied when the daemon stops
+    SHARED_MEMORY = "shared_memory"  # applied from the next registration on
+    START = "start"  # applied when the daemon starts
 
 
-# Every key of the configuration. What is heeded at the start alone is what the daemon stands on (its folders and the
+# Every key of the configuration. What is applied only at the start is what the daemon stands on (its folders and the
 # lock on them), what would take models from clients that loaded them, and what ends every call that is under way.
 PARTS: dict[str, Part] = {
     "tls": Part.TLS,
@@ -69,12 +69,12 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def part(self) -> Part:
-        """What it touches."""
+        """The part that it touches."""
         return PARTS[self.key]
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a change. `problem` says why it is not in force, and what to do; empty where it is."""
+    """The result of a change. `problem` says why it is not in force, and what to do; empty if it is."""
 
     key: str
     told: str
@@ -85,7 +85,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def diff(old: Config, new: Config) -> tuple[Change, ...]:
-    """What has to be touched so that a daemon of one configuration is one of another, in the order of `PARTS`."""
+    """Return the changes from one configuration to another, in the order of `PARTS`."""
     return tuple(
         Change(key, "; ".join(_told(key, value(old, key), value(new, key))))
         for key in PARTS
@@ -94,7 +94,7 @@ def diff(old: Config, new: Config) -> tuple[Change, ...]:
 
 
 def value(config: Config, key: str) -> object:
-    """The value of a key, where a dot leads into a table."""
+    """Return the value of a key; a dot leads into a table."""
     found: object = config
     for name in key.split("."):
         found = getattr(found, name)
@@ -102,7 +102,7 @@ def value(config: Config, key: str) -> object:
 
 
 def with_value(config: Config, other: Config, key: str) -> Config:
-    """A configuration that has the value which another has of a key."""
+    """Return `config` with one key's value taken from `other`."""
     table, dot, name = key.partition(".")
     if not dot:
         return msgspec.structs.replace(config, **{key: getattr(other, key)})

@@ -1,4 +1,4 @@
-"""Whether a tree of values is a configuration: everything that is wrong with it, not only what is met first. Pure."""
+"""Finds everything that is wrong with a configuration, and where each value comes from. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from edged.config.keys import (
 )
 from edged.decoding import ready
 
-_CLOSE = 0.66  # of 1, how much alike two names are for one to be meant by the other
+_CLOSE = 0.66  # similarity, 0 to 1, from which a name is suggested
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The name that is most like one; empty where none is. Hyphens and capitals make no difference."""
+    """Return the closest known name, or empty. Hyphens and capitals make no difference."""
     known = list(names)
     plain = {each.lower(): each for each in reversed(known)}
     found = difflib.get_close_matches(name.lower().replace("-", "_"), plain, n=1, cutoff=_CLOSE)
@@ -35,7 +35,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def advice(name: str, table: Path, root: Table) -> str:
-    """What to write instead of a name that a table does not have: that table's, or another's which has it."""
+    """Suggest the closest known key: of this table, or of another."""
     here = next(each for each in root.walk() if each.path == table)
     close = nearest(name, here.names)
     elsewhere = [each for each in root.walk() if name in each.names and each is not here]
@@ -60,7 +60,7 @@ Kind: TypeAlias = Literal["default", "file", "environment", "command line"]
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a value was set: in the line of a file, 0 where that cannot be told; by a variable; by an option."""
+    """Where a value was set: a file and line (0 if unknown), a variable, or an option."""
 
     kind: Kind = "default"
     name: str = ""  # the file, the variable, the option
@@ -76,7 +76,7 @@ DEFAULT = Origin()
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong, in one line. `key` is empty where it is about no key; a message may begin with it."""
+    """One mistake, in one line. `key` is empty if it is about no key; a message may begin with it."""
 
     origin: Origin
     key: str
@@ -89,14 +89,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What one place says: values as TOML has them, and where each was found."""
+    """The values of one source as TOML has them, and where each was found."""
 
     tree: dict[str, object] = {}
     places: Mapping[Path, Origin] = {}
     whole: Origin = DEFAULT  # for what has no place of its own
 
     def has(self, path: Path) -> bool:
-        """Whether it says something of a key; of what is in a list, as far as it has that list."""
+        """Whether it sets a key; for an item of a list, whether it sets the list."""
         inner: object = self.tree
         for name in path:
             if not isinstance(inner, dict):
@@ -107,7 +107,7 @@ class Source(msgspec.Struct, frozen=True):
         return True
 
     def origin(self, path: Path) -> Origin:
-        """Where it says something of a key, or of the nearest table around it whose place is known."""
+        """Return where it sets a key, or the nearest table around it whose place is known."""
         for length in range(len(path), 0, -1):
             whole_list = (*path[: length - 1], without_index(path[length - 1]))
             place = self.places.get(path[:length]) or self.places.get(whole_list)
@@ -117,19 +117,19 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What is wrong with the value of a key, or that there is no such key."""
+    """What is wrong with the value of a key, or with its name."""
 
     path: Path
     message: str
 
 
 def faults(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
-    """Of the values of a whole file, or of what another source says."""
+    """Yield what is wrong with the values of one source."""
     yield from _table(tree, root.kind, root.path, root)
 
 
 def contradictions(tree: Mapping[str, object], root: Table) -> Iterator[Fault]:
-    """What is wrong between keys, each of which is right for itself."""
+    """Yield what is wrong between keys, each of which is valid alone."""
     found = [fault for table in root.tables for fault in _within(tree.get(table.path[-1]), table)]
     yield from found or _converted(tree, root)
 
@@ -158,7 +158,7 @@ def _table(tree: Mapping[str, object], kind: type[msgspec.Struct], path: Path, r
             yield Fault((*path, name), f"unknown key; {_advice(name, kind, path, root)}")
     for name, field in hints.items():
         if field.required and name not in tree:
-            yield Fault((*path, name), f"it is missing; expected {allowed(field.type)}")
+            yield Fault((*path, name), f"missing; expected {allowed(field.type)}")
 
 
 def _advice(name: str, kind: type[msgspec.Struct], path: Path, root: Table) -> str:
@@ -183,7 +183,7 @@ def _value(value: object, hint: object, path: Path, root: Table) -> Iterator[Fau
         try:
             msgspec.convert(value, ready(hint))
         except msgspec.ValidationError:
-            got = "something else, which is a secret" if _is_secret(path, root) else shown(value)
+            got = "something else (hidden: it is a secret)" if _is_secret(path, root) else shown(value)
             yield Fault(path, f"expected {allowed(hint)}, got {got}")
 
 

@@ -1,4 +1,4 @@
-"""The schema as tables and keys, for whoever goes over all of them: what each is called, means and takes."""
+"""The schema as tables and keys: what each is called, means and takes; values as TOML writes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 60  # characters of a wrong value that are repeated
 
 
 def toml(value: object) -> str:
-    """A value as TOML writes it; tables inline, and None, which TOML does not have, as an empty text."""
+    """Return a value as TOML writes it; tables inline; None, which TOML lacks, as an empty string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -42,14 +42,14 @@ def toml(value: object) -> str:
 
 
 def key(name: object) -> str:
-    """A name as TOML has it before an equals sign: bare where that is possible, otherwise in quotes."""
+    """Return a key as TOML writes it: bare if possible, otherwise in quotes."""
     text = str(name)
     is_bare = bool(text) and text.isascii() and text.replace("_", "").replace("-", "").isalnum()
     return text if is_bare else toml(text)
 
 
 def shown(value: object) -> str:
-    """A value that somebody wrote, in one line that is not too long."""
+    """Return a user's value in one short line."""
     if isinstance(value, dict):
         return "a table"
     try:
@@ -66,7 +66,7 @@ def either(words: Iterable[str]) -> str:
 
 
 def core(hint: object) -> object:
-    """A type without what is annotated, and without None."""
+    """Return a type without annotations and None."""
     if typing.get_origin(hint) is Annotated:
         return core(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -76,31 +76,31 @@ def core(hint: object) -> object:
 
 
 def struct_of(hint: object) -> type[msgspec.Struct] | None:
-    """The struct that a type is, or may be; None where it is another type."""
+    """Return the struct that a type is, or may be; None for another type."""
     inner = core(hint)
     return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
 
 
 def item_of(hint: object) -> object:
-    """The type of what is in a list; None where it is no list."""
+    """Return the type of a list's items; None if it is not a list."""
     inner = core(hint)
     return typing.get_args(inner)[0] if typing.get_origin(inner) in (tuple, list) else None
 
 
 def value_of(hint: object) -> object:
-    """The type of the values in a table whose names the user chooses; None where it is none."""
+    """Return the type of the values in a table whose names the user chooses; None for another type."""
     inner = core(hint)
     return typing.get_args(inner)[1] if typing.get_origin(inner) is dict else None
 
 
 def choices(hint: object) -> tuple[object, ...]:
-    """The values that there are, in the order of the schema; none where they cannot be counted."""
+    """Return the values of a literal type in the order of the schema; none for another type."""
     inner = core(hint)
     return typing.get_args(inner) if typing.get_origin(inner) is typing.Literal else ()
 
 
 def allowed(hint: object) -> str:
-    """What a value of a type must be, after "expected"."""
+    """Return what a value of a type must be, to follow "expected"."""
     if found := choices(hint):
         return either(map(toml, found))
     if item_of(hint) is not None:
@@ -153,7 +153,7 @@ _INDEXED = re.compile(r"(.+)(\[\d+\])", re.DOTALL)
 
 
 class Key(msgspec.Struct, frozen=True):
-    """One key. `hint` is its type as written, `example` a value where the default says nothing, otherwise None.
+    """One key. `hint` is its type as written, `example` a value if the default says nothing, otherwise None.
 
     A secret is never shown: its `Meta` has `extra={"secret": True}`.
     """
@@ -187,7 +187,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """One table of the file; the one without a path is the file itself. An optional one is in force where it is named,
+    """One table of the file; the one without a path is the file itself. An optional one is in force if it is named,
     even if it is empty."""
 
     path: Path

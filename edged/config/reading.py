@@ -1,8 +1,7 @@
-"""The configuration in force: the command line before the environment before the file before the defaults."""
+"""The configuration in force: the command line overrides the environment, which overrides the file."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path as File
@@ -18,89 +17,62 @@ from edged.decoding import ready
 from edged.errors import ConfigError
 from edged.files import read_regular
 
-_TEXT = r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\''
-_PART = re.compile(rf"[ \t]*(?:([A-Za-z0-9_-]+)|({_TEXT}))[ \t]*(\.|=|\]\]?)", re.DOTALL)
-_BLANK = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)+")
-_REST = re.compile(rf"(?P<text>{_TEXT})|#[^\n]*|(?P<open>[\[{{])|(?P<close>[\]}}])|(?P<end>\n)|.", re.DOTALL)
+# A statement of several lines, which is an array or a text, can only end in a line with one of these.
+_MAY_END = re.compile(r"[\]}]|\"{3}|'{3}")
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """The line, from 1, of each table's first header and of each key. Tables of an array are called `name[0]`.
+    """Return the line, from 1, of each table's first header and of each key of a valid TOML file.
 
-    Of a file that is no TOML it tells what it makes of it.
+    No parser reports lines, so statements are parsed one by one. Tables of an array are called `name[0]`. Keys of an
+    inline table have no line of their own, and share their statement's if they are known at all.
     """
     lines: dict[Path, int] = {}
     entries: dict[Path, int] = {}  # tables of each array so far
     table: Path = ()
-    at = _past_blank(text, 0)
-    line, counted = 1, 0
-    while at < len(text):
-        line, counted = line + text.count("\n", counted, at), at
-        brackets = 2 if text.startswith("[[", at) else 1 if text[at] == "[" else 0
-        parts, at = _parts(text, at + brackets)
-        if not parts:
-            break
-        if brackets:
-            if brackets == 2:
-                array = (*_within(parts[:-1], entries), parts[-1])
-                entries[array] = entries.get(array, -1) + 1
-                lines.setdefault(array, line)
-            table = _within(parts, entries)
-            lines.setdefault(table, line)
+    statement, first = "", 1
+    for number, line in enumerate(text.split("\n"), 1):
+        is_begun = bool(statement)
+        statement += f"{line}\n"
+        first = first if is_begun else number
+        if is_begun and not _MAY_END.search(line):
+            continue
+        try:
+            tree = msgspec.toml.decode(statement)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            continue  # it goes on in the next line
+        header, statement = statement.lstrip(), ""
+        names = _names(tree)
+        if header.startswith("[["):
+            array = (*_within(names[:-1], entries), names[-1])
+            entries[array] = entries.get(array, -1) + 1
+            lines.setdefault(array, first)
+        if header.startswith("["):
+            table = _within(names, entries)
+            lines.setdefault(table, first)
         else:
-            for length in range(1, len(parts) + 1):
-                lines.setdefault((*table, *parts[:length]), line)
-            at = _past_value(text, at)
-        at = _past_blank(text, at)
+            for length in range(1, len(names) + 1):
+                lines.setdefault((*table, *names[:length]), first)
     return lines
 
 
-def _within(parts: Path, entries: dict[Path, int]) -> Path:
-    """A header means the last table of each array that it leads through."""
+def _names(tree: object) -> Path:
+    """The names of the only key or header of a statement, from the top."""
+    names: list[str] = []
+    while isinstance(tree, dict) and len(tree) == 1:
+        ((name, tree),) = tree.items()
+        names.append(name)
+    return tuple(names)
+
+
+def _within(names: Path, entries: dict[Path, int]) -> Path:
+    """The path of a header, which refers to the last table of each array that it passes."""
     path: Path = ()
-    for part in parts:
-        path = (*path, part)
+    for name in names:
+        path = (*path, name)
         if path in entries:
-            path = (*path[:-1], f"{part}[{entries[path]}]")
+            path = (*path[:-1], f"{name}[{entries[path]}]")
     return path
-
-
-def _parts(text: str, at: int) -> tuple[Path, int]:
-    """The names of a key or header, and where what follows it begins; none where there is neither."""
-    parts: list[str] = []
-    while found := _PART.match(text, at):
-        at = found.end()
-        parts.append(found[1] or _plain(found[2]))
-        if found[3] != ".":
-            return tuple(parts), at
-    return (), at
-
-
-def _plain(quoted: str) -> str:
-    if quoted.startswith("'"):
-        return quoted.strip("'")
-    try:
-        return str(json.loads(quoted))
-    except ValueError:  # TOML has an escape or two that JSON has not
-        return quoted.strip('"')
-
-
-def _past_blank(text: str, at: int) -> int:
-    blank = _BLANK.match(text, at)
-    return blank.end() if blank else at
-
-
-def _past_value(text: str, at: int) -> int:
-    """Where the line ends in which a value does."""
-    depth = 0
-    for token in _REST.finditer(text, at):
-        if token.lastgroup == "open":
-            depth += 1
-        elif token.lastgroup == "close":
-            depth -= 1
-        elif token.lastgroup == "end" and depth <= 0:
-            return token.end()
-    return len(text)
 
 
 Options: TypeAlias = Mapping[str, tuple[str, object]]  # by key of the first level: the option's name, and what it says
@@ -111,7 +83,7 @@ _LINE = re.compile(r" \(at line (\d+), column \d+\)")
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What was read. Where there are problems `config` is what is right of it; the lowest of `sources` is first."""
+    """What was read. If there are problems, `config` is the valid part. `sources`: lowest priority first."""
 
     config: Config
     problems: tuple[Problem, ...]
@@ -122,8 +94,8 @@ class Reading(msgspec.Struct, frozen=True):
         """Where the value of a key comes from."""
         return next((source.origin(path) for source in reversed(self.sources) if source.has(path)), DEFAULT)
 
-    def told(self) -> str:
-        """In a line, for a log: the file, and the names of what goes before it."""
+    def summary(self) -> str:
+        """Return a line for the log: the file, and the names of variables and options that override it."""
         file, *above = self.sources
         named = [
             f"{source.whole}: {', '.join(sorted(map(str, source.places.values())))}" for source in above if source.tree
@@ -131,7 +103,7 @@ class Reading(msgspec.Struct, frozen=True):
         return "; ".join([str(file.whole) if file.whole != DEFAULT else "the defaults", *named])
 
     def required(self) -> Config:
-        """The configuration. ConfigError, which tells the first problem and how many more there are."""
+        """Return the configuration. ConfigError, with the first problem and the number of others."""
         if not self.problems:
             return self.config
         first, *more = self.problems
@@ -141,7 +113,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def load(file: File | None, environment: Mapping[str, str] = _NOTHING) -> Config:
-    """The configuration of a file and of variables. ConfigError, in one line, for anything wrong with them."""
+    """Return the configuration of a file and of variables. ConfigError, in one line, for anything wrong with them."""
     return read(file, environment).required()
 
 
@@ -150,8 +122,8 @@ def read(
     environment: Mapping[str, str] = _NOTHING,
     options: Options = _NO_OPTIONS,
 ) -> Reading:
-    """Everything that is said, and everything that is wrong with it."""
-    told, problems = read_file(file) if file is not None else (Source(), list[Problem]())
+    """Read all sources, and collect everything that is wrong with them."""
+    filed, problems = read_file(file) if file is not None else (Source(), list[Problem]())
     exported, wrong, warnings = variables.read(environment)
     given = Source(
         {name: value for name, (_, value) in options.items()},
@@ -160,7 +132,7 @@ def read(
     )
     problems += wrong
     problems += _problems(given, faults(given.tree, tables()))
-    sources = (told, exported, given)
+    sources = (filed, exported, given)
     merged: dict[str, object] = {}
     for source in sources:
         merged = _over(merged, source.tree)
@@ -174,7 +146,7 @@ def read(
 
 
 def _config(tree: Mapping[str, object]) -> Config:
-    """What is right of a tree."""
+    """Convert the valid part of a tree."""
     pruned = dict(tree)
     for fault in faults(tree, tables()):
         pruned = _without(pruned, fault.path)
@@ -185,7 +157,7 @@ def _config(tree: Mapping[str, object]) -> Config:
 
 
 def _without(tree: Mapping[str, object], path: Path) -> dict[str, object]:
-    """A tree without a key, or without the whole list that something is wrong in."""
+    """Return a tree without a key, or without the whole list that contains it."""
     first = path[0] if path[0] in tree else without_index(path[0])
     inner = tree.get(first)
     rest = {name: value for name, value in tree.items() if name != first}
@@ -193,10 +165,10 @@ def _without(tree: Mapping[str, object], path: Path) -> dict[str, object]:
 
 
 def read_file(file: File) -> tuple[Source, list[Problem]]:
-    """What a file says, and what is wrong with that."""
+    """Read a file, and what is wrong with it."""
     whole = Origin("file", str(file))
     try:
-        text = read_regular(file).decode("utf-8-sig")  # editors of Windows begin files with a mark
+        text = read_regular(file).decode("utf-8-sig")  # editors of Windows write a byte order mark
         tree = msgspec.toml.decode(text)
     except OSError as error:
         return Source(whole=whole), [Problem(whole, "", f"cannot be read: {error.strerror or error}")]
@@ -214,7 +186,7 @@ def read_file(file: File) -> tuple[Source, list[Problem]]:
 
 
 def _not_toml(file: File, message: str) -> Problem:
-    """The parser tells the line within its message, unless the file ended too early."""
+    """The parser's message has the line, unless the file ended too early."""
     found = _LINE.search(message)
     origin = Origin("file", str(file), int(found[1]) if found else 0)
     return Problem(origin, "", f"not valid TOML: {_LINE.sub('', message)}")
@@ -225,7 +197,7 @@ def _problems(source: Source, found: Iterable[Fault]) -> list[Problem]:
 
 
 def _over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    """One tree laid over another: tables are laid over each other key by key, other values are replaced."""
+    """Merge two trees: tables key by key; other values of `above` replace those of `below`."""
     merged = dict(below)
     for name, value in above.items():
         under = merged.get(name)

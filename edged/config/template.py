@@ -1,4 +1,4 @@
-"""The commented file that a box begins with: every key, with what it means, takes, and is without being set."""
+"""The commented configuration file with every key and its default; and the list of what is in force."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD = (
 
 
 def template(root: Table | None = None) -> str:
-    """The whole file. As it is, it changes nothing."""
+    """Return the whole file. As it is, it changes nothing."""
     return "\n\n".join(_blocks(root or tables())) + "\n"
 
 
@@ -31,7 +31,7 @@ def _blocks(root: Table) -> Iterator[str]:
 
 
 def _inside(table: Table) -> Iterator[str]:
-    """Plain keys come first: behind the header of a table they would be that table's."""
+    """Plain keys come first: after the header of a table they would belong to it."""
     yield from (_block(key) for key in table.keys if not key.is_table)
     yield from (_named(key) for key in table.keys if key.is_table)
     for inner in table.tables:
@@ -49,26 +49,26 @@ def _table(table: Table) -> Iterator[str]:
 
 def _block(key: Key) -> str:
     value = key.example if key.default is None else key.default
-    return f"{_comment(told(key))}\n#{key.path[-1]} = {toml(value)}"
+    return f"{_comment(describe(key))}\n#{key.path[-1]} = {toml(value)}"
 
 
 def _named(key: Key) -> str:
-    """A table whose names the user chooses, with an example or more of what may be in it."""
+    """A table whose names the user chooses, with examples."""
     example = key.example if isinstance(key.example, dict) else {}
     entries = "\n".join(f"#{toml_key(name)} = {toml(value)}" for name, value in example.items())
-    return f"{_comment(told(key))}\n[{key.name}]\n{entries}"
+    return f"{_comment(describe(key))}\n[{key.name}]\n{entries}"
 
 
-def told(key: Key) -> str:
-    """What a key means and takes, and its name in the environment."""
-    takes = f" {key.allowed[0].upper()}{key.allowed[1:]}." if _is_telling(key) else ""
+def describe(key: Key) -> str:
+    """Return what a key means and takes, and its name in the environment."""
+    takes = f" {key.allowed[0].upper()}{key.allowed[1:]}." if _needs_range(key) else ""
     example = "" if key.example is None or key.is_table else f" Such as {toml(key.example)}."
     unset = " Not set unless it is here." if key.default is None else ""
     return f"{key.meaning}{takes}{example}{unset} [{key.variable}]"
 
 
-def _is_telling(key: Key) -> bool:
-    """Whether it is worth saying what a key takes, besides its meaning: a number's range, choices that are not told."""
+def _needs_range(key: Key) -> bool:
+    """Whether the meaning lacks what the key takes: a number's range, choices."""
     return core(key.hint) in (int, float) or any(toml(each) not in key.meaning for each in choices(key.hint))
 
 
@@ -96,7 +96,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def rows(reading: Reading) -> Iterator[Row]:
-    """Every key in the order of the schema; those of an optional table only where it is in force."""
+    """Yield every key in the order of the schema; those of an optional table only if it is in force."""
     for table in tables().walk():
         inner = value_at(reading.config, table.path)
         if inner is None:
@@ -115,12 +115,12 @@ def _rows(key: Key, value: object, reading: Reading) -> Iterator[Row]:
 
 
 def disclosed(key: Key, value: object) -> object:
-    """What may be shown of a value: of a secret, only whether it is set."""
+    """Return what may be shown of a value: of a secret, only whether it is set."""
     return _HIDDEN if key.is_secret and value else value
 
 
 def value_at(config: msgspec.Struct, path: Path) -> object:
-    """What stands at a path; None below an optional table that is not there."""
+    """Return the value at a path; None below an optional table that is absent."""
     found: object = config
     for name in path:
         found = None if found is None else getattr(found, name)
@@ -128,7 +128,7 @@ def value_at(config: msgspec.Struct, path: Path) -> object:
 
 
 def lines(reading: Reading, with_origin: bool) -> Iterator[str]:
-    """As a file that says all of it; `with_origin` adds where each value comes from."""
+    """Yield the lines of a file that sets everything; `with_origin` adds where each value comes from."""
     by_path = {row.path: row for row in rows(reading)}
     for table in tables().walk():
         yield from _table_lines(table, reading, by_path, with_origin)

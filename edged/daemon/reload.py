@@ -109,7 +109,7 @@ class Reloader:
         elif part in (Part.ENGINES, Part.HOSTS, Part.HEALTH):
             self._controller.reconfigure(wanted.engines, wanted.hosts, wanted.health)
         elif part is Part.LOG:
-            logs.heed(wanted.log)
+            logs.reconfigure(wanted.log)
             self._ingress.inference.log_again()
         elif part is Part.SHARED_MEMORY:
             self._ingress.inference.allow_shared_memory_over_tcp(wanted.allow_shared_memory_over_tcp)

@@ -19,7 +19,7 @@ IOU, SCORE = 0.5, 0.4
 _WINDOW_S = 2.0  # rates and ages on the screen are means over this long
 
 
-class CameraTally:
+class CameraCounts:
     """One camera's frames, over all the streams it has opened one after the other."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,11 +55,11 @@ class CameraTally:
         return len(ages) / _WINDOW_S, sum(ages) / len(ages) if ages else None
 
 
-class Tally:
+class FrameCounts:
     """All cameras together. With `judged` answers are compared with the truth."""
 
     def __init__(self, cameras: Iterable[str], *, judged: bool) -> None:
-        self.cameras = tuple(CameraTally(name) for name in cameras)
+        self.cameras = tuple(CameraCounts(name) for name in cameras)
         self.ages: list[float] = []  # milliseconds from capture to answer, one for each answered frame
         self.error = ""  # of the last frame that failed
         self._counts = Counts() if judged else None
@@ -153,49 +153,51 @@ class Outcome:
     warm: Life
 
 
-def make_report(tally: Tally, cold: Life, warm: Life, *, swap_due: bool) -> Report:
+def make_report(counts: FrameCounts, cold: Life, warm: Life, *, swap_due: bool) -> Report:
     """The report on two lives of the daemon. `swap_due` where an engine is known to be faster than the reference."""
     seconds = cold.streamed_s + warm.streamed_s
     serving = warm.serving or cold.serving
     return Report(
-        cameras=len(tally.cameras),
+        cameras=len(counts.cameras),
         seconds=round(seconds, 3),
-        frames_sent=tally.sent,
-        frames_answered=tally.answered,
-        frames_skipped=tally.skipped,
-        frames_failed=tally.failed,
-        fps=round(tally.answered / seconds, 3) if seconds > 0 else 0.0,
-        p50_ms=_rounded(percentile(tally.ages, 0.5)),
-        p99_ms=_rounded(percentile(tally.ages, 0.99)),
-        precision=_rounded(tally.precision, 5),
-        recall=_rounded(tally.recall, 5),
+        frames_sent=counts.sent,
+        frames_answered=counts.answered,
+        frames_skipped=counts.skipped,
+        frames_failed=counts.failed,
+        fps=round(counts.answered / seconds, 3) if seconds > 0 else 0.0,
+        p50_ms=_rounded(percentile(counts.ages, 0.5)),
+        p99_ms=_rounded(percentile(counts.ages, 0.99)),
+        precision=_rounded(counts.precision, 5),
+        recall=_rounded(counts.recall, 5),
         first_answer_s=_rounded(cold.first_answer_s),
         engine=EngineFigures(serving.backend, serving.key, serving.state) if serving else None,
         swaps=cold.swaps + warm.swaps,
         cold_start_s=_rounded(cold.served_s),
         warm_start_s=_rounded(warm.served_s),
         cache_hit=is_cache_hit(cold, warm),
-        problems=tuple(_problems(tally, cold, warm, swap_due)),
+        problems=tuple(_problems(counts, cold, warm, swap_due)),
     )
 
 
-def _problems(tally: Tally, cold: Life, warm: Life, swap_due: bool) -> list[str]:
+def _problems(counts: FrameCounts, cold: Life, warm: Life, swap_due: bool) -> list[str]:
     """The cause first, what may follow from it after it."""
     found = [life.problem for life in (cold, warm) if life.problem]
-    if tally.failed:
-        found.append(f"{tally.failed} of {tally.sent} frames failed{f': {tally.error}' if tally.error else ''}")
-    if tally.sent != tally.answered + tally.skipped + tally.failed:
-        found.append(f"{tally.sent} frames were sent, but {tally.answered + tally.skipped + tally.failed} came back")
-    if not tally.answered:
+    if counts.failed:
+        found.append(f"{counts.failed} of {counts.sent} frames failed{f': {counts.error}' if counts.error else ''}")
+    if counts.sent != counts.answered + counts.skipped + counts.failed:
+        found.append(
+            f"{counts.sent} frames were sent, but {counts.answered + counts.skipped + counts.failed} came back"
+        )
+    if not counts.answered:
         found.append("no frame was answered")
-    if cold.problem or not tally.answered:
+    if cold.problem or not counts.answered:
         return found
     if swap_due and not cold.swaps and (why := _why_no_swap(cold)):
         found.append(f"no engine was swapped in: {why}")
     if not warm.problem and not is_cache_hit(cold, warm):
         found.append("after the restart the engine was not served from the store")
-    if tally.recall is not None and tally.recall < _LEAST_RECALL:
-        found.append(f"recall is {tally.recall:.3f}, below {_LEAST_RECALL:g}")
+    if counts.recall is not None and counts.recall < _LEAST_RECALL:
+        found.append(f"recall is {counts.recall:.3f}, below {_LEAST_RECALL:g}")
     return found
 
 

@@ -13,7 +13,7 @@ from edged.client.result import Result
 from edged.demo.cameras import DemoCamera, open_camera
 from edged.demo.daemon_process import DaemonProcess, running, scratch
 from edged.demo.life import Life, Story
-from edged.demo.report import CameraTally, Outcome, Tally, make_report
+from edged.demo.report import CameraCounts, FrameCounts, Outcome, make_report
 from edged.demo.view import MAX_TILES, View, paint_snapshot
 from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Prediction
@@ -54,7 +54,7 @@ async def run(plan: Plan, view: View) -> Outcome:
 
     Whatever happens, cancellation included, no process and no file but the snapshot is left.
     """
-    tally = Tally((f"cam{n}" for n in range(1, plan.cameras + 1)), judged=plan.is_judged)
+    counts = FrameCounts((f"cam{n}" for n in range(1, plan.cameras + 1)), judged=plan.is_judged)
     cold, warm = Life(), Life()
 
     def is_shown(now: float, streamed: float) -> bool:
@@ -64,11 +64,11 @@ async def run(plan: Plan, view: View) -> Outcome:
         return streamed >= AFTER_RESTART_S and (warm.served_s is not None or streamed >= AFTER_RESTART_S + _PATIENCE_S)
 
     with scratch() as folder:
-        await _live(_Stage(plan, tally, cold, Story(cold), view), folder, is_shown)
+        await _live(_Stage(plan, counts, cold, Story(cold), view), folder, is_shown)
         if not cold.problem:
             view.heading("restart, with what is in the store")
-            await _live(_Stage(plan, tally, warm, Story(warm, cold), view, plan.snapshot), folder, is_back)
-    return Outcome(make_report(tally, cold, warm, swap_due=plan.model is None), cold, warm)
+            await _live(_Stage(plan, counts, warm, Story(warm, cold), view, plan.snapshot), folder, is_back)
+    return Outcome(make_report(counts, cold, warm, swap_due=plan.model is None), cold, warm)
 
 
 async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
@@ -81,7 +81,7 @@ async def _live(stage: _Stage, folder: Path, is_done: Done) -> None:
         ):
             await stage.stream(daemon, client, is_done)
     except EdgedError as error:
-        if not stage.tally.answered:
+        if not stage.counts.answered:
             raise
         stage.life.problem = str(error)  # says more than a camera that lost its stream
 
@@ -91,7 +91,7 @@ class _Stage:
     """What is filled in while one daemon lives."""
 
     plan: Plan
-    tally: Tally
+    counts: FrameCounts
     life: Life
     story: Story
     view: View
@@ -107,8 +107,8 @@ class _Stage:
         cameras = [await asyncio.to_thread(open_camera, n, count, self.plan.source) for n in range(1, count + 1)]
         started = time.monotonic()
         streams = [
-            asyncio.create_task(self._stream(client, camera, tally, daemon.launched))
-            for camera, tally in zip(cameras, self.tally.cameras, strict=True)
+            asyncio.create_task(self._stream(client, camera, counts, daemon.launched))
+            for camera, counts in zip(cameras, self.counts.cameras, strict=True)
         ]
         try:
             while not all(stream.done() for stream in streams):
@@ -124,30 +124,30 @@ class _Stage:
             self.life.streamed_s = time.monotonic() - started
             await _end(cameras, streams)
 
-    async def _stream(self, client: AsyncClient, camera: DemoCamera, tally: CameraTally, launched: float) -> None:
+    async def _stream(self, client: AsyncClient, camera: DemoCamera, counts: CameraCounts, launched: float) -> None:
         """One camera. Frames that are never heard of again are accounted for as failed."""
         stream = client.stream(self.name, camera, camera=camera.name)
         try:
             async with stream:
                 async for result in stream:
-                    self._on_result(result, camera, tally, launched)
+                    self._on_result(result, camera, counts, launched)
         except EdgedError as error:
             self.life.problem = self.life.problem or f"{camera.name}: {error}"
         finally:
-            tally.on_closed(stream.counts.sent)
+            counts.on_closed(stream.counts.sent)
 
-    def _on_result(self, result: Result, camera: DemoCamera, tally: CameraTally, launched: float) -> None:
+    def _on_result(self, result: Result, camera: DemoCamera, counts: CameraCounts, launched: float) -> None:
         truth = camera.truth(result.sequence)
         if result.error is not None:
-            self.tally.error = f"{result.error[1]} ({result.error[0]})"
-            tally.on_failure(result.skipped)
+            self.counts.error = f"{result.error[1]} ({result.error[0]})"
+            counts.on_failure(result.skipped)
             return
         self.life.answer(result.engine, time.monotonic() - launched)
-        tally.on_answer(result.age_ms, result.skipped)
-        self.tally.ages.append(result.age_ms)
+        counts.on_answer(result.age_ms, result.skipped)
+        self.counts.ages.append(result.age_ms)
         if truth is not None and self.plan.is_judged:
             found = [Prediction(d.class_id, d.score, d.x1, d.y1, d.x2, d.y2) for d in result.detections]
-            self.tally.judge(found, truth)
+            self.counts.judge(found, truth)
 
     async def _look(self, daemon: DaemonProcess, client: AsyncClient) -> None:
         """Asks the daemon how it is, and shows it. EdgedError when there is nothing to wait for."""
@@ -162,11 +162,11 @@ class _Stage:
         self.life.look(model, engines, now)
         for line in self.story.tell(now):
             self.view.event(line)
-        self.view.show(now, self.tally, self.life)
+        self.view.show(now, self.counts, self.life)
         if model is not None and model.state in ("refused", "failed"):
             raise EdgedError(model.reason)
-        if not self.tally.answered and self.tally.failed >= _HOPELESS:
-            raise EdgedError(self.tally.error)
+        if not self.counts.answered and self.counts.failed >= _HOPELESS:
+            raise EdgedError(self.counts.error)
 
     async def _drain(self, cameras: Sequence[DemoCamera], streams: Sequence[asyncio.Task[None]]) -> None:
         """Ends the frames, and waits for what is still answered."""

@@ -19,7 +19,7 @@ from edged.api_types import EngineInfo
 from edged.client.frames import Picture, read_picture
 from edged.client.result import Result
 from edged.demo.life import Life, Line, answering, cosine, outcome, title
-from edged.demo.report import IOU, SCORE, Outcome, Report, Tally
+from edged.demo.report import IOU, SCORE, FrameCounts, Outcome, Report
 from edged.vision.draw import annotate, encode_jpeg
 from edged.vision.image import Image, decode
 
@@ -41,7 +41,7 @@ class View(Protocol):
 
     def heading(self, text: str) -> None: ...
     def event(self, line: Line) -> None: ...
-    def show(self, now: float, tally: Tally, life: Life) -> None: ...
+    def show(self, now: float, counts: FrameCounts, life: Life) -> None: ...
 
 
 class LiveView:
@@ -56,8 +56,8 @@ class LiveView:
     def event(self, line: Line) -> None:
         self._console.print(event(line), soft_wrap=True)
 
-    def show(self, now: float, tally: Tally, life: Life) -> None:
-        self._live.update(Group(Text(), _cameras(tally), Text(), _engines(life)), refresh=True)
+    def show(self, now: float, counts: FrameCounts, life: Life) -> None:
+        self._live.update(Group(Text(), _cameras(counts), Text(), _engines(life)), refresh=True)
 
 
 class PlainView:
@@ -75,11 +75,11 @@ class PlainView:
     def event(self, line: Line) -> None:
         self._console.print(event(line), soft_wrap=True)
 
-    def show(self, now: float, tally: Tally, life: Life) -> None:
+    def show(self, now: float, counts: FrameCounts, life: Life) -> None:
         if now < self._shown + _PLAIN_S:
             return
         self._shown = now
-        self._console.print(f"{now:6.1f} s    {cameras_line(tally)}", soft_wrap=True)
+        self._console.print(f"{now:6.1f} s    {cameras_line(counts)}", soft_wrap=True)
         engines = engines_line(life)
         if engines != self._engines:
             self._console.print(f"            {engines}", soft_wrap=True)
@@ -101,13 +101,13 @@ def event(line: Line) -> Text:
     return Text.assemble((f"{line.at_s:6.1f} s  ", "cyan"), line.text)
 
 
-def cameras_line(tally: Tally) -> str:
+def cameras_line(counts: FrameCounts) -> str:
     """Every camera in a few words."""
     words = [
         f"{name} {rate} fps, {age}, {skipped} skipped" + (f", {failed} failed" if failed != "0" else "")
-        for name, rate, age, skipped, failed in _camera_rows(tally)[:_MOST_CAMERAS]
+        for name, rate, age, skipped, failed in _camera_rows(counts)[:_MOST_CAMERAS]
     ]
-    return " | ".join(words + _more(tally))
+    return " | ".join(words + _more(counts))
 
 
 def engines_line(life: Life) -> str:
@@ -115,14 +115,14 @@ def engines_line(life: Life) -> str:
     return " | ".join(" ".join(word for word in _engine_row(engine) if word) for engine in life.engines) or "no engine"
 
 
-def _cameras(tally: Tally) -> Table:
+def _cameras(counts: FrameCounts) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("camera", no_wrap=True)
     for name in ("fps", "age", "skipped", "failed"):
         table.add_column(name, justify="right", no_wrap=True, min_width=7)
-    for row in _camera_rows(tally)[:_MOST_CAMERAS]:
+    for row in _camera_rows(counts)[:_MOST_CAMERAS]:
         table.add_row(*row)
-    for more in _more(tally):
+    for more in _more(counts):
         table.add_row(more)
     return table
 
@@ -142,17 +142,17 @@ def _engines(life: Life) -> Table:
     return table
 
 
-def _camera_rows(tally: Tally) -> list[tuple[str, str, str, str, str]]:
+def _camera_rows(counts: FrameCounts) -> list[tuple[str, str, str, str, str]]:
     rows = []
-    for camera in tally.cameras:
+    for camera in counts.cameras:
         rate, age = camera.lately()
         shown = "no answer" if age is None else f"{age:.0f} ms"
         rows.append((camera.name, f"{rate:.1f}", shown, str(camera.skipped), str(camera.failed)))
     return rows
 
 
-def _more(tally: Tally) -> list[str]:
-    hidden = len(tally.cameras) - _MOST_CAMERAS
+def _more(counts: FrameCounts) -> list[str]:
+    hidden = len(counts.cameras) - _MOST_CAMERAS
     return [f"and {hidden} more"] if hidden > 0 else []
 
 

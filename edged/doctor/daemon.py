@@ -28,7 +28,7 @@ _CALL_SECONDS = 10.0
 _HOST = re.compile(rf"-m\0{re.escape(HOST_MODULE)}\0(\d+)\0(\w+)\0")
 
 
-class Heard(msgspec.Struct, frozen=True):
+class DaemonState(msgspec.Struct, frozen=True):
     """What a daemon says of itself."""
 
     status: StatusInfo
@@ -74,10 +74,10 @@ def resolve(target: str | None) -> str:
     return address.resolve(target)
 
 
-def hear(target: str) -> Heard:
+def query(target: str) -> DaemonState:
     """Asks everything; EdgedError when nobody answers."""
     with Client(target, timeout=_CALL_SECONDS) as client:
-        return Heard(client.status(), tuple(client.models()), tuple(client.engines()), client.device())
+        return DaemonState(client.status(), tuple(client.models()), tuple(client.engines()), client.device())
 
 
 def hosts(root: Root, daemon: int) -> dict[str, int] | None:
@@ -106,7 +106,7 @@ def silent(target: str, error: EdgedError, known: Socket | None, *, is_named: bo
     return unknown(Name.DAEMON, "no daemon runs on the default socket", target, "start one: edged serve")
 
 
-def judge(heard: Heard, target: str) -> Iterator[Check]:
+def judge(heard: DaemonState, target: str) -> Iterator[Check]:
     """Judges what a daemon says of itself; a line for each of its alarms."""
     status = heard.status
     said = f"it answers; {status.serving} of {status.models} models serve"

@@ -16,7 +16,7 @@ from edged.decoding import ready
 from edged.device.fingerprint import Fingerprint
 from edged.doctor import models
 from edged.doctor.check import Check, Name, ok, unknown, wrong
-from edged.doctor.daemon import Heard
+from edged.doctor.daemon import DaemonState
 from edged.doctor.examination import Step
 from edged.doctor.runtimes import Runtimes, judge_opsets
 from edged.engines import report
@@ -91,7 +91,7 @@ class ModelChecks:
     def __init__(
         self,
         stock: StoreView,
-        heard: Heard | None,
+        heard: DaemonState | None,
         runtimes: Runtimes,
         fingerprint: Fingerprint,
         scratch: Path,
@@ -116,7 +116,7 @@ class ModelChecks:
         steps = []
         for name in self.names:
             if name in self._told:
-                steps.append(self._step(Name.MODEL, name, self._as_told))
+                steps.append(self._step(Name.MODEL, name, self._daemon_checks))
             if name not in self._entries:
                 self.left_out.append(f"the file of {name}: it is not in {self._stock.repository.root}; give --state")
                 continue
@@ -132,7 +132,7 @@ class ModelChecks:
     def _step(self, name: Name, model: str, ask: _Ask, *, heavy: bool = False) -> Step:
         return Step(name, model, lambda: ask(model), _SECONDS, is_heavy=heavy)
 
-    async def _as_told(self, name: str) -> list[Check]:
+    async def _daemon_checks(self, name: str) -> list[Check]:
         """What the daemon says of a model and its engines."""
         told, heard = self._told[name], self._heard
         assert heard is not None

@@ -16,7 +16,7 @@ from edged.device.fingerprint import Fingerprint, probe
 from edged.device.root import Root
 from edged.doctor import clock, daemon, devices, folders, power, system
 from edged.doctor.check import Check, Name, Report, ok, unknown, warning
-from edged.doctor.daemon import Heard, Socket
+from edged.doctor.daemon import DaemonState, Socket
 from edged.doctor.devices import User
 from edged.doctor.examination import Examination, Step, Tell, in_thread, plain
 from edged.doctor.model_checks import ModelChecks, StoreView
@@ -30,7 +30,7 @@ _OF_THIS_BOX = (
 )
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class CheckOptions(msgspec.Struct, frozen=True):
     """What to look at. `model` is the only one to look at, by name or file; empty for every one.
 
     `target` is the daemon to ask, empty for none; `is_named` says that it was named, so that its silence is wrong.
@@ -49,7 +49,7 @@ class Wanted(msgspec.Struct, frozen=True):
     models: dict[str, Path] = {}
 
 
-async def run_checks(wanted: Wanted, tell: Tell) -> Report:
+async def run_checks(wanted: CheckOptions, tell: Tell) -> Report:
     """Looks at everything; `tell` hears of each step as it begins. InvalidInput where there is no such model."""
     examination = Examination(asyncio.get_running_loop().time() + wanted.seconds, tell)
     root = Root(wanted.root)
@@ -57,13 +57,15 @@ async def run_checks(wanted: Wanted, tell: Tell) -> Report:
     if root.is_live:
         checks = await _box_itself(wanted, root, fingerprint, examination)
     else:
-        checks = await examination.run(box_steps(root, fingerprint, _stranger()))
+        checks = await examination.run(box_steps(root, fingerprint, _unknown_user()))
         examination.left_out.append(_OF_THIS_BOX)
     checks.sort(key=lambda check: _ORDER[check.name])
     return Report(tuple(checks), tuple(examination.left_out))
 
 
-async def _box_itself(wanted: Wanted, root: Root, fingerprint: Fingerprint, examination: Examination) -> list[Check]:
+async def _box_itself(
+    wanted: CheckOptions, root: Root, fingerprint: Fingerprint, examination: Examination
+) -> list[Check]:
     known, heard, silence = await _daemon(wanted)
     pid = known.pid if known is not None else None
     user = (User.of_process(root, pid) if pid is not None else None) or User.current()
@@ -100,7 +102,7 @@ async def _fingerprint(root: Path) -> Fingerprint:
         ) from None
 
 
-async def _daemon(wanted: Wanted) -> tuple[Socket | None, Heard | None, EdgedError | None]:
+async def _daemon(wanted: CheckOptions) -> tuple[Socket | None, DaemonState | None, EdgedError | None]:
     """The socket, what the daemon behind it says, and why it says nothing."""
     if not wanted.target:
         return None, None, None
@@ -108,17 +110,17 @@ async def _daemon(wanted: Wanted) -> tuple[Socket | None, Heard | None, EdgedErr
     if known is not None and known.refusal:
         return known, None, Unsupported(f"no daemon answers at {wanted.target}: {known.refusal}")
     try:
-        return known, await in_thread(lambda: daemon.hear(wanted.target)), None
+        return known, await in_thread(lambda: daemon.query(wanted.target)), None
     except EdgedError as error:
         return known, None, error
 
 
 def _daemon_checks(
-    wanted: Wanted,
+    wanted: CheckOptions,
     root: Root,
     fingerprint: Fingerprint,
     known: Socket | None,
-    heard: Heard | None,
+    heard: DaemonState | None,
     silence: EdgedError | None,
 ) -> Sequence[Check]:
     if not wanted.target:
@@ -137,7 +139,7 @@ def _daemon_checks(
     return checks
 
 
-def _stranger() -> User:
+def _unknown_user() -> User:
     """Whoever a recorded box belongs to is not known; root may use every node there is."""
     return User(0, frozenset((0,)), "root")
 

@@ -1,6 +1,6 @@
-"""What a child prints, as log lines of the child's name: who reads the log knows whose they are, and how bad.
+"""Forwards what child processes print to the log, under the child's name and with the level that a line claims.
 
-Runtimes print what they like, in forms of their own. However much it is, only so many lines come through.
+Runtimes print in forms of their own, and any amount; the rate of lines is limited.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import time
 
 _CHUNK = 1 << 16  # bytes read at once: other work of the loop comes in between
-_LAST_CHUNKS = 16  # a pipe holds one; somebody whom the child left behind may go on writing
+_LAST_CHUNKS = 16  # a pipe holds one; a process that the child left behind may go on writing
 _LONGEST = 1000  # characters of a line
 _BURST, _LINES_A_SECOND = 100.0, 20.0
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -26,51 +26,51 @@ _LEVELS = {"V": logging.DEBUG, "D": logging.DEBUG, "I": logging.INFO, "W": loggi
 
 
 class ChildLogForwarder:
-    """Fed with bytes, says lines. `most`: the highest level at which it does."""
+    """Splits a child's output into lines and logs them, at level `most` at the highest."""
 
     def __init__(self, child: str, most: int = logging.ERROR, **about: str) -> None:
         self._log = logging.getLogger(f"edged.{child.replace(' ', '.')}")
         self._most, self._about = most, {"child": child, **about}
         self._begun = b""
         self._room, self._then = _BURST, time.monotonic()
-        self._unsaid = 0
+        self._omitted = 0
 
     def feed(self, data: bytes) -> None:
-        """What was read last."""
+        """Take the bytes that were read last."""
         now = time.monotonic()
         self._room, self._then = min(_BURST, self._room + (now - self._then) * _LINES_A_SECOND), now
         *lines, rest = (self._begun + data).split(b"\n", int(self._room))
         for line in lines:
-            self._say(line)
-        self._unsaid += rest.count(b"\n")
+            self._log_line(line)
+        self._omitted += rest.count(b"\n")
         self._begun = rest[rest.rfind(b"\n") + 1 :]
         if len(self._begun) > _LONGEST * 4:  # a line without an end
             if self._room >= 1:
-                self._say(self._begun)
+                self._log_line(self._begun)
             else:
-                self._unsaid += 1
+                self._omitted += 1
             self._begun = b""
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Log the rest; no more output comes."""
         if self._begun:
-            self._say(self._begun)
+            self._log_line(self._begun)
             self._begun = b""
-        self._tell_unsaid()
+        self._log_omitted()
 
-    def _say(self, line: bytes) -> None:
+    def _log_line(self, line: bytes) -> None:
         text = _COLOUR.sub("", line.decode(errors="replace")).strip()
         if not text:
             return
-        self._tell_unsaid()
+        self._log_omitted()
         self._room -= 1
         extra = {**self._about, "alike": _NUMBER.sub("#", text[:200])}
         self._log.log(min(self._most, level(text)), "%s", text[:_LONGEST], extra=extra)
 
-    def _tell_unsaid(self) -> None:
-        if self._unsaid:
-            count, self._unsaid = self._unsaid, 0
-            self._log.warning("printed %d lines more than are told", count, extra=self._about)
+    def _log_omitted(self) -> None:
+        if self._omitted:
+            count, self._omitted = self._omitted, 0
+            self._log.warning("printed %d more lines, which are left out", count, extra=self._about)
 
 
 class Pipe:
@@ -79,9 +79,9 @@ class Pipe:
     Made in the loop, before the child; `child` is its end of it, to be given up by `started` once it has it.
     """
 
-    def __init__(self, heard: ChildLogForwarder) -> None:
-        """OSError where the box has no descriptor left."""
-        self._heard = heard
+    def __init__(self, forwarder: ChildLogForwarder) -> None:
+        """OSError if no file descriptor is left."""
+        self._forwarder = forwarder
         self._reader, self.child = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._reader, False)
         self._loop = asyncio.get_running_loop()
@@ -94,7 +94,7 @@ class Pipe:
             self.child = -1
 
     def close(self) -> None:
-        """Takes what is still in it, and gives it up."""
+        """Read what is left in it, and close it."""
         self.started()
         for _ in range(_LAST_CHUNKS):
             if self._reader < 0 or not self._read():
@@ -106,7 +106,7 @@ class Pipe:
         with contextlib.suppress(BlockingIOError, InterruptedError):
             data = os.read(self._reader, _CHUNK)
             if data:
-                self._heard.feed(data)
+                self._forwarder.feed(data)
                 return len(data) == _CHUNK
             self._end()
         return False
@@ -116,11 +116,11 @@ class Pipe:
             self._loop.remove_reader(self._reader)
             os.close(self._reader)
             self._reader = -1
-            self._heard.close()
+            self._forwarder.close()
 
 
 def level(line: str) -> int:
-    """How bad a line says that it is. One that does not say is a warning: a runtime that is well is silent."""
+    """Return the level that a line claims; without one it is a warning, since a healthy runtime is silent."""
     found = _SEVERITY.search(line[:300])
     if found is None:
         return logging.WARNING

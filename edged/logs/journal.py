@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from edged.logs.formats import about, priority
 
 SOCKET = "/run/systemd/journal/socket"
-_SECONDS = 0.05  # that a journal which is behind may keep us waiting
+_SECONDS = 0.05  # longest wait for a busy journal
 _LONGEST = 32 << 10  # bytes of one field: an entry has to go into one datagram, and those have a limit
 _TRACE = logging.Formatter()
 
@@ -29,13 +29,13 @@ class Journal:
         self._lost = 0  # entries, since the last one that was taken
 
     def write(self, record: logging.LogRecord) -> bool:
-        """False where there is no journal, or it refuses the record. One that is too busy loses it: nobody waits."""
+        """Return False if no journal exists or it refuses the record. A journal that is too busy loses it."""
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
                 self._socket.settimeout(_SECONDS)
             if self._lost:
-                self._socket.sendto(_told_lost(self._lost), self._address)
+                self._socket.sendto(_lost_entry(self._lost), self._address)
                 self._lost = 0
             self._socket.sendto(entry(record), self._address)
         except TimeoutError:
@@ -60,7 +60,7 @@ def goes_there(environment: Mapping[str, str], descriptor: int) -> bool:
 
 
 def entry(record: logging.LogRecord) -> bytes:
-    """A record in the journal's own form."""
+    """Return a record in the journal's native form."""
     message = record.getMessage()
     if record.exc_info and record.exc_info[0] is not None:
         message = f"{message}\n{_TRACE.formatException(record.exc_info)}"
@@ -77,7 +77,7 @@ def entry(record: logging.LogRecord) -> bytes:
     return b"".join(_field(name.encode(), value) for name, value in fields.items())
 
 
-def _told_lost(count: int) -> bytes:
+def _lost_entry(count: int) -> bytes:
     message = f"the journal was too busy for {count:,} lines, which are lost"
     return entry(logging.LogRecord("edged", logging.WARNING, __file__, 0, message, None, None))
 

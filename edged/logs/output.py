@@ -1,4 +1,4 @@
-"""The handler that all of the daemon's log ends in: it says each record in the form that is wanted, or counts it."""
+"""The handler of the daemon's log, which writes each record in the configured format or counts it as repeated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FORMATTERS: dict[Format, Callable[[], logging.Formatter]] = {
     "json": JsonLines,
     "journal": PriorityLines,
 }
-_SHORTEST = 0.05  # seconds between two looks at what is held back
+_MIN_SECONDS = 0.05  # seconds, at least, from one flush of held records to the next
 
 
 class Output(logging.Handler):
@@ -58,61 +58,61 @@ class Output(logging.Handler):
         self.shape("auto")
 
     def shape(self, form: Format) -> None:
-        """From now on in this form."""
+        """Write in this form from now on."""
         with self._guard():
-            self._form = self._meant(form)
+            self._form = self._resolve(form)
             self._own = _FORMATTERS[self._form]()
             self.setFormatter(self._own)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            for said in self._repetition.admit(record, time.monotonic()):
-                self._say(said)
-            self._look_later()
+            for held in self._repetition.admit(record, time.monotonic()):
+                self._write(held)
+            self._schedule_flush()
         except Exception:
             self.handleError(record)
 
     def close(self) -> None:
-        """Says what is held back."""
+        """Write the records that are held back."""
         with self._guard():
             if self._timer is not None:
                 self._timer.cancel()
-            for said in self._repetition.rest(time.monotonic()):
-                self._say(said)
+            for held in self._repetition.rest(time.monotonic()):
+                self._write(held)
             self._journal.close()
         super().close()
 
-    def _say(self, record: logging.LogRecord) -> None:
+    def _write(self, record: logging.LogRecord) -> None:
         if self._form == "journal" and self._journal.write(record):
             return
-        # Only text for people can be told otherwise from outside: what programs read keeps its form.
+        # Only the text form can be changed from outside: what programs read keeps its form.
         formatter = (self.formatter if self._form == "text" else None) or self._own
         self._stream.write(formatter.format(record) + "\n")
         self._stream.flush()
 
-    def _meant(self, form: Format) -> Format:
+    def _resolve(self, form: Format) -> Format:
         if form != "auto":
             return form
         try:
             is_journal = goes_there(os.environ, self._stream.fileno())
-        except (OSError, ValueError):  # a stream that is no file
+        except (OSError, ValueError):  # a stream without a file
             is_journal = False
         return "journal" if is_journal else "text"
 
-    def _look_later(self) -> None:
+    def _schedule_flush(self) -> None:
         due = self._repetition.next_due
         if due is None or self._timer is not None:
             return
-        self._timer = threading.Timer(max(_SHORTEST, due - time.monotonic()), self._look)
+        self._timer = threading.Timer(max(_MIN_SECONDS, due - time.monotonic()), self._flush)
         self._timer.daemon = True
         self._timer.start()
 
-    def _look(self) -> None:
+    def _flush(self) -> None:
         with self._guard():
             self._timer = None
-            for said in self._repetition.due(time.monotonic()):
-                self._say(said)
-            self._look_later()
+            for held in self._repetition.due(time.monotonic()):
+                self._write(held)
+            self._schedule_flush()
 
     def _guard(self) -> threading.RLock:
         """The handler's own lock, under which `emit` is called."""
@@ -126,22 +126,22 @@ _LOG = logging.getLogger(_OURS)
 
 
 def start(options: LogOptions | None = None) -> Output:
-    """For a process that is the daemon: everything that anybody logs in it goes to its standard error, in one form."""
+    """Set up the daemon's process: everything logged in it goes to standard error, in one form."""
     output = Output()
     logging.basicConfig(handlers=[output], force=True)
     logging.captureWarnings(True)
     threading.excepthook = _thread_failed
-    heed(options or LogOptions())
+    reconfigure(options or LogOptions())
     return output
 
 
-def heed(options: LogOptions) -> None:
-    """Puts options in force; a process whose log is not ours keeps its form."""
+def reconfigure(options: LogOptions) -> None:
+    """Apply options; a process whose log is not ours keeps its form."""
     root = logging.getLogger()
     for handler in root.handlers:
         if isinstance(handler, Output):
             handler.shape(options.format)
-    # Libraries tell of every step at lower levels: what edged says of itself is what is asked for.
+    # Libraries log every step at lower levels; the level is meant for edged's own lines.
     root.setLevel(max(_LEVELS[options.level], logging.INFO))
     _LOG.setLevel(_LEVELS[options.level])
 

@@ -1,4 +1,4 @@
-"""What is said again and again is said once a second, with how often it was. Pure: time is told to it.
+"""Repeated records are written once a second, with their number. Pure: time is an argument.
 
 The first of a kind is never held back. Those that follow within a second are counted; when it is over, the newest of
 them is said with their number, and another second begins. After a second of quiet the next is a first one again.
@@ -30,7 +30,7 @@ class _Spell:
 
 
 class Repetition:
-    """Decides what of a stream of records is said. Only warnings and what is worse are ever held back."""
+    """Decides which records are written. Only warnings and errors are ever held back."""
 
     def __init__(self, seconds: float = 1.0, most: int = _MOST) -> None:
         self._seconds, self._most = seconds, most
@@ -38,7 +38,7 @@ class Repetition:
         self._holding = 0  # spells that hold something back
 
     def admit(self, record: logging.LogRecord, now: float) -> list[logging.LogRecord]:
-        """What is to be said now that this one came. `now` in monotonic seconds."""
+        """Return the records to write now that this one came. `now` in monotonic seconds."""
         said = self.due(now)
         if record.levelno < logging.WARNING:
             return [*said, record]
@@ -55,7 +55,7 @@ class Repetition:
         return said
 
     def due(self, now: float) -> list[logging.LogRecord]:
-        """What was held back for long enough."""
+        """Return the records that were held back for long enough."""
         said: list[logging.LogRecord] = []
         while self._spells:
             key, spell = next(iter(self._spells.items()))
@@ -68,12 +68,12 @@ class Repetition:
         return said
 
     def rest(self, now: float) -> list[logging.LogRecord]:
-        """All that is held back."""
+        """Return all records that are held back."""
         return [record for key in list(self._spells) for record in self._end(key, now)]
 
     @property
     def next_due(self) -> float | None:
-        """When `due` has to be asked at the latest; None while nothing is held back."""
+        """When `due` must be called at the latest; None while nothing is held back."""
         return next(iter(self._spells.values())).since + self._seconds if self._holding else None
 
     def _end(self, key: Hashable, now: float) -> list[logging.LogRecord]:
@@ -106,7 +106,7 @@ def _place(record: logging.LogRecord) -> Hashable:
 
 
 def _kept(record: logging.LogRecord) -> logging.LogRecord:
-    """A record that keeps nothing alive but its text: an exception would keep every frame, and what is in them."""
+    """Return a record that keeps only its text alive: an exception would keep every frame."""
     if not record.exc_info and all(isinstance(value, _LIGHT) for value in record.args or ()):
         return record
     return _rendered(record, record.getMessage())

@@ -124,7 +124,7 @@ def test_options_go_before_variables_before_the_file_before_the_defaults(tmp_pat
     assert [str(reading.origin(("models", name))) for name in "abc"] == [f"{file}:5", "EDGED_MODELS", "--models"]
     assert str(reading.origin(("stop_seconds",))) == "default"
     assert (
-        reading.told()
+        reading.summary()
         == f"{file}; environment: EDGED_CACHE, EDGED_LISTEN, EDGED_MODELS; command line: --listen, --models"
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from edged.config import Config, Frigate, load
 from edged.config.keys import Key, all_keys, toml
-from edged.config.template import template, told
+from edged.config.template import describe, template
 from edged.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +73,6 @@ def test_the_installed_file_is_what_the_command_prints() -> None:
 @pytest.mark.parametrize("key", all_keys(), ids=lambda key: key.name)
 def test_the_reference_has_a_row_for_every_key(key: Key) -> None:
     default = "" if key.default is None or key.is_table else f"`{toml(key.default)}`"
-    meaning = told(key).removesuffix(f" [{key.variable}]")
+    meaning = describe(key).removesuffix(f" [{key.variable}]")
     row = f"| `{key.name}` | {default} | {meaning} |"
     assert row in (ROOT / "docs" / "configuration.md").read_text().splitlines()

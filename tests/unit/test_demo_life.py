@@ -9,7 +9,7 @@ import pytest
 
 from edged.api_types import EngineInfo, ModelInfo, Verdict
 from edged.demo.life import Life, Story, is_cache_hit, title
-from edged.demo.report import EngineFigures, Outcome, Tally, make_report
+from edged.demo.report import EngineFigures, FrameCounts, Outcome, make_report
 from edged.demo.view import render
 
 
@@ -39,13 +39,13 @@ def model(swaps: int) -> ModelInfo:
     return ModelInfo("shapes", "1", "d", "ready", "", "ultralytics", "", "", (), (), {}, swaps)
 
 
-def shown() -> tuple[Tally, Life, Life]:
+def shown() -> tuple[FrameCounts, Life, Life]:
     """A demonstration in which all went well."""
-    tally = Tally(["cam1"], judged=False)
-    tally.ages = [10.0, 20.0]
-    for _ in tally.ages:
-        tally.cameras[0].on_answer(10.0, 1)
-    tally.cameras[0].on_closed(4)
+    counts = FrameCounts(["cam1"], judged=False)
+    counts.ages = [10.0, 20.0]
+    for _ in counts.ages:
+        counts.cameras[0].on_answer(10.0, 1)
+    counts.cameras[0].on_closed(4)
     cold, warm = Life(), Life()
     engines = [engine("ref", "ready", 9.0), engine("openvino", "serving", 4.0)]
     for key, at in (("ref", 0.9), ("openvino", 3.4)):
@@ -54,7 +54,7 @@ def shown() -> tuple[Tally, Life, Life]:
     warm.answer("openvino", 0.8)
     warm.look(model(0), engines, 2.0)
     cold.streamed_s, warm.streamed_s = 6.0, 4.0
-    return tally, cold, warm
+    return counts, cold, warm
 
 
 def test_the_figures_of_a_good_run() -> None:
@@ -67,24 +67,26 @@ def test_the_figures_of_a_good_run() -> None:
 
 
 def test_a_failed_frame_is_a_problem_and_says_why() -> None:
-    tally, cold, warm = shown()
-    tally.cameras[0].on_failure(0)
-    tally.cameras[0].on_closed(1)
-    tally.error = "the host died (INTERNAL)"
-    assert make_report(tally, cold, warm, swap_due=True).problems == ("1 of 5 frames failed: the host died (INTERNAL)",)
+    counts, cold, warm = shown()
+    counts.cameras[0].on_failure(0)
+    counts.cameras[0].on_closed(1)
+    counts.error = "the host died (INTERNAL)"
+    assert make_report(counts, cold, warm, swap_due=True).problems == (
+        "1 of 5 frames failed: the host died (INTERNAL)",
+    )
 
 
 def test_an_account_that_does_not_add_up_is_a_problem() -> None:
-    tally, cold, warm = shown()
-    tally.cameras[0].answered += 1
-    assert make_report(tally, cold, warm, swap_due=True).problems == ("4 frames were sent, but 5 came back",)
+    counts, cold, warm = shown()
+    counts.cameras[0].answered += 1
+    assert make_report(counts, cold, warm, swap_due=True).problems == ("4 frames were sent, but 5 came back",)
 
 
 def test_report_box_on_which_the_unoptimised_engine_is_fastest_holds() -> None:
-    tally, cold, warm = shown()
+    counts, cold, warm = shown()
     for life in (cold, warm):
         life.look(model(0), [engine("ref", "serving", 9.0), engine("openvino", "ready", 9.5)], 5.0)
-    assert make_report(tally, cold, warm, swap_due=True).problems == ()
+    assert make_report(counts, cold, warm, swap_due=True).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -95,21 +97,21 @@ def test_report_box_on_which_the_unoptimised_engine_is_fastest_holds() -> None:
     ],
 )
 def test_without_a_swap_it_says_why_there_was_none(openvino: EngineInfo, why: str) -> None:
-    tally, cold, warm = shown()
+    counts, cold, warm = shown()
     engines = [engine("ref", "serving", 9.0), openvino]
     cold.look(model(0), engines, 5.0)
     warm.look(model(0), engines, 2.0)
-    (problem,) = make_report(tally, cold, warm, swap_due=True).problems
+    (problem,) = make_report(counts, cold, warm, swap_due=True).problems
     assert why in problem
-    assert make_report(tally, cold, warm, swap_due=False).problems == ()
+    assert make_report(counts, cold, warm, swap_due=False).problems == ()
 
 
 def test_an_engine_made_again_is_no_cache_hit() -> None:
-    tally, cold, warm = shown()
+    counts, cold, warm = shown()
     again = engine("openvino", "serving", 4.0, created_unix_s=2000.0)
     warm.look(model(0), [engine("ref", "ready", 9.0), again], 2.0)
     assert not is_cache_hit(cold, warm)
-    assert "not served from the store" in make_report(tally, cold, warm, swap_due=True).problems[0]
+    assert "not served from the store" in make_report(counts, cold, warm, swap_due=True).problems[0]
 
 
 def test_an_engine_that_was_not_there_before_is_no_cache_hit() -> None:
@@ -184,11 +186,11 @@ def test_a_title_names_what_is_unusual() -> None:
 
 
 def test_the_summary_tells_failures_apart_from_success() -> None:
-    tally, cold, warm = shown()
-    good = render(Outcome(make_report(tally, cold, warm, swap_due=True), cold, warm), ()).plain
+    counts, cold, warm = shown()
+    good = render(Outcome(make_report(counts, cold, warm, swap_due=True), cold, warm), ()).plain
     assert "Everything held: 1 swap without a failed frame" in good
     assert "4 sent = 2 answered + 2 skipped" in good
-    tally.cameras[0].on_closed(1)
-    bad = render(Outcome(make_report(tally, cold, warm, swap_due=True), cold, warm), ()).plain
+    counts.cameras[0].on_closed(1)
+    bad = render(Outcome(make_report(counts, cold, warm, swap_due=True), cold, warm), ()).plain
     assert "Everything held" not in bad
     assert "1 failed" in bad

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.demo.report import CameraTally, Tally, percentile
+from edged.demo.report import CameraCounts, FrameCounts, percentile
 from edged.shapes import Prediction, Truth
 
 _RESULTS = st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=40)
@@ -14,7 +14,7 @@ _STREAMS = st.lists(st.tuples(_RESULTS, st.integers(0, 9)), max_size=4)
 _SQUARE = Truth(1, 10, 10, 50, 50)
 
 
-def _play(camera: CameraTally, streams: list[tuple[list[tuple[bool, int]], int]]) -> tuple[int, int]:
+def _play(camera: CameraCounts, streams: list[tuple[list[tuple[bool, int]], int]]) -> tuple[int, int]:
     """Streams one after the other: results (fine or an error, frames skipped before it), then frames that are lost.
     Returns how many were sent, and how many of them were lost."""
     total = all_lost = 0
@@ -32,7 +32,7 @@ def _play(camera: CameraTally, streams: list[tuple[list[tuple[bool, int]], int]]
 
 @given(_STREAMS)
 def test_every_frame_sent_is_answered_skipped_or_failed(streams: list[tuple[list[tuple[bool, int]], int]]) -> None:
-    camera = CameraTally("cam1")
+    camera = CameraCounts("cam1")
     sent, lost = _play(camera, streams)
     assert camera.sent == sent == camera.answered + camera.skipped + camera.failed
     answers = [fine for results, _ in streams for fine, _ in results]
@@ -43,13 +43,13 @@ def test_every_frame_sent_is_answered_skipped_or_failed(streams: list[tuple[list
 def test_the_total_is_the_sum_of_the_cameras(
     played: list[list[tuple[list[tuple[bool, int]], int]]],
 ) -> None:
-    tally = Tally([f"cam{n}" for n in range(len(played))], judged=False)
-    sent = sum(_play(camera, streams)[0] for camera, streams in zip(tally.cameras, played, strict=True))
-    assert tally.sent == sent == tally.answered + tally.skipped + tally.failed
+    counts = FrameCounts([f"cam{n}" for n in range(len(played))], judged=False)
+    sent = sum(_play(camera, streams)[0] for camera, streams in zip(counts.cameras, played, strict=True))
+    assert counts.sent == sent == counts.answered + counts.skipped + counts.failed
 
 
 def test_more_answers_than_frames_are_not_hidden() -> None:
-    camera = CameraTally("cam1")
+    camera = CameraCounts("cam1")
     camera.on_answer(1.0, 3)
     assert camera.on_closed(2) == 0
     assert camera.sent != camera.answered + camera.skipped + camera.failed
@@ -72,7 +72,7 @@ def test_percentiles_of_known_values() -> None:
 
 def test_rate_and_age_are_those_of_the_last_seconds() -> None:
     now = 100.0
-    camera = CameraTally("cam1", clock=lambda: now)
+    camera = CameraCounts("cam1", clock=lambda: now)
     assert camera.lately() == (0.0, None)
     for age in (10.0, 30.0):
         camera.on_answer(age, 0)
@@ -84,19 +84,19 @@ def test_rate_and_age_are_those_of_the_last_seconds() -> None:
 
 
 def test_detections_are_compared_with_the_truth_from_the_score_on() -> None:
-    tally = Tally(["cam1"], judged=True)
-    assert (tally.precision, tally.recall) == (None, None)  # nothing was answered: nothing can be said
+    counts = FrameCounts(["cam1"], judged=True)
+    assert (counts.precision, counts.recall) == (None, None)  # nothing was answered: nothing can be said
     right, wrong = Prediction(1, 0.9, 11, 10, 50, 50), Prediction(1, 0.4, 60, 60, 90, 90)
     weak = Prediction(1, 0.39, 60, 60, 90, 90)
-    tally.ages.append(1.0)
-    tally.judge([right, wrong, weak], [_SQUARE])
-    tally.judge([], [_SQUARE])
-    assert (tally.precision, tally.recall) == (0.5, 0.5)
+    counts.ages.append(1.0)
+    counts.judge([right, wrong, weak], [_SQUARE])
+    counts.judge([], [_SQUARE])
+    assert (counts.precision, counts.recall) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize("judged", [True, False])
 def test_without_a_truth_there_is_no_precision(judged: bool) -> None:
-    tally = Tally(["cam1"], judged=judged)
-    tally.ages.append(1.0)
-    tally.judge([], [_SQUARE])
-    assert (tally.recall is None) is not judged
+    counts = FrameCounts(["cam1"], judged=judged)
+    counts.ages.append(1.0)
+    counts.judge([], [_SQUARE])
+    assert (counts.recall is None) is not judged

@@ -191,9 +191,9 @@ def info(name: str = "m", state: str = "ready", backend: str = "openvino", reaso
     return ModelInfo(name, "1", "d", state, reason, "", "k" * 32 if backend else "", backend, (), (), {}, 0)
 
 
-def heard(*alarms: AlarmInfo, version: str = __version__, paused: str = "") -> daemon.Heard:
+def heard(*alarms: AlarmInfo, version: str = __version__, paused: str = "") -> daemon.DaemonState:
     status = StatusInfo(version, "e", 1.0, 1, 1, 1, 1, 0, 1 << 30, paused, (), alarms)
-    return daemon.Heard(status, (info(),), (), DeviceInfo({}, ""))
+    return daemon.DaemonState(status, (info(),), (), DeviceInfo({}, ""))
 
 
 def test_a_daemon_that_is_well() -> None:

@@ -213,7 +213,7 @@ def test_the_level_is_that_of_the_options(level: logs.options.Level, said: int) 
     root, ours = logging.getLogger(), logging.getLogger("edged")
     before = root.level, ours.level
     try:
-        logs.heed(logs.LogOptions(level=level))
+        logs.reconfigure(logs.LogOptions(level=level))
         levels = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
         assert sum(logging.getLogger("edged.y").isEnabledFor(each) for each in levels) == said
         assert not logging.getLogger("library").isEnabledFor(logging.DEBUG)

@@ -12,7 +12,7 @@ from rich.text import Text
 from edged.api_types import AlarmInfo, CameraInfo, DeviceLoad, EngineProgress, HostLoad, LoadInfo, ModelLoad, StatusInfo
 from edged.cli.top.layout import Cell, Column, cut, plain, table
 from edged.cli.top.picture import Order, picture
-from edged.cli.top.watch import Seen, rates
+from edged.cli.top.watch import BoxState, rates
 
 NOW = 1.7e9
 
@@ -102,7 +102,7 @@ def making() -> EngineProgress:
     )
 
 
-def drawn(boxes: list[Seen], width: int, order: Order = Order.NAME, now: float = NOW) -> list[str]:
+def drawn(boxes: list[BoxState], width: int, order: Order = Order.NAME, now: float = NOW) -> list[str]:
     return [line.plain for line in picture(boxes, width, order, now)]
 
 
@@ -209,7 +209,7 @@ def test_rates_are_not_told_across_a_new_start_or_a_new_model() -> None:
 
 
 def test_one_box_in_a_wide_terminal() -> None:
-    seen = Seen("dock1", load(building=(making(),), alarms=(alarm(),)), {"doors": 24.96}, NOW, NOW, 2)
+    seen = BoxState("dock1", load(building=(making(),), alarms=(alarm(),)), {"doors": 24.96}, NOW, NOW, 2)
     lines = drawn([seen], 120)
     clock = lines[2].split()[3].rstrip(":")
     assert lines == [
@@ -233,7 +233,7 @@ def test_one_box_in_a_wide_terminal() -> None:
 
 
 def test_one_box_in_a_narrow_terminal() -> None:
-    lines = drawn([Seen("dock1", load(), {"doors": 25.0}, NOW, NOW, 2)], 40)
+    lines = drawn([BoxState("dock1", load(), {"doors": 25.0}, NOW, NOW, 2)], 40)
     assert lines == [
         "edged 0.1.0 at dock1, up 1 h 2 min, 1 o…",
         "cpu 34%, memory 25% of 8.0 GB, daemon 1…",
@@ -254,9 +254,9 @@ def test_one_box_in_a_narrow_terminal() -> None:
 
 def test_several_boxes_share_the_tables() -> None:
     boxes = [
-        Seen("dock1", load(building=(making(),)), {"doors": 25.0}, NOW, NOW, 2),
-        Seen("dock2", load(alarms=(alarm(),)), {}, NOW, NOW, 1),
-        Seen("dock3", tried=NOW, error="nobody answers"),
+        BoxState("dock1", load(building=(making(),)), {"doors": 25.0}, NOW, NOW, 2),
+        BoxState("dock2", load(alarms=(alarm(),)), {}, NOW, NOW, 1),
+        BoxState("dock3", tried=NOW, error="nobody answers"),
     ]
     lines = drawn(boxes, 100)
     assert lines[0].split() == ["BOX", "ANSWER", "UP", "READY", "CPU", "MEMORY", "HEAT", "POWER", "VERSION", "ALARMS"]
@@ -280,7 +280,7 @@ def test_several_boxes_share_the_tables() -> None:
 
 
 def test_a_silent_box_says_since_when_and_its_last_word_is_pale() -> None:
-    seen = Seen("dock1", load(), {"doors": 25.0}, NOW - 75, NOW - 75, 5).failed("it went away", NOW - 1)
+    seen = BoxState("dock1", load(), {"doors": 25.0}, NOW - 75, NOW - 75, 5).failed("it went away", NOW - 1)
     lines = picture([seen], 120, Order.NAME, NOW)
     assert lines[1].plain.startswith("no answer since ")
     assert lines[1].plain.endswith(", 1 min 15 s ago: it went away")
@@ -292,12 +292,12 @@ def test_a_silent_box_says_since_when_and_its_last_word_is_pale() -> None:
 
 
 def test_nobody_has_answered_yet() -> None:
-    assert drawn([Seen("dock1")], 80) == ["edged at dock1", "no answer yet"]
+    assert drawn([BoxState("dock1")], 80) == ["edged at dock1", "no answer yet"]
 
 
 def test_models_and_cameras_are_listed_in_the_order_that_is_asked_for() -> None:
     slow = model("a", infer_ms=5.0, baseline_ms=5.0), model("b", infer_ms=9.0, baseline_ms=3.0), model("c")
-    seen = Seen("x", load(models=slow), {"a": 1.0, "b": 2.0, "c": 30.0}, NOW, NOW, 2)
+    seen = BoxState("x", load(models=slow), {"a": 1.0, "b": 2.0, "c": 30.0}, NOW, NOW, 2)
 
     def names(order: Order) -> tuple[list[str], list[str]]:
         lines = drawn([seen], 120, order)
@@ -313,7 +313,7 @@ def test_models_and_cameras_are_listed_in_the_order_that_is_asked_for() -> None:
 def test_what_is_too_slow_stands_out() -> None:
     def style(infer_ms: float) -> str:
         lines = picture(
-            [Seen("x", load(models=(model("m", infer_ms=infer_ms, baseline_ms=10.0),)))], 120, Order.NAME, NOW
+            [BoxState("x", load(models=(model("m", infer_ms=infer_ms, baseline_ms=10.0),)))], 120, Order.NAME, NOW
         )
         (line,) = [line for line in lines if line.plain.startswith("m ")]
         return _style_of(line, f"{infer_ms:g} ms")
@@ -328,13 +328,13 @@ def _style_of(line: Text, part: str) -> str:
 
 def test_names_from_clients_cannot_steer_the_terminal() -> None:
     hostile = "\x1b[2Jcam\x07\n"
-    seen = Seen("x", load(cameras=(camera(hostile),), alarms=(alarm(hostile),)), {}, NOW, NOW, 1)
+    seen = BoxState("x", load(cameras=(camera(hostile),), alarms=(alarm(hostile),)), {}, NOW, NOW, 1)
     assert all(line.isprintable() for line in drawn([seen], 100))
     assert any("?[2Jcam??" in line for line in drawn([seen], 100))
 
 
 @pytest.mark.parametrize("width", [1, 5, 12, 20, 33, 60, 79, 200])
 def test_no_line_of_a_picture_is_wider_than_the_terminal(width: int) -> None:
-    boxes = [Seen(name, load(alarms=(alarm("x" * 300),)), {}, NOW, NOW, 1) for name in ("a", "日本" * 30)]
+    boxes = [BoxState(name, load(alarms=(alarm("x" * 300),)), {}, NOW, NOW, 1) for name in ("a", "日本" * 30)]
     for shown in (boxes, boxes[:1]):
         assert all(cell_len(line) <= width for line in drawn(shown, width))

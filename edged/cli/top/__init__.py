@@ -14,7 +14,7 @@ from edged.cli.targets import DEFAULT_TARGETS, Targets, with_target_options
 from edged.errors import NotReady
 
 if TYPE_CHECKING:
-    from edged.cli.top.watch import Seen, Watch
+    from edged.cli.top.watch import BoxState, Watch
 
 _APART_S = 1.0  # two looks, from which a single picture has its rates
 _PATIENCE_S = 10.0
@@ -87,7 +87,7 @@ def _print_again(watch: Watch, interval: float) -> None:
         time.sleep(interval)
 
 
-def _print_json(seen: list[Seen]) -> None:
+def _print_json(seen: list[BoxState]) -> None:
     for box in seen:
         line = {"box": box.name, "ok": not box.error and box.load is not None, "error": box.error, "result": box.json()}
         common.print_json(msgspec.json.encode(line))

@@ -11,7 +11,7 @@ from rich.text import Text
 from edged.api_types import DeviceLoad, HostLoad, LoadInfo, ModelLoad
 from edged.cli import formatting
 from edged.cli.top.layout import Cell, Column, Row, cut, plain, table
-from edged.cli.top.watch import Seen
+from edged.cli.top.watch import BoxState
 
 _BAD, _DOUBTFUL, _GOOD, _OLD = "bold red", "yellow", "green", "dim"
 _STATES = {"ready": _GOOD, "loading": _DOUBTFUL, "unproven": _DOUBTFUL}
@@ -73,7 +73,7 @@ class Order(enum.Enum):
         return every[(every.index(self) + 1) % len(every)]
 
 
-def picture(boxes: Sequence[Seen], width: int, order: Order, now: float) -> list[Text]:
+def picture(boxes: Sequence[BoxState], width: int, order: Order, now: float) -> list[Text]:
     """All lines, none wider than `width`; `now` in seconds since the epoch."""
     lines = _one(boxes[0], width, now) if len(boxes) == 1 else _several(boxes, width, now)
     known = [(box, box.load) for box in boxes if box.load is not None]
@@ -89,7 +89,7 @@ def picture(boxes: Sequence[Seen], width: int, order: Order, now: float) -> list
 
 
 _Ranks = dict[Order, tuple[float | str, ...]]
-_Ranked = tuple[Row, _Ranks, Seen]
+_Ranked = tuple[Row, _Ranks, BoxState]
 
 
 def _section(columns: Sequence[Column], boxes: int, width: int, rows: Sequence[_Ranked]) -> list[Text]:
@@ -101,14 +101,14 @@ def _section(columns: Sequence[Column], boxes: int, width: int, rows: Sequence[_
     return table((_BOX, *columns) if named else columns, shown, width)
 
 
-def _paled(row: Row, box: Seen) -> Row:
+def _paled(row: Row, box: BoxState) -> Row:
     return [Cell(cell.text, _OLD) for cell in row] if box.error else row
 
 
 # --- boxes ----------------------------------------------------------------------------------------------------------
 
 
-def _one(box: Seen, width: int, now: float) -> list[Text]:
+def _one(box: BoxState, width: int, now: float) -> list[Text]:
     """The only box: what it is, how its device fares, what it makes and what is wrong, in lines of their own."""
     load = box.load
     if load is None:
@@ -121,7 +121,7 @@ def _one(box: Seen, width: int, now: float) -> list[Text]:
     return lines
 
 
-def _several(boxes: Sequence[Seen], width: int, now: float) -> list[Text]:
+def _several(boxes: Sequence[BoxState], width: int, now: float) -> list[Text]:
     lines = table((_BOX, *_BOXES), [_box(box) for box in boxes], width)
     for box in boxes:
         if box.error:
@@ -131,7 +131,7 @@ def _several(boxes: Sequence[Seen], width: int, now: float) -> list[Text]:
     return lines
 
 
-def _box(box: Seen) -> Row:
+def _box(box: BoxState) -> Row:
     told = "silent" if box.error else "asked" if box.load is None else "here"
     answers = Cell(told, _BAD if box.error else "")
     if box.load is None:
@@ -151,11 +151,11 @@ def _box(box: Seen) -> Row:
     return [Cell(box.name), answers, *_paled(row, box)]
 
 
-def _silence(box: Seen, width: int, now: float) -> list[Text]:
+def _silence(box: BoxState, width: int, now: float) -> list[Text]:
     return [_line(_silent(box, now), _BAD, width)] if box.error or box.load is None else []
 
 
-def _silent(box: Seen, now: float) -> str:
+def _silent(box: BoxState, now: float) -> str:
     if not box.tried:
         return "no answer yet"
     since = f"since {formatting.clock(box.heard)}, {formatting.span(now - box.heard)} ago" if box.heard else "so far"
@@ -192,7 +192,7 @@ def _hottest(device: DeviceLoad) -> str:
 # --- what boxes have ------------------------------------------------------------------------------------------------
 
 
-def _models(known: Sequence[tuple[Seen, LoadInfo]]) -> Iterator[_Ranked]:
+def _models(known: Sequence[tuple[BoxState, LoadInfo]]) -> Iterator[_Ranked]:
     for box, load in known:
         for model in load.models:
             rate = box.rates.get(model.name)
@@ -222,7 +222,7 @@ def _slower(model: ModelLoad) -> float:
     return model.infer_ms / model.baseline_ms if model.infer_ms and model.baseline_ms else 0.0
 
 
-def _cameras(known: Sequence[tuple[Seen, LoadInfo]]) -> Iterator[_Ranked]:
+def _cameras(known: Sequence[tuple[BoxState, LoadInfo]]) -> Iterator[_Ranked]:
     for box, load in known:
         for camera in load.cameras:
             row = (
@@ -239,7 +239,7 @@ def _cameras(known: Sequence[tuple[Seen, LoadInfo]]) -> Iterator[_Ranked]:
             yield row, _ranks(name, camera.fps_in, camera.age_p50_ms or 0.0), box
 
 
-def _hosts(known: Sequence[tuple[Seen, LoadInfo]]) -> Iterator[_Ranked]:
+def _hosts(known: Sequence[tuple[BoxState, LoadInfo]]) -> Iterator[_Ranked]:
     for box, load in known:
         for host in load.hosts:
             yield _host(host), {}, box

@@ -17,7 +17,7 @@ from edged.cli.targets import client_of
 from edged.errors import EdgedError
 
 
-class Seen(msgspec.Struct, frozen=True):
+class BoxState(msgspec.Struct, frozen=True):
     """One box. `rates` are requests and frames a second by model, of the time between the last two words; a model is
     not among them where that is not known. `heard` is when it last answered and `tried` when it was last asked, both in
     seconds since the epoch, 0 for never; `looks` counts its words, and `error` is why the last one is not of now, empty
@@ -31,11 +31,11 @@ class Seen(msgspec.Struct, frozen=True):
     looks: int = 0
     error: str = ""
 
-    def answered(self, load: LoadInfo, now: float) -> Seen:
+    def answered(self, load: LoadInfo, now: float) -> BoxState:
         """It spoke."""
-        return Seen(self.name, load, rates(self.load, load), now, now, self.looks + 1)
+        return BoxState(self.name, load, rates(self.load, load), now, now, self.looks + 1)
 
-    def failed(self, error: str, now: float) -> Seen:
+    def failed(self, error: str, now: float) -> BoxState:
         """It did not."""
         return msgspec.structs.replace(self, error=error, tried=now)
 
@@ -67,19 +67,19 @@ class Watch:
         self.changed = threading.Event()
         self._interval = interval
         self._lock = threading.Lock()
-        self._seen = {box.name: Seen(box.name) for box in boxes}
+        self._seen = {box.name: BoxState(box.name) for box in boxes}
         self._over = threading.Event()
         for box in boxes:
             patience = min(box.settings.timeout_s or _PATIENCE_S, _PATIENCE_S)
             hurried = msgspec.structs.replace(box, settings=msgspec.structs.replace(box.settings, timeout_s=patience))
             threading.Thread(target=self._watch, args=(hurried,), daemon=True).start()
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[BoxState]:
         """Of every box, in their order."""
         with self._lock:
             return list(self._seen.values())
 
-    def wait(self, enough: Callable[[Seen], bool], seconds: float) -> list[Seen]:
+    def wait(self, enough: Callable[[BoxState], bool], seconds: float) -> list[BoxState]:
         """What was seen once it is enough of every box, or time is up."""
         end = time.monotonic() + seconds
         while True:
@@ -102,7 +102,7 @@ class Watch:
                     while not self._over.is_set():
                         began = time.monotonic()
                         load = client.load()
-                        self._keep(box.name, partial(Seen.answered, load=load, now=time.time()))
+                        self._keep(box.name, partial(BoxState.answered, load=load, now=time.time()))
                         self._over.wait(max(0.0, self._interval - (time.monotonic() - began)))
             except EdgedError as error:
                 told = error.message
@@ -110,10 +110,10 @@ class Watch:
                 told = common.refused_by_system(error)
             else:
                 return
-            self._keep(box.name, partial(Seen.failed, error=told, now=time.time()))
+            self._keep(box.name, partial(BoxState.failed, error=told, now=time.time()))
             self._over.wait(min(self._interval, 1.0))
 
-    def _keep(self, name: str, change: Callable[[Seen], Seen]) -> None:
+    def _keep(self, name: str, change: Callable[[BoxState], BoxState]) -> None:
         with self._lock:
             self._seen[name] = change(self._seen[name])
         self.changed.set()
