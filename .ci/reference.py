@@ -38,6 +38,8 @@ def main(target: Path) -> None:
 
 def _add_calls(client: type) -> None:
     """Gives a client the methods of `DaemonCalls` as its own, with the types that they have in this client."""
+    if "__orig_bases__" in vars(client):
+        del client.__orig_bases__  # type: ignore[attr-defined]  # pdoc would take the bases' methods first
     for name, method in vars(calls.DaemonCalls).items():
         if not name.startswith("_") and name not in vars(client):
             setattr(client, name, _stub(method, is_async=client.__name__ == "AsyncClient"))
