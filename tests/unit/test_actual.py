@@ -41,7 +41,7 @@ async def being_read(*recipes: Recipe, path: str = "") -> PlannedModel:
         ((REFERENCE, BUILT), "", BUILT),
     ],
 )
-def test_model_that_is_read_and_lost_its_host_gets_the_engine_from_before_if_its_files_are_there(
+def test_actual_model_being_read_without_host_opens_an_engine_whose_files_exist(
     tmp_path: Path, recipes: tuple[Recipe, ...], path: str, opened: Recipe | None
 ) -> None:
     async def story() -> None:
@@ -55,7 +55,7 @@ def test_model_that_is_read_and_lost_its_host_gets_the_engine_from_before_if_its
     run(story())
 
 
-def test_model_that_is_read_and_served_is_left_as_it_is(tmp_path: Path) -> None:
+def test_actual_model_being_read_and_served_is_left_alone(tmp_path: Path) -> None:
     async def story() -> None:
         planned = await being_read(REFERENCE, BUILT, path="/nowhere/m/2/model.onnx")
         serve(planned, next(iter(planned.engines)))

@@ -26,14 +26,14 @@ def alarms(events: EventLog) -> Alarms:
     return Alarms(events)
 
 
-def test_an_alarm_is_told_once_however_long_it_lasts(alarms: Alarms, events: EventLog) -> None:
+def test_update_lasting_alarm_is_reported_once(alarms: Alarms, events: EventLog) -> None:
     for _ in range(3):
         alarms.update([SLOW])
     assert told(events, AlarmRaised) == [AlarmRaised("slow", SLOW.message)]
     assert told(events, AlarmCleared) == []
 
 
-def test_it_is_told_once_that_it_is_over(alarms: Alarms, events: EventLog) -> None:
+def test_update_cleared_alarm_is_reported_once(alarms: Alarms, events: EventLog) -> None:
     alarms.update([SLOW])
     for _ in range(3):
         alarms.update([])
@@ -41,13 +41,13 @@ def test_it_is_told_once_that_it_is_over(alarms: Alarms, events: EventLog) -> No
     assert alarms.active() == ()
 
 
-def test_what_begins_anew_is_told_anew(alarms: Alarms, events: EventLog) -> None:
+def test_update_alarm_that_returns_is_reported_again(alarms: Alarms, events: EventLog) -> None:
     for wrong in ([SLOW], [], [SLOW]):
         alarms.update(wrong)
     assert len(told(events, AlarmRaised)) == 2
 
 
-def test_figures_that_move_are_shown_and_not_told(alarms: Alarms, events: EventLog) -> None:
+def test_update_changed_message_is_shown_but_not_reported(alarms: Alarms, events: EventLog) -> None:
     alarms.update([SLOW])
     later = Alarm(AlarmKind.SLOW, "inference takes 350 ms instead of 12 ms", "m", "key")
     alarms.update([later])
@@ -55,7 +55,7 @@ def test_figures_that_move_are_shown_and_not_told(alarms: Alarms, events: EventL
     assert len(told(events, AlarmRaised)) == 1
 
 
-def test_it_lasts_since_it_began(alarms: Alarms, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_lasting_alarm_keeps_its_start(alarms: Alarms, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(100.0)
     monkeypatch.setattr(alarms_module, "time", clock)
     alarms.update([SLOW])
@@ -72,7 +72,7 @@ def test_it_lasts_since_it_began(alarms: Alarms, monkeypatch: pytest.MonkeyPatch
         Alarm(AlarmKind.SLOW, SLOW.message, "m", "another"),
     ],
 )
-def test_what_is_wrong_with_something_else_is_another_alarm(alarms: Alarms, events: EventLog, other: Alarm) -> None:
+def test_update_other_subject_is_another_alarm(alarms: Alarms, events: EventLog, other: Alarm) -> None:
     alarms.update([SLOW])
     alarms.update([SLOW, other])
     assert len(told(events, AlarmRaised)) == 2
@@ -80,7 +80,7 @@ def test_what_is_wrong_with_something_else_is_another_alarm(alarms: Alarms, even
     assert [alarm.subject for alarm in alarms.active()] == [other.subject]
 
 
-def test_an_alarm_names_its_model_and_engine_to_whoever_follows(alarms: Alarms, events: EventLog) -> None:
+def test_update_event_names_model_and_engine(alarms: Alarms, events: EventLog) -> None:
     alarms.update([SLOW])
     alarms.update([])
     log = events.follow(live=False)
@@ -105,7 +105,7 @@ WRONG = st.lists(st.builds(Alarm, st.sampled_from(AlarmKind), st.just("x"), st.s
 
 
 @given(st.lists(WRONG, max_size=8))
-def test_what_was_raised_and_not_cleared_is_what_is_wrong_now(looks: list[list[Alarm]]) -> None:
+def test_update_raised_and_not_cleared_is_active(looks: list[list[Alarm]]) -> None:
     events = EventLog()
     alarms = Alarms(events)
     for wrong in looks:

@@ -34,11 +34,11 @@ def again(tmp_path: Path) -> AttemptLog:
     return AttemptLog(tmp_path / "cache")
 
 
-def test_nothing_is_known_of_an_engine_that_was_never_made(log: AttemptLog) -> None:
+def test_of_unknown_engine_is_empty(log: AttemptLog) -> None:
     assert log.of(KEY) == Attempts()
 
 
-def test_failures_are_counted_for_each_engine_and_outlive_the_daemon(tmp_path: Path, log: AttemptLog) -> None:
+def test_failed_counts_per_engine_and_survives_restart(tmp_path: Path, log: AttemptLog) -> None:
     for reason in ("no memory", "no time"):
         log.begin(KEY)
         log.failed(KEY, reason)
@@ -46,7 +46,7 @@ def test_failures_are_counted_for_each_engine_and_outlive_the_daemon(tmp_path: P
     assert log.of(OTHER) == Attempts()
 
 
-def test_what_was_made_is_forgotten(tmp_path: Path, log: AttemptLog) -> None:
+def test_forget_made_engine_drops_failures(tmp_path: Path, log: AttemptLog) -> None:
     log.begin(KEY)
     log.failed(KEY, "no memory")
     log.begin(KEY)
@@ -55,7 +55,7 @@ def test_what_was_made_is_forgotten(tmp_path: Path, log: AttemptLog) -> None:
     assert again(tmp_path).of(KEY) == Attempts()
 
 
-def test_an_attempt_that_was_cut_off_by_the_box_has_failed(tmp_path: Path, log: AttemptLog, boot: Path) -> None:
+def test_begin_cut_off_by_a_reboot_counts_as_failure(tmp_path: Path, log: AttemptLog, boot: Path) -> None:
     log.begin(KEY)
     log.failed(KEY, "no memory")
     log.begin(KEY)
@@ -66,7 +66,7 @@ def test_an_attempt_that_was_cut_off_by_the_box_has_failed(tmp_path: Path, log: 
     assert again(tmp_path).of(KEY) == known, "looking at it counts for nothing"
 
 
-def test_an_attempt_that_was_cut_off_with_the_daemon_alone_counts_for_nothing(tmp_path: Path, log: AttemptLog) -> None:
+def test_begin_cut_off_by_a_killed_daemon_does_not_count(tmp_path: Path, log: AttemptLog) -> None:
     log.begin(KEY)
     assert again(tmp_path).of(KEY) == Attempts()
     log.failed(KEY, "no memory")
@@ -74,14 +74,14 @@ def test_an_attempt_that_was_cut_off_with_the_daemon_alone_counts_for_nothing(tm
     assert again(tmp_path).of(KEY) == Attempts(1, "no memory")
 
 
-def test_every_box_that_stops_counts_once(tmp_path: Path, log: AttemptLog, boot: Path) -> None:
+def test_begin_cut_off_by_each_reboot_counts_once(tmp_path: Path, log: AttemptLog, boot: Path) -> None:
     for number in range(1, 4):
         again(tmp_path).begin(KEY)
         boot.write_text(f"boot {number}\n")
         assert again(tmp_path).of(KEY).failures == number
 
 
-def test_a_failure_after_a_box_that_stopped_counts_beside_it(tmp_path: Path, log: AttemptLog, boot: Path) -> None:
+def test_failed_after_a_reboot_counts_in_addition(tmp_path: Path, log: AttemptLog, boot: Path) -> None:
     log.begin(KEY)
     boot.write_text("second\n")
     later = again(tmp_path)
@@ -91,9 +91,7 @@ def test_a_failure_after_a_box_that_stopped_counts_beside_it(tmp_path: Path, log
 
 
 @pytest.mark.parametrize("failures", [0, 2])
-def test_an_attempt_that_is_undone_leaves_what_was_known_before(
-    tmp_path: Path, log: AttemptLog, boot: Path, failures: int
-) -> None:
+def test_undone_keeps_earlier_failures(tmp_path: Path, log: AttemptLog, boot: Path, failures: int) -> None:
     for _ in range(failures):
         log.begin(KEY)
         log.failed(KEY, "no memory")
@@ -104,7 +102,7 @@ def test_an_attempt_that_is_undone_leaves_what_was_known_before(
     assert again(tmp_path).of(KEY) == before == Attempts(failures, "no memory" if failures else "")
 
 
-def test_cancelled_engine_stays_cancelled_until_it_is_forgotten(tmp_path: Path, log: AttemptLog) -> None:
+def test_cancelled_engine_stays_cancelled_until_forgotten(tmp_path: Path, log: AttemptLog) -> None:
     log.begin(KEY)
     log.cancelled(KEY, "by an operator")
     log.undone(KEY)  # as the child ends
@@ -113,7 +111,7 @@ def test_cancelled_engine_stays_cancelled_until_it_is_forgotten(tmp_path: Path, 
     assert again(tmp_path).of(KEY) == Attempts()
 
 
-def test_failed_by_another_edged_counts_no_more_and_a_cancel_does(
+def test_of_another_version_drops_failures_and_keeps_a_cancel(
     tmp_path: Path, log: AttemptLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.failed(KEY, "no kernel", is_hopeless=True)
@@ -131,7 +129,7 @@ def file_of(log: AttemptLog, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"failures": "many"}', b"[]"])
-def test_what_cannot_be_read_is_not_known(tmp_path: Path, log: AttemptLog, content: bytes) -> None:
+def test_of_damaged_file_is_empty(tmp_path: Path, log: AttemptLog, content: bytes) -> None:
     file_of(log, tmp_path).write_bytes(content)
     log = again(tmp_path)
     assert log.of(KEY) == Attempts()
@@ -140,7 +138,7 @@ def test_what_cannot_be_read_is_not_known(tmp_path: Path, log: AttemptLog, conte
     assert log.of(KEY) == Attempts(1, "no time")
 
 
-def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path, log: AttemptLog) -> None:
+def test_open_pipe_instead_of_a_file_does_not_block(tmp_path: Path, log: AttemptLog) -> None:
     file = file_of(log, tmp_path)
     file.unlink()
     os.mkfifo(file)
@@ -148,7 +146,7 @@ def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path, log: Atte
     assert again(tmp_path).of(KEY) == Attempts()
 
 
-def test_a_disk_that_cannot_be_written_only_makes_it_forget(
+def test_failed_on_unwritable_disk_works_in_memory(
     small_disk: Path, boot: Path, make_read_only: Callable[[Path], None]
 ) -> None:
     AttemptLog(small_disk).failed(KEY, "no memory")
@@ -164,7 +162,7 @@ def test_a_disk_that_cannot_be_written_only_makes_it_forget(
     assert log.of(KEY) == Attempts(1, "no memory")
 
 
-def test_a_place_that_is_no_folder_only_makes_it_forget(tmp_path: Path, boot: Path) -> None:
+def test_failed_without_a_folder_works_in_memory(tmp_path: Path, boot: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     log = AttemptLog(tmp_path / "cache")
     log.begin(KEY)
@@ -172,13 +170,13 @@ def test_a_place_that_is_no_folder_only_makes_it_forget(tmp_path: Path, boot: Pa
     assert AttemptLog(tmp_path / "cache").of(KEY) == Attempts()
 
 
-def test_a_box_that_does_not_name_its_boots_is_taken_for_one_that_runs_on(log: AttemptLog, boot: Path) -> None:
+def test_begin_without_boot_id_assumes_no_reboot(log: AttemptLog, boot: Path) -> None:
     boot.unlink()
     log.begin(KEY)
     assert log.of(KEY) == Attempts()
 
 
-def test_only_the_newest_failures_are_kept(tmp_path: Path, boot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_keeps_only_the_newest(tmp_path: Path, boot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts_module, "_KEPT", 2)
     log = AttemptLog(tmp_path / "cache")
     for number, key in enumerate("abc"):

@@ -29,17 +29,17 @@ def silence(guard: Watch, seconds: int, *, used: float = 0.0) -> str:
     return reason
 
 
-def test_a_child_that_does_nothing_is_stopped_after_the_time_given() -> None:
+def test_watch_idle_child_is_stopped_in_time() -> None:
     assert silence(Watch(100, 600), 599) == ""
     assert silence(Watch(100, 600), 600) == "showed no sign of life for 600 s"
 
 
 @pytest.mark.parametrize(("used", "stopped"), [(0.0005, True), (0.002, True), (0.01, False), (1.0, False)])
-def test_a_thread_that_only_looks_at_a_flag_is_no_sign_of_life(used: float, stopped: bool) -> None:
+def test_watch_polling_thread_is_not_a_sign_of_life(used: float, stopped: bool) -> None:
     assert bool(silence(Watch(100, 600), 7200, used=used)) is stopped
 
 
-def test_a_message_is_a_sign_of_life() -> None:
+def test_watch_message_is_a_sign_of_life() -> None:
     guard = Watch(100, 10)
     for _ in range(10):
         assert silence(guard, 9) == ""
@@ -55,9 +55,7 @@ def test_a_message_is_a_sign_of_life() -> None:
         (0.1, False, True),  # waits for something else
     ],
 )
-def test_watch_child_that_says_nothing_is_stopped_by_what_it_had_of_the_processor(
-    used: float, wants: bool, stopped: bool
-) -> None:
+def test_watch_silent_child_is_stopped_by_its_processor_time(used: float, wants: bool, stopped: bool) -> None:
     guard = Watch(100, 600, quiet_seconds=120)
     cpu = itertools.accumulate(itertools.repeat(used))
     reasons = [guard.judge(Usage(next(cpu), 10.0, 1, wants), 1.0) for _ in range(300)]
@@ -66,7 +64,7 @@ def test_watch_child_that_says_nothing_is_stopped_by_what_it_had_of_the_processo
         assert reasons.index(next(filter(None, reasons))) == 119
 
 
-def test_watch_child_that_says_it_gets_on_may_compute_as_long_as_it_likes() -> None:
+def test_watch_child_that_reports_progress_may_compute_on() -> None:
     guard = Watch(100, 600, quiet_seconds=120)
     for second in range(7200):
         if second % 100 == 0:
@@ -74,7 +72,7 @@ def test_watch_child_that_says_it_gets_on_may_compute_as_long_as_it_likes() -> N
         assert guard.judge(Usage(float(second), 10.0, 1, True), 1.0) == ""
 
 
-def test_time_that_vanishes_with_a_process_is_no_debt() -> None:
+def test_watch_processor_time_of_an_ended_process_is_ignored() -> None:
     guard = Watch(100, 10)
     guard.judge(Usage(1000.0, 1.0, 2), 1.0)
     guard.judge(Usage(1.0, 1.0, 1), 1.0)  # a busy grandchild was killed and waited for by nobody
@@ -82,7 +80,7 @@ def test_time_that_vanishes_with_a_process_is_no_debt() -> None:
         assert guard.judge(Usage(1.0 + second, 1.0, 1), 1.0) == ""
 
 
-def test_memory_is_judged_at_once_alone_and_at_the_second_look_in_a_family() -> None:
+def test_watch_memory_of_a_family_is_judged_at_the_second_look() -> None:
     assert Watch(100, 600).judge(Usage(0.0, 101.0, 1), 0.25) == "used more than 100 MiB of memory"
     guard = Watch(100, 600)
     assert guard.judge(Usage(0.0, 190.0, 2), 0.25) == ""  # a fork, for an instant twice its parent
@@ -91,7 +89,7 @@ def test_memory_is_judged_at_once_alone_and_at_the_second_look_in_a_family() -> 
     assert "memory" in guard.judge(Usage(0.0, 190.0, 2), 0.25)
 
 
-def test_a_process_is_read_as_it_is() -> None:
+def test_read_process_matches_its_state() -> None:
     reading = watch.read(os.getpid())
     assert reading is not None
     assert (reading.parent, reading.session) == (os.getppid(), os.getsid(0))
@@ -101,7 +99,7 @@ def test_a_process_is_read_as_it_is() -> None:
     assert reading.resident_mb == pytest.approx(resident, rel=0.1)
 
 
-def test_a_name_that_looks_like_the_file_format_is_read_too() -> None:
+def test_read_process_name_with_brackets_is_parsed() -> None:
     rename = "open('/proc/self/comm', 'w').write(') R 1 1 1 (')\n"
     with subprocess.Popen([sys.executable, "-c", f"{rename}print(flush=True)\n{_SLEEP[2]}"], stdout=-1) as odd:
         assert odd.stdout is not None
@@ -112,14 +110,14 @@ def test_a_name_that_looks_like_the_file_format_is_read_too() -> None:
     assert reading.parent == os.getpid()
 
 
-def test_a_process_that_is_gone_reads_as_nothing() -> None:
+def test_read_ended_process_is_none() -> None:
     with subprocess.Popen(["true"]) as process:
         pass
     assert watch.read(process.pid) is None
     assert Family(process.pid, 100).measure() == Usage(0.0, 0.0, 0)
 
 
-def test_the_family_is_the_session_and_all_descendants_and_is_killed_as_one() -> None:
+def test_kill_ends_session_and_descendants() -> None:
     start = f"import subprocess, sys; p = {_SLEEP!r}; subprocess.Popen(p); subprocess.Popen(p, start_new_session=True)"
     orphan = f"subprocess.run([sys.executable, '-c', {f'import subprocess; subprocess.Popen({_SLEEP!r})'!r}])"
     command = [sys.executable, "-c", f"{start}; {orphan}; import time; time.sleep(60)"]
@@ -132,7 +130,7 @@ def test_the_family_is_the_session_and_all_descendants_and_is_killed_as_one() ->
     wait(lambda: not any(is_running(member) for member in members), "the end of all four")
 
 
-def test_reading_does_not_disturb_a_busy_box() -> None:
+def test_measure_takes_little_processor_time() -> None:
     """Processes come and go while /proc is read."""
     stop = threading.Event()
 
@@ -150,7 +148,7 @@ def test_reading_does_not_disturb_a_busy_box() -> None:
         thread.join()
 
 
-def test_family_without_a_free_descriptor_is_still_measured() -> None:
+def test_measure_without_free_descriptor_keeps_known_family() -> None:
     family = Family(os.getpid(), 1 << 20)
     family.measure()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

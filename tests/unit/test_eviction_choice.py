@@ -29,33 +29,33 @@ NEEDS = st.integers(0, 60)
 ROOMS = st.integers(-40, 60)
 
 
-def test_what_fits_takes_nothing_from_anybody() -> None:
+def test_choose_enough_space_evicts_nothing() -> None:
     assert choose([held("a")], need=10, free=10) == Choice(())
 
 
-def test_stale_engines_go_before_spare_ones_and_the_longest_unused_first() -> None:
+def test_choose_evicts_stale_before_spare_and_least_recently_used_first() -> None:
     engines = [held("young", used=9), held("old", used=1), held("stale", used=10, eviction_class=STALE)]
     assert choose(engines, need=10, free=0) == Choice(("stale",))
     assert choose(engines, need=11, free=0) == Choice(("stale", "old"))
     assert choose(engines, need=30, free=0) == Choice(("stale", "old", "young"))
 
 
-def test_nothing_is_evicted_in_vain() -> None:
+def test_choose_impossible_need_evicts_nothing() -> None:
     engines = [held("a"), held("b", size=99, eviction_class=NEEDED)]
     assert choose(engines, need=15, free=0) == Choice((), short=5)
 
 
-def test_too_much_already_is_made_good_first() -> None:
+def test_choose_negative_space_is_made_up_first() -> None:
     assert choose([held("a"), held("b", used=1)], need=5, free=-5) == Choice(("a",))
     assert choose([held("a"), held("b", used=1)], need=6, free=-5) == Choice(("a", "b"))
 
 
-def test_an_engine_without_files_frees_nothing_and_stays() -> None:
+def test_choose_engine_without_files_stays() -> None:
     assert choose([held("tombstone", size=0, eviction_class=STALE), held("a")], need=5, free=0) == Choice(("a",))
 
 
 @given(HELD, NEEDS, ROOMS)
-def test_what_is_needed_or_empty_never_goes(engines: list[StoredEngine], need: int, free: int) -> None:
+def test_choose_never_evicts_needed_or_empty_engines(engines: list[StoredEngine], need: int, free: int) -> None:
     by_key = {h.key: h for h in engines}
     for key in choose(engines, need, free).evict:
         assert by_key[key].eviction_class is not NEEDED
@@ -63,9 +63,7 @@ def test_what_is_needed_or_empty_never_goes(engines: list[StoredEngine], need: i
 
 
 @given(HELD, NEEDS, ROOMS)
-def test_it_fits_afterwards_and_would_not_with_one_eviction_less(
-    engines: list[StoredEngine], need: int, free: int
-) -> None:
+def test_choose_evicts_no_more_than_needed(engines: list[StoredEngine], need: int, free: int) -> None:
     by_key, choice = {h.key: h for h in engines}, choose(engines, need, free)
     freed = [by_key[key].size for key in choice.evict]
     able = sum(h.size for h in engines if h.eviction_class is not NEEDED)
@@ -78,9 +76,7 @@ def test_it_fits_afterwards_and_would_not_with_one_eviction_less(
 
 
 @given(HELD, NEEDS, ROOMS)
-def test_everything_that_stays_is_worth_more_or_was_used_later(
-    engines: list[StoredEngine], need: int, free: int
-) -> None:
+def test_choose_keeps_what_ranks_higher(engines: list[StoredEngine], need: int, free: int) -> None:
     by_key, choice = {h.key: h for h in engines}, choose(engines, need, free)
     gone = [(by_key[key].eviction_class, by_key[key].used) for key in choice.evict]
     assert gone == sorted(gone)
@@ -89,8 +85,6 @@ def test_everything_that_stays_is_worth_more_or_was_used_later(
 
 
 @given(HELD, NEEDS, ROOMS, st.randoms(use_true_random=False))
-def test_the_order_in_which_they_are_told_changes_nothing(
-    engines: list[StoredEngine], need: int, free: int, random
-) -> None:  # type: ignore[no-untyped-def]
+def test_choose_ignores_the_order_of_its_input(engines: list[StoredEngine], need: int, free: int, random) -> None:  # type: ignore[no-untyped-def]
     shuffled = random.sample(engines, len(engines))
     assert choose(shuffled, need, free) == choose(engines, need, free)

@@ -39,7 +39,7 @@ class Watched:
         self.told = asyncio.run(work())
 
 
-def test_a_change_is_told_once_and_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refresh_changed_facts_are_reported_once_and_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, _OLD, _NEW, _NEW)
     assert watched.changes == [0, 2, 0]
     assert watched.planned == [_NEW]
@@ -51,7 +51,7 @@ def test_a_change_is_told_once_and_planned_for(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_while_a_reboot_is_pending_nothing_is_planned_for_what_is_there_only_by_half(
+def test_refresh_pending_reboot_plans_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watched = Watched(monkeypatch, _HALF, _HALF)
@@ -61,13 +61,13 @@ def test_while_a_reboot_is_pending_nothing_is_planned_for_what_is_there_only_by_
     assert len(watched.told) == 1
 
 
-def test_when_the_other_half_follows_it_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refresh_after_the_reboot_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, _HALF, _NEW)
     assert watched.pending == [True, False]
     assert watched.planned == [_NEW]
 
 
-def test_a_driver_that_is_put_back_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refresh_restored_driver_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, _HALF, _OLD)
     assert watched.pending == [True, False]
     assert watched.planned == [_OLD]
