@@ -75,7 +75,7 @@ def test_what_inspect_itself_cannot_do_is_one_line(tmp_path: Path) -> None:
         for child in children(asked.pid):
             os.kill(child, signal.SIGKILL)
         out, told = asked.communicate(timeout=120)
-    assert (asked.returncode, out) == (1, "")
+    assert (asked.returncode, json.loads(out)["code"]) == (1, "BUILD_FAILED")
     assert "SIGKILL" in told
     assert told.count("\n") == 1
 

@@ -78,7 +78,7 @@ def test_dimensions_of_one_name_are_equal(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path, zero("a", "b"), backends="null") as each:
             assert await each.ask(a=(2, 3), b=(2, 3)) == 0
-            with pytest.raises(InvalidInput, match=r"input 'b' is \[1, 3\].*'n'.*input 'a'.*it is \[2, 3\]"):
+            with pytest.raises(InvalidInput, match=r"input 'b' is \[1, 3\].*'n'.*input 'a'"):
                 await each.ask(a=(2, 3), b=(1, 3))
 
     run(work(), 300)

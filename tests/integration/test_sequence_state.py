@@ -162,7 +162,7 @@ def test_requests_that_belong_to_no_sequence_are_refused(channel: grpc.Channel) 
     assert "has ended" in refused(channel, request(window, sequence_id=8))
     infer(channel, request(window, sequence_id=9, sequence_start=True))
     time.sleep(1.5)  # a sequence may say nothing for a second
-    assert "for too long" in refused(channel, request(window, sequence_id=9))
+    assert "idle too long" in refused(channel, request(window, sequence_id=9))
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from types import TracebackType
 import pytest
 
 from edged.api_types import ModelInfo
-from edged.cli.local import Box
+from edged.cli.local import LocalBox
 from edged.client import Client
 from edged.errors import EdgedError
 from edged.shapes import MODEL_PATH, Scene
@@ -65,9 +65,9 @@ def zoo() -> Mapping[str, Exhibit]:
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Box:
+def box(tmp_path_factory: pytest.TempPathFactory) -> LocalBox:
     home = tmp_path_factory.mktemp("box")
-    return Box(home / "state", home / "cache")
+    return LocalBox(home / "state", home / "cache")
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", _EACH)
 def test_it_ends_as_the_manifest_says(
-    name: str, zoo: Mapping[str, Exhibit], box: Box, tmp_path: Path, scratch: Path
+    name: str, zoo: Mapping[str, Exhibit], box: LocalBox, tmp_path: Path, scratch: Path
 ) -> None:
     exhibit = zoo[name]
     path = _made(exhibit, tmp_path)

@@ -16,7 +16,7 @@ from edged.backends.contract import REFERENCE, Recipe, Session
 from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder, Task
-from edged.engines.eviction import CommandStatus, Held, choose
+from edged.engines.eviction import EvictionClass, StoredEngine, choose
 from edged.errors import EdgedError, EngineDamaged, OutOfSpace
 from edged.jobs.inspect import inspect
 from edged.models.entries import plain_entry
@@ -198,7 +198,9 @@ def test_engines_used_longest_ago_go_first_whatever_the_clock_did(
         commit(store, name)
     store = Store(tmp_path)
     sizes = {record.model: record.size for record in store.records().values()}
-    held = [Held(key_of(name), sizes[name] + 1, store.used(key_of(name)), CommandStatus.STALE) for name in sizes]
+    held = [
+        StoredEngine(key_of(name), sizes[name] + 1, store.used(key_of(name)), EvictionClass.STALE) for name in sizes
+    ]
     assert choose(held, 1 << 60, 0).short
     assert choose(held, sum(sizes.values()) + 4, 0).evict == tuple(key_of(name) for name in "bcad")
 

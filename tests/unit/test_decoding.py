@@ -83,7 +83,9 @@ def _is_typed(call: ast.Call) -> bool:
     positional = call.args[0 if name.endswith("Decoder") else 1 :][:1]
     kinds = [ast.unparse(each) for each in (*named, *positional)]
     # Built-in types have nothing that threads share.
-    return any(not kind.startswith("ready(") and kind != "dict[str, msgspec.Raw]" for kind in kinds)
+    return any(
+        not kind.removeprefix("decoding.").startswith("ready(") and kind != "dict[str, msgspec.Raw]" for kind in kinds
+    )
 
 
 class Inner(msgspec.Struct):

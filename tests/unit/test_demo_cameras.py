@@ -87,7 +87,7 @@ def test_a_source_without_a_single_picture_ends(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_not_there_is_said() -> None:
-    with pytest.raises(NotFound, match="no picture"):
+    with pytest.raises(NotFound, match="/nowhere/at/all"):
         open_camera(1, 1, "/nowhere/at/all")
 
 

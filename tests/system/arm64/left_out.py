@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # By node id: of a file, of a test, or of one of its cases. What an emulator cannot do:
 IMPOSSIBLE: dict[str, str] = {
-    "tests/unit/test_build_watch.py::test_a_process_is_read_as_it_is": (
+    "tests/unit/test_child_watch.py::test_read_process_matches_its_state": (
         "QEMU writes /proc/self/stat itself, with processor times of 0"
     ),
     "tests/unit/test_process.py::test_a_restrained_process_yields_in_everything": (
