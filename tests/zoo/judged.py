@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edged.cli.local import Box
+from edged.cli.local import LocalBox
 from edged.errors import ModelRefused
 from edged.models.finding import Category, Finding
 from tests.zoo.exhibit import SERVED, Ending
@@ -20,7 +20,7 @@ class Verdict:
     line: str
 
 
-def judge(box: Box, path: Path) -> Verdict:
+def judge(box: LocalBox, path: Path) -> Verdict:
     """As `edged inspect` does it, in this process and its children. Whatever else it raises is edged's own failure."""
     try:
         admission = box.examine(path, {})
