@@ -56,9 +56,9 @@ demo: $(VENV)/.run  ## Start a daemon in a scratch folder, stream cameras throug
 	$(BIN)/edged demo --json .demo/demo.json --snapshot .demo/demo.jpg $(ARGS)
 
 # Much of a test is waiting for what was started: side by side they take half of the time. The tests of a file share a
-# daemon and run in one worker. Files of real processes take longest: they come first.
+# daemon and run in one worker.
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test: lint architecture  ## Everything that must hold before a change lands.
 	@$(MAKE) --no-print-directory --output-sync=line -j2 types short
