@@ -24,13 +24,14 @@ import edged
 from edged.errors import NotReady
 from tests.waiting import wait
 
-# Descriptors from 200 on, as many as it is told, become those from 3 on; then it is the command.
+# Makes the named descriptors 3 and up, as systemd does, then runs the command.
 _PASS = """
 import os, sys
-count, *command = sys.argv[1:]
-for index in range(int(count)):
-    os.dup2(200 + index, 3 + index)
-os.environ.update(LISTEN_FDS=count, LISTEN_PID=str(os.getpid()))
+passed, *command = sys.argv[1:]
+passed = [int(each) for each in passed.split(",")]
+for number, each in enumerate(passed, 3):
+    os.dup2(each, number)
+os.environ.update(LISTEN_FDS=str(len(passed)), LISTEN_PID=str(os.getpid()))
 os.execv(command[0], command)
 """
 
@@ -55,11 +56,10 @@ class Manager:
     def start(self) -> None:
         daemon = [sys.executable, "-m", "edged", "serve", "--config", str(self.home / "edged.toml")]
         daemon += ["--state", str(self.home / "state"), "--cache", str(self.home / "cache")]
-        copies = [fcntl.fcntl(each, fcntl.F_DUPFD, 200 + index) for index, each in enumerate(self._sockets)]
-        assert copies == [200, 201]
+        copies = [fcntl.fcntl(each, fcntl.F_DUPFD, 3 + len(self._sockets)) for each in self._sockets]
         with (self.home / "log").open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PASS, str(len(copies)), *daemon],
+                [sys.executable, "-c", _PASS, ",".join(map(str, copies)), *daemon],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
