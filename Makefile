@@ -73,7 +73,7 @@ lint: $(VENV)/.dev  ## Style and likely bugs (ruff).
 types: $(VENV)/.dev  ## Types (mypy, strict).
 	$(BIN)/mypy
 
-architecture: $(VENV)/.dev  ## Which room may import which (import-linter).
+architecture: $(VENV)/.dev  ## Which folder may import which (import-linter).
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.dev  ## Pure tests, no daemon.
