@@ -161,7 +161,7 @@ async def _kill(daemon: Daemon, built: str, rounds: int, period: float, dice: ra
             if found := _found(daemon, victim):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(dice.choice(found), signal.SIGSTOP if victim == "stopped host" else signal.SIGKILL)
-                    seen.kills[victim.rpartition(".")[2]] += 1
+                    seen.kills[victim.removeprefix("edged.").removesuffix(".main")] += 1
 
 
 def _found(daemon: Daemon, victim: str) -> list[int]:
