@@ -28,11 +28,10 @@ from edged.client.result import Result, Timings, classes_of, detections_of
 from edged.config import Engines
 from edged.config.limits import Limits
 from edged.device.fingerprint import probe
-from edged.engines import preference
+from edged.engines import views
 from edged.engines.builder import Builder, Reserve, Task
-from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.planner import Planner, is_lowering_due
-from edged.engines.states import EngineState
+from edged.engines.engine import EngineState, PlannedEngine
+from edged.engines.plan import PlannedModel, Planner, is_lowering_due
 from edged.errors import ConfigError, EdgedError, EngineUnusable, InvalidInput
 from edged.host.pipeline import Outcome, Pipeline, Shot
 from edged.ipc.job_messages import Progress
@@ -178,8 +177,8 @@ def _quietly(progress: Progress) -> None:
 def _open(model: Model, planned: PlannedModel, store: Store) -> LoadedModel:
     """The fastest engine that opens, the reference last."""
     engines, settings = planned.engines.values(), planned.entry.settings
-    ready = [e for e in engines if e.state is EngineState.READY and not preference.is_doubted(e, engines)]
-    ready.sort(key=lambda e: preference.cost(e, settings) or math.inf)
+    ready = [e for e in engines if e.state is EngineState.READY and not views.is_doubted(e, engines)]
+    ready.sort(key=lambda e: views.cost(e, settings) or math.inf)
     reference = [e for e in planned.engines.values() if e.recipe.is_reference and e not in ready]
     refusal: EdgedError = EngineUnusable("no backend is installed")
     for engine in [*ready, *reference]:

@@ -20,7 +20,7 @@ from edged.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from edged.cli.local import LocalBox
-    from edged.engines.admission.examination import Admission
+    from edged.engines.admission import Admission
 
 
 def inspect(

@@ -20,14 +20,12 @@ from edged.config import Engines
 from edged.config.limits import AdmissionLimits, Limits, admission_limits
 from edged.device.fingerprint import probe
 from edged.engines import offline, report
-from edged.engines.admission.examination import Admission, admit, examine
+from edged.engines.admission import Admission, admit, examine
 from edged.engines.builder import Builder, OnProgress, Task
 from edged.engines.desired import DesiredEngine
 from edged.engines.offline import Target
-from edged.engines.plan import PlannedModel
-from edged.engines.planner import Planner
+from edged.engines.plan import PlannedModel, Planner
 from edged.engines.repairer import Repaired, repair
-from edged.engines.shape_book import shape_report
 from edged.errors import AlreadyExists, EdgedError, ModelNotFound
 from edged.models import samples as model_samples
 from edged.models import settings
@@ -251,7 +249,7 @@ def model_info(name: str, planned: PlannedModel) -> ModelInfo:
         settings=planned.entry.settings,
         swaps=0,
         notes=model.notes if model else (),
-        shapes=shape_report(planned),
+        shapes=report.shape_report(planned),
         repair=model.repair if model else None,
         category=found.category,
         stage=found.stage,

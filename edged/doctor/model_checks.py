@@ -20,10 +20,9 @@ from edged.doctor.daemon import DaemonState
 from edged.doctor.examination import Step
 from edged.doctor.runtimes import Runtimes, judge_opsets
 from edged.engines import report
-from edged.engines.admission.examination import examine
+from edged.engines.admission import examine
 from edged.engines.builder import Builder
-from edged.engines.plan import PlannedModel
-from edged.engines.planner import Planner
+from edged.engines.plan import PlannedModel, Planner
 from edged.errors import EdgedError
 from edged.models.entries import ModelEntry, plain_entry
 from edged.models.model import Model

@@ -8,7 +8,7 @@ from edged.api_types import AlarmInfo, EngineInfo
 from edged.backends.contract import REFERENCE, UNOPTIMISED
 from edged.config.limits import Limits
 from edged.doctor.check import Check, Name, ok, unknown, warning, wrong
-from edged.engines.admission.examination import Admission
+from edged.engines.admission import Admission
 from edged.engines.child import run
 from edged.errors import Unsuitable
 from edged.ipc import job_messages as jobs

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from edged.config import Engines, Health
+from edged.engines.engine import EngineState
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import ReadyState, readiness
-from edged.engines.states import EngineState
 from edged.events import AlarmCleared, AlarmRaised, EventLog
 from edged.models import settings as model_settings
 

@@ -20,11 +20,10 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import REFERENCE, Composition, Effort, Recipe
 from edged.config.limits import AdmissionLimits, Limits
-from edged.engines import child_watch
-from edged.engines.admission import children, judgement
-from edged.engines.admission.memory import Outcomes, Unread
+from edged.engines import child_watch, trials
 from edged.engines.child import despite_cancelling, run
 from edged.engines.child_watch import Patience
+from edged.engines.trials import Outcomes, Unread
 from edged.errors import (
     BuildFailed,
     EdgedError,
@@ -122,10 +121,10 @@ class Builder:
         if unread is not None and unread.tries >= tries:
             raise unread.finding.refusal()
         try:
-            inspection = await children.read(path, self.admission)
+            inspection = await trials.read(path, self.admission)
         except ModelRefused as error:
             finding = Finding.of(error)
-            if graph and finding is not None and judgement.is_of_reader(finding):
+            if graph and finding is not None and trials.is_of_reader(finding):
                 now = Unread(finding, 1 + (unread.tries if unread is not None else 0))
                 await asyncio.to_thread(self._outcomes.keep_unread, graph, self.admission, now)
             raise
@@ -141,13 +140,13 @@ class Builder:
         A model that exceeds the limits is tried at most `tries` times in a row. EdgedError if the trial has no outcome.
         """
         known = await asyncio.to_thread(self._outcomes.known, job, self.admission)
-        before = known.tries if known is not None and not judgement.is_lasting(known.finding) else 0
+        before = known.tries if known is not None and not trials.is_lasting(known.finding) else 0
         if known is not None and not 0 < before < tries:
             return self._noted(job, known)
         support = await asyncio.to_thread(self._outcomes.support, job.order.recipe.backend)
         job = msgspec.structs.replace(job, support=support)
         try:
-            found = await children.attempt(job, self.admission, size_mb)
+            found = await trials.attempt(job, self.admission, size_mb)
         except Unsupported as error:
             return str(error)
         found = msgspec.structs.replace(found, tries=before + 1)

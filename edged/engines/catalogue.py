@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 from edged.engines.builder import Builder
-from edged.engines.plan import PlannedEngine, PlannedModel, external_files
-from edged.engines.planner import Planner
-from edged.engines.warmup import require_data
+from edged.engines.engine import PlannedEngine
+from edged.engines.plan import PlannedModel, Planner, external_files
+from edged.engines.probe import require_data
 from edged.errors import (
     BuildFailed,
     EdgedError,

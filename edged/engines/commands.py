@@ -10,10 +10,10 @@ import msgspec
 
 from edged.api_types import EngineProgress
 from edged.engines.catalogue import Catalogue
+from edged.engines.engine import MAKING, EngineState, PlannedEngine, Request
 from edged.engines.eviction import EvictionClass
 from edged.engines.maker import Maker
-from edged.engines.plan import PlannedEngine, PlannedModel, Request
-from edged.engines.states import MAKING, EngineState
+from edged.engines.plan import PlannedModel
 from edged.errors import InvalidInput, NotFound, Refused
 from edged.events import Commanded, EventLog
 from edged.store.store import Store

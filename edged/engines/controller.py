@@ -20,24 +20,24 @@ from edged.confinement import settings as confinement
 from edged.device.fingerprint import Change, Fingerprint
 from edged.device.load import LoadMonitor
 from edged.engines import alarms
-from edged.engines.actual import actual
-from edged.engines.admission.examination import prove
+from edged.engines.admission import prove
 from edged.engines.alarms import Alarm, Alarms
 from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
 from edged.engines.commands import Commands
+from edged.engines.engine import Request
 from edged.engines.fallback import FallbackSlots
 from edged.engines.learning import Learning
 from edged.engines.loader import Loader, ModelSelection
 from edged.engines.maker import Maker
 from edged.engines.opener import Opener
-from edged.engines.plan import PlannedModel, Request
-from edged.engines.planner import Planner
+from edged.engines.plan import PlannedModel, Planner
 from edged.engines.probe import SessionProbe
 from edged.engines.quarantine import Quarantine
 from edged.engines.readiness import Prober, Readiness, readiness
 from edged.engines.reconcile import Action, Open, Replan, Review, reconcile
 from edged.engines.surveyor import Surveyor
+from edged.engines.views import actual
 from edged.events import EventLog, HostLost
 from edged.files import NO_DESCRIPTORS, unwritable
 from edged.models.finding import Finding

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from edged.config import Engines
-from edged.engines import preference
-from edged.engines.plan import PlannedModel, Request
-from edged.engines.states import EngineState
+from edged.engines import views
+from edged.engines.engine import EngineState, Request
+from edged.engines.plan import PlannedModel
 from edged.errors import OutOfSpace
 from edged.events import EngineEvicted, EventLog
 from edged.store.record import EngineRecord
@@ -150,8 +150,8 @@ def _evicted(record: EngineRecord) -> EngineRecord:
 def _best(planned: PlannedModel) -> str:
     """Return the engine that would be opened if nothing served, as right after a start."""
     engines = planned.engines.values()
-    usable = [engine for engine in engines if engine.is_usable and not preference.is_doubted(engine, engines)]
-    costs = {engine.digest: preference.cost(engine, planned.entry.settings) for engine in usable}
+    usable = [engine for engine in engines if engine.is_usable and not views.is_doubted(engine, engines)]
+    costs = {engine.digest: views.cost(engine, planned.entry.settings) for engine in usable}
     return min(costs, key=lambda key: (costs[key] is None, costs[key] or 0.0, key), default="")
 
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from edged.engines import preference
+from edged.engines import views
+from edged.engines.engine import MAKING, PlannedEngine
 from edged.engines.opener import Opener
-from edged.engines.plan import PlannedEngine, PlannedModel, is_of
-from edged.engines.states import MAKING
+from edged.engines.plan import PlannedModel, is_of
 from edged.errors import EdgedError, HostLost, NotReady, Superseded
 from edged.models.model import Model
 from edged.serving.link import HostLink
@@ -139,7 +139,7 @@ def _choice(planned: PlannedModel, now: float) -> PlannedEngine | None:
         and (engine.recipe.is_reference or not has_defaults)
         and engine.may_open
         and engine.open_at <= now
-        and not preference.is_doubted(engine, planned.engines.values())
+        and not views.is_doubted(engine, planned.engines.values())
     ]
-    costs = {id(e): preference.cost(e, planned.entry.settings) for e in able}
+    costs = {id(e): views.cost(e, planned.entry.settings) for e in able}
     return min(able, key=lambda e: math.inf if costs[id(e)] is None else costs[id(e)] or 0.0, default=None)

@@ -23,9 +23,9 @@ import msgspec
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile, Range, Shape
 from edged.engines.desired import RANGED
-from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.engine import MAKING, EngineState, PlannedEngine
+from edged.engines.plan import PlannedModel
 from edged.engines.shape_book import ShapeBook, configured_range, largest_bytes
-from edged.engines.states import MAKING, EngineState
 from edged.errors import Unsuitable
 from edged.models.model import Model
 from edged.serving.extents import Kind, Seen, Traffic

@@ -13,12 +13,12 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from edged.config import ModelControl
-from edged.engines.admission.examination import admit
+from edged.engines.admission import admit
 from edged.engines.builder import Builder
 from edged.engines.catalogue import Catalogue
 from edged.engines.plan import PlannedModel
+from edged.engines.probe import require_data
 from edged.engines.readiness import Readiness, ReadyState, held_up
-from edged.engines.warmup import require_data
 from edged.errors import EdgedError, ModelNotFound, NotFound, NotReady, Refused
 from edged.models.entries import ModelEntry, check_name, split_name
 from edged.models.model import Model

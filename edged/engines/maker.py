@@ -15,10 +15,10 @@ from edged.backends.contract import Effort
 from edged.config import Engines
 from edged.engines.builder import Builder, Task
 from edged.engines.child import ChildLost
+from edged.engines.engine import EngineState, Making, PlannedEngine, Request
 from edged.engines.eviction import EvictionManager
-from edged.engines.plan import Making, PlannedEngine, PlannedModel, Request
+from edged.engines.plan import PlannedModel
 from edged.engines.reconcile import Make, Try, Work
-from edged.engines.states import EngineState
 from edged.errors import (
     EdgedError,
     EngineDamaged,

@@ -11,8 +11,7 @@ import msgspec
 from edged.device.fingerprint import Fingerprint
 from edged.engines.builder import Builder
 from edged.engines.desired import DesiredEngine, desired
-from edged.engines.plan import PlannedModel
-from edged.engines.planner import Planner
+from edged.engines.plan import PlannedModel, Planner
 from edged.errors import EdgedError, InvalidInput
 from edged.models.model import Model
 from edged.models.repository import Repository

@@ -15,11 +15,9 @@ from edged.backends import registry
 from edged.backends.artefact import Artefact
 from edged.backends.contract import Nodes, Recipe
 from edged.backends.profile import parsed
-from edged.engines.batches import batching, rows
-from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.probe import NoUsableProbe, SessionProbe
-from edged.engines.states import EngineState
-from edged.engines.warmup import warm_up
+from edged.engines.engine import EngineState, PlannedEngine
+from edged.engines.plan import PlannedModel, batching, rows
+from edged.engines.probe import NoUsableProbe, SessionProbe, warm_up
 from edged.errors import (
     DeadlineExceeded,
     EdgedError,

@@ -1,259 +1,37 @@
-"""One model as the control loop knows it: the engines it should have, their states, and the slot that serves it."""
+"""One model as the control loop knows it: the engines it should have, and the slot that serves it. The planner adds
+what the store and earlier attempts say of each engine."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
-import math
-import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edged.backends.contract import Nodes, Recipe
-from edged.engines import states
-from edged.engines.batches import tensor_batching
-from edged.engines.desired import DesiredEngine
+from edged.backends.contract import Recipe
+from edged.backends.profile import parsed
+from edged.config import Engines
+from edged.device.fingerprint import Fingerprint
+from edged.engines.desired import DesiredEngine, below, desired, key_below, lowered
+from edged.engines.engine import EngineState, PlannedEngine, Request
 from edged.engines.probe import KnownAnswers
-from edged.engines.states import EngineState
-from edged.errors import DiskFailing, EdgedError, NotReady, Quarantined
-from edged.ipc.job_messages import Progress
+from edged.engines.shape_book import ShapeBook
+from edged.errors import EdgedError, NotReady, Quarantined
 from edged.models.entries import ModelEntry
 from edged.models.finding import Finding
 from edged.models.inspection import Inspection
 from edged.models.model import Model
+from edged.models.settings import batch_wait_seconds, max_batch
+from edged.models.triton_config import QueuePolicy as SaidPolicy
 from edged.serving.extents import Traffic
+from edged.serving.schedule import Batching, QueuePolicy, TensorBatching
 from edged.serving.slot import Slot
-from edged.serving.work import EngineRef
-from edged.store.key import EngineKey
+from edged.serving.work import ANY_NUMBER, EngineRef
+from edged.store.attempts import AttemptLog
+from edged.store.key import changes, differ_by_driver, may_be_for, nearest
 from edged.store.record import EngineRecord
-
-_RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
-
-
-class Request(str, enum.Enum):
-    """What is requested of an engine beyond what it lacks."""
-
-    NONE = ""
-    BUILD = "build"  # an operator's command
-    VERIFY = "verify"  # an operator's command
-    REVIEW = "review"  # as VERIFY, by the daemon: it was judged by another standard, or its figures may be off
-
-
-@dataclass
-class Making:
-    """Progress of making an engine. `started` in monotonic seconds, the estimate of the whole in seconds."""
-
-    started: float
-    estimate_s: float | None = None
-    phase: str = "queued"
-    reported: float | None = None  # share of the phase that is done, as the runtime reports
-    last_event: float = 0.0  # the share that the last progress event had
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self.started
-
-    @property
-    def fraction(self) -> float | None:
-        """Share that is done, 0 to 1: as the runtime reports, otherwise by the estimate; None without either."""
-        if self.reported is not None or not self.estimate_s:
-            return self.reported
-        return min(0.99, self.elapsed_s / self.estimate_s)
-
-    def update(self, progress: Progress) -> None:
-        """Take a progress message of the child."""
-        self.phase, self.reported = progress.phase, progress.fraction
-
-
-@dataclass
-class PlannedEngine:
-    """One engine that a model should have, and its state. Times are monotonic seconds."""
-
-    key: EngineKey
-    recipe: Recipe
-    standard: str = ""
-    lane: str = "cpu"  # engines of one lane are made one after the other
-    problem: str = ""  # why it cannot be made with the settings that the model has
-    state: EngineState = EngineState.ABSENT
-    record: EngineRecord | None = None
-    reason: str = ""
-    is_held: bool = False  # quarantined by an operator's command, which raises no alarm
-    last_attempt_failed: str = ""  # why the last attempt failed, while the engine from before stays
-    failures: int = 0
-    failure: str = ""  # message of the last one
-    retry_at: float = 0.0
-    open_at: float = 0.0  # infinite if its runtime refuses it for good
-    refusals: int = 0  # times in a row that its host refused to open it
-    quarantined: str = ""  # why it is no longer opened: its work kept killing its host
-    apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
-    request: Request = Request.NONE
-    reviewed_at: float = -math.inf  # when the daemon last asked for a review
-    trial: str = ""  # key of an engine for another driver whose files may do
-    nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, if its runtime reports it
-    misplaced: tuple[str, ...] = ()  # nodes that did not run where they ran when it was verified, a line each
-    mismatch: str = ""  # how the stored engine's answers differed from the reference's, until it is built again
-    disk: str = ""  # how the disk failed when it was last made or opened
-    disk_failures: int = 0  # in a row
-    making: Making | None = None
-    served_ms: dict[str, float] = field(
-        default_factory=dict
-    )  # the lowest median of inference while serving, by edition
-    on_change: Callable[[PlannedEngine], None] | None = None  # called after every change of state
-
-    @property
-    def digest(self) -> str:
-        return self.key.digest
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether the store holds it, accepted and whole."""
-        return self.record is not None and self.record.is_usable
-
-    @property
-    def may_open(self) -> bool:
-        """Whether it can be opened, now or later: it is in the store or needs no build, and nothing rules it out."""
-        return (self.is_usable or self.recipe.is_reference) and self.open_at < math.inf and not self.quarantined
-
-    @property
-    def edition(self) -> str:
-        """Tells one build of the same key from another."""
-        return self.record.edition if self.record is not None else ""
-
-    @property
-    def usual_ms(self) -> float | None:
-        """Lowest median of inference while it served, since the daemon started; None before."""
-        return self.served_ms.get(self.edition)
-
-    def paced(self, milliseconds: float) -> None:
-        """Take a median of inference while it serves."""
-        self.served_ms = {self.edition: min(milliseconds, self.served_ms.get(self.edition, milliseconds))}
-
-    def move(self, state: EngineState, reason: str = "") -> None:
-        """Change the state as the table of states allows."""
-        self.state = states.check(self.state, state)
-        self.reason = reason
-        if self.on_change is not None:
-            self.on_change(self)
-
-    def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
-        """Take the outcome of making it and what the store holds now: a rejected build replaces no good one."""
-        self.request, self.last_attempt_failed, self.refusals, self.misplaced, self.mismatch = (
-            Request.NONE,
-            "",
-            0,
-            (),
-            "",
-        )
-        self.disk, self.disk_failures = "", 0
-        if self._is_outdated(record) and not record.verdict.accepted:
-            self.lose()  # by the current standard it may pass: it is built again
-        elif record.verdict.accepted:
-            self.record = record
-            self.request = Request.REVIEW if self._is_outdated(record) else Request.NONE
-            self.move(EngineState.READY, reason)
-        elif stored is not None and stored.is_usable and (not self._is_outdated(stored) or stored == self.record):
-            self.record = stored
-            self.request = Request.REVIEW if self._is_outdated(stored) else Request.NONE
-            self._stay(f"built again and rejected: {record.verdict.reason}; the one before stays")
-        else:
-            self.record = record
-            self.move(EngineState.REJECTED, record.verdict.reason)
-
-    def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
-        """Take a failure of making it. It is tried again, later each time, up to `most` times in a row (0: no limit),
-        or not at all if `hopeless` says why another attempt would fail."""
-        self.request = Request.NONE
-        self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
-        self.failures, self.failure = self.failures + 1, str(error)
-        if self.is_usable:
-            self._stay(f"making it again failed: {error}; the one before stays")
-        elif hopeless:
-            self.quarantine(f"failed {hopeless}, the last time: {error}")
-        elif most and self.failures >= most:
-            self.quarantine(f"failed {self.failures} times, the last time: {error}")
-        else:
-            self.move(EngineState.FAILED, str(error))
-
-    def unsuited(self, error: EdgedError) -> None:
-        """The backend cannot do what the model needs; another attempt would fail again."""
-        self.request = Request.NONE
-        if self.is_usable:
-            self._stay(str(error))
-        else:
-            self.move(EngineState.UNSUITABLE, str(error))
-
-    def cancel(self, reason: str) -> None:
-        """Stop making it by command. The engine from before stays, without a reason to show."""
-        if self.is_usable:
-            self._stay(reason)
-            self.reason = ""
-        else:
-            # A reference that was not timed still serves.
-            self.quarantine(f"not timed: {reason}" if self.recipe.is_reference else reason, held=True)
-
-    def _stay(self, reason: str) -> None:
-        """Keep the engine from before: the attempt failed."""
-        self.last_attempt_failed = reason
-        self.move(EngineState.READY, reason)
-
-    def postpone(self, reason: str, seconds: float) -> None:
-        """Try again later without counting a failure: the attempt could not be made."""
-        self.retry_at = time.monotonic() + seconds
-        self.move(EngineState.READY if self.is_usable else EngineState.FAILED, reason)
-
-    def quarantine(self, reason: str, *, held: bool = False) -> None:
-        """Stop trying it until a command asks for it."""
-        self.request, self.is_held = Request.NONE, held
-        self.move(EngineState.QUARANTINED, reason)
-
-    def adopt(self, record: EngineRecord) -> None:
-        """Take an engine that the store already holds."""
-        if record.is_unproven:
-            return  # it is tried first, as an engine for another driver is
-        self.record = record
-        if record.evicted:
-            self._settle(EngineState.EVICTED, "its files gave way to others")
-        elif record.is_usable:
-            self._settle(EngineState.READY)
-            if self.request is Request.NONE and self._is_outdated(record):
-                self.request = Request.REVIEW
-        elif self._is_outdated(record):
-            self.record = None  # by the current standard it may pass: it is built again
-            self._settle(EngineState.ABSENT)
-        else:
-            self._settle(EngineState.REJECTED, record.verdict.reason)
-
-    def opened(self) -> None:
-        """It serves now: reset failures and refusals."""
-        if self.refusals:
-            self.reason = ""
-        self.failures, self.refusals, self.open_at = 0, 0, 0.0
-        self.disk, self.disk_failures = "", 0
-
-    def met_disk(self, error: EdgedError) -> None:
-        """Count a failure of making or opening it if the disk caused it."""
-        failing = isinstance(error, DiskFailing)
-        self.disk, self.disk_failures = (str(error), self.disk_failures + 1) if failing else ("", 0)
-
-    def _settle(self, state: EngineState, reason: str = "") -> None:
-        """As `move`, but allow the current state."""
-        if self.state is not state:
-            self.move(state, reason)
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether its verdict is by the current standard."""
-        return self.record is not None and not self._is_outdated(self.record)
-
-    def _is_outdated(self, record: EngineRecord) -> bool:
-        """Whether a verdict is by another standard than the current one."""
-        return record.standard != self.standard and not self.recipe.is_reference
-
-    def lose(self) -> None:
-        """Its files are gone or damaged: it has to be made again."""
-        self.record, self.nodes, self.misplaced = None, {}, ()
-        self.move(EngineState.ABSENT)
+from edged.store.store import Store
 
 
 @dataclass
@@ -412,3 +190,169 @@ def external_files(entry: ModelEntry, inspection: Inspection) -> tuple[Path, ...
 def is_of(engine: EngineRef, model: Model) -> bool:
     """Whether an engine was opened for this model with these settings."""
     return (engine.model, engine.recognition, engine.limits) == (model.digest, model.recognition, model.limits)
+
+
+def batching(model: Model, recipe: Recipe) -> Batching:
+    """Return the batching of frames: as the model fixes or the engine's range of shapes allows, otherwise the
+    configured one, or 1.
+
+    A CPU gains little from batches, and every frame of one waits for the others, so only engines with a range of
+    shapes, as on a GPU, batch without being configured.
+    """
+    said = model.entry.settings
+    limit = _limit(model, recipe, max_batch(said))
+    return Batching(limit, batch_wait_seconds(said) if limit > 1 else 0.0)
+
+
+def tensor_batching(model: Model) -> TensorBatching:
+    """Return the batching of tensor requests: by `dynamic_batching` of config.pbtxt, or by `batch.max` and
+    `batch.wait_ms`; otherwise, as in Triton, requests run one by one."""
+    said, dynamic, most = model.entry.settings, model.triton.dynamic, model.max_batch_size
+    if dynamic is None:
+        is_wanted = most > 1 and max_batch(said) is not None
+        return TensorBatching(Batching(most, batch_wait_seconds(said)) if is_wanted else Batching())
+    preferred = tuple(size for size in dynamic.preferred if size <= most)
+    return TensorBatching(
+        Batching(max(1, most), dynamic.max_delay if most > 1 else 0.0, preferred),
+        _policy(dynamic.policy),
+        dynamic.levels,
+        dynamic.default_level,
+        {level: _policy(policy) for level, policy in dynamic.policies.items()},
+    )
+
+
+def _policy(said: SaidPolicy) -> QueuePolicy:
+    return QueuePolicy(said.size, said.timeout, said.allow_override, said.delay)
+
+
+def rows(recipe: Recipe) -> int:
+    """Return the most rows of a tensor request that an engine's range of shapes allows."""
+    return min((each.maximum[0] for each in parsed(recipe.profile).ranges if each.maximum), default=ANY_NUMBER)
+
+
+def _limit(model: Model, recipe: Recipe, wanted: int | None) -> int:
+    recognition, signature = model.recognition, model.inspection.signature
+    spec = next((spec for spec in signature.inputs if spec.name == recognition.input), None)
+    if recognition.family is None or spec is None:
+        return 1
+    batch = spec.shape[0]
+    if isinstance(batch, int):
+        return min(batch, wanted or batch)
+    if any(output.shape and output.shape[0] == 1 for output in signature.outputs):
+        return 1  # whatever the input says, only one picture comes out
+    allowed = parsed(recipe.profile).range(spec.name)
+    if allowed is None:
+        return wanted or 1
+    return min(allowed.maximum[0], wanted or allowed.maximum[0])
+
+
+class Planner:
+    """Plans models. `attempts`: failures in a row before an engine is given up; `tries_drivers`: whether an engine for
+    another driver is tried before one is built."""
+
+    def __init__(
+        self, store: Store, log: AttemptLog, fingerprint: Fingerprint, *, attempts: int, tries_drivers: bool
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.book = ShapeBook(store.root)
+        self.misses: Counter[str] = Counter()  # planned engines that the store did not have, by reason
+        self._store, self._log, self._attempts, self._tries_drivers = store, log, attempts, tries_drivers
+
+    @classmethod
+    def of(cls, store: Store, fingerprint: Fingerprint, settings: Engines, log: AttemptLog | None = None) -> Planner:
+        """Create a planner from the configuration."""
+        tries = settings.on_driver_change == "verify"
+        return cls(store, log or AttemptLog(store.root), fingerprint, attempts=settings.attempts, tries_drivers=tries)
+
+    def reconfigure(self, settings: Engines) -> None:
+        """Apply other settings from the next plan on."""
+        self._attempts, self._tries_drivers = settings.attempts, settings.on_driver_change == "verify"
+
+    def plan(
+        self, planned: PlannedModel, model: Model, on_change: Callable[[PlannedEngine], None] | None = None
+    ) -> None:
+        """Plan a model for the current device. `on_change` is called when an
+        engine changes state."""
+        name, model = planned.entry.name, self.book.applied(model)
+        stored = self._store.records()
+        wanted = desired(self.fingerprint, {name: model})[name]
+        for engine in planned.plan(model, lowered(wanted, lambda each: _is_rejected(each, planned, stored))):
+            engine.on_change = on_change
+            record = self._store.find(engine.digest)
+            if engine.problem:
+                engine.move(EngineState.UNSUITABLE, engine.problem)
+            elif record is not None:
+                engine.adopt(record)
+            else:
+                self.misses[missing(engine.key.parts, stored)] += 1
+            if engine.state is EngineState.ABSENT:
+                self._recall(engine, stored)
+
+    def _recall(self, engine: PlannedEngine, stored: Mapping[str, EngineRecord]) -> None:
+        """Apply earlier failures to an engine that is not in the store, and find another that may do instead."""
+        before = self._log.of(engine.digest)
+        engine.failures, engine.failure = before.failures, before.reason
+        if before.stopped == "cancelled":
+            engine.quarantine(before.reason, held=True)
+            return
+        if before.stopped or before.failures >= self._attempts:
+            engine.quarantine(f"failed {before.failures} times, the last time: {before.reason}")
+            return
+        if before.failures:  # a trial may have taken the box down
+            return
+        engine.trial = trial(engine, stored, self._tries_drivers)
+        if engine.trial:
+            how = "was built ahead" if stored[engine.trial].ahead else "differs only by the driver"
+            engine.reason = f"engine {engine.trial[:12]} {how} and is tried first"
+
+
+def is_lowering_due(planned: PlannedModel) -> bool:
+    """Whether an engine was rejected and the one that is optimised less is not planned yet."""
+    return any(
+        key_below(engine.key, lower).digest not in planned.engines
+        for engine in planned.engines.values()
+        if engine.state is EngineState.REJECTED and (lower := below(engine.recipe)) is not None
+    )
+
+
+def _is_rejected(each: DesiredEngine, planned: PlannedModel, stored: Mapping[str, EngineRecord]) -> bool:
+    """Whether an engine's answers were found wrong by its current standard, now or before."""
+    known = planned.engines.get(each.key.digest)
+    if known is not None and known.standard == each.standard and known.state is EngineState.REJECTED:
+        return True
+    record = stored.get(each.key.digest)
+    if record is None or record.is_unproven:
+        return False
+    return not record.verdict.accepted and record.standard == each.standard
+
+
+def missing(wanted: Mapping[str, str], stored: Mapping[str, EngineRecord]) -> str:
+    """Return in a word why the store has no such engine: the kind of key parts in which the nearest one of the model
+    differs (`recipe`, `runtime`, `cpu`, ...), `several` for more than one kind, `new` if the model has none."""
+    kin = {key: record.parts for key, record in stored.items() if record.parts.get("model") == wanted["model"]}
+    near = nearest(wanted, kin.items())
+    if near is None:
+        return "new"
+    kinds = {change.part.partition(".")[0] for change in changes(kin[near], wanted)}
+    return kinds.pop() if len(kinds) == 1 else "several"
+
+
+def trial(engine: PlannedEngine, stored: Mapping[str, EngineRecord], drivers: bool = True) -> str:
+    """Return the key of the newest stored engine that may do: built ahead, or, if `drivers`, for another driver.
+
+    Empty if the store has none.
+    """
+    model = engine.key.parts["model"]  # compared first: the store may hold thousands of others
+    kin = {
+        key: record
+        for key, record in stored.items()
+        if record.parts.get("model") == model and record.files
+        if _may_do(record, engine.key.parts, drivers)
+    }
+    return max(kin, key=lambda key: kin[key].build.created_unix_s, default="")
+
+
+def _may_do(record: EngineRecord, wanted: Mapping[str, str], drivers: bool) -> bool:
+    if record.is_unproven:
+        return may_be_for(record.parts, wanted)
+    return drivers and record.is_usable and differ_by_driver(record.parts, wanted)

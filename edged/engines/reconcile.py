@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Set
 import msgspec
 
 from edged.backends.contract import Recipe
-from edged.engines.states import MAKING, EngineState
+from edged.engines.engine import MAKING, EngineState
 
 # A running engine is replaced only by one that is faster by more than the noise of measuring.
 _GAIN = 0.95

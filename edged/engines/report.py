@@ -6,16 +6,32 @@ import time
 
 import msgspec
 
-from edged.api_types import AlarmInfo, EngineInfo, Explanation, ModelInfo, PartChange, Shapes, StatusInfo, TensorInfo
+from edged.api_types import (
+    AlarmInfo,
+    EngineInfo,
+    Explanation,
+    InputShapes,
+    ModelInfo,
+    PartChange,
+    ShapeRange,
+    Shapes,
+    StatusInfo,
+    TensorInfo,
+)
 from edged.backends.contract import Composition
+from edged.backends.profile import Profile
 from edged.config import Health
-from edged.engines import preference
+from edged.engines import views
 from edged.engines.alarms import Alarm
 from edged.engines.controller import Controller
-from edged.engines.plan import PlannedEngine, PlannedModel, Request
+from edged.engines.engine import EngineState, PlannedEngine, Request
+from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, ReadyState, held_up, readiness
-from edged.engines.states import EngineState
+from edged.errors import Unsuitable
 from edged.models.finding import Reason
+from edged.models.model import Model
+from edged.models.shapes import ties
+from edged.serving.extents import Seen
 from edged.store import key as keys
 from edged.store.record import EngineRecord
 from edged.store.store import Store
@@ -49,7 +65,7 @@ def model(planned: PlannedModel, alarms: tuple[Alarm, ...], asking: Health, shap
         category=refused.category,
         stage=refused.stage,
         precision=serving.recipe.precision if serving else "",
-        precision_reason=preference.reason(planned) if serving else "",
+        precision_reason=views.precision_reason(planned) if serving else "",
     )
 
 
@@ -223,3 +239,42 @@ def _summary(state: str, differing: tuple[keys.PartChange, ...], near: str) -> s
     if any(change.part == "model" for change in differing):
         told = f"the model's content changed{'; ' if told else ''}{told}"
     return f"{state}: {told}"
+
+
+def shape_report(planned: PlannedModel, learning: str = "") -> Shapes | None:
+    """The report of a model; None if every input has one shape, or it could not be read."""
+    model = planned.model
+    if model is None or model.is_static:
+        return None
+    current, seen = planned.slot.current, planned.traffic.seen()
+    serving, wanted = current.engine.profile if current is not None else Profile(), _wanted_range(model)
+    signature = model.inspection.signature
+    return Shapes(
+        model.shape_policy.kind,
+        tuple(
+            InputShapes(
+                spec.name,
+                tuple(map(str, spec.shape)),
+                _range(serving, spec.name),
+                _range(wanted, spec.name),
+                _range(seen, spec.name),
+            )
+            for spec in signature.inputs
+            if not spec.is_static
+        ),
+        tuple(map(str, ties(signature))),
+        learning,
+        seen.requests,
+    )
+
+
+def _wanted_range(model: Model) -> Profile:
+    try:
+        return model.profile
+    except Unsuitable:
+        return Profile()
+
+
+def _range(known: Profile | Seen, name: str) -> ShapeRange | None:
+    found = known.range(name)
+    return ShapeRange(found.minimum, found.optimum, found.maximum) if found is not None else None

@@ -13,12 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from edged.api_types import InputShapes, ShapeRange, Shapes
 from edged.backends.contract import Signature
 from edged.backends.profile import Profile
-from edged.engines.plan import PlannedModel
 from edged.errors import ConfigError, Unsuitable
-from edged.models import shapes
 from edged.models.model import Model
 from edged.serving.extents import MOST_KINDS, Seen
 from edged.store import atomic, sealed
@@ -153,42 +150,3 @@ def _require_sound(page: Page, model: Model) -> None:
             raise ValueError("its range is not of the model's inputs")
         if largest_bytes(learnt, model.inspection.signature) > 1 << 40:
             raise ValueError("its range is beyond all bounds")
-
-
-def shape_report(planned: PlannedModel, learning: str = "") -> Shapes | None:
-    """The report of a model; None where every input has one shape, or it could not be read."""
-    model = planned.model
-    if model is None or model.is_static:
-        return None
-    current, seen = planned.slot.current, planned.traffic.seen()
-    serving, wanted = current.engine.profile if current is not None else Profile(), _wanted(model)
-    signature = model.inspection.signature
-    return Shapes(
-        model.shape_policy.kind,
-        tuple(
-            InputShapes(
-                spec.name,
-                tuple(map(str, spec.shape)),
-                _range(serving, spec.name),
-                _range(wanted, spec.name),
-                _range(seen, spec.name),
-            )
-            for spec in signature.inputs
-            if not spec.is_static
-        ),
-        tuple(map(str, shapes.ties(signature))),
-        learning,
-        seen.requests,
-    )
-
-
-def _wanted(model: Model) -> Profile:
-    try:
-        return model.profile
-    except Unsuitable:
-        return Profile()
-
-
-def _range(known: Profile | Seen, name: str) -> ShapeRange | None:
-    found = known.range(name)
-    return ShapeRange(found.minimum, found.optimum, found.maximum) if found is not None else None

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from edged.device.root import Root
-from edged.engines.states import MAKING
+from edged.engines.engine import MAKING
 from edged.events import AlarmRaised, EngineMoved, Event, EventLog, HostLost, ModelRemoved
 from edged.serving.statistics import Histogram
 

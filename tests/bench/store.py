@@ -24,8 +24,7 @@ from edged.device.fingerprint import Fingerprint, probe
 from edged.engines import report
 from edged.engines.desired import desired
 from edged.engines.eviction import EvictionManager
-from edged.engines.plan import PlannedModel
-from edged.engines.planner import Planner
+from edged.engines.plan import PlannedModel, Planner
 from edged.events import EventLog
 from edged.jobs.inspect import inspect
 from edged.models.entries import plain_entry

@@ -13,8 +13,7 @@ from edged.backends.contract import Order, Recipe, Signature
 from edged.backends.trt import load
 from edged.config.limits import AdmissionLimits
 from edged.device.fingerprint import Fingerprint
-from edged.engines import offline
-from edged.engines.admission import children
+from edged.engines import offline, trials
 from edged.engines.builder import Builder
 from edged.errors import EdgedError, InvalidInput, Superseded, Unsuitable
 from edged.ipc import job_messages as jobs
@@ -43,7 +42,7 @@ def refusal(builder: Builder, model: Model, **more: str) -> EdgedError:
 def check(model: Path) -> str:
     """Why it does not take a model; empty when it does."""
     job = jobs.Check(Order(str(model), Signature((), ()), Recipe("tensorrt_rtx")), {}, 7, {}, None)
-    found = run(children.attempt(job, AdmissionLimits(), 0.0), 60)
+    found = run(trials.attempt(job, AdmissionLimits(), 0.0), 60)
     return found.finding.message if found.finding is not None else ""
 
 

@@ -15,11 +15,12 @@ import pytest
 from edged.backends.artefact import FileRecord
 from edged.backends.contract import REFERENCE, Nodes, Order, Recipe, Signature
 from edged.device.fingerprint import Fingerprint
+from edged.engines import engine as engine_module
 from edged.engines import maker as maker_module
 from edged.engines import opener as opener_module
-from edged.engines import plan as plan_module
 from edged.engines.builder import OnProgress, Reserve, Task
-from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.engine import PlannedEngine
+from edged.engines.plan import PlannedModel
 from edged.errors import EngineUnusable
 from edged.events import EventLog, What
 from edged.ipc.job_messages import Progress
@@ -57,7 +58,7 @@ class Clock:
 def stop_time(patch: pytest.MonkeyPatch) -> Clock:
     """From now on the control room lives by the clock that is returned."""
     clock = Clock()
-    for module in (plan_module, maker_module, opener_module):
+    for module in (engine_module, maker_module, opener_module):
         patch.setattr(module, "time", clock)
     return clock
 

@@ -24,18 +24,17 @@ from edged.backends.contract import Order, Recipe
 from edged.config import Engines
 from edged.device.fingerprint import Fingerprint
 from edged.engines import opener as opener_module
-from edged.engines import planner as planner_module
-from edged.engines.actual import actual
+from edged.engines import plan as planner_module
 from edged.engines.builder import OnProgress, Reserve, Task
 from edged.engines.catalogue import Catalogue
 from edged.engines.commands import Commands, Selection
 from edged.engines.desired import DesiredEngine, desired
+from edged.engines.engine import MAKING, EngineState, PlannedEngine, Request
 from edged.engines.maker import Maker
 from edged.engines.opener import Opener
-from edged.engines.plan import PlannedEngine, PlannedModel, Request
-from edged.engines.planner import Planner
+from edged.engines.plan import PlannedModel, Planner
 from edged.engines.reconcile import ModelView, Open, Replan, Review, Work, reconcile
-from edged.engines.states import MAKING, EngineState
+from edged.engines.views import actual
 from edged.errors import (
     BuildFailed,
     EdgedError,

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from edged.backends import registry
 from edged.backends.contract import REFERENCE, Order
 from edged.config.limits import AdmissionLimits, Limits
-from edged.engines.admission import children
-from edged.engines.admission.examination import admit, examine, prove
+from edged.engines import trials
+from edged.engines.admission import admit, examine, prove
 from edged.engines.builder import Builder
 from edged.errors import BuildFailed, ConfigError, ModelRefused
 from edged.ipc.job_messages import Check, Checked, RuntimeSupport
@@ -189,7 +189,7 @@ def test_prove_model_that_hangs_is_tried_again_only_as_often_as_asked_for(
 ) -> None:
     path, tried = models.save(models.matmul(), tmp_path / "model.onnx"), list[object]()
     model = Model.of(plain_entry("m", path, {}), run(builder_in(tmp_path).inspect(path), 200))
-    monkeypatch.setattr(children, "attempt", refused_after(HANGS, tried))
+    monkeypatch.setattr(trials, "attempt", refused_after(HANGS, tried))
     started = []
     for tries in (1, 1, 4, 1, 4, 4, 4, 4, 1):  # each by a daemon that was just started
         with pytest.raises(ModelRefused) as refused:
@@ -213,7 +213,7 @@ def test_inspect_file_whose_reader_hangs_is_read_again_only_as_often_as_asked_fo
         tried.append(arguments)
         raise Finding(Stage.PARSE, Category.TIMED_OUT, "parsing the model did not end").refusal()
 
-    monkeypatch.setattr(children, "read", read)
+    monkeypatch.setattr(trials, "read", read)
     for _ in range(2):
         with pytest.raises(ModelRefused) as refused:
             run(builder_in(tmp_path).inspect(path))
@@ -303,7 +303,7 @@ def test_what_was_found_is_remembered_for_the_same_question_only(
         asked.append(arguments)
         raise BuildFailed("no child may start")
 
-    monkeypatch.setattr(children, "attempt", attempt)
+    monkeypatch.setattr(trials, "attempt", attempt)
     assert run(prove(builder_in(tmp_path / "cache"), model)) == ()
     assert not asked
     with pytest.raises(BuildFailed):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from edged.config.limits import AdmissionLimits
-from edged.engines.admission.memory import Outcomes, Unread
+from edged.engines.trials import Outcomes, Unread
 from edged.models.finding import Category, Finding, Stage
 from tests.waiting import ends_despite_fifo
 

@@ -8,8 +8,8 @@ import pytest
 from edged.backends.contract import REFERENCE, Composition, Recipe
 from edged.config import Engines
 from edged.engines.alarms import Alarm, AlarmKind, Box, slow_engine, wrong
-from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.states import EngineState
+from edged.engines.engine import EngineState, PlannedEngine
+from edged.engines.plan import PlannedModel
 from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.ipc.finite import QUIET_SECONDS
 from edged.serving import session as pace_module

@@ -12,7 +12,7 @@ import pytest
 from edged.backends.contract import REFERENCE, Recipe
 from edged.config.limits import Limits
 from edged.device.fingerprint import Fingerprint
-from edged.engines.admission.examination import admit, examine
+from edged.engines.admission import admit, examine
 from edged.engines.builder import Builder, Task
 from edged.errors import EngineUnusable, ModelRefused, OutOfSpace, Refused
 from edged.ipc.job_messages import Progress

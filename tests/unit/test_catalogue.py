@@ -13,9 +13,8 @@ import pytest
 
 from edged.config import Engines
 from edged.engines.catalogue import Catalogue, Prove
-from edged.engines.plan import PlannedModel
-from edged.engines.planner import Planner
-from edged.engines.states import EngineState
+from edged.engines.engine import EngineState
+from edged.engines.plan import PlannedModel, Planner
 from edged.errors import EdgedError, EngineUnusable, InvalidInput, ModelNotFound, NotFound, NotReady
 from edged.errors import ModelRefused as Refusal
 from edged.events import EngineMoved, EventLog, ModelRead, ModelRefused, ModelRemoved

@@ -14,13 +14,13 @@ import pytest
 from edged.api_types import EngineProgress
 from edged.config import Engines
 from edged.engines import commands as commands_module
-from edged.engines.actual import actual
 from edged.engines.commands import Commands, Ordered, Selection
 from edged.engines.desired import desired
+from edged.engines.engine import EngineState, PlannedEngine, Request
 from edged.engines.maker import Maker
-from edged.engines.plan import PlannedEngine, PlannedModel, Request
+from edged.engines.plan import PlannedModel
 from edged.engines.reconcile import Make, Open, reconcile
-from edged.engines.states import EngineState
+from edged.engines.views import actual
 from edged.errors import BuildFailed, InvalidInput, NotFound, OutOfSpace, Refused
 from edged.events import Commanded, EngineEvicted, EventLog
 from edged.store.attempts import AttemptLog

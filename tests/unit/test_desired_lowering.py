@@ -11,9 +11,8 @@ import edged
 from edged.backends.contract import Recipe
 from edged.config import Engines
 from edged.engines.desired import below, desired
-from edged.engines.plan import PlannedModel
-from edged.engines.planner import Planner, is_lowering_due
-from edged.engines.states import EngineState
+from edged.engines.engine import EngineState
+from edged.engines.plan import PlannedModel, Planner, is_lowering_due
 from edged.store.record import EngineRecord
 from edged.store.store import Store
 from tests import models

@@ -19,7 +19,7 @@ from edged.device.fingerprint import Fingerprint
 from edged.device.root import Root
 from edged.doctor import daemon, models, runtimes
 from edged.doctor.check import Check, Result
-from edged.engines.admission.examination import Admission
+from edged.engines.admission import Admission
 from edged.errors import EngineUnusable, InvalidInput, NotReady, Unsupported
 from edged.ipc import job_messages as jobs
 from edged.jobs import runtimes as asked

@@ -9,7 +9,7 @@ import msgspec
 from edged.backends.contract import Composition, Recipe
 from edged.client.calls import engine_info
 from edged.engines import report
-from edged.engines.plan import PlannedEngine
+from edged.engines.engine import PlannedEngine
 from edged.message_mapper import to_message
 from edged.proto import operations_pb2 as pb
 from edged.store.store import Store

@@ -14,9 +14,9 @@ from edged.backends.contract import Recipe
 from edged.config import Engines
 from edged.engines import eviction as eviction_module
 from edged.engines.desired import desired
+from edged.engines.engine import EngineState, PlannedEngine, Request
 from edged.engines.eviction import EvictionClass, EvictionManager
-from edged.engines.plan import PlannedEngine, PlannedModel, Request
-from edged.engines.states import EngineState
+from edged.engines.plan import PlannedModel
 from edged.errors import OutOfSpace
 from edged.events import EngineEvicted, EventLog
 from edged.store.store import Store

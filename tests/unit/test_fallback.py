@@ -16,9 +16,9 @@ import pytest
 from edged.backends.profile import Profile
 from edged.engines import fallback as fallback_module
 from edged.engines.desired import desired
+from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.fallback import FallbackSlots
-from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.states import EngineState
+from edged.engines.plan import PlannedModel
 from edged.errors import EdgedError, EngineUnusable, HostLost, NotReady, OutOfMemory, Superseded
 from edged.models.model import Model
 from edged.serving.session import ServingSession

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edged.client.upload import Package
 from edged.config.limits import Limits
-from edged.engines.admission.examination import admit, examine
+from edged.engines.admission import admit, examine
 from edged.engines.builder import Builder
 from edged.errors import ModelRefused
 from edged.jobs.inspect import inspect

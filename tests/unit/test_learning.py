@@ -11,10 +11,9 @@ import pytest
 from edged.backends.profile import Profile
 from edged.engines import learning as learning_module
 from edged.engines.desired import desired
+from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.learning import Learning
-from edged.engines.plan import PlannedEngine
 from edged.engines.shape_book import ShapeBook
-from edged.engines.states import EngineState
 from edged.models.model import Model
 from edged.tasks import TaskGroup
 from tests.unit.control_room import Clock, box, entry, inspection, planned_model

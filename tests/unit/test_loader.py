@@ -12,7 +12,7 @@ import pytest
 
 from edged.config import Health
 from edged.engines import loader as loading
-from edged.engines.admission.examination import Admission
+from edged.engines.admission import Admission
 from edged.engines.loader import Listed, Loader, ModelSelection
 from edged.engines.plan import PlannedModel
 from edged.engines.readiness import Readiness, readiness

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from edged.cli import local
 from edged.cli import models as models_command
 from edged.config.limits import AdmissionLimits
-from edged.engines.admission.examination import Admission
+from edged.engines.admission import Admission
 from edged.engines.builder import Builder
 from edged.errors import Superseded
 from tests import models

@@ -16,10 +16,10 @@ from edged.config import Engines
 from edged.engines.builder import Task
 from edged.engines.child import ChildLost
 from edged.engines.desired import desired
+from edged.engines.engine import EngineState, PlannedEngine, Request
 from edged.engines.maker import Maker
-from edged.engines.plan import PlannedEngine, PlannedModel, Request
+from edged.engines.plan import PlannedModel
 from edged.engines.reconcile import Action, Make, Try, Verify
-from edged.engines.states import EngineState
 from edged.errors import (
     BuildFailed,
     EdgedError,

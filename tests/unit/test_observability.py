@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edged.engines.alarms import AlarmKind
+from edged.engines.engine import EngineState
 from edged.engines.readiness import ReadyState
-from edged.engines.states import EngineState
 from edged.metrics import names
 from edged.metrics.names import Metric
 from tests import observed, promql

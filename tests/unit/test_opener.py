@@ -14,9 +14,9 @@ import pytest
 from edged.backends.artefact import Artefact
 from edged.engines import opener as opener_module
 from edged.engines.desired import desired
+from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.opener import Opener
-from edged.engines.plan import PlannedEngine, PlannedModel
-from edged.engines.states import EngineState
+from edged.engines.plan import PlannedModel
 from edged.errors import (
     DeadlineExceeded,
     EdgedError,

@@ -16,11 +16,10 @@ from edged.config import Engines
 from edged.engines import opener as opener_module
 from edged.engines.alarms import Alarm, AlarmKind, Box, wrong
 from edged.engines.desired import desired
+from edged.engines.engine import EngineState, PlannedEngine
 from edged.engines.opener import Opener
-from edged.engines.plan import PlannedEngine
 from edged.engines.probe import NoUsableProbe
 from edged.engines.report import engines as reports
-from edged.engines.states import EngineState
 from edged.errors import DiskFailing, EngineUnusable, HostLost, NotReady, OutOfSpace, WrongAnswers
 from edged.events import EventLog
 from edged.store.store import Store

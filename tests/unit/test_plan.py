@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from edged.backends.contract import REFERENCE, Recipe
-from edged.engines.actual import actual
 from edged.engines.desired import DesiredEngine, desired
-from edged.engines.plan import Making, PlannedEngine, PlannedModel, Request
+from edged.engines.engine import EngineState, Making, PlannedEngine, Request
+from edged.engines.plan import PlannedModel
 from edged.engines.reconcile import Open, Replan, reconcile
-from edged.engines.states import EngineState
+from edged.engines.views import actual
 from edged.errors import BuildFailed, EngineUnusable, NotReady
 from edged.ipc.job_messages import Progress
 from edged.models.entries import stamp

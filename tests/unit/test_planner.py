@@ -9,11 +9,10 @@ import pytest
 
 from edged.backends.contract import Recipe
 from edged.config import Engines
-from edged.engines.actual import actual
 from edged.engines.desired import desired
-from edged.engines.plan import PlannedEngine, PlannedModel, Request
-from edged.engines.planner import Planner, missing, trial
-from edged.engines.states import EngineState
+from edged.engines.engine import EngineState, PlannedEngine, Request
+from edged.engines.plan import PlannedModel, Planner, missing, trial
+from edged.engines.views import actual
 from edged.store.attempts import AttemptLog
 from edged.store.key import EngineKey
 from edged.store.record import EngineRecord

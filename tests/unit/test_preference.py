@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from edged.backends.contract import REFERENCE, Recipe
-from edged.engines import preference
-from edged.engines.actual import actual
-from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines import views
+from edged.engines.engine import EngineState, PlannedEngine
+from edged.engines.plan import PlannedModel
 from edged.engines.reconcile import Open, reconcile
-from edged.engines.states import EngineState
+from edged.engines.views import actual
 from edged.serving.slot import Slot
 from edged.store.store import Store
 from tests.unit.control_room import entry, key_of, model, record_of, serve
@@ -89,7 +89,7 @@ def test_reconcile_exact_engine_of_a_lower_level_is_enough_to_trust_a_coarse_one
 def test_reason_of_what_serves_names_it_in_a_few_words(
     costs: dict[Recipe, float | None], serving: Recipe, settings: dict[str, str], words: list[str]
 ) -> None:
-    found = preference.reason(world(costs, serving, **settings))
+    found = views.precision_reason(world(costs, serving, **settings))
     assert all(word in found for word in words), found
     assert len(found) < 80
 
@@ -97,4 +97,4 @@ def test_reason_of_what_serves_names_it_in_a_few_words(
 def test_reason_of_nothing_that_serves_is_empty() -> None:
     planned = world({})
     planned.engines = {}
-    assert preference.reason(planned) == ""
+    assert views.precision_reason(planned) == ""

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from edged.backends.contract import Recipe
-from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.engine import PlannedEngine
+from edged.engines.plan import PlannedModel
 from edged.engines.quarantine import Quarantine
 from edged.errors import NotReady, Quarantined
 from edged.serving.crash_attribution import DEATHS, EngineId

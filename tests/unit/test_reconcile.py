@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from edged.backends.contract import UNOPTIMISED, Recipe
 from edged.engines.commands import Selection
+from edged.engines.engine import MAKING, EngineState
 from edged.engines.reconcile import Action, EngineView, Make, ModelView, Open, Replan, Review, Try, Verify, reconcile
-from edged.engines.states import MAKING, EngineState
 from tests.unit.little_world import KINDS, Fate, World, laws
 from tests.waiting import run
 

@@ -13,7 +13,7 @@ import pytest
 from edged.backends import registry
 from edged.config.limits import Limits
 from edged.device.fingerprint import probe
-from edged.engines.admission.examination import admit
+from edged.engines.admission import admit
 from edged.engines.builder import Builder
 from edged.errors import EdgedError, InvalidInput
 from edged.models import samples

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edged.backends.contract import Signature
-from edged.engines.batches import tensor_batching
-from edged.engines.warmup import inputs_of
+from edged.engines.plan import tensor_batching
+from edged.engines.probe import inputs_of
 from edged.errors import ConfigError
 from edged.models.entries import ModelEntry
 from edged.models.inspection import Inspection

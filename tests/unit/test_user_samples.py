@@ -16,7 +16,7 @@ from onnx import helper
 
 from edged.backends.contract import Signature
 from edged.config.limits import Limits
-from edged.engines.admission.examination import Admission, admit, examine, prove
+from edged.engines.admission import Admission, admit, examine, prove
 from edged.engines.builder import Builder
 from edged.errors import EngineUnusable, InvalidInput, ModelRefused, Superseded
 from edged.models.entries import plain_entry

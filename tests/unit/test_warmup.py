@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edged.engines.warmup import warm_up
+from edged.engines.probe import warm_up
 from edged.errors import (
     DeadlineExceeded,
     EdgedError,

@@ -21,11 +21,10 @@ from edged.config.changes import Outcome
 from edged.device import system
 from edged.device.root import Root
 from edged.engines import report
-from edged.engines.admission.examination import admit
+from edged.engines.admission import admit
 from edged.engines.alarms import Alarm
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel
-from edged.engines.shape_book import shape_report
 from edged.errors import InvalidInput, Refused
 from edged.events import Event, ModelRepaired
 from edged.files import not_stored
@@ -135,7 +134,7 @@ class OperationsService:
         return pb.RemoveModelResponse(kept=str(kept or ""))
 
     def _info(self, planned: PlannedModel, alarms: tuple[Alarm, ...]) -> ModelInfo:
-        shapes = shape_report(planned, self._controller.learning.state(planned.entry.name))
+        shapes = report.shape_report(planned, self._controller.learning.state(planned.entry.name))
         return report.model(planned, alarms, self._controller.health, shapes)
 
     def _facts(self) -> Mapping[str, str]:

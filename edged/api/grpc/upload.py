@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from edged.backends import registry
-from edged.engines.admission.examination import admit
+from edged.engines.admission import admit
 from edged.engines.child import despite_cancelling
 from edged.engines.controller import Controller
 from edged.engines.plan import PlannedModel

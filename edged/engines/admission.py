@@ -1,4 +1,9 @@
-"""Admission of a model: run all stages in order and combine their findings."""
+"""Admission: whether a model file can be served on this box, by which backends, and why not.
+
+    file -> parse -> graph -> opset -> operators -> external data -> memory -> session -> inference
+
+The file is read in one child (`jobs/inspect.py`), every runtime is tried in another (`jobs/trial.py`), two at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import msgspec
 
 from edged.backends.contract import REFERENCE, Order, Recipe
 from edged.config.limits import Limits, box_mb
-from edged.engines.admission import judgement
+from edged.engines import trials
 from edged.engines.child import run
 from edged.errors import InvalidInput
 from edged.ipc import job_messages as jobs
@@ -67,7 +72,7 @@ async def examine(
     if held is not None and held.stage in _SETTLED:
         return Admission(inspection, None, dict.fromkeys(names, held.line()), held)
     size_mb = _size_mb(inspection)
-    held = judgement.first(held, judgement.memory(inspection.footprint, builder.admission, size_mb, box_mb()))
+    held = trials.first(held, trials.memory(inspection.footprint, builder.admission, size_mb, box_mb()))
     model = None
     if inspection.finding is None:
         own = tuple(str(sample.absolute()) for sample in samples)
@@ -113,7 +118,7 @@ async def prove(builder: Builder, model: Model, tries: int = 1) -> tuple[Finding
     """
     inspection = model.inspection
     size_mb = _size_mb(inspection)
-    held = judgement.memory(inspection.footprint, builder.admission, size_mb, box_mb())
+    held = trials.memory(inspection.footprint, builder.admission, size_mb, box_mb())
     if held is None:
         job = _job(Path(model.entry.path), inspection, model, REFERENCE.backend, is_whole=True)
         answer = await builder.check(job, size_mb, tries)
@@ -147,16 +152,16 @@ def _judged(
     """Combine findings; `held` is about the file itself, of a stage after those that runtimes decide first."""
     backends = {}
     for name, answer in answers.items():
-        found = answer if isinstance(answer, str) else judgement.first(answer.finding, held)
+        found = answer if isinstance(answer, str) else trials.first(answer.finding, held)
         backends[name] = found if isinstance(found, str) else found.line() if found is not None else ""
     reference = answers.get(REFERENCE.backend)
     if not isinstance(reference, jobs.Checked):
         why = f": {reference}" if reference else ""
         message = f"ONNX Runtime, which every engine is compared with, is missing{why}"
         missing = Finding(Stage.OPSET, Category.NO_RUNTIME, message, "install onnxruntime")
-        return Admission(inspection, model, backends, judgement.first(held, missing))
-    finding, warnings = judgement.decided(reference, inspection.suspicion)
-    finding = judgement.first(finding, held)
+        return Admission(inspection, model, backends, trials.first(held, missing))
+    finding, warnings = trials.decided(reference, inspection.suspicion)
+    finding = trials.first(finding, held)
     if finding is not None:
         backends[REFERENCE.backend] = finding.line()
     return Admission(inspection, None if held is not None else model, backends, finding, warnings)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from edged.engines.states import MAKING, TRANSITIONS, EngineState, check
+from edged.engines.engine import MAKING, TRANSITIONS, EngineState, check
 
 S = EngineState
 

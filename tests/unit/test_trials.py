@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edged.config.limits import AdmissionLimits, admission_limits
-from edged.engines.admission import judgement
+from edged.engines import trials
 from edged.engines.child import ChildLost, How
 from edged.errors import ConfigError, EdgedError, ModelRefused, NotFound
 from edged.ipc.job_messages import Checked, RuntimeSupport
@@ -24,26 +24,26 @@ def found(stage: Stage, category: Category) -> Finding:
 
 def test_the_earliest_stage_is_told() -> None:
     late, early = found(Stage.MEMORY, Category.TOO_MUCH_MEMORY), found(Stage.OPSET, Category.OPSET_TOO_NEW)
-    assert judgement.first(None, late, early) is early
-    assert judgement.first(None, None) is None
+    assert trials.first(None, late, early) is early
+    assert trials.first(None, None) is None
 
 
 def test_a_suspicion_explains_a_refusal_and_is_only_told_of_what_serves() -> None:
     refused = Checked(REACH, found(Stage.SESSION, Category.REFUSED))
-    assert judgement.decided(refused, SUSPICION) == (SUSPICION, ())
-    assert judgement.decided(Checked(REACH), SUSPICION) == (None, (SUSPICION,))
+    assert trials.decided(refused, SUSPICION) == (SUSPICION, ())
+    assert trials.decided(Checked(REACH), SUSPICION) == (None, (SUSPICION,))
 
 
 @pytest.mark.parametrize("category", [Category.UNKNOWN_OPERATOR, Category.TIMED_OUT, Category.CRASHED])
 def test_what_a_runtime_knows_for_sure_is_not_explained_away(category: Category) -> None:
     answer = Checked(REACH, found(Stage.SESSION, category))
-    finding, _ = judgement.decided(answer, SUSPICION)
+    finding, _ = trials.decided(answer, SUSPICION)
     assert finding is not None
     assert finding.category is category
 
 
 def test_tensors_that_no_box_holds_are_named() -> None:
-    finding = judgement.memory(Footprint(100, 4 * TB, "h"), LIMITS, 0.0, 16 << 10)
+    finding = trials.memory(Footprint(100, 4 * TB, "h"), LIMITS, 0.0, 16 << 10)
     assert finding is not None
     assert (finding.stage, finding.category, finding.node) == (Stage.MEMORY, Category.TOO_MUCH_MEMORY, "h")
     assert "4 TiB" in finding.message
@@ -51,14 +51,14 @@ def test_tensors_that_no_box_holds_are_named() -> None:
 
 
 def test_what_the_box_holds_and_the_limit_does_not_names_the_setting() -> None:
-    finding = judgement.memory(Footprint(0, 3 << 30, "h"), LIMITS, 0.0, 1 << 20)
+    finding = trials.memory(Footprint(0, 3 << 30, "h"), LIMITS, 0.0, 1 << 20)
     assert finding is not None
     assert "admission.memory_mb" in finding.remedy
-    assert judgement.memory(Footprint(0, 3 << 30, "h"), AdmissionLimits(memory_mb=4096), 0.0, 1 << 20) is None
+    assert trials.memory(Footprint(0, 3 << 30, "h"), AdmissionLimits(memory_mb=4096), 0.0, 1 << 20) is None
 
 
 def test_a_model_that_is_large_itself_may_take_more() -> None:
-    assert judgement.memory(Footprint(3 << 30, 1, "h"), LIMITS, 3072.0, 1 << 20) is None
+    assert trials.memory(Footprint(3 << 30, 1, "h"), LIMITS, 3072.0, 1 << 20) is None
     assert LIMITS.of_runtime(1000.0).seconds == pytest.approx(10 * LIMITS.of_runtime(1.0).seconds)
 
 
@@ -71,17 +71,17 @@ def test_a_model_that_is_large_itself_may_take_more() -> None:
     ],
 )
 def test_what_a_child_died_of_is_a_finding_at_its_stage(how: How, category: Category, words: str) -> None:
-    finding = judgement.lost(ChildLost("it went", how), Stage.INFERENCE, LIMITS, 10.0, "ONNX Runtime")
+    finding = trials.lost(ChildLost("it went", how), Stage.INFERENCE, LIMITS, 10.0, "ONNX Runtime")
     assert (finding.stage, finding.category) == (Stage.INFERENCE, category)
     assert finding.message.startswith("running the model with ONNX Runtime")
     assert words in finding.remedy
 
 
 def test_what_may_have_been_the_boxs_fault_is_not_remembered() -> None:
-    assert judgement.is_lasting(None)
-    assert judgement.is_lasting(found(Stage.SESSION, Category.CRASHED))
-    assert not judgement.is_lasting(found(Stage.INFERENCE, Category.TIMED_OUT))
-    assert not judgement.is_lasting(found(Stage.INFERENCE, Category.TOO_MUCH_MEMORY))
+    assert trials.is_lasting(None)
+    assert trials.is_lasting(found(Stage.SESSION, Category.CRASHED))
+    assert not trials.is_lasting(found(Stage.INFERENCE, Category.TIMED_OUT))
+    assert not trials.is_lasting(found(Stage.INFERENCE, Category.TOO_MUCH_MEMORY))
 
 
 def test_limits_come_from_options_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +108,12 @@ def test_whatever_is_found_there_is_something_to_do_about_it(category: Category)
 
 def test_what_only_who_gave_the_limits_can_tell_is_told_by_them() -> None:
     grown = found(Stage.INFERENCE, Category.TOO_MUCH_MEMORY)
-    told = judgement.completed(grown, LIMITS)
+    told = trials.completed(grown, LIMITS)
     assert told is not None
     assert "admission.memory_mb" in told.remedy
-    assert judgement.completed(told, AdmissionLimits(memory_mb=64)) is told
+    assert trials.completed(told, AdmissionLimits(memory_mb=64)) is told
     other = found(Stage.SESSION, Category.REFUSED)
-    assert judgement.completed(other, LIMITS) is other
+    assert trials.completed(other, LIMITS) is other
 
 
 def test_a_finding_travels_with_its_error() -> None:

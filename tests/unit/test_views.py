@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from edged.backends.contract import Recipe
-from edged.engines.actual import actual
-from edged.engines.plan import PlannedEngine, PlannedModel
+from edged.engines.engine import PlannedEngine
+from edged.engines.plan import PlannedModel
 from edged.engines.reconcile import Open, reconcile
+from edged.engines.views import actual
 from edged.store.store import Store
 from tests.unit.control_room import key_of, model, planned_model, record_of, serve
 from tests.waiting import run

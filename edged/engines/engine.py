@@ -1,0 +1,291 @@
+"""One engine that a model should have: its states, the allowed transitions, and what is remembered of it."""
+
+from __future__ import annotations
+
+import enum
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edged.backends.contract import Nodes, Recipe
+from edged.errors import DiskFailing, EdgedError
+from edged.ipc.job_messages import Progress
+from edged.store.key import EngineKey
+from edged.store.record import EngineRecord
+
+
+class EngineState(str, enum.Enum):
+    """A state of an engine. Serving is not one of them: a ready engine serves while a slot holds it."""
+
+    ABSENT = "absent"
+    QUEUED = "queued"
+    BUILDING = "building"
+    VERIFYING = "verifying"
+    READY = "ready"
+    FAILED = "failed"  # no outcome; tried again later
+    REJECTED = "rejected"  # a wrong answer; not tried again with the same key
+    UNSUITABLE = "unsuitable"  # the backend reports that it cannot do what this model needs
+    QUARANTINED = "quarantined"  # failed too often, or cancelled: only a command tries it again
+    EVICTED = "evicted"  # accepted; its files were removed to make room
+    STALE = "stale"  # in the store, but no model wants it on this device as it is now
+
+
+_S = EngineState
+
+# Outcomes that another model of the same content may have found.
+_FOUND = frozenset({_S.READY, _S.REJECTED, _S.EVICTED})
+
+# A ready engine that is rebuilt or verified again goes through making and returns to ready even if that fails, since
+# the engine from before stays.
+TRANSITIONS: dict[EngineState, frozenset[EngineState]] = {
+    _S.ABSENT: _FOUND | {_S.QUEUED, _S.UNSUITABLE, _S.QUARANTINED},
+    _S.QUEUED: frozenset({_S.BUILDING, _S.VERIFYING, _S.READY, _S.FAILED, _S.QUARANTINED, _S.ABSENT}),
+    _S.BUILDING: frozenset({_S.VERIFYING, _S.READY, _S.FAILED, _S.UNSUITABLE, _S.QUARANTINED, _S.ABSENT}),
+    _S.VERIFYING: frozenset({_S.READY, _S.REJECTED, _S.FAILED, _S.UNSUITABLE, _S.QUARANTINED, _S.ABSENT}),
+    _S.READY: _FOUND - {_S.READY} | {_S.QUEUED, _S.FAILED, _S.QUARANTINED, _S.STALE, _S.ABSENT},
+    _S.FAILED: frozenset({_S.QUEUED, _S.READY, _S.REJECTED, _S.QUARANTINED, _S.ABSENT}),
+    _S.REJECTED: frozenset({_S.QUEUED, _S.READY, _S.STALE, _S.ABSENT}),
+    _S.UNSUITABLE: frozenset({_S.QUEUED, _S.READY, _S.ABSENT}),
+    _S.QUARANTINED: frozenset({_S.QUEUED, _S.READY, _S.ABSENT}),
+    _S.EVICTED: frozenset({_S.QUEUED, _S.READY, _S.STALE, _S.ABSENT}),
+    _S.STALE: frozenset({_S.READY, _S.REJECTED, _S.EVICTED, _S.ABSENT}),
+}
+
+# On the way to an outcome.
+MAKING = frozenset({_S.QUEUED, _S.BUILDING, _S.VERIFYING})
+
+
+def check(old: EngineState, new: EngineState) -> EngineState:
+    """Return the new state; ValueError for a transition that the table does not allow."""
+    if new not in TRANSITIONS[old]:
+        raise ValueError(f"an engine cannot go from {old.value} to {new.value}")
+    return new
+
+
+_RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 3600.0)
+
+
+class Request(str, enum.Enum):
+    """What is requested of an engine beyond what it lacks."""
+
+    NONE = ""
+    BUILD = "build"  # an operator's command
+    VERIFY = "verify"  # an operator's command
+    REVIEW = "review"  # as VERIFY, by the daemon: it was judged by another standard, or its figures may be off
+
+
+@dataclass
+class Making:
+    """Progress of making an engine. `started` in monotonic seconds, the estimate of the whole in seconds."""
+
+    started: float
+    estimate_s: float | None = None
+    phase: str = "queued"
+    reported: float | None = None  # share of the phase that is done, as the runtime reports
+    last_event: float = 0.0  # the share that the last progress event had
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def fraction(self) -> float | None:
+        """Share that is done, 0 to 1: as the runtime reports, otherwise by the estimate; None without either."""
+        if self.reported is not None or not self.estimate_s:
+            return self.reported
+        return min(0.99, self.elapsed_s / self.estimate_s)
+
+    def update(self, progress: Progress) -> None:
+        """Take a progress message of the child."""
+        self.phase, self.reported = progress.phase, progress.fraction
+
+
+@dataclass
+class PlannedEngine:
+    """One engine that a model should have, and its state. Times are monotonic seconds."""
+
+    key: EngineKey
+    recipe: Recipe
+    standard: str = ""
+    lane: str = "cpu"  # engines of one lane are made one after the other
+    problem: str = ""  # why it cannot be made with the settings that the model has
+    state: EngineState = EngineState.ABSENT
+    record: EngineRecord | None = None
+    reason: str = ""
+    is_held: bool = False  # quarantined by an operator's command, which raises no alarm
+    last_attempt_failed: str = ""  # why the last attempt failed, while the engine from before stays
+    failures: int = 0
+    failure: str = ""  # message of the last one
+    retry_at: float = 0.0
+    open_at: float = 0.0  # infinite if its runtime refuses it for good
+    refusals: int = 0  # times in a row that its host refused to open it
+    quarantined: str = ""  # why it is no longer opened: its work kept killing its host
+    apart: str = ""  # the host for suspects that it is to be opened in; empty for the one that all share
+    request: Request = Request.NONE
+    reviewed_at: float = -math.inf  # when the daemon last asked for a review
+    trial: str = ""  # key of an engine for another driver whose files may do
+    nodes: Nodes = field(default_factory=dict)  # where they ran when it was last opened, if its runtime reports it
+    misplaced: tuple[str, ...] = ()  # nodes that did not run where they ran when it was verified, a line each
+    mismatch: str = ""  # how the stored engine's answers differed from the reference's, until it is built again
+    disk: str = ""  # how the disk failed when it was last made or opened
+    disk_failures: int = 0  # in a row
+    making: Making | None = None
+    served_ms: dict[str, float] = field(
+        default_factory=dict
+    )  # the lowest median of inference while serving, by edition
+    on_change: Callable[[PlannedEngine], None] | None = None  # called after every change of state
+
+    @property
+    def digest(self) -> str:
+        return self.key.digest
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the store holds it, accepted and whole."""
+        return self.record is not None and self.record.is_usable
+
+    @property
+    def may_open(self) -> bool:
+        """Whether it can be opened, now or later: it is in the store or needs no build, and nothing rules it out."""
+        return (self.is_usable or self.recipe.is_reference) and self.open_at < math.inf and not self.quarantined
+
+    @property
+    def edition(self) -> str:
+        """Tells one build of the same key from another."""
+        return self.record.edition if self.record is not None else ""
+
+    @property
+    def usual_ms(self) -> float | None:
+        """Lowest median of inference while it served, since the daemon started; None before."""
+        return self.served_ms.get(self.edition)
+
+    def paced(self, milliseconds: float) -> None:
+        """Take a median of inference while it serves."""
+        self.served_ms = {self.edition: min(milliseconds, self.served_ms.get(self.edition, milliseconds))}
+
+    def move(self, state: EngineState, reason: str = "") -> None:
+        """Change the state as the table of states allows."""
+        self.state = check(self.state, state)
+        self.reason = reason
+        if self.on_change is not None:
+            self.on_change(self)
+
+    def finish(self, record: EngineRecord, stored: EngineRecord | None, reason: str = "") -> None:
+        """Take the outcome of making it and what the store holds now: a rejected build replaces no good one."""
+        self.request, self.last_attempt_failed, self.refusals, self.misplaced, self.mismatch = (
+            Request.NONE,
+            "",
+            0,
+            (),
+            "",
+        )
+        self.disk, self.disk_failures = "", 0
+        if self._is_outdated(record) and not record.verdict.accepted:
+            self.lose()  # by the current standard it may pass: it is built again
+        elif record.verdict.accepted:
+            self.record = record
+            self.request = Request.REVIEW if self._is_outdated(record) else Request.NONE
+            self.move(EngineState.READY, reason)
+        elif stored is not None and stored.is_usable and (not self._is_outdated(stored) or stored == self.record):
+            self.record = stored
+            self.request = Request.REVIEW if self._is_outdated(stored) else Request.NONE
+            self._stay(f"built again and rejected: {record.verdict.reason}; the one before stays")
+        else:
+            self.record = record
+            self.move(EngineState.REJECTED, record.verdict.reason)
+
+    def fail(self, error: EdgedError, most: int = 0, hopeless: str = "") -> None:
+        """Take a failure of making it. It is tried again, later each time, up to `most` times in a row (0: no limit),
+        or not at all if `hopeless` says why another attempt would fail."""
+        self.request = Request.NONE
+        self.retry_at = time.monotonic() + _RETRY_SECONDS[min(self.failures, len(_RETRY_SECONDS) - 1)]
+        self.failures, self.failure = self.failures + 1, str(error)
+        if self.is_usable:
+            self._stay(f"making it again failed: {error}; the one before stays")
+        elif hopeless:
+            self.quarantine(f"failed {hopeless}, the last time: {error}")
+        elif most and self.failures >= most:
+            self.quarantine(f"failed {self.failures} times, the last time: {error}")
+        else:
+            self.move(EngineState.FAILED, str(error))
+
+    def unsuited(self, error: EdgedError) -> None:
+        """The backend cannot do what the model needs; another attempt would fail again."""
+        self.request = Request.NONE
+        if self.is_usable:
+            self._stay(str(error))
+        else:
+            self.move(EngineState.UNSUITABLE, str(error))
+
+    def cancel(self, reason: str) -> None:
+        """Stop making it by command. The engine from before stays, without a reason to show."""
+        if self.is_usable:
+            self._stay(reason)
+            self.reason = ""
+        else:
+            # A reference that was not timed still serves.
+            self.quarantine(f"not timed: {reason}" if self.recipe.is_reference else reason, held=True)
+
+    def _stay(self, reason: str) -> None:
+        """Keep the engine from before: the attempt failed."""
+        self.last_attempt_failed = reason
+        self.move(EngineState.READY, reason)
+
+    def postpone(self, reason: str, seconds: float) -> None:
+        """Try again later without counting a failure: the attempt could not be made."""
+        self.retry_at = time.monotonic() + seconds
+        self.move(EngineState.READY if self.is_usable else EngineState.FAILED, reason)
+
+    def quarantine(self, reason: str, *, held: bool = False) -> None:
+        """Stop trying it until a command asks for it."""
+        self.request, self.is_held = Request.NONE, held
+        self.move(EngineState.QUARANTINED, reason)
+
+    def adopt(self, record: EngineRecord) -> None:
+        """Take an engine that the store already holds."""
+        if record.is_unproven:
+            return  # it is tried first, as an engine for another driver is
+        self.record = record
+        if record.evicted:
+            self._settle(EngineState.EVICTED, "its files gave way to others")
+        elif record.is_usable:
+            self._settle(EngineState.READY)
+            if self.request is Request.NONE and self._is_outdated(record):
+                self.request = Request.REVIEW
+        elif self._is_outdated(record):
+            self.record = None  # by the current standard it may pass: it is built again
+            self._settle(EngineState.ABSENT)
+        else:
+            self._settle(EngineState.REJECTED, record.verdict.reason)
+
+    def opened(self) -> None:
+        """It serves now: reset failures and refusals."""
+        if self.refusals:
+            self.reason = ""
+        self.failures, self.refusals, self.open_at = 0, 0, 0.0
+        self.disk, self.disk_failures = "", 0
+
+    def met_disk(self, error: EdgedError) -> None:
+        """Count a failure of making or opening it if the disk caused it."""
+        failing = isinstance(error, DiskFailing)
+        self.disk, self.disk_failures = (str(error), self.disk_failures + 1) if failing else ("", 0)
+
+    def _settle(self, state: EngineState, reason: str = "") -> None:
+        """As `move`, but allow the current state."""
+        if self.state is not state:
+            self.move(state, reason)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its verdict is by the current standard."""
+        return self.record is not None and not self._is_outdated(self.record)
+
+    def _is_outdated(self, record: EngineRecord) -> bool:
+        """Whether a verdict is by another standard than the current one."""
+        return record.standard != self.standard and not self.recipe.is_reference
+
+    def lose(self) -> None:
+        """Its files are gone or damaged: it has to be made again."""
+        self.record, self.nodes, self.misplaced = None, {}, ()
+        self.move(EngineState.ABSENT)
